@@ -1,0 +1,56 @@
+# Two commands on a fresh machine: `make serve` and `make test`.
+PYTHON ?= python3
+PORT ?= 8000
+MODEL ?= demo
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# The CPU build, because the plain one pulls gigabytes of CUDA packages. Where pip does not find it
+# (it may be configured with a local copy), PyTorch's public CPU index is added. For a GPU machine:
+# make setup TORCH='torch==2.13.0'
+TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: setup serve test check format demo bench-cpu image clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+	  { echo "gpuscore needs Python 3.11 or 3.12; choose one with make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet '$(TORCH)' || \
+	  $(BIN)/python -m pip install --quiet --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+serve: setup
+	$(BIN)/gpuscore serve $(MODEL) --port $(PORT)
+
+test: setup
+	$(BIN)/pytest
+
+# Never changes files.
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Trains the embedded model anew; about half an hour on two cores.
+demo: setup
+	$(BIN)/python -P -m gpuscore.models.train_demo --output gpuscore/models/demo --seed 0
+
+bench-cpu: setup
+	$(BIN)/python -P bench/cpu.py
+
+image:
+	docker build -f docker/Dockerfile.cpu -t gpuscore:cpu .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

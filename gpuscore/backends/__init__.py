@@ -1,0 +1,24 @@
+"""Devices behind one interface (`base.Backend`); each is imported only when it is used."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuscore.backends.base import Backend
+from gpuscore.config import ModelConfig
+
+if TYPE_CHECKING:
+    from gpuscore.backends.torch.plan import BackendPlan
+
+
+def plan_backend(directory: Path, config: ModelConfig) -> "BackendPlan":
+    """What would be loaded; raises ConfigError, in one sentence, for what cannot be served."""
+    from gpuscore.backends.torch.plan import plan_backend
+
+    return plan_backend(directory, config)
+
+
+def create_backend(plan: "BackendPlan") -> Backend:
+    """Load the weights; raises ConfigError for a damaged checkpoint."""
+    from gpuscore.backends.torch.backend import TorchBackend
+
+    return TorchBackend(plan)

@@ -1,0 +1,31 @@
+"""The line between the engine and a device: batch in, label logits and log-sum-exp out."""
+
+from typing import Any, Protocol, TypeAlias
+
+from gpuscore.types import BackendLimits, PackedBatch, RowScores
+
+# A batch under way; opaque to everyone but the backend that returned it.
+Pending: TypeAlias = Any
+
+
+class Backend(Protocol):
+    """Plain arrays cross this interface, so that torch and JAX are equal citizens.
+
+    Pages are numbered by the engine and stored by the backend; padding is the backend's own
+    business. Batches run in the order of their `extend` calls.
+    """
+
+    @property
+    def limits(self) -> BackendLimits: ...
+
+    def warmup(self) -> None:
+        """Compile or capture what serving needs; blocks."""
+
+    def extend(self, batch: PackedBatch) -> Pending:
+        """Launch a forward pass without waiting for the device."""
+
+    def collect(self, pending: Pending) -> RowScores:
+        """Wait for a batch; raises what its forward pass raised."""
+
+    def close(self) -> None:
+        """Free the device's memory and threads; the backend cannot be used afterwards."""

@@ -1,0 +1,114 @@
+"""`TorchBackend`: batches on a CPU or CUDA device, in order, on a thread of its own."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuscore.backends.torch.attention import ExtendAttention, plan_attention
+from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.loader import load_decoder
+from gpuscore.backends.torch.models.decoder import Decoder
+from gpuscore.backends.torch.plan import BackendPlan
+from gpuscore.types import BackendLimits, Float32Array, PackedBatch, RowScores
+from gpuscore_kernels.label_head import label_logits, vocab_statistics
+
+
+class TorchBackend:
+    """Implements `Backend`; `plan` says what to load and how large."""
+
+    def __init__(self, plan: BackendPlan) -> None:
+        if plan.threads is not None:
+            torch.set_num_threads(plan.threads)
+        self.plan = plan
+        self.device = plan.device
+        self.decoder: Decoder = load_decoder(
+            Path(plan.directory), plan.family, plan.dtype, plan.device
+        )
+        self.pool = KVPool(
+            plan.family.config,
+            plan.limits.num_pages * plan.limits.page_size,
+            plan.dtype,
+            plan.device,
+        )
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
+
+    @property
+    def limits(self) -> BackendLimits:
+        return self.plan.limits
+
+    def warmup(self) -> None:
+        """Run a full batch and one of a single row, so that lazy set-up happens before traffic."""
+        for num_tokens in (self.limits.max_tokens, 1):
+            self.collect(self.extend(_warmup_batch(min(num_tokens, self.limits.max_model_len))))
+
+    def extend(self, batch: PackedBatch) -> Future[RowScores]:
+        return self._thread.submit(self._forward, batch)
+
+    def collect(self, pending: Future[RowScores]) -> RowScores:
+        return pending.result()
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    @torch.inference_mode()
+    def _forward(self, batch: PackedBatch) -> RowScores:
+        config = self.decoder.config
+        attend = ExtendAttention(
+            plan_attention(batch, self.limits.page_size, self.device),
+            self.pool,
+            scale=config.head_dim**-0.5,
+            impl="cpu" if self.device.type == "cpu" else "reference",
+        )
+        hidden = self.decoder.forward(
+            self._to_device(batch.token_ids),
+            self._to_device(batch.positions),
+            self._to_device(batch.score_rows),
+            attend,
+        )
+        return self._label_head(hidden, batch)
+
+    def _label_head(self, hidden: Tensor, batch: PackedBatch) -> RowScores:
+        head = self.decoder.weights.lm_head
+        label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
+        logits = label_logits(
+            hidden, head, self._to_device(label_rows), self._to_device(batch.label_token_ids)
+        )
+        wanted = np.flatnonzero(batch.need_lse | batch.need_top)
+        if len(wanted) == 0:
+            return RowScores(_numpy(logits), lse=None, top_ids=None)
+        rows = hidden.index_select(0, self._to_device(wanted))
+        some_lse, some_top = vocab_statistics(rows, head, need_top=batch.need_top)
+        lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
+        lse[wanted] = _numpy(some_lse)
+        top = None if some_top is None else some_top.cpu().numpy().astype(np.int32)
+        return RowScores(_numpy(logits), lse, top)
+
+    def _to_device(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self.device)
+
+
+def _numpy(values: Tensor) -> Float32Array:
+    return values.float().cpu().numpy()
+
+
+def _warmup_batch(num_tokens: int) -> PackedBatch:
+    """One segment of token 0, scored at its end."""
+    int32 = np.int32
+    return PackedBatch(
+        token_ids=np.zeros(num_tokens, int32),
+        positions=np.arange(num_tokens, dtype=int32),
+        cu_seqlens=np.array([0, num_tokens], int32),
+        parent=np.array([-1], int32),
+        request_of=np.zeros(1, int32),
+        prefix_lens=np.zeros(1, int32),
+        page_table=np.empty((1, 0), int32),
+        slot_mapping=np.full(num_tokens, -1, int32),
+        score_rows=np.array([num_tokens - 1], int32),
+        cu_labels=np.array([0, 1], int32),
+        label_token_ids=np.zeros(1, int32),
+        need_lse=np.array([True]),
+        need_top=False,
+    )

@@ -1,0 +1,40 @@
+"""Keys and values of cached query tokens, by slot (slot = page * page_size + offset)."""
+
+import torch
+from torch import Tensor
+
+from gpuscore.backends.torch.hf_config import DecoderConfig
+
+
+def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """KV bytes of one token over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+class KVPool:
+    """Per layer and side one tensor [Hkv, slots, D], so that a gather comes out head by head.
+
+    Starts as zeros, which the operating system provides lazily: unused pages cost no memory.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.num_kv_heads, num_slots, config.head_dim)
+        self.layers = [
+            (
+                torch.zeros(shape, dtype=dtype, device=device),
+                torch.zeros(shape, dtype=dtype, device=device),
+            )
+            for _ in range(config.num_layers)
+        ]
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k, v [n, Hkv, D] at slots [n]."""
+        for side, values in zip(self.layers[layer], (k, v), strict=True):
+            side.index_copy_(1, slots, values.transpose(0, 1))
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """k, v [Hkv, n, D] of slots [n]."""
+        k, v = self.layers[layer]
+        return k.index_select(1, slots), v.index_select(1, slots)

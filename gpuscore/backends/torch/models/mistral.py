@@ -1,0 +1,17 @@
+"""Mistral: Llama without biases; a `sliding_window` that is set applies to every layer."""
+
+from gpuscore.backends.torch.hf_config import (
+    DecoderConfig,
+    RawConfig,
+    decoder_config,
+    window_by_layer_types,
+)
+from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
+
+ARCHITECTURE = "MistralForCausalLM"
+__all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]
+
+
+def read_config(raw: RawConfig) -> DecoderConfig:
+    window = window_by_layer_types(raw, raw.get("sliding_window") is not None)
+    return decoder_config(raw, ARCHITECTURE, sliding_window=window)

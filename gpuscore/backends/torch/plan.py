@@ -1,0 +1,130 @@
+"""What to load, in which dtype, and how much of it: decided before any weight is read."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gpuscore.backends.torch.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.torch.kv_pool import bytes_per_token
+from gpuscore.backends.torch.models import Family, read_family
+from gpuscore.backends.torch.models.decoder import weight_shapes
+from gpuscore.backends.torch.models.names import layer_weights
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from gpuscore.types import BackendLimits
+
+PAGE_SIZE = {"cpu": 16, "cuda": 64}
+MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+KV_FRACTION = 0.5  # of the memory that is left once the weights are in
+
+
+@dataclass(frozen=True, slots=True)
+class BackendPlan:
+    """Everything `TorchBackend` needs, checked; making one reads config.json and nothing else."""
+
+    directory: str
+    family: Family
+    device: torch.device
+    dtype: torch.dtype
+    limits: BackendLimits
+    weight_bytes: int
+    kv_bytes: int
+    threads: int | None
+
+
+def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
+    """Raises ConfigError, in one sentence, for whatever cannot be served."""
+    family = read_family(RawConfig.read(directory))
+    device = _device(config.device)
+    dtype = getattr(
+        torch, family.config.checkpoint_dtype if config.dtype == "auto" else config.dtype
+    )
+    max_len = _max_model_len(family.config, config.max_model_len)
+    weight_bytes = count_parameters(family.config) * dtype.itemsize
+    page_size = PAGE_SIZE[device.type]
+    per_page = page_size * bytes_per_token(family.config, dtype)
+    num_pages = _num_pages(config, max_len, page_size, per_page, weight_bytes, device)
+    limits = BackendLimits(
+        max_tokens=config.max_batch_tokens or MAX_BATCH_TOKENS[device.type],
+        page_size=page_size,
+        num_pages=num_pages,
+        max_model_len=max_len,
+        vocab_rows=family.config.vocab_size,
+    )
+    return BackendPlan(
+        directory=str(directory),
+        family=family,
+        device=device,
+        dtype=dtype,
+        limits=limits,
+        weight_bytes=weight_bytes,
+        kv_bytes=num_pages * per_page,
+        threads=config.threads,
+    )
+
+
+def count_parameters(config: DecoderConfig) -> int:
+    """Parameters of the model, a tied head counted once."""
+    shapes = weight_shapes(config)
+    per_layer = sum(shapes[part].numel() for part in layer_weights(config))
+    heads = 1 if config.tie_word_embeddings else 2
+    return (
+        config.num_layers * per_layer
+        + heads * shapes["embed"].numel()
+        + shapes["final_norm"].numel()
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device cuda: this torch sees no CUDA device; supported here: cpu")
+    return torch.device(name)
+
+
+def _max_model_len(config: DecoderConfig, wanted: int | None) -> int:
+    limit = config.max_position_embeddings
+    if wanted is not None and wanted > limit:
+        raise ConfigError(
+            f"--max-model-len {wanted} is over the model's max_position_embeddings {limit}"
+        )
+    max_len = wanted or limit
+    if config.sliding_window is not None and max_len > config.sliding_window:
+        raise ConfigError(
+            f"config.json: sliding_window is {config.sliding_window} and in use; supported: full "
+            f"attention, that is --max-model-len {config.sliding_window} or less"
+        )
+    return max_len
+
+
+def _num_pages(
+    config: ModelConfig,
+    max_len: int,
+    page_size: int,
+    per_page: int,
+    weight_bytes: int,
+    device: torch.device,
+) -> int:
+    """Enough for one prompt of full length; by default for several, as memory allows."""
+    needed = -(-max_len // page_size) + 1  # a long item recomputes up to one page of its query
+    if config.kv_cache_tokens is not None:
+        pages = -(-config.kv_cache_tokens // page_size)
+    else:
+        room = int((_free_bytes(device) - weight_bytes) * KV_FRACTION) // per_page
+        pages = min(max(4 * needed, -(-65536 // page_size)), room)
+    if pages < needed:
+        raise ConfigError(
+            f"a prompt of --max-model-len {max_len} needs {needed * page_size} tokens of KV cache, "
+            f"{max(pages, 0) * page_size} are available; lower --max-model-len "
+            "or raise --kv-cache-tokens"
+        )
+    return pages
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

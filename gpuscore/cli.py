@@ -1,0 +1,209 @@
+"""The `gpuscore` command: serve, score, info. The place where all parts are put together."""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gpuscore import __version__
+from gpuscore.config import (
+    EngineConfig,
+    ModelConfig,
+    RequestLimits,
+    ServerConfig,
+    add_flags,
+    from_flags,
+)
+from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.hub import model_directory
+
+EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 78
+LONG_INPUT = 200  # items from which a progress bar is shown
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code (0 done, 1 failed, 2 usage, 78 cannot be served)."""
+    values = _parser().parse_args(arguments)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    command: Callable[[argparse.Namespace], int] = values.command
+    try:
+        return command(values)
+    except ConfigError as error:
+        print(f"gpuscore: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except GpuscoreError as error:
+        print(f"gpuscore: {error.message}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuscore",
+        allow_abbrev=False,
+        description="Score items by the probability of label tokens after query + item.",
+    )
+    parser.add_argument("--version", action="version", version=f"gpuscore {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", allow_abbrev=False, help="serve POST /v1/score over HTTP")
+    for config in (ModelConfig, ServerConfig, RequestLimits, EngineConfig):
+        add_flags(serve, config)
+    serve.set_defaults(command=_serve)
+    _add_score_command(commands)
+    info = commands.add_parser(
+        "info", allow_abbrev=False, help="show architecture, limits and memory of a model"
+    )
+    add_flags(info, ModelConfig)
+    info.set_defaults(command=_info)
+    return parser
+
+
+def _add_score_command(commands: Any) -> None:
+    score = commands.add_parser("score", allow_abbrev=False, help="score the lines of a file")
+    add_flags(score, ModelConfig)
+    score.add_argument("--query", required=True, metavar="TEXT", help="what all items share")
+    score.add_argument(
+        "--items", required=True, metavar="FILE", help="one item per line; - reads standard input"
+    )
+    score.add_argument(
+        "--labels", required=True, metavar="A,B", help="label texts of one token each"
+    )
+    score.add_argument(
+        "--full-vocabulary",
+        action="store_true",
+        help="probabilities over the whole vocabulary instead of a softmax over the labels",
+    )
+    score.add_argument("--item-first", action="store_true", help="prompts are item + query")
+    score.add_argument("--json", action="store_true", help="JSON lines in item order")
+    score.set_defaults(command=_score)
+
+
+def _serve(values: argparse.Namespace) -> int:
+    from gpuscore.backends import create_backend, plan_backend
+    from gpuscore.engine.engine import Engine
+    from gpuscore.server.run import serve
+    from gpuscore.server.service import LoadedModel
+    from gpuscore.text.prompts import PromptBuilder
+    from gpuscore.text.tokenizer import TextEncoder
+
+    model, server = from_flags(ModelConfig, values), from_flags(ServerConfig, values)
+    limits, engine = from_flags(RequestLimits, values), from_flags(EngineConfig, values)
+    directory = model_directory(model.model, model.revision)
+    plan = plan_backend(directory, model)
+    encoder = TextEncoder.read(directory)
+
+    def load() -> LoadedModel:
+        backend = create_backend(plan)
+        backend.warmup()
+        return LoadedModel(Engine(backend, engine), PromptBuilder(encoder, backend.limits, limits))
+
+    def announce(address: str) -> None:
+        print(f"gpuscore: ready on http://{address} - try\n\n{_example(address)}\n", flush=True)
+
+    print(f"gpuscore: loading {model.model} as {plan.dtype} on {plan.device}", flush=True)
+    return serve((server.served_model_name or model.model, model.model), server, load, announce)
+
+
+def _score(values: argparse.Namespace) -> int:
+    from gpuscore.scorer import Scorer
+
+    items = _read_items(values.items)
+    labels = values.labels.split(",")
+    with (
+        Scorer(from_flags(ModelConfig, values)) as scorer,
+        _progress(len(items)) as report,
+    ):
+        result = scorer.score(
+            values.query,
+            items,
+            labels=labels,
+            apply_softmax=not values.full_vocabulary,
+            item_first=values.item_first,
+            progress=report,
+        )
+    show = _print_json if values.json else _print_table
+    show(items, labels, result.scores.tolist())
+    return EXIT_OK
+
+
+def _info(values: argparse.Namespace) -> int:
+    from gpuscore.backends import plan_backend
+    from gpuscore.backends.torch.plan import count_parameters
+    from gpuscore.text.tokenizer import TextEncoder
+
+    model = from_flags(ModelConfig, values)
+    directory = model_directory(model.model, model.revision)
+    plan = plan_backend(directory, model)
+    config, limits = plan.family.config, plan.limits
+    tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
+    rows = {
+        "model": f"{model.model} ({directory})",
+        "architecture": config.architecture,
+        "parameters": f"{count_parameters(config):,}",
+        "layers, heads, KV heads, head size": f"{config.num_layers}, {config.num_heads}, "
+        f"{config.num_kv_heads}, {config.head_dim}",
+        "valid token ids": f"0 to {limits.vocab_rows - 1}",
+        "tokenizer": tokenizer,
+        "device, dtype": f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}",
+        "longest prompt": f"{limits.max_model_len:,} tokens",
+        "one forward pass": f"{limits.max_tokens:,} tokens",
+        "memory for weights": _mebibytes(plan.weight_bytes),
+        "memory for the KV cache": f"{_mebibytes(plan.kv_bytes)} "
+        f"({limits.num_pages:,} pages of {limits.page_size} tokens)",
+    }
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"{name:<{width}}  {value}")
+    return EXIT_OK
+
+
+def _example(address: str) -> str:
+    body = {
+        "query": "query: a blue wooden chair for the garden\nitem: ",
+        "items": ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."],
+        "labels": ["yes", "no"],
+        "apply_softmax": True,
+    }
+    return (
+        f"curl -s http://{address}/v1/score -H 'Content-Type: application/json' "
+        f"-d '{json.dumps(body)}'"
+    )
+
+
+def _read_items(source: str) -> list[str]:
+    """Lines without their ends; every line is an item, empty ones too."""
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--items {source}: {error}") from error
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, on a terminal and for long input only."""
+    with tqdm(total=total, unit="item", disable=True if total < LONG_INPUT else None) as bar:
+        yield lambda done: bar.update(done - bar.n) and None
+
+
+def _print_json(items: list[str], labels: list[str], rows: list[list[float]]) -> None:
+    for index, (item, row) in enumerate(zip(items, rows, strict=True)):
+        scores = dict(zip(labels, row, strict=True))
+        print(json.dumps({"index": index, "item": item, "scores": scores}, ensure_ascii=False))
+
+
+def _print_table(items: list[str], labels: list[str], rows: list[list[float]]) -> None:
+    """Best first, by the first label."""
+    print("rank  " + "  ".join(f"{label[:10]:>10}" for label in labels) + "  item")
+    ranked = sorted(zip(items, rows, strict=True), key=lambda pair: -pair[1][0])
+    for rank, (item, row) in enumerate(ranked, start=1):
+        print(f"{rank:>4}  " + "  ".join(f"{score:>10.6f}" for score in row) + f"  {item}")
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,1 @@
+"""Scheduling, packing and the step loop: pure Python and NumPy, no device, no HTTP."""

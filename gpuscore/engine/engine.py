@@ -1,0 +1,139 @@
+"""`Engine.score`: admission, a queue, and the one thread that drives the runner."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from time import monotonic
+
+from gpuscore.backends.base import Backend
+from gpuscore.config import EngineConfig
+from gpuscore.engine.runner import Progress, Runner, Ticket
+from gpuscore.errors import InsufficientMemory, Overloaded, Unavailable
+from gpuscore.types import BackendLimits, ScoreRequest, ScoreResult
+
+logger = logging.getLogger(__name__)
+
+MAX_RETRY_AFTER = 30  # seconds
+
+
+class Engine:
+    """Thread-safe front of a `Runner`; `close` fails what is still waiting."""
+
+    def __init__(
+        self, backend: Backend, config: EngineConfig, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self._backend = backend
+        self._runner = Runner(backend, clock)
+        self._inbox: deque[Ticket] = deque()
+        self._condition = threading.Condition()
+        self._requests = 0
+        self._tokens = 0
+        self._rate = 0.0  # tokens per second while working, smoothed
+        self._closing = False
+        self._failed = False
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def limits(self) -> BackendLimits:
+        return self._backend.limits
+
+    @property
+    def alive(self) -> bool:
+        """False once the loop has died or was closed."""
+        return self._thread.is_alive() and not self._failed and not self._closing
+
+    def score(
+        self, request: ScoreRequest, progress: Progress | None = None
+    ) -> "Future[ScoreResult]":
+        """Queue a request. Cancelling the future drops whatever of it has not run yet.
+
+        Args:
+            request: token ids within the backend's limits.
+            progress: called from the engine's thread with the number of items scored so far.
+
+        Raises:
+            Overloaded: the queue is full; carries `retry_after` in seconds.
+            InsufficientMemory: the request cannot run even alone.
+            Unavailable: the engine is closed or has failed.
+        """
+        if not self._runner.scheduler.fits(request):
+            raise InsufficientMemory(
+                f"the request's {len(request.query_ids)} shared tokens and longest item need more "
+                f"than the {self.limits.num_pages * self.limits.page_size} tokens of KV cache"
+            )
+        future: Future[ScoreResult] = Future()
+        ticket = Ticket(request, future, progress, self.clock())
+        with self._condition:
+            if not self.alive:
+                raise Unavailable("the engine is not running", retry_after=MAX_RETRY_AFTER)
+            self._admit(request.num_tokens)
+            self._inbox.append(ticket)
+            self._condition.notify()
+        future.add_done_callback(lambda _: self._leave(request.num_tokens))
+        return future
+
+    def close(self) -> None:
+        """Stop after the batch in flight; whatever still waits fails with `Unavailable`."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        self._thread.join()
+        self._backend.close()
+
+    def _admit(self, tokens: int) -> None:
+        full = self._requests >= self.config.max_queued_requests
+        if full or (self._requests and self._tokens + tokens > self.config.max_queued_tokens):
+            raise Overloaded(
+                f"{self._requests} requests with {self._tokens} tokens are in flight",
+                retry_after=self._retry_after(),
+            )
+        self._requests += 1
+        self._tokens += tokens
+
+    def _leave(self, tokens: int) -> None:
+        with self._condition:
+            self._requests -= 1
+            self._tokens -= tokens
+            self._condition.notify()  # a cancelled request is dropped at the next step
+
+    def _retry_after(self) -> int:
+        seconds = self._tokens / self._rate if self._rate else 1
+        return max(1, min(MAX_RETRY_AFTER, round(seconds)))
+
+    def _loop(self) -> None:
+        try:
+            while self._take_inbox():
+                self._step()
+        except Exception:
+            self._failed = True
+            logger.exception("the engine loop failed")
+        finally:
+            with self._condition:
+                self._failed = self._failed or not self._closing
+                waiting = list(self._inbox)
+                self._inbox.clear()
+            for ticket in waiting:
+                self._runner.add(ticket)
+            self._runner.fail_all(Unavailable("the engine stopped", retry_after=MAX_RETRY_AFTER))
+
+    def _take_inbox(self) -> bool:
+        """Move new requests to the runner, waiting while there is nothing to do at all."""
+        with self._condition:
+            while not self._inbox and self._runner.idle and not self._closing:
+                self._condition.wait()
+            while self._inbox:
+                self._runner.add(self._inbox.popleft())
+            return not self._closing
+
+    def _step(self) -> None:
+        start = self.clock()
+        tokens = self._runner.step()
+        elapsed = self.clock() - start
+        if tokens and elapsed > 0:
+            rate = tokens / elapsed
+            self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate

@@ -1,0 +1,101 @@
+"""Lays segments out as one `PackedBatch`: positions, boundaries, parents, pages, scored rows.
+
+    query [0 .. cut)     items, each at positions cut .. cut + len
+    +----------------+---------+--------+----------+
+    | parent segment | item 0  | item 1 | item 2   |      one request, one batch
+    +----------------+---------+--------+----------+
+
+A query part that ran in an earlier batch is a cached prefix instead, and has no rows here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscore.types import BoolArray, Int32Array, PackedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a request's segments find in the cache: the first `length` tokens, in `pages`."""
+
+    length: int
+    pages: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of new tokens of one prompt."""
+
+    token_ids: Int32Array
+    start: int  # position of the first token
+    prefix: int  # index of its `Prefix`
+    parent: int = -1  # index of the segment that is fully visible
+    slots: Int32Array | None = None  # where to keep its keys and values
+    label_ids: Int32Array | None = None  # score its last token for these
+    need_lse: bool = False
+
+
+def pack(
+    segments: Sequence[Segment], prefixes: Sequence[Prefix], *, need_top: bool = False
+) -> PackedBatch:
+    """The batch of these segments, in this order."""
+    lengths = np.array([len(s.token_ids) for s in segments], dtype=np.int64)
+    cu_seqlens = _cumulative(lengths)
+    scored = [(i, s.label_ids) for i, s in enumerate(segments) if s.label_ids is not None]
+    scored_segments = np.array([i for i, _ in scored], dtype=np.int64)
+    labels = [label_ids for _, label_ids in scored]
+    return PackedBatch(
+        token_ids=_concatenate([s.token_ids for s in segments]),
+        positions=_concatenate(
+            [np.arange(s.start, s.start + len(s.token_ids), dtype=np.int32) for s in segments]
+        ),
+        cu_seqlens=cu_seqlens,
+        parent=_int32([s.parent for s in segments]),
+        request_of=_int32([s.prefix for s in segments]),
+        prefix_lens=_int32([p.length for p in prefixes]),
+        page_table=_page_table(prefixes),
+        slot_mapping=_concatenate([_slots(s) for s in segments]),
+        score_rows=cu_seqlens[scored_segments + 1] - 1,
+        cu_labels=_cumulative(np.array([len(ids) for ids in labels], dtype=np.int64)),
+        label_token_ids=_concatenate(labels),
+        need_lse=_need_lse(segments),
+        need_top=need_top,
+    )
+
+
+def page_slots(pages: Int32Array, start: int, stop: int, page_size: int) -> Int32Array:
+    """Slots of the tokens at positions `start` to `stop` of a sequence kept in `pages`."""
+    positions = np.arange(start, stop)
+    return (pages[positions // page_size] * page_size + positions % page_size).astype(np.int32)
+
+
+def _slots(segment: Segment) -> Int32Array:
+    if segment.slots is None:
+        return np.full(len(segment.token_ids), -1, dtype=np.int32)
+    return segment.slots
+
+
+def _need_lse(segments: Sequence[Segment]) -> BoolArray:
+    return np.array([s.need_lse for s in segments if s.label_ids is not None], dtype=np.bool_)
+
+
+def _page_table(prefixes: Sequence[Prefix]) -> Int32Array:
+    width = max((len(p.pages) for p in prefixes), default=0)
+    table = np.full((len(prefixes), width), -1, dtype=np.int32)
+    for row, prefix in zip(table, prefixes, strict=True):
+        row[: len(prefix.pages)] = prefix.pages
+    return table
+
+
+def _cumulative(lengths: np.ndarray) -> Int32Array:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+
+def _int32(values: Sequence[int]) -> Int32Array:
+    return np.array(values, dtype=np.int32)

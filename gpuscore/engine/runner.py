@@ -1,0 +1,186 @@
+"""The step loop: plan a batch, launch it, plan the next while it runs, collect, resolve."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from time import monotonic
+
+import numpy as np
+
+from gpuscore.backends.base import Backend, Pending
+from gpuscore.engine.scheduler import Job, Scheduler, Work
+from gpuscore.errors import GpuscoreError, InternalError, NonfiniteScore
+from gpuscore.types import Float32Array, RowScores, ScoreRequest, ScoreResult, Timings
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int], None]  # called with the number of items scored so far
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """What the caller of `Engine.score` is waiting for, and what has come in so far."""
+
+    request: ScoreRequest
+    future: "Future[ScoreResult]"
+    progress: Progress | None
+    arrived: float  # seconds, monotonic
+    started: float | None = None
+    rows_left: int = field(init=False)
+    computed_tokens: int = 0
+    label_logits: list[Float32Array | None] = field(init=False)
+    lse: Float32Array = field(init=False)
+    top_ids: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        count = len(self.request.item_ids)
+        self.rows_left = count
+        self.label_logits = [None] * count
+        self.lse = np.full(count, np.nan, dtype=np.float32)
+        self.top_ids = np.full(count, -1, dtype=np.int32)
+
+
+class Runner:
+    """Owns the scheduler and the batch in flight; driven by `step`, single-threaded."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float] = monotonic) -> None:
+        self.backend = backend
+        self.clock = clock
+        self.scheduler = Scheduler(backend.limits)
+        self._tickets: dict[Job, Ticket] = {}
+        self._running: tuple[Work, Pending] | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self._tickets and self._running is None
+
+    def add(self, ticket: Ticket) -> None:
+        self._tickets[self.scheduler.add(ticket.request)] = ticket
+
+    def step(self) -> int:
+        """Launch one more batch and finish the one before; returns the tokens launched."""
+        self._drop_cancelled()
+        work = self.scheduler.next_batch()
+        launched = self._launch(work) if work is not None else None
+        if self._running is not None:
+            self._finish(*self._running)
+        self._running = launched
+        return 0 if work is None else work.batch.num_tokens
+
+    def fail_all(self, error: GpuscoreError) -> None:
+        """Answer everything that waits with `error`; the device's work is abandoned."""
+        self._running = None
+        for job in list(self._tickets):
+            self._fail(job, error)
+
+    def _launch(self, work: Work) -> tuple[Work, Pending] | None:
+        now = self.clock()
+        for job in work.jobs:
+            ticket = self._tickets[job]
+            ticket.started = now if ticket.started is None else ticket.started
+        try:
+            return work, self.backend.extend(work.batch)
+        except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
+            self._fail_batch(work, error)
+            return None
+
+    def _finish(self, work: Work, pending: Pending) -> None:
+        try:
+            scores = self.backend.collect(pending)
+        except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
+            self._fail_batch(work, error)
+            return
+        self.scheduler.collected(work)
+        self._count_tokens(work)
+        self._deliver(work, scores)
+
+    def _count_tokens(self, work: Work) -> None:
+        for job, tokens in zip(work.jobs, work.tokens, strict=True):
+            if job in self._tickets:
+                self._tickets[job].computed_tokens += tokens
+
+    def _deliver(self, work: Work, scores: RowScores) -> None:
+        cu_labels = work.batch.cu_labels
+        for row, (job, item) in enumerate(work.owners):
+            ticket = self._tickets.get(job)
+            if ticket is None:
+                continue  # failed or cancelled meanwhile
+            logits = scores.label_logits[cu_labels[row] : cu_labels[row + 1]]
+            lse = np.float32(0) if scores.lse is None else scores.lse[row]
+            if not np.isfinite(logits).all() or (ticket.request.need_lse and not np.isfinite(lse)):
+                self._fail(job, _nonfinite(item))
+                continue
+            ticket.label_logits[item] = logits
+            ticket.lse[item] = lse
+            if scores.top_ids is not None:
+                ticket.top_ids[item] = scores.top_ids[row]
+            ticket.rows_left -= 1
+        for job in work.jobs:
+            self._report(job)
+
+    def _report(self, job: Job) -> None:
+        """Tell a request how far it is, and resolve it if that is all the way."""
+        ticket = self._tickets.get(job)
+        if ticket is None:
+            return
+        if ticket.progress is not None:
+            try:
+                ticket.progress(len(ticket.request.item_ids) - ticket.rows_left)
+            except Exception as error:  # noqa: BLE001  (the caller's code; fails its request only)
+                self._fail(job, _caused(InternalError("the progress callback failed"), error))
+                return
+        if ticket.rows_left == 0:
+            del self._tickets[job]
+            self.scheduler.remove(job)
+            _resolve(ticket.future, self._result(ticket))
+
+    def _result(self, ticket: Ticket) -> ScoreResult:
+        started = ticket.arrived if ticket.started is None else ticket.started
+        request = ticket.request
+        return ScoreResult(
+            label_logits=tuple(x for x in ticket.label_logits if x is not None),
+            lse=ticket.lse if request.need_lse else None,
+            top_ids=ticket.top_ids if request.need_top else None,
+            computed_tokens=ticket.computed_tokens,
+            timings=Timings(queue=started - ticket.arrived, compute=self.clock() - started),
+        )
+
+    def _drop_cancelled(self) -> None:
+        for job in [j for j, ticket in self._tickets.items() if ticket.future.cancelled()]:
+            del self._tickets[job]
+            self.scheduler.remove(job)
+
+    def _fail_batch(self, work: Work, error: Exception) -> None:
+        self.scheduler.collected(work)
+        logger.error("a batch of %d tokens failed", work.batch.num_tokens, exc_info=error)
+        shown = _caused(InternalError("the backend failed"), error)
+        for job in work.jobs:
+            self._fail(job, shown)
+
+    def _fail(self, job: Job, error: GpuscoreError) -> None:
+        ticket = self._tickets.pop(job, None)
+        self.scheduler.remove(job)
+        if ticket is not None:
+            _resolve(ticket.future, error)
+
+
+def _caused(error: GpuscoreError, cause: Exception) -> GpuscoreError:
+    error.__cause__ = cause
+    return error
+
+
+def _nonfinite(item: int) -> NonfiniteScore:
+    return NonfiniteScore(
+        f"the model's output for item {item} is not finite", param=f"items[{item}]"
+    )
+
+
+def _resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
+    try:
+        if isinstance(outcome, GpuscoreError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+    except InvalidStateError:
+        pass  # cancelled while its last batch ran: nobody is waiting

@@ -1,0 +1,54 @@
+"""Model names to directories: `demo`, a local directory, or a name on the Hugging Face hub."""
+
+from importlib.resources import files
+from pathlib import Path
+
+from gpuscore.errors import ConfigError
+
+DEMO = "demo"
+_WANTED = ["config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"]
+
+
+def model_directory(model: str, revision: str | None = None) -> Path:
+    """Where the model's files are; downloads a hub model that is not in the local cache.
+
+    Raises:
+        ConfigError: no such model, or the hub cannot be reached; the message says what to do.
+    """
+    if model == DEMO:
+        return Path(str(files("gpuscore.models"))) / DEMO
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") > 1:
+        raise ConfigError(f"model directory {model} does not exist")
+    return _from_hub(model, revision)
+
+
+def _from_hub(model: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    offline = (
+        f"{model} is not a directory here and the Hugging Face hub cannot be reached; download it "
+        f"on a connected machine (`hf download {model} --local-dir DIR`) and pass DIR"
+    )
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=_WANTED))
+    except HFValidationError as error:
+        raise ConfigError(f"{model} is neither a directory nor a valid hub name") from error
+    except RevisionNotFoundError as error:
+        raise ConfigError(f"{model} has no revision {revision} on the hub") from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(f"the hub has no model {model}, or it needs a login") from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
+        raise ConfigError(offline) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ConfigError(offline) from error

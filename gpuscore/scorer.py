@@ -1,0 +1,133 @@
+"""`Scorer`: the whole straight line in-process, without the server."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, checked
+from gpuscore.engine.engine import Engine
+from gpuscore.engine.runner import Progress
+from gpuscore.engine.scores import (
+    check_temperature,
+    label_logprobs,
+    label_mass,
+    label_scores,
+)
+from gpuscore.hub import model_directory
+from gpuscore.text.prompts import PromptBuilder, ScoreInput
+from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types import Float64Array
+
+_UNLIMITED = RequestLimits(
+    max_items=sys.maxsize, max_labels=sys.maxsize, max_request_tokens=sys.maxsize
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Rows belong to items, columns to labels; float64.
+
+    With one list of labels per item, of different lengths, `scores` and `logprobs` are filled up
+    with NaN on the right.
+    """
+
+    scores: Float64Array  # [N, labels]
+    logprobs: Float64Array | None  # [N, labels], full vocabulary
+    label_mass: Float64Array | None  # [N]
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Scorer:
+    """Scores items with one model. A context manager; `close` frees the model.
+
+    Args:
+        model: "demo", a model directory, a hub name, or a whole `ModelConfig`.
+        **options: further fields of `gpuscore.config.ModelConfig`, such as dtype="float32".
+
+    Raises:
+        ConfigError: the model cannot be served, with the reason.
+    """
+
+    def __init__(self, model: str | ModelConfig = "demo", **options: object) -> None:
+        config = model if isinstance(model, ModelConfig) else ModelConfig(model, **options)  # type: ignore[arg-type]
+        checked(config)
+        directory = model_directory(config.model, config.revision)
+        backend = create_backend(plan_backend(directory, config))
+        self._engine = Engine(backend, EngineConfig())
+        self._builder = PromptBuilder(TextEncoder.read(directory), backend.limits, _UNLIMITED)
+
+    def score(
+        self,
+        query: str | Sequence[int],
+        items: Sequence[str] | Sequence[Sequence[int]],
+        *,
+        labels: Sequence[str] | None = None,
+        label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        apply_softmax: bool = False,
+        temperature: float = 1.0,
+        item_first: bool = False,
+        logprobs: bool = False,
+        progress: Progress | None = None,
+    ) -> Scores:
+        """Score each `query + item` prompt for its labels; meaning as in POST /v1/score.
+
+        Args:
+            query, items: all text, or all token ids.
+            labels: label texts of one token each; or label_token_ids: one list for all items, or
+                one list per item.
+            apply_softmax: normalise over the labels instead of the vocabulary.
+            temperature: divides the logits; other than 1.0 only with apply_softmax.
+            item_first: prompts are item + query.
+            logprobs: also return full-vocabulary log-probabilities and the label mass.
+            progress: called now and then with the number of items scored.
+
+        Raises:
+            GpuscoreError: as over HTTP, without limits on the number of items or labels.
+        """
+        check_temperature(temperature, apply_softmax)
+        given = ScoreInput(
+            query=query if isinstance(query, str) else list(query),
+            items=[item if isinstance(item, str) else list(item) for item in items],
+            labels=labels,
+            label_token_ids=label_token_ids,
+            item_first=item_first,
+            need_lse=logprobs or not apply_softmax,
+        )
+        request = self._builder.build(given)
+        if request is None:
+            return Scores(np.empty((0, 0)), None, None, 0, 0)
+        result = self._engine.score(request, progress).result()
+        rows = label_scores(result, apply_softmax=apply_softmax, temperature=temperature)
+        return Scores(
+            scores=_rectangle(rows),
+            logprobs=_rectangle(label_logprobs(result)) if logprobs else None,
+            label_mass=label_mass(result, request.label_ids) if logprobs else None,
+            prompt_tokens=request.num_prompt_tokens,
+            cached_tokens=max(0, request.num_prompt_tokens - result.computed_tokens),
+        )
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def __enter__(self) -> "Scorer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _rectangle(rows: list[Float64Array]) -> Float64Array:
+    table = np.full((len(rows), max(map(len, rows))), np.nan)
+    for target, row in zip(table, rows, strict=True):
+        target[: len(row)] = row
+    return table

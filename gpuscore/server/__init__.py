@@ -1,0 +1,1 @@
+"""The HTTP side: decode, validate, ask the engine, answer."""

@@ -1,0 +1,129 @@
+"""One model being served: from a decoded body to an answer."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gpuscore.engine.engine import Engine
+from gpuscore.engine.scores import (
+    check_temperature,
+    label_logprobs,
+    label_mass,
+    label_scores,
+)
+from gpuscore.errors import ModelNotFound, Overloaded, Unavailable
+from gpuscore.server.schema import (
+    PromptTokensDetails,
+    ScoreAnswer,
+    ScoreBody,
+    Usage,
+    to_input,
+)
+from gpuscore.text.prompts import PromptBuilder
+from gpuscore.types import ScoreRequest, ScoreResult
+
+DEFAULT_MODEL = "default"
+LOADING_RETRY_AFTER = 5  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What is there once the model's weights are in and warm."""
+
+    engine: Engine
+    builder: PromptBuilder
+
+
+class ScoringService:
+    """Serves one model, from before it is loaded until after it is drained."""
+
+    def __init__(self, names: tuple[str, ...], max_inflight_per_key: int) -> None:
+        self.names = names  # first the one shown in /v1/models
+        self.model: LoadedModel | None = None
+        self.draining = False
+        self.failed = False
+        self._max_inflight = max_inflight_per_key
+        self._inflight: Counter[str] = Counter()
+        # Text and large answers are worked on here, never on the event loop.
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
+
+    @property
+    def healthy(self) -> bool:
+        return not self.failed and (self.model is None or self.model.engine.alive)
+
+    @property
+    def ready(self) -> bool:
+        return self.model is not None and self.healthy and not self.draining
+
+    async def score(self, body: ScoreBody, tenant: str) -> ScoreAnswer:
+        """Raises the GpuscoreError that the wire contract names."""
+        given = to_input(body)
+        temperature = 1.0 if body.temperature is None else body.temperature
+        check_temperature(temperature, body.softmax)
+        name = body.model if body.model is not None else DEFAULT_MODEL
+        if name not in (DEFAULT_MODEL, *self.names):
+            raise ModelNotFound(f"this server has one model: {self.names[0]}", param="model")
+        model = self._loaded()
+        with self._admitted(tenant):
+            loop = asyncio.get_running_loop()
+            request = await loop.run_in_executor(self._threads, model.builder.build, given)
+            if request is None:
+                return _empty_answer(name, body)
+            result = await asyncio.wrap_future(model.engine.score(request))
+            return await loop.run_in_executor(
+                self._threads, _answer, name, body, request, result, temperature
+            )
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self.model is not None:
+            self.model.engine.close()
+
+    def _loaded(self) -> LoadedModel:
+        if self.draining:
+            raise Unavailable("the server is shutting down", retry_after=LOADING_RETRY_AFTER)
+        if self.model is None:
+            raise Unavailable("the model is loading", retry_after=LOADING_RETRY_AFTER)
+        return self.model
+
+    @contextmanager
+    def _admitted(self, tenant: str) -> Iterator[None]:
+        if self._inflight[tenant] >= self._max_inflight:
+            raise Overloaded(
+                f"{self._inflight[tenant]} requests of this API key are in flight", retry_after=1
+            )
+        self._inflight[tenant] += 1
+        try:
+            yield
+        finally:
+            self._inflight[tenant] -= 1
+            if not self._inflight[tenant]:
+                del self._inflight[tenant]
+
+
+def _answer(
+    name: str, body: ScoreBody, request: ScoreRequest, result: ScoreResult, temperature: float
+) -> ScoreAnswer:
+    rows = label_scores(result, apply_softmax=body.softmax, temperature=temperature)
+    logprobs = mass = None
+    if body.return_label_logprobs:
+        logprobs = [row.tolist() for row in label_logprobs(result)]
+    if body.return_label_mass:
+        mass = label_mass(result, request.label_ids).tolist()
+    prompt_tokens = request.num_prompt_tokens
+    cached = max(0, prompt_tokens - result.computed_tokens)
+    scores = [row.tolist() for row in rows]
+    return ScoreAnswer(scores, name, _usage(prompt_tokens, cached), "scoring", logprobs, mass)
+
+
+def _empty_answer(name: str, body: ScoreBody) -> ScoreAnswer:
+    logprobs: list[list[float]] | None = [] if body.return_label_logprobs else None
+    mass: list[float] | None = [] if body.return_label_mass else None
+    return ScoreAnswer([], name, _usage(0, 0), "scoring", logprobs, mass)
+
+
+def _usage(prompt_tokens: int, cached_tokens: int) -> Usage:
+    return Usage(prompt_tokens, prompt_tokens, 0, PromptTokensDetails(cached_tokens))

@@ -1,0 +1,83 @@
+"""tokenizer.json, run as its authors meant it, in bounded pieces."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from gpuscore.errors import ConfigError, InternalError, InvalidRequest, LabelNotSingleToken
+from gpuscore.types import Int32Array
+
+PIECE_CHARS = 1 << 18  # characters handed to the tokenizer at a time
+SHOWN_IDS = 16  # ids in an error message
+
+
+class TextEncoder:
+    """Prompts and labels to ids; safe to call from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def read(cls, directory: Path) -> "TextEncoder | None":
+        """The model's tokenizer, or None if the directory has none (ids only)."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            return None
+        try:
+            return cls(Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises plain Exception
+            raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from error
+
+    def prompts(self, prompts: Sequence[str]) -> list[Int32Array]:
+        """Ids of each prompt as a whole, the post-processor's special tokens included."""
+        return [
+            np.array(encoding.ids, dtype=np.int32)
+            for piece in _pieces(prompts)
+            for encoding in self._encode(piece, special=True)
+        ]
+
+    def label_ids(self, labels: Sequence[str]) -> list[int]:
+        """The one token of each label, without special tokens.
+
+        Raises:
+            LabelNotSingleToken: a label is none or several tokens; the message has their ids.
+        """
+        ids = [encoding.ids for encoding in self._encode(list(labels), special=False)]
+        for index, tokens in enumerate(ids):
+            if len(tokens) != 1:
+                more = "" if len(tokens) <= SHOWN_IDS else ", ..."
+                shown = ", ".join(map(str, tokens[:SHOWN_IDS])) + more
+                raise LabelNotSingleToken(
+                    f"labels[{index}] is {len(tokens)} tokens ([{shown}]), it must be exactly one",
+                    param=f"labels[{index}]",
+                )
+        return [tokens[0] for tokens in ids]
+
+    def _encode(self, texts: list[str], special: bool) -> list[Encoding]:
+        # encode_batch, unlike encode, releases the GIL.
+        try:
+            return self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest("text holds a lone surrogate") from error
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the tokenizer is not an Exception
+            raise InternalError("the tokenizer failed") from error
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Runs of texts of about PIECE_CHARS together, at least one text each."""
+    piece: list[str] = []
+    size = 0
+    for text in texts:
+        if piece and size + len(text) > PIECE_CHARS:
+            yield piece
+            piece, size = [], 0
+        piece.append(text)
+        size += len(text)
+    if piece:
+        yield piece

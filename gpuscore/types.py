@@ -1,0 +1,117 @@
+"""The plain data that crosses every boundary (stdlib and NumPy only).
+
+Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labels in all, P pages.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32Array: TypeAlias = NDArray[np.int32]
+Float32Array: TypeAlias = NDArray[np.float32]
+Float64Array: TypeAlias = NDArray[np.float64]
+BoolArray: TypeAlias = NDArray[np.bool_]
+
+NO_TOKENS: Int32Array = np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """One request after factoring: every prompt is `query_ids + item_ids[i]`.
+
+    `query_ids` is what all prompts share up to the cut; each item has at least one token, so that
+    every scored row is computed. `label_ids[i]` belongs to `item_ids[i]`.
+    """
+
+    query_ids: Int32Array  # [cut], may be empty
+    item_ids: tuple[Int32Array, ...]  # each [>= 1]
+    label_ids: tuple[Int32Array, ...]  # one per item, each [>= 1]
+    need_lse: bool
+    need_top: bool = False
+    priority: int = 0  # lower runs first
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that a forward pass has to compute."""
+        return len(self.query_ids) + sum(map(len, self.item_ids))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Sum of the lengths of all prompts, as if each had been scored alone."""
+        return len(self.query_ids) * len(self.item_ids) + sum(map(len, self.item_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds a request spent waiting for its first batch, and from there to its last result."""
+
+    queue: float
+    compute: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """What the model says at the last token of each prompt, in item order, all float32.
+
+    `label_logits[i][j]` is the logit of label j of item i; `lse[i]` is the log-sum-exp of item i's
+    full-vocabulary logits (None unless asked for), so log-probability = logit - lse.
+    """
+
+    label_logits: tuple[Float32Array, ...]
+    lse: Float32Array | None  # [N]
+    top_ids: Int32Array | None  # [N]
+    computed_tokens: int
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """One forward pass over many segments, int32 throughout.
+
+    The mask rule: a token sees its request's cached prefix, all of its segment's parent, and the
+    earlier tokens of its own segment, itself included. Nothing else; there is no delimiter.
+    """
+
+    token_ids: Int32Array  # [T]
+    positions: Int32Array  # [T] an item's positions go on from the query's length
+    cu_seqlens: Int32Array  # [S+1] segment boundaries
+    parent: Int32Array  # [S] segment of this batch that is fully visible, -1 = none
+    request_of: Int32Array  # [S] row of prefix_lens and page_table
+    prefix_lens: Int32Array  # [R] cached tokens
+    page_table: Int32Array  # [R, P] pages of the cached tokens, -1 padded
+    slot_mapping: Int32Array  # [T] KV slot to write, -1 = not kept
+    score_rows: Int32Array  # [N] rows whose next-token distribution is wanted
+    cu_labels: Int32Array  # [N+1]
+    label_token_ids: Int32Array  # [L]
+    need_lse: BoolArray  # [N]
+    need_top: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """A batch's results, float32; `lse` and `top_ids` are None where no row asked for them.
+
+    Rows of `lse` that did not ask for it hold NaN.
+    """
+
+    label_logits: Float32Array  # [L]
+    lse: Float32Array | None  # [N]
+    top_ids: Int32Array | None  # [N]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendLimits:
+    """What a backend can take; the engine plans within it."""
+
+    max_tokens: int  # tokens of one batch
+    page_size: int  # tokens of one KV page
+    num_pages: int
+    max_model_len: int  # tokens of one prompt
+    vocab_rows: int  # valid token ids are 0 <= id < vocab_rows
+    token_buckets: tuple[int, ...] = ()  # padded batch sizes; empty = ragged

@@ -1,0 +1,1 @@
+"""Attention and label-head kernels; knows torch, and nothing of gpuscore."""

@@ -1,0 +1,69 @@
+"""The LM head of a scorer: logits of a few label tokens, and the full-vocabulary log-sum-exp.
+
+All products are float32 (float64 for float64 inputs). Neither function holds more than `max_tile`
+elements of logits or of gathered or converted weights at a time.
+"""
+
+import torch
+from torch import Tensor
+
+MAX_TILE = 1 << 22
+
+
+def label_logits(
+    hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor, *, max_tile: int = MAX_TILE
+) -> Tensor:
+    """Logit of token `label_ids[i]` in row `rows[i]`.
+
+    Args:
+        hidden: [N, E] after the final norm.
+        weight: [V, E] of the LM head.
+        rows: int [L], 0 <= rows < N.
+        label_ids: int [L], 0 <= label_ids < V.
+
+    Returns:
+        float [L]. Each is one dot product, so it does not depend on the other rows.
+    """
+    compute = torch.promote_types(hidden.dtype, torch.float32)
+    logits = torch.empty(len(rows), dtype=compute, device=hidden.device)
+    step = max(1, max_tile // hidden.shape[1])
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        left = hidden.index_select(0, rows[part]).to(compute)
+        right = weight.index_select(0, label_ids[part]).to(compute)
+        logits[part] = (left * right).sum(dim=1)
+    return logits
+
+
+def vocab_statistics(
+    hidden: Tensor, weight: Tensor, *, need_top: bool, max_tile: int = MAX_TILE
+) -> tuple[Tensor, Tensor | None]:
+    """Log-sum-exp over all V logits of each row, and the id of the largest (the lowest on a tie).
+
+    Args:
+        hidden: [N, E] after the final norm.
+        weight: [V, E] of the LM head.
+
+    Returns:
+        lse float [N], natural log, and top_ids int64 [N] or None.
+    """
+    num_rows, width = hidden.shape
+    compute = torch.promote_types(hidden.dtype, torch.float32)
+    hidden = hidden.to(compute)
+    lse = torch.full((num_rows,), -torch.inf, dtype=compute, device=hidden.device)
+    best = lse.clone()
+    best_id = torch.zeros(num_rows, dtype=torch.int64, device=hidden.device)
+    vocab_step = max(1, max_tile // width)
+    row_step = max(1, max_tile // vocab_step)
+    for v0 in range(0, weight.shape[0], vocab_step):
+        tile = weight[v0 : v0 + vocab_step].to(compute)  # [v, E]
+        for n0 in range(0, num_rows, row_step):
+            rows = slice(n0, n0 + row_step)
+            logits = hidden[rows] @ tile.T  # [n, v]
+            lse[rows] = torch.logaddexp(lse[rows], torch.logsumexp(logits, dim=1))
+            if need_top:
+                value, index = logits.max(dim=1)
+                better = value > best[rows]
+                best[rows] = torch.where(better, value, best[rows])
+                best_id[rows] = torch.where(better, index + v0, best_id[rows])
+    return lse, best_id if need_top else None

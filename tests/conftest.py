@@ -1,0 +1,37 @@
+import os
+
+# Set before anything imports the libraries that read them.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.pop("GPUSCORE_API_KEY", None)
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from support.models import make_model
+
+transformers_logging.disable_progress_bar()
+torch.set_num_threads(1)  # tiny models: a second thread only waits
+
+ModelFactory = Callable[..., tuple[Path, PreTrainedModel]]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFactory:
+    """A factory: tiny_model("llama", **config) -> (directory, transformers model), cached."""
+    made: dict[Any, tuple[Path, PreTrainedModel]] = {}
+
+    def make(family: str = "qwen3", **overrides: Any) -> tuple[Path, PreTrainedModel]:
+        key = (family, repr(sorted(overrides.items())))
+        if key not in made:
+            directory = tmp_path_factory.mktemp(family)
+            made[key] = directory, make_model(directory, family, **overrides)
+        return made[key]
+
+    return make

@@ -1,0 +1,116 @@
+"""Tiny random models written by transformers, with outputs that are far from uniform.
+
+Weights are scaled so that logits have a standard deviation over 1, norm weights lie away from 1 and
+biases away from 0: near-uniform outputs would hide errors.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB = 400
+COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "rope_theta": 1e6}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "mlp_bias": True}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 24, "sliding_window": None}),
+}
+WITH_BOS = ("llama", "mistral")
+CORPUS = (
+    "query: a blue wooden chair for the garden item: The chair is made of wood. yes no maybe",
+    "a query and an item are joined, and merges may cross the boundary of the two: yesyes nono",
+    "Ein Satz über Bäume, 3.14159 and 2026; naïve café, snow ☃ and tab\tnewline\n done",
+)
+
+
+def make_model(
+    directory: Path, family: str = "qwen3", *, seed: int = 0, **overrides: object
+) -> PreTrainedModel:
+    """Write a model and its tokenizer; returns the float32 transformers model."""
+    config_class, model_class, special = FAMILIES[family]
+    torch.manual_seed(seed)
+    model = model_class(config_class(**(COMMON | special | overrides))).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter)
+            if name.endswith("bias"):
+                parameter.copy_(0.3 * noise + 0.2)
+            elif parameter.ndim == 1:
+                parameter.copy_(1 + 0.4 * noise)
+            else:
+                parameter.copy_(noise * (0.25 if "embed" not in name else 0.5))
+    model.save_pretrained(directory)
+    make_tokenizer(bos=family in WITH_BOS).save(str(directory / "tokenizer.json"))
+    return model
+
+
+def make_tokenizer(*, bos: bool) -> Tokenizer:
+    """Byte-level BPE with real merges; with `bos` its post-processor puts <s> first."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.train_from_iterator(
+        CORPUS * 3,
+        trainers.BpeTrainer(
+            vocab_size=VOCAB - 8,
+            special_tokens=["<s>", "<|end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+    return tokenizer
+
+
+def reference_logprobs(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]]
+) -> NDArray[np.float64]:
+    """transformers' log-probabilities [N, V] after each prompt, every prompt run alone."""
+    rows = []
+    for prompt in prompts:
+        with torch.no_grad():
+            logits = model(torch.tensor([list(prompt)])).logits[0, -1]
+        rows.append(torch.log_softmax(logits.double(), dim=-1).numpy())
+    return np.stack(rows)
+
+
+def random_ids(rng: np.random.Generator, length: int) -> list[int]:
+    return rng.integers(0, VOCAB, length).tolist()

@@ -1,0 +1,45 @@
+"""The mask rule of a packed batch, written down a second time: NumPy, float64, one dense mask."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuscore.types import PackedBatch
+
+Array = NDArray[np.float64]
+
+
+def visible_rows(batch: PackedBatch) -> NDArray[np.bool_]:
+    """[T, T]: whether row i sees row j of the same batch."""
+    total = len(batch.token_ids)
+    seen = np.zeros((total, total), dtype=bool)
+    bounds = batch.cu_seqlens
+    for segment, parent in enumerate(batch.parent):
+        start, stop = bounds[segment], bounds[segment + 1]
+        for row in range(start, stop):
+            seen[row, start : row + 1] = True
+            if parent >= 0:
+                seen[row, bounds[parent] : bounds[parent + 1]] = True
+    return seen
+
+
+def attention(
+    batch: PackedBatch, page_size: int, q: Array, k: Array, v: Array, pool_k: Array, pool_v: Array
+) -> Array:
+    """q [T, H, D], k and v [T, Hkv, D], pools [slots, Hkv, D] -> [T, H, D]."""
+    seen = visible_rows(batch)
+    segment_of = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))
+    group = q.shape[1] // k.shape[1]
+    out = np.empty_like(q)
+    for row in range(len(q)):
+        request = batch.request_of[segment_of[row]]
+        slots = [
+            batch.page_table[request, i // page_size] * page_size + i % page_size
+            for i in range(batch.prefix_lens[request])
+        ]
+        keys = np.concatenate([pool_k[slots], k[seen[row]]])
+        values = np.concatenate([pool_v[slots], v[seen[row]]])
+        for head in range(q.shape[1]):
+            scores = keys[:, head // group] @ q[row, head] / np.sqrt(q.shape[2])
+            weights = np.exp(scores - scores.max())
+            out[row, head] = weights / weights.sum() @ values[:, head // group]
+    return out

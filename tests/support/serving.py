@@ -1,0 +1,67 @@
+"""A real `gpuscore serve` process on loopback."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+COMMAND = str(Path(sys.executable).with_name("gpuscore"))
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    url: str
+    process: "subprocess.Popen[str]"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").rsplit(":", 1)
+        return host, int(port)
+
+
+@contextmanager
+def serving(
+    model: Path | str, *flags: str, environment: dict[str, str] | None = None, wait: bool = True
+) -> Iterator[RunningServer]:
+    """Start a server on a free port; with `wait`, until it is ready. Killed at the end."""
+    process = subprocess.Popen(
+        [COMMAND, "serve", str(model), "--port", "0", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | (environment or {}),
+    )
+    try:
+        yield RunningServer(_address(process) if wait else "", process)
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _address(process: "subprocess.Popen[str]") -> str:
+    output = []
+    for line in process.stdout or ():
+        output.append(line)
+        if "ready on" in line:
+            return line.split("ready on ")[1].split(" ")[0]
+    raise RuntimeError(f"the server stopped with {process.wait()}: {''.join(output)}")
+
+
+def wait_until(condition, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not true after {seconds} s")
+        time.sleep(0.02)
+
+
+def score(server: RunningServer, **body: object) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/score", json=body, timeout=60)

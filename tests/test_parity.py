@@ -1,0 +1,169 @@
+"""Promise: packed = alone = transformers, in float32 within 1e-4 in log p (invariants 1 and 3)."""
+
+import numpy as np
+import pytest
+
+from gpuscore import Scorer
+from support.models import FAMILIES, random_ids, reference_logprobs
+
+TOLERANCE = 1e-4
+LABELS = [3, 17, 399]
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+def check(model, scorer, prompts, result, labels=LABELS):
+    want = reference_logprobs(model, prompts)
+    assert want.std() > 1, "near-uniform outputs would prove nothing"
+    np.testing.assert_allclose(result.logprobs, want[:, labels], atol=TOLERANCE, rtol=0)
+    np.testing.assert_allclose(result.scores, np.exp(want[:, labels]), atol=TOLERANCE, rtol=0)
+    assert result.prompt_tokens == sum(map(len, prompts))
+
+
+def ids_of(model_dir, texts):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    return [tokenizer.encode(text).ids for text in texts]
+
+
+# 24 tokens: smaller than the query and than some items; 2048: everything in one batch.
+@pytest.mark.parametrize("max_batch_tokens", [24, 2048])
+def test_token_ids(tiny_model, family, rng, max_batch_tokens):
+    directory, model = tiny_model(family)
+    query = random_ids(rng, 67)
+    items = [random_ids(rng, n) for n in (1, 2, 5, 20, 20, 41, 63, 111, 3)]
+    with Scorer(str(directory), max_batch_tokens=max_batch_tokens) as scorer:
+        options = {"label_token_ids": LABELS, "logprobs": True}
+        for some in (items[:1], items[-1:], items[:2], items):
+            check(model, scorer, [query + i for i in some], scorer.score(query, some, **options))
+        flipped = scorer.score(query, items, item_first=True, **options)
+        check(model, scorer, [i + query for i in items], flipped)
+
+
+@pytest.mark.parametrize("max_batch_tokens", [24, 2048])
+def test_text(tiny_model, family, max_batch_tokens):
+    directory, model = tiny_model(family)
+    query = "query: a blue wooden chair for the gar"
+    items = ["den", "", "den item: The chair", "ém ☃\n", "den", "<|end|>"]
+    with Scorer(str(directory), max_batch_tokens=max_batch_tokens) as scorer:
+        for some in (items, items[:1], items[1:2], items[2:4]):
+            for item_first in (False, True):
+                texts = [item + query if item_first else query + item for item in some]
+                result = scorer.score(
+                    query, some, label_token_ids=LABELS, logprobs=True, item_first=item_first
+                )
+                check(model, scorer, ids_of(directory, texts), result)
+
+
+def test_empty_items_and_an_empty_query(tiny_model, family, rng):
+    directory, model = tiny_model(family)
+    query, item = random_ids(rng, 31), random_ids(rng, 9)
+    with Scorer(str(directory)) as scorer:
+        options = {"label_token_ids": LABELS, "logprobs": True}
+        check(model, scorer, [query], scorer.score(query, [[]], **options))
+        mixed = scorer.score(query, [[], item, []], **options)
+        check(model, scorer, [query, query + item, query], mixed)
+        check(model, scorer, [item], scorer.score([], [item], **options))
+        check(model, scorer, [item, query], scorer.score([], [item, query], **options))
+        assert scorer.score(query, [], label_token_ids=LABELS).scores.shape == (0, 0)
+
+
+def test_300_items_some_identical_some_with_a_shared_head(tiny_model, rng):
+    directory, model = tiny_model()
+    query, head = random_ids(rng, 120), random_ids(rng, 13)
+    items = [head + random_ids(rng, int(n)) for n in rng.integers(1, 24, 299)]
+    items.append(items[7])
+    with Scorer(str(directory), max_batch_tokens=512) as scorer:
+        result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
+        check(model, scorer, [query + i for i in items], result)
+    assert result.cached_tokens == 299 * (120 + 13), "the shared head is computed once"
+    np.testing.assert_allclose(result.logprobs[7], result.logprobs[-1], atol=1e-5, rtol=0)
+
+
+def test_labels_per_item(tiny_model, rng):
+    directory, model = tiny_model()
+    query, items = random_ids(rng, 20), [random_ids(rng, 4) for _ in range(3)]
+    labels = [[5], [7, 7, 9], [399, 0]]
+    with Scorer(str(directory)) as scorer:
+        result = scorer.score(query, items, label_token_ids=labels, logprobs=True)
+        softmax = scorer.score(query, items, label_token_ids=labels, apply_softmax=True)
+    want = reference_logprobs(model, [query + i for i in items])
+    for row, ids in enumerate(labels):
+        np.testing.assert_allclose(
+            result.logprobs[row, : len(ids)], want[row, ids], atol=TOLERANCE, rtol=0
+        )
+        assert np.isnan(result.logprobs[row, len(ids) :]).all()
+        p = np.exp(want[row, ids])
+        np.testing.assert_allclose(softmax.scores[row, : len(ids)], p / p.sum(), atol=TOLERANCE)
+        assert result.label_mass[row] == pytest.approx(
+            np.exp(want[row, np.unique(ids)]).sum(), abs=TOLERANCE
+        )
+
+
+def test_temperature(tiny_model, rng):
+    directory, model = tiny_model()
+    query, items = random_ids(rng, 20), [random_ids(rng, 4)]
+    with Scorer(str(directory)) as scorer:
+        got = scorer.score(
+            query, items, label_token_ids=LABELS, apply_softmax=True, temperature=2.5
+        )
+    p = np.exp(reference_logprobs(model, [query + items[0]])[0, LABELS] / 2.5)
+    np.testing.assert_allclose(got.scores[0], p / p.sum(), atol=TOLERANCE, rtol=0)
+
+
+def test_the_whole_context_is_usable(tiny_model, rng):
+    directory, model = tiny_model()
+    query, items = random_ids(rng, 500), [random_ids(rng, 12), random_ids(rng, 5)]
+    with Scorer(str(directory), max_batch_tokens=100) as scorer:
+        result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
+        check(model, scorer, [query + i for i in items], result)
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+        ("qwen2", {"tie_word_embeddings": False}),
+        ("llama", {"attention_bias": True, "num_key_value_heads": 4, "rope_parameters": None}),
+        ("mistral", {"num_key_value_heads": 1}),
+    ],
+)
+def test_variants_of_a_family(tiny_model, rng, family, overrides):
+    directory, model = tiny_model(family, **overrides)
+    query, items = random_ids(rng, 40), [random_ids(rng, n) for n in (1, 6, 7)]
+    with Scorer(str(directory)) as scorer:
+        result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
+        check(model, scorer, [query + i for i in items], result)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_no_worse_than_twice_transformers_own(tiny_model, rng, dtype):
+    """Invariant 1's bound, against float32 on the same prompts: median, p99 and max."""
+    import torch
+
+    directory, model = tiny_model()
+    query, items = random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 200)]
+    prompts = [query + i for i in items]
+    exact = reference_logprobs(model, prompts)[:, LABELS]
+    rounded = type(model).from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+    theirs = np.abs(reference_logprobs(rounded, prompts)[:, LABELS] - exact)
+    with Scorer(str(directory), dtype=dtype, max_batch_tokens=512) as scorer:
+        result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
+    ours = np.abs(result.logprobs - exact)
+    for q in (50, 99, 100):
+        assert np.percentile(ours, q) <= 2 * np.percentile(theirs, q)
+    bound = 2 * np.percentile(theirs, 100)
+    first = exact[:, 0]
+    clear = first[:, None] - first[None, :] > 2 * bound
+    inverted = result.logprobs[:, 0][:, None] < result.logprobs[:, 0][None, :]
+    assert clear.any()
+    assert not (clear & inverted).any()
