@@ -1,0 +1,199 @@
+"""What every backend owes the engine; the same tests run over each of them.
+
+The reference is transformers, every prompt alone.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import ModelConfig
+from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
+from support.layouts import (
+    NO_PAGES,
+    Pages,
+    in_one_batch,
+    int32,
+    item_segments,
+    query_chunks,
+)
+from support.models import random_ids, reference_logprobs
+
+LABELS = [3, 17, 399]
+TOLERANCE = 1e-4
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(1)
+
+
+@pytest.fixture
+def make_backend(tiny_model):
+    made = []
+
+    def make(dtype="float32", family="qwen3"):
+        directory, _ = tiny_model(family)
+        config = ModelConfig(str(directory), dtype=dtype, max_batch_tokens=2048)
+        made.append(create_backend(plan_backend(directory, config)))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+def run(backend, batch):
+    return backend.collect(backend.extend(batch))
+
+
+def logprobs(scores):
+    return scores.label_logits.reshape(-1, len(LABELS)) - scores.lse[:, None]
+
+
+def close_to(scores, want):
+    np.testing.assert_allclose(logprobs(scores), want[:, LABELS], atol=TOLERANCE, rtol=0)
+
+
+def test_any_layout_gives_the_same_scores(make_backend, tiny_model, rng):
+    """In one batch; the query cached, whole or in chunks; part cached and part as the parent."""
+    backend = make_backend()
+    query, items = random_ids(rng, 45), [random_ids(rng, n) for n in (1, 2, 7, 20, 63, 7)]
+    want = reference_logprobs(tiny_model()[1], [query + item for item in items])
+    close_to(run(backend, in_one_batch(query, items, LABELS)), want)
+    size = backend.limits.page_size
+    for request, bounds in enumerate(([45], [16, 45], [1, 2, 30, 45])):
+        pages = Pages.shuffled(rng, 64, size).of(request, 45)
+        for chunk in query_chunks(query, bounds, pages, size):
+            assert len(run(backend, chunk).label_logits) == 0, "a query-only batch scores nothing"
+        cached = pack(item_segments(items, 45, 0, -1, LABELS), [Prefix(45, pages)])
+        close_to(run(backend, cached), want)
+        cut = 17
+        tail = Segment(int32(query[cut:]), cut, 0, slots=page_slots(pages, cut, 45, size))
+        partly = pack([tail, *item_segments(items, 45, 0, 0, LABELS)], [Prefix(cut, pages)])
+        close_to(run(backend, partly), want)
+
+
+def test_requests_share_a_batch(make_backend, tiny_model, rng):
+    backend, size = make_backend(), make_backend().limits.page_size
+    pages = Pages.shuffled(rng, 64, size)
+    segments, prefixes, prompts = [], [], []
+    for request, length in enumerate((0, 1, 40, 64)):
+        query, items = random_ids(rng, length), [random_ids(rng, n) for n in (3, 1, 11)]
+        own = pages.of(request, length)
+        if length and request % 2:
+            for chunk in query_chunks(query, [length], own, size):
+                run(backend, chunk)
+            prefixes.append(Prefix(length, own))
+            segments += item_segments(items, length, request, -1, LABELS)
+        else:
+            prefixes.append(Prefix(0, NO_PAGES))
+            parent = len(segments) if length else -1
+            segments += [Segment(int32(query), 0, request)] if length else []
+            segments += item_segments(items, length, request, parent, LABELS)
+        prompts += [query + item for item in items]
+    want = reference_logprobs(tiny_model()[1], prompts)
+    close_to(run(backend, pack(segments, prefixes)), want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_isolation_is_exact(make_backend, rng, dtype, cached):
+    """Invariant 2: with shapes unchanged, another item or request changes not a single bit."""
+    backend = make_backend(dtype)
+    size, cut = backend.limits.page_size, 37
+    query = random_ids(rng, cut)
+    items = [random_ids(rng, n) for n in (5, 20, 20, 1, 33)]
+    stranger, guest = random_ids(rng, 21), [random_ids(rng, 9)]
+    pages = Pages.shuffled(rng, 64, size).of(0, cut)
+    if cached:
+        for chunk in query_chunks(query, [cut], pages, size):
+            run(backend, chunk)
+
+    def score(items, stranger, guest):
+        prefixes = [Prefix(cut if cached else 0, pages), Prefix(0, NO_PAGES)]
+        own = [] if cached else [Segment(int32(query), 0, 0)]
+        segments = [*own, *item_segments(items, cut, 0, -1 if cached else 0, LABELS)]
+        parent = len(segments)
+        segments.append(Segment(int32(stranger), 0, 1))
+        segments += item_segments(guest, len(stranger), 1, parent, LABELS)
+        scores = run(backend, pack(segments, prefixes))
+        return np.column_stack([scores.label_logits.reshape(-1, len(LABELS)), scores.lse])
+
+    base = score(items, stranger, guest)
+    for changed in range(len(items)):
+        other = list(items)
+        other[changed] = random_ids(rng, len(items[changed]))
+        moved = score(other, random_ids(rng, len(stranger)), [random_ids(rng, 9)])
+        same = [i for i in range(len(items)) if i != changed]
+        assert np.array_equal(moved[same], base[same]), f"item {changed} leaks"
+        assert not np.array_equal(moved[changed], base[changed])
+        assert not np.array_equal(moved[-1], base[-1])
+
+
+def test_poisoned_memory_changes_nothing(make_backend, rng):
+    """NaN in every slot that is not this request's own, page tails included."""
+    backend, size = make_backend(), make_backend().limits.page_size
+    cut = 2 * size + 3
+    query, items = random_ids(rng, cut), [random_ids(rng, n) for n in (4, 19)]
+    pages = Pages.shuffled(rng, 64, size).of(3, cut)
+    outcomes = []
+    for value in (0.0, torch.nan):
+        for sides in backend.pool.layers:
+            for side in sides:
+                side.fill_(value)
+        for chunk in query_chunks(query, [size, cut], pages, size):
+            run(backend, chunk)
+        scores = run(backend, pack(item_segments(items, cut, 0, -1, LABELS), [Prefix(cut, pages)]))
+        outcomes.append(np.append(scores.label_logits, scores.lse))
+    assert np.isfinite(outcomes[0]).all()
+    assert np.array_equal(*outcomes)
+
+
+def test_ragged_labels_lse_and_top(make_backend, tiny_model, rng):
+    backend = make_backend()
+    items = [random_ids(rng, n) for n in (4, 9, 1)]
+    segments = [
+        Segment(int32(items[0]), 0, 0, label_ids=int32([5]), need_lse=True),
+        Segment(int32(items[1]), 0, 0, label_ids=int32([399, 0, 5, 5])),
+        Segment(int32(items[2]), 0, 0, label_ids=int32([1, 2]), need_lse=True),
+    ]
+    want = reference_logprobs(tiny_model()[1], items)
+    batch = pack(segments, [Prefix(0, NO_PAGES)])
+    scores = run(backend, batch)
+    assert scores.top_ids is None
+    assert np.isnan(scores.lse).tolist() == [False, True, False]
+    np.testing.assert_allclose(scores.label_logits[0] - scores.lse[0], want[0, 5], atol=TOLERANCE)
+    np.testing.assert_allclose(
+        scores.label_logits[5:] - scores.lse[2], want[2, [1, 2]], atol=TOLERANCE
+    )
+    row = scores.label_logits[1:5]
+    np.testing.assert_allclose(row - row[0], want[1, [399, 0, 5, 5]] - want[1, 399], atol=TOLERANCE)
+
+    top = run(backend, replace(batch, need_top=True))
+    np.testing.assert_array_equal(top.top_ids, want.argmax(axis=1))
+    none = run(backend, replace(batch, need_lse=np.zeros(3, dtype=bool)))
+    assert none.lse is None
+    assert np.array_equal(none.label_logits, scores.label_logits)
+
+
+def test_a_failed_batch_does_not_harm_the_next(make_backend, rng):
+    backend = make_backend()
+    good = in_one_batch(random_ids(rng, 9), [random_ids(rng, 4)], LABELS)
+    before = run(backend, good)
+    broken = backend.extend(replace(good, token_ids=good.token_ids + 1000))
+    after = backend.extend(good)
+    with pytest.raises(IndexError):
+        backend.collect(broken)
+    assert np.array_equal(backend.collect(after).label_logits, before.label_logits)
+
+
+def test_limits_are_usable(make_backend):
+    backend = make_backend()
+    limits = backend.limits
+    assert limits.page_size * limits.num_pages >= limits.max_model_len
+    assert limits.vocab_rows == 400
+    backend.warmup()

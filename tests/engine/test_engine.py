@@ -1,0 +1,152 @@
+"""The engine's thread: admission, cancelling, progress, closing."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from gpuscore.config import EngineConfig
+from gpuscore.engine.engine import Engine
+from gpuscore.errors import InsufficientMemory, InternalError, Overloaded, Unavailable
+from gpuscore.types import ScoreRequest
+from support.serving import wait_until
+from support.tape import TapeBackend
+
+
+def request_of(num_items=1, query_len=3):
+    ids = np.arange(query_len, dtype=np.int32)
+    items = tuple(np.array([i % 900, 7], dtype=np.int32) for i in range(num_items))
+    return ScoreRequest(ids, items, (np.array([1], dtype=np.int32),) * num_items, True)
+
+
+@pytest.fixture
+def gate():
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture
+def make_engine(gate):
+    made = []
+
+    def make(config=None, **options):
+        made.append(Engine(TapeBackend(gate=gate, **options), config or EngineConfig()))
+        return made[-1]
+
+    yield make
+    gate.set()
+    for engine in made:
+        engine.close()
+
+
+def test_many_threads_each_get_their_own_answer(make_engine, gate):
+    gate.set()
+    engine = make_engine(max_tokens=16)
+    futures = [engine.score(request_of(n)) for n in range(1, 40)]
+    assert [len(f.result(timeout=30).label_logits) for f in futures] == list(range(1, 40))
+
+
+def test_too_many_requests(make_engine, gate):
+    engine = make_engine(EngineConfig(max_queued_requests=2))
+    first, second = engine.score(request_of()), engine.score(request_of())
+    with pytest.raises(Overloaded, match="2 requests with 10 tokens") as refusal:
+        engine.score(request_of())
+    assert 1 <= refusal.value.retry_after <= 30
+    gate.set()
+    first.result(timeout=30)
+    second.result(timeout=30)
+    engine.score(request_of()).result(timeout=30)
+
+
+def test_too_many_tokens_but_one_request_always_gets_in(make_engine, gate):
+    engine = make_engine(EngineConfig(max_queued_tokens=10))
+    large = engine.score(request_of(20))
+    with pytest.raises(Overloaded):
+        engine.score(request_of())
+    gate.set()
+    large.result(timeout=30)
+    engine.score(request_of()).result(timeout=30)
+
+
+def test_cancelled_work_does_not_run(make_engine, gate):
+    engine = make_engine(EngineConfig(max_queued_requests=2), max_tokens=8)
+    running = engine.score(request_of())
+    waiting = engine.score(request_of(1000))
+    wait_until(lambda: engine._runner.backend.batches)
+    waiting.cancel()
+    third = engine.score(request_of())  # its place in the queue is free at once
+    gate.set()
+    running.result(timeout=30)
+    third.result(timeout=30)
+    assert len(engine._runner.backend.batches) < 10
+
+
+def test_progress_counts_up(make_engine, gate):
+    gate.set()
+    engine = make_engine(max_tokens=8)
+    seen = []
+    engine.score(request_of(20), seen.append).result(timeout=30)
+    assert seen == sorted(seen)
+    assert seen[-1] == 20
+    assert len(seen) > 3
+
+
+def test_a_failing_callback_fails_its_own_request(make_engine, gate):
+    gate.set()
+    engine = make_engine()
+
+    def fail(done):
+        raise ZeroDivisionError
+
+    with pytest.raises(InternalError):
+        engine.score(request_of(), fail).result(timeout=30)
+    engine.score(request_of()).result(timeout=30)
+
+
+def test_what_can_never_run_is_refused(make_engine):
+    engine = make_engine(num_pages=2, page_size=4)
+    with pytest.raises(InsufficientMemory, match="9 shared tokens"):
+        engine.score(request_of(query_len=9))
+
+
+def test_closing_answers_what_waits(gate):
+    engine = Engine(TapeBackend(gate=gate, max_tokens=8), EngineConfig())
+    futures = [engine.score(request_of(50)) for _ in range(3)]
+    assert engine.alive
+    threading.Timer(0.1, gate.set).start()
+    engine.close()
+    assert not engine.alive
+    assert engine._backend.closed
+    for future in futures:
+        with pytest.raises(Unavailable):
+            future.result(timeout=0)
+    with pytest.raises(Unavailable):
+        engine.score(request_of())
+
+
+def test_a_dead_loop_tells_the_truth(make_engine, gate, monkeypatch):
+    gate.set()
+    engine = make_engine()
+
+    def die():
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine._runner, "step", die)
+    waiting = engine.score(request_of())
+    with pytest.raises(Unavailable):
+        waiting.result(timeout=30)
+    wait_until(lambda: not engine.alive)
+    with pytest.raises(Unavailable):
+        engine.score(request_of())
+
+
+def test_timings(make_engine, gate):
+    engine = make_engine()
+    future = engine.score(request_of())
+    time.sleep(0.05)
+    gate.set()
+    timings = future.result(timeout=30).timings
+    assert timings.queue >= 0
+    assert timings.compute >= 0.04

@@ -1,0 +1,40 @@
+"""The layout of a packed batch, by hand."""
+
+import numpy as np
+
+from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
+from support.layouts import NO_PAGES, int32
+
+
+def test_a_batch_by_hand():
+    pages = int32([5, 2])
+    segments = [
+        Segment(int32([10, 11]), 3, 0, slots=page_slots(pages, 3, 5, 4)),
+        Segment(int32([12]), 5, 0, parent=0, label_ids=int32([7, 8]), need_lse=True),
+        Segment(int32([13, 14, 15]), 5, 0, parent=0, label_ids=int32([7])),
+        Segment(int32([16]), 0, 1, label_ids=int32([9])),
+    ]
+    batch = pack(segments, [Prefix(3, pages), Prefix(0, NO_PAGES)])
+    assert batch.token_ids.tolist() == [10, 11, 12, 13, 14, 15, 16]
+    assert batch.positions.tolist() == [3, 4, 5, 5, 6, 7, 0]
+    assert batch.cu_seqlens.tolist() == [0, 2, 3, 6, 7]
+    assert batch.parent.tolist() == [-1, 0, 0, -1]
+    assert batch.request_of.tolist() == [0, 0, 0, 1]
+    assert batch.prefix_lens.tolist() == [3, 0]
+    assert batch.page_table.tolist() == [[5, 2], [-1, -1]]
+    assert batch.slot_mapping.tolist() == [5 * 4 + 3, 2 * 4 + 0, -1, -1, -1, -1, -1]
+    assert batch.score_rows.tolist() == [2, 5, 6]
+    assert batch.cu_labels.tolist() == [0, 2, 3, 4]
+    assert batch.label_token_ids.tolist() == [7, 8, 7, 9]
+    assert batch.need_lse.tolist() == [True, False, False]
+    for name in batch.__slots__:
+        value = getattr(batch, name)
+        if isinstance(value, np.ndarray):
+            assert value.dtype == (np.bool_ if name == "need_lse" else np.int32), name
+
+
+def test_nothing_scored_is_legal():
+    batch = pack([Segment(int32([1, 2]), 0, 0)], [Prefix(0, NO_PAGES)])
+    assert batch.score_rows.tolist() == []
+    assert batch.cu_labels.tolist() == [0]
+    assert batch.label_token_ids.tolist() == []

@@ -1,0 +1,56 @@
+"""The label head against NumPy float64, with tiles far smaller than the vocabulary."""
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore_kernels.label_head import label_logits, vocab_statistics
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def make(rows, vocab, width, dtype):
+    generator = torch.Generator().manual_seed(rows * vocab)
+    hidden = torch.randn(rows, width, generator=generator).to(dtype)
+    weight = torch.randn(vocab, width, generator=generator).to(dtype)
+    return hidden, weight, hidden.double().numpy() @ weight.double().numpy().T
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("max_tile", [1, 100, 1 << 22])
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 1), (3, 63), (63, 257), (111, 5)])
+def test_statistics(rows, vocab, max_tile, dtype):
+    hidden, weight, logits = make(rows, vocab, 17, dtype)
+    lse, top = vocab_statistics(hidden, weight, need_top=True, max_tile=max_tile)
+    peak = logits.max(axis=1, keepdims=True)
+    want = np.log(np.exp(logits - peak).sum(axis=1)) + peak[:, 0]
+    assert lse.dtype == torch.float32, "logits stay float32 whatever the weights are"
+    np.testing.assert_allclose(lse.numpy(), want, atol=1e-5, rtol=2e-6)
+    np.testing.assert_array_equal(top.numpy(), logits.argmax(axis=1))
+    again, none = vocab_statistics(hidden, weight, need_top=False, max_tile=max_tile)
+    assert torch.equal(lse, again)
+    assert none is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("max_tile", [1, 100, 1 << 22])
+def test_label_logits_are_ragged_and_repeatable(max_tile, dtype):
+    hidden, weight, logits = make(5, 63, 17, dtype)
+    rows = torch.tensor([0, 0, 0, 2, 4, 4, 1])
+    labels = torch.tensor([62, 0, 62, 5, 7, 7, 31])
+    got = label_logits(hidden, weight, rows, labels, max_tile=max_tile).numpy()
+    np.testing.assert_allclose(got, logits[rows, labels], atol=1e-5)
+    assert got[0] == got[2]
+
+
+def test_a_tie_goes_to_the_lowest_id():
+    hidden, weight = torch.ones(1, 2), torch.tensor([[0.0, 1], [1, 1], [1, 1], [0, 0]])
+    for max_tile in (1, 4, 100):
+        assert vocab_statistics(hidden, weight, need_top=True, max_tile=max_tile)[1] == 1
+
+
+def test_no_rows():
+    empty, weight = torch.empty(0, 4), torch.ones(3, 4)
+    nothing = torch.empty(0, dtype=torch.int64)
+    assert label_logits(empty, weight, nothing, nothing).shape == (0,)
+    assert vocab_statistics(empty, weight, need_top=True)[0].shape == (0,)
