@@ -1,0 +1,188 @@
+"""Promise: what is not supported is refused at start, in one sentence that names the field."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpuscore import Scorer
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from support.models import LLAMA3_ROPE, random_ids, reference_logprobs
+
+
+@pytest.fixture
+def copy(tiny_model, tmp_path):
+    """copy("llama") -> a directory of its own to damage."""
+
+    def make(family="qwen3", **overrides):
+        target = tmp_path / f"{family}{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(tiny_model(family, **overrides)[0], target)
+        return target
+
+    return make
+
+
+def edit_config(directory, drop=(), **fields):
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | fields
+    path.write_text(json.dumps({k: v for k, v in config.items() if k not in drop}))
+
+
+def edit_weights(directory, change):
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def load(directory, **options):
+    create_backend(plan_backend(directory, ModelConfig(**options))).close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures is .*GPT2.*; supported: Llama"),
+        ({"architectures": None}, "architectures is None; supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is a value; supported: unq"),
+        ({"auto_map": {"AutoModel": "x.py"}}, "auto_map is a value; supported: models without"),
+        ({"is_causal": False}, "is_causal is False; supported: causal"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is 'yarn'"),
+        ({"rope_parameters": {"a": {"rope_type": "default"}}}, "rope_parameters must be one flat"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "'linear'"),
+        ({"use_sliding_window": True, "sliding_window": 100, "layer_types": None}, "is 100 and in"),
+        ({"layer_types": ["sliding_attention"] * 3, "sliding_window": 64}, "is 64 and in use"),
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types has .*linear_attention"),
+        ({"dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn'; supported: bfloat16"),
+        ({"hidden_size": None}, "hidden_size must be a positive integer, found None"),
+        ({"hidden_size": "48"}, "hidden_size must be a positive integer, found '48'"),
+        ({"rms_norm_eps": True}, "rms_norm_eps must be a positive number"),
+        ({"num_key_value_heads": 3}, "must be a multiple of num_key_value_heads 3"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
+    ],
+)
+def test_config_refusals(copy, fields, message):
+    directory = copy()
+    edit_config(directory, **fields)
+    with pytest.raises(ConfigError, match=message):
+        plan_backend(directory, ModelConfig())
+
+
+def test_mistral_window(copy):
+    """A window that no prompt can outgrow changes nothing, so it may stay."""
+    directory = copy("mistral")
+    edit_config(directory, sliding_window=128)
+    with pytest.raises(ConfigError, match="--max-model-len 128 or less"):
+        plan_backend(directory, ModelConfig())
+    assert plan_backend(directory, ModelConfig(max_model_len=128)).limits.max_model_len == 128
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 513}, "over the model's max_position_embeddings 512"),
+        ({"kv_cache_tokens": 100}, "needs 528 tokens of KV cache, 112 are available"),
+    ],
+)
+def test_option_refusals(copy, options, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_backend(copy(), ModelConfig(**options))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_without_a_device_is_refused(copy):
+    with pytest.raises(ConfigError, match="sees no CUDA device"):
+        plan_backend(copy(), ModelConfig(device="cuda"))
+
+
+def test_files_that_are_missing_or_broken(copy, tmp_path):
+    with pytest.raises(ConfigError, match="no config.json"):
+        plan_backend(tmp_path, ModelConfig())
+    directory = copy()
+    (directory / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        plan_backend(directory, ModelConfig())
+    directory = copy()
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="cannot be read as safetensors"):
+        load(directory)
+    weights.unlink()
+    (directory / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match="supported: safetensors"):
+        load(directory)
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x"}}')
+    with pytest.raises(ConfigError, match="not a file of"):
+        load(directory)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), "no tensor model.norm.weight"),
+        (lambda t: t.update({"model.layers.0.extra": torch.ones(1)}), "1 tensors that Qwen3For"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(47)}), "shape .47., config.json asks"),
+        (lambda t: t["lm_head.weight"].fill_(torch.nan), "lm_head.weight holds NaN"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(48).int()}), "is torch.int32"),
+        (lambda t: t["model.norm.weight"].fill_(1e6), None),
+    ],
+)
+def test_weights(copy, change, message):
+    directory = copy()
+    edit_weights(directory, change)
+    if message is None:
+        load(directory)
+        with pytest.raises(ConfigError, match="infinity in torch.float16"):
+            load(directory, dtype="float16")
+        return
+    with pytest.raises(ConfigError, match=message):
+        load(directory)
+
+
+def test_shards_and_the_hubs_older_rope_fields(copy, tiny_model):
+    """A sharded checkpoint with `rope_theta` and `rope_scaling` gives the very same scores."""
+    directory, (_, model) = copy("llama"), tiny_model("llama")
+    tensors = load_file(directory / "model.safetensors")
+    names = sorted(tensors)
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, some in files.items():
+        save_file({name: tensors[name] for name in some}, directory / file)
+    index = {"weight_map": {name: file for file, some in files.items() for name in some}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    (directory / "model.safetensors").unlink()
+    scaling = {k: v for k, v in LLAMA3_ROPE.items() if k != "rope_theta"}
+    edit_config(
+        directory,
+        drop=("rope_parameters", "dtype"),
+        rope_theta=LLAMA3_ROPE["rope_theta"],
+        rope_scaling=scaling,
+        torch_dtype="float32",
+    )
+    prompt = random_ids(__import__("numpy").random.default_rng(0), 100)
+    with Scorer(str(directory)) as scorer:
+        result = scorer.score(prompt[:90], [prompt[90:]], label_token_ids=[3], logprobs=True)
+    assert result.logprobs[0, 0] == pytest.approx(
+        reference_logprobs(model, [prompt])[0, 3], abs=1e-4
+    )
+
+
+def test_a_tied_model_may_store_its_head_too(copy):
+    directory = copy("qwen2")
+    edit_weights(
+        directory,
+        lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}),
+    )
+    load(directory)
+
+
+def test_auto_dtype_is_the_checkpoints(copy):
+    directory = copy()
+    edit_config(directory, dtype="bfloat16")
+    assert plan_backend(directory, ModelConfig()).dtype == torch.bfloat16
+    assert plan_backend(directory, ModelConfig(dtype="float32")).dtype == torch.float32

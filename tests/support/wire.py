@@ -1,0 +1,199 @@
+"""Raw HTTP/1.1, the canary, and what every error reply must look like."""
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import uuid4
+
+import httpx
+
+from support.serving import RunningServer
+
+# Stands for a caller's text and keys: no reply may ever hold it.
+MARKER = "Grüner-Marker-7c41"
+MAX_ERROR_BYTES = 2048
+KEYS = ("key-of-alice", "key-of-bob", "schlüssel-of-carol")  # of the limited server
+POISON = 7  # label whose logit is not finite in the limited server's model
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str]  # names in lower case
+    body: bytes
+
+
+class Connection:
+    """One connection to a client's server, for what an HTTP client would refuse to send."""
+
+    def __init__(self, client: httpx.Client, timeout: float = 30.0) -> None:
+        self._key = client.headers.get("authorization")
+        self.socket = socket.create_connection(
+            (client.base_url.host, client.base_url.port), timeout=timeout
+        )
+        self._file = self.socket.makefile("rb")
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def request(
+        self,
+        method: str = "POST",
+        path: str = "/v1/score",
+        *fields: str,
+        body: bytes | None = None,
+        length: int | None = None,
+        key: bool = True,
+    ) -> None:
+        """Send a head and a body; `length` announces another length than the body's own."""
+        self.send(self.head(method, path, *fields, body=body, length=length, key=key))
+        self.send(body or b"")
+
+    def head(
+        self,
+        method: str = "POST",
+        path: str = "/v1/score",
+        *fields: str,
+        body: bytes | None = None,
+        length: int | None = None,
+        key: bool = True,
+    ) -> bytes:
+        lines = [f"{method} {path} HTTP/1.1", *fields]
+        if not any(field.lower().startswith("host:") for field in fields):
+            lines.append("Host: 127.0.0.1")
+        if key and self._key is not None:
+            lines.append(f"Authorization: {self._key}")
+        if body is not None or length is not None:
+            lines.append("Content-Type: application/json")
+            lines.append(f"Content-Length: {len(body or b'') if length is None else length}")
+        return "\r\n".join([*lines, "", ""]).encode()
+
+    def reply(self, *, has_body: bool = True) -> Reply:
+        """Read one reply; raises ConnectionError where the server closed without one."""
+        status = self._file.readline().split()
+        if not status:
+            raise ConnectionError("closed without a reply")
+        headers = {}
+        while line := self._file.readline().strip().decode("latin-1"):
+            name, value = line.split(":", 1)
+            headers[name.strip().lower()] = value.strip()
+        length = int(headers.get("content-length", "0")) if has_body else 0
+        return Reply(int(status[1]), headers, self._file.read(length))
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server has closed; waits for it."""
+        return self._file.read(1) == b""
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has arrived, not even the connection's end."""
+        self.socket.setblocking(False)
+        try:
+            self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        else:
+            return False
+        finally:
+            self.socket.settimeout(30)
+
+
+def connected(server: RunningServer, key: str | None = None) -> httpx.Client:
+    headers = {} if key is None else {"authorization": f"Bearer {key}".encode()}
+    # Connections are dropped before the server's own keep-alive time, so none is found closed.
+    limits = httpx.Limits(keepalive_expiry=2)
+    return httpx.Client(
+        base_url=server.url, headers=headers, limits=limits, timeout=60, trust_env=False
+    )
+
+
+def score(client: httpx.Client, **body: object) -> httpx.Response:
+    return client.post("/v1/score", json=body)
+
+
+def post(client: httpx.Client, body: bytes, **headers: str) -> httpx.Response:
+    """Send exactly these bytes as a JSON body."""
+    sent = {"content-type": "application/json"} | {
+        k.replace("_", "-"): v for k, v in headers.items()
+    }
+    return client.post("/v1/score", content=body, headers=sent)
+
+
+def canary(client: httpx.Client) -> str:
+    """The scores of a fixed request, as the server wrote them; never out of a prefix cache."""
+    answer = score(
+        client,
+        query=[5, 6, 7, 8, 9],
+        items=[[10], [11, 12], [13, 14, 15], [10]],
+        label_token_ids=[3, 17, 390],
+        apply_softmax=True,
+        cache_salt=uuid4().hex,
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.text.split('"scores":')[1].split("]]")[0]
+
+
+def check_error(
+    reply: Reply | httpx.Response, status: int, code: str, param: str | None = None
+) -> str:
+    """Assert that a reply is the contract's error body; returns its message."""
+    got, raw = (
+        (reply.status_code, reply.content)
+        if isinstance(reply, httpx.Response)
+        else (reply.status, reply.body)
+    )
+    head = "".join(f"{name}: {value}\n" for name, value in reply.headers.items())
+    assert got == status, raw
+    assert len(raw) <= MAX_ERROR_BYTES
+    assert MARKER not in head + raw.decode()
+    assert json.dumps(MARKER)[1:-1] not in raw.decode()
+    assert reply.headers["content-type"] == "application/json"
+    body = json.loads(raw)
+    assert list(body) == ["error"]
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code, error
+    assert error["type"] == ("invalid_request_error" if status < 500 else "server_error")
+    assert error["param"] == param, error
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    return error["message"]
+
+
+def retry_after(reply: Reply | httpx.Response) -> int:
+    """The header's value; int() refuses all but an integer."""
+    return int(reply.headers["retry-after"])
+
+
+def large_request(tokens: int, **fields: object) -> bytes:
+    """A body whose items share nothing, so that all tokens have to be computed."""
+    tail = [7] * 498
+    items = [[i // 300, i % 300, *tail] for i in range(tokens // 500)]
+    return json.dumps({"items": items, "label_token_ids": [3]} | fields).encode()
+
+
+def hold(client: httpx.Client, connection: Connection, body: bytes) -> None:
+    """Send a large request and return once the engine works on it.
+
+    Something that waits behind it shows that: a request of a higher priority number is answered
+    until then, and not any more from then on.
+    """
+    connection.request(body=body)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            probe = {"items": [[1]], "label_token_ids": [3], "priority": 100}
+            client.post("/v1/score", json=probe, timeout=0.25)
+        except httpx.ReadTimeout:
+            return
+    raise TimeoutError("the large request never held the engine")

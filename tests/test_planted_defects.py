@@ -1,0 +1,211 @@
+"""Defects planted on purpose: each must move scores by far more than any tolerance in the suite.
+
+This keeps the parity tests honest: a comparison that these defects slip through proves nothing.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from gpuscore import Scorer
+from gpuscore.backends.torch import attention, backend
+from gpuscore.backends.torch.models import decoder, layers
+from gpuscore.engine import scheduler
+from gpuscore.text import prompts
+from support.models import random_ids, reference_logprobs
+
+LABELS = [3, 17]
+VISIBLE = 1e-2  # a hundred times the tolerance of the parity tests
+
+
+def patched(monkeypatch, module, name, change):
+    """Replace module.name by change(original)."""
+    monkeypatch.setattr(module, name, change(getattr(module, name)))
+
+
+def worst_error(tiny_model, max_batch_tokens=64):
+    """Max |delta log p| against transformers; a query in chunks, items packed beside it."""
+    directory, model = tiny_model()
+    rng = np.random.default_rng(0)
+    query, items = random_ids(rng, 75), [random_ids(rng, n) for n in (3, 9, 1, 20, 33)]
+    want = reference_logprobs(model, [query + item for item in items])[:, LABELS]
+    with Scorer(str(directory), max_batch_tokens=max_batch_tokens) as scorer:
+        result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
+    return np.abs(result.logprobs - want).max()
+
+
+def test_without_a_defect(tiny_model):
+    assert worst_error(tiny_model) < 1e-4
+
+
+def items_do_not_see_the_parent(monkeypatch):
+    patched(
+        monkeypatch,
+        attention,
+        "_dense_passes",
+        lambda make: (
+            lambda *a: tuple(
+                dataclasses.replace(part, parent=slice(0, 0))
+                for part in make(*a)
+                if len(part.slots)
+            )
+        ),
+    )
+
+
+def items_do_not_see_the_cached_prefix(monkeypatch):
+    patched(
+        monkeypatch,
+        attention,
+        "_dense_passes",
+        lambda make: (
+            lambda *a: tuple(
+                dataclasses.replace(part, slots=part.slots[:0])
+                for part in make(*a)
+                if part.parent.stop > part.parent.start
+            )
+        ),
+    )
+
+
+def one_cached_token_is_dropped(monkeypatch):
+    patched(monkeypatch, attention, "_prefix_slots", lambda slots: lambda *a: slots(*a)[1:])
+
+
+def items_see_their_future(monkeypatch):
+    patched(
+        monkeypatch,
+        attention,
+        "partial_attention",
+        lambda run: lambda *a, causal=False, **k: run(*a, **k),
+    )
+
+
+def items_see_each_other(monkeypatch):
+    """All segments of a batch run as one, causally."""
+
+    def blur(make):
+        return lambda starts, lengths, device: make(starts[:1], np.array([lengths.sum()]), device)
+
+    patched(monkeypatch, attention, "_causal_groups", blur)
+
+
+def the_merge_ignores_the_weights(monkeypatch):
+    def average(merge):
+        return lambda a, lse_a, b, lse_b: ((a + b) / 2, lse_a)
+
+    patched(monkeypatch, attention, "merge_partials", average)
+
+
+def item_positions_are_shifted(monkeypatch):
+    def shift(pack):
+        def packed(segments, prefixes, **options):
+            moved = [
+                s if s.label_ids is None else dataclasses.replace(s, start=s.start + 1)
+                for s in segments
+            ]
+            return pack(moved, prefixes, **options)
+
+        return packed
+
+    patched(monkeypatch, scheduler, "pack", shift)
+
+
+def all_positions_are_scaled(monkeypatch):
+    """A shift of all positions would be invisible to a rotary embedding; a stretch is not."""
+    patched(
+        monkeypatch,
+        decoder,
+        "rotary_tables",
+        lambda tables: lambda positions, f: tables(positions * 2, f),
+    )
+
+
+def the_wrong_row_is_scored(monkeypatch):
+    def earlier(pack):
+        def packed(*a, **k):
+            batch = pack(*a, **k)
+            return dataclasses.replace(batch, score_rows=batch.score_rows - 1)
+
+        return packed
+
+    patched(monkeypatch, scheduler, "pack", earlier)
+
+
+def a_page_is_swapped(monkeypatch):
+    def swap(slots):
+        return lambda pages, *a: slots(np.roll(pages, 1), *a)
+
+    patched(monkeypatch, scheduler, "page_slots", swap)
+
+
+def labels_are_off_by_one(monkeypatch):
+    patched(
+        monkeypatch, backend, "label_logits", lambda run: lambda h, w, r, ids: run(h, w, r, ids - 1)
+    )
+
+
+def the_vocabulary_is_cut_short(monkeypatch):
+    """The log-sum-exp misses the last tenth of the vocabulary."""
+    patched(
+        monkeypatch,
+        backend,
+        "vocab_statistics",
+        lambda run: lambda h, w, **k: run(h, w[: len(w) * 9 // 10], **k),
+    )
+
+
+def the_cut_loses_a_token(monkeypatch):
+    def lose(factor):
+        def cut(*a):
+            query, items = factor(*a)
+            return query[:-1], items
+
+        return cut
+
+    patched(monkeypatch, prompts, "factor", lose)
+
+
+def norm_weights_are_ignored(monkeypatch):
+    patched(
+        monkeypatch, decoder, "rms_norm", lambda norm: lambda x, w, eps: norm(x, w * 0 + 1, eps)
+    )
+
+
+def the_rotary_embedding_interleaves(monkeypatch):
+    """GPT-J's pairing instead of NeoX's."""
+
+    def interleave(rotate):
+        def rotated(x, cos, sin):
+            halves = x[..., 0::2], x[..., 1::2]
+            return rotate(layers.torch.cat(halves, dim=-1), cos, sin)
+
+        return rotated
+
+    patched(monkeypatch, decoder, "rotate", interleave)
+
+
+DEFECTS = [
+    items_do_not_see_the_parent,
+    items_do_not_see_the_cached_prefix,
+    one_cached_token_is_dropped,
+    items_see_their_future,
+    items_see_each_other,
+    the_merge_ignores_the_weights,
+    item_positions_are_shifted,
+    all_positions_are_scaled,
+    the_wrong_row_is_scored,
+    a_page_is_swapped,
+    labels_are_off_by_one,
+    the_vocabulary_is_cut_short,
+    the_cut_loses_a_token,
+    norm_weights_are_ignored,
+    the_rotary_embedding_interleaves,
+]
+
+
+@pytest.mark.parametrize("plant", DEFECTS, ids=lambda plant: plant.__name__)
+def test_a_defect_is_visible(tiny_model, monkeypatch, plant):
+    plant(monkeypatch)
+    assert worst_error(tiny_model) > VISIBLE
