@@ -133,7 +133,8 @@ async def _on_bug(request: Request, error: Exception) -> Response:
 
 
 class OuterMiddleware:
-    """Header limits, and the last resort: what nobody caught is logged, the connection lives."""
+    """Refuses bad heads, and is the last resort: what nobody caught is logged, the connection
+    lives."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self.app, self.config = app, config
@@ -142,15 +143,9 @@ class OuterMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = scope["headers"]
-        size = sum(len(name) + len(value) + 4 for name, value in headers)
-        size += len(scope["raw_path"]) + len(scope["query_string"])
-        if len(headers) > self.config.max_headers or size > self.config.max_header_bytes:
-            error = HeaderTooLarge(
-                f"the request head has {len(headers)} fields and {size} bytes, the limits are "
-                f"{self.config.max_headers} and {self.config.max_header_bytes}"
-            )
-            await error_response(error)(scope, receive, send)
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await error_response(refusal, {"Connection": "close"})(scope, receive, send)
             return
         try:
             await self.app(scope, receive, send)
@@ -158,3 +153,18 @@ class OuterMiddleware:
             logger.debug("a client left before its answer")
         except Exception:
             logger.exception("unhandled error")  # the 500 has been sent by _on_bug
+
+    def _refusal(self, scope: Scope) -> GpuscoreError | None:
+        """What is wrong with the request's head, if anything."""
+        headers = scope["headers"]
+        size = sum(len(name) + len(value) + 4 for name, value in headers)
+        size += len(scope["raw_path"]) + len(scope["query_string"])
+        if len(headers) > self.config.max_headers or size > self.config.max_header_bytes:
+            return HeaderTooLarge(
+                f"the request head has {len(headers)} fields and {size} bytes, the limits are "
+                f"{self.config.max_headers} and {self.config.max_header_bytes}"
+            )
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
+            # Where a proxy in front believes the one and we the other, a body hides a request.
+            return InvalidRequest("Content-Length and Transfer-Encoding exclude each other")
+        return None

@@ -95,13 +95,14 @@ def decode_body(body: bytes) -> ScoreBody:
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     for field in _UNSUPPORTED:
-        if getattr(decoded, field) not in (None, False):
+        value = getattr(decoded, field)
+        if value is not None and value is not False:  # 0 == False, and 0 is a token id
             raise InvalidRequest(f"{field} is not supported by this server", param=field)
     return decoded
 
 
 def to_input(body: ScoreBody) -> ScoreInput:
-    """The request in the words of `text.prompts`; raises InvalidRequest without items."""
+    """The request in the words of `text.prompts`; raises for fields that do not go together."""
     if body.items is None:
         raise InvalidRequest("items is required", param="items")
     return ScoreInput(

@@ -1,6 +1,7 @@
 """One model being served: from a decoded body to an answer."""
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +70,13 @@ class ScoringService:
         model = self._loaded()
         with self._admitted(tenant):
             loop = asyncio.get_running_loop()
-            request = await loop.run_in_executor(self._threads, model.builder.build, given)
+            given_up = threading.Event()
+            try:
+                request = await loop.run_in_executor(
+                    self._threads, model.builder.build, given, given_up.is_set
+                )
+            finally:
+                given_up.set()  # a thread cannot be cancelled, only told
             if request is None:
                 return _empty_answer(name, body)
             result = await asyncio.wrap_future(model.engine.score(request))

@@ -8,13 +8,14 @@ and for a single prompt at most the query's own length. The last token of every 
 always belongs to an item, and every scored row is computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
+    DeadlineExceeded,
     EmptyPrompt,
     GpuscoreError,
     InvalidRequest,
@@ -31,9 +32,12 @@ from gpuscore.types import NO_TOKENS, BackendLimits, Int32Array, ScoreRequest
 
 @dataclass(frozen=True, slots=True)
 class ScoreInput:
-    """A caller's request, shape-checked but not yet looked at closely.
+    """A caller's request: its fields go together, their values are not yet looked at.
 
     `query` and `items` are both text or both token ids; an empty query fits either.
+
+    Raises:
+        MixedInputTypes, InvalidRequest: on creation, for fields that exclude each other.
     """
 
     query: str | list[int]
@@ -44,6 +48,10 @@ class ScoreInput:
     need_lse: bool = True
     priority: int = 0
 
+    def __post_init__(self) -> None:
+        _is_text(self)
+        _check_label_fields(self)
+
 
 class PromptBuilder:
     """Makes requests for one model; holds its tokenizer and what limits a request."""
@@ -53,52 +61,42 @@ class PromptBuilder:
     ) -> None:
         self.encoder, self.backend, self.limits = encoder, backend, limits
 
-    def build(self, given: ScoreInput) -> ScoreRequest | None:
+    def build(
+        self, given: ScoreInput, cancelled: Callable[[], bool] = lambda: False
+    ) -> ScoreRequest | None:
         """The request, or None if there are no items. May take long for much text.
 
+        Args:
+            given: the caller's request.
+            cancelled: asked now and then; once true, the work is given up.
+
         Raises:
-            GpuscoreError: the subclass of the wire contract for whatever is wrong with the input.
+            GpuscoreError: the subclass of the wire contract for whatever is wrong with the input,
+                or DeadlineExceeded when cancelled.
         """
         _at_most(TooManyItems, "items", len(given.items), self.limits.max_items)
         is_text = _is_text(given)
         labels = self._labels(given)
         if not given.items:
             return None
-        if is_text:
-            prompts, query_len = self._text_prompts(given)
-        else:
-            prompts, query_len = self._id_prompts(given)
-        self._check_lengths(prompts)
-        query, items = factor(prompts, query_len)
+        prompts, query_len = (self._text_prompts if is_text else self._id_prompts)(given)
+        query, items = factor(self._checked(prompts, cancelled), query_len)
         request = ScoreRequest(
             query, items, labels, need_lse=given.need_lse, priority=given.priority
         )
-        self._check_size(request)
+        _at_most(TooManyTokens, "items", request.num_tokens, self.limits.max_request_tokens)
         return request
 
     def _labels(self, given: ScoreInput) -> tuple[Int32Array, ...]:
         """Label ids of every item."""
-        if given.labels is not None and given.label_token_ids is not None:
-            raise InvalidRequest("labels and label_token_ids exclude each other", param="labels")
         if given.labels is not None:
-            _label_count(len(given.labels), self.limits.max_labels, "labels")
+            _at_most(TooManyLabels, "labels", len(given.labels), self.limits.max_labels)
             ids = self._need_encoder("labels").label_ids(given.labels)
             return self._same_labels(ids, len(given.items))
-        if given.label_token_ids is None:
-            raise InvalidRequest("label_token_ids or labels is required", param="label_token_ids")
-        lists = [x for x in given.label_token_ids if not isinstance(x, int | np.integer)]
+        ids_or_lists = given.label_token_ids if given.label_token_ids is not None else ()
+        lists = _lists(ids_or_lists)
         if not lists:
-            return self._same_labels(list(given.label_token_ids), len(given.items))  # type: ignore[arg-type]
-        if len(lists) != len(given.label_token_ids):
-            raise InvalidRequest(
-                "label_token_ids must be integers, or one list of integers per item",
-                param="label_token_ids",
-            )
-        if len(lists) != len(given.items):
-            raise InvalidRequest(
-                f"label_token_ids has {len(lists)} lists for {len(given.items)} items",
-                param="label_token_ids",
-            )
+            return self._same_labels(list(ids_or_lists), len(given.items))  # type: ignore[arg-type]
         return tuple(
             self._label_array(ids, f"label_token_ids[{index}]") for index, ids in enumerate(lists)
         )
@@ -107,7 +105,7 @@ class PromptBuilder:
         return (self._label_array(ids, "label_token_ids"),) * num_items
 
     def _label_array(self, ids: Sequence[int], param: str) -> Int32Array:
-        _label_count(len(ids), self.limits.max_labels, param)
+        _at_most(TooManyLabels, param, len(ids), self.limits.max_labels)
         return self._ids(ids, param)
 
     def _ids(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
@@ -127,75 +125,91 @@ class PromptBuilder:
             )
         return ids.astype(np.int32)
 
-    def _id_prompts(self, given: ScoreInput) -> tuple[list[Int32Array], int]:
+    def _id_prompts(self, given: ScoreInput) -> tuple[Iterator[Int32Array], int]:
+        """Prompts one by one, and the query's own length."""
+        query_len = len(given.query)
+        for index, item in enumerate(given.items):  # before 16 MiB of numbers become an array
+            self._check_length(query_len + len(item), index)
         query = self._ids(given.query or [], "query")  # type: ignore[arg-type]
-        items = [self._ids(item, f"items[{i}]") for i, item in enumerate(given.items)]  # type: ignore[arg-type]
+        items = (self._ids(item, f"items[{i}]") for i, item in enumerate(given.items))  # type: ignore[arg-type]
         if given.item_first:
-            return [np.concatenate((item, query)) for item in items], 0
-        return [np.concatenate((query, item)) for item in items], len(query)
+            return (np.concatenate((item, query)) for item in items), 0
+        return (np.concatenate((query, item)) for item in items), query_len
 
-    def _text_prompts(self, given: ScoreInput) -> tuple[list[Int32Array], int]:
+    def _text_prompts(self, given: ScoreInput) -> tuple[Iterator[Int32Array], int]:
+        """Prompts one by one, and how many of a lone prompt's tokens are the query's."""
         encoder = self._need_encoder("items")
         query = given.query or ""
         if given.item_first:
-            return self._checked(encoder.prompts([f"{item}{query}" for item in given.items])), 0
-        prompts = self._checked(encoder.prompts([f"{query}{item}" for item in given.items]))
-        if len(prompts) > 1:
-            return prompts, len(prompts[0])  # the common prefix alone decides
-        return prompts, _common_prefix([prompts[0], encoder.prompts([str(query)])[0]])
+            return encoder.prompts(f"{item}{query}" for item in given.items), 0
+        prompts = encoder.prompts(f"{query}{item}" for item in given.items)
+        if len(given.items) > 1:
+            return prompts, 0  # not looked at
+        prompt, alone = next(prompts), next(encoder.prompts([str(query)]))
+        return iter([prompt]), _common_prefix(prompt, alone)
 
-    def _checked(self, prompts: list[Int32Array]) -> list[Int32Array]:
-        """A tokenizer can know ids that the weights have no row for."""
-        for index, ids in enumerate(prompts):
-            if len(ids) and ids.max() >= self.backend.vocab_rows:
-                self._ids(ids, f"items[{index}]")
-        return prompts
+    def _checked(
+        self, prompts: Iterator[Int32Array], cancelled: Callable[[], bool]
+    ) -> Iterator[Int32Array]:
+        """The same prompts, each of a legal length and with ids that the weights have."""
+        for index, prompt in enumerate(prompts):
+            if cancelled():
+                raise DeadlineExceeded("the request was given up")
+            self._check_length(len(prompt), index)
+            if prompt.max() >= self.backend.vocab_rows:  # a tokenizer may know more than that
+                self._ids(prompt, f"items[{index}]")
+            yield prompt
+
+    def _check_length(self, length: int, index: int) -> None:
+        param = f"items[{index}]"
+        if length == 0:
+            raise EmptyPrompt(f"{param} gives a prompt of 0 tokens", param=param)
+        if length > self.backend.max_model_len:
+            raise PromptTooLong(
+                f"{param} gives a prompt of {length} tokens, "
+                f"the limit is {self.backend.max_model_len}",
+                param=param,
+            )
 
     def _need_encoder(self, param: str) -> TextEncoder:
         if self.encoder is None:
             raise InvalidRequest("this model has no tokenizer: send token ids", param=param)
         return self.encoder
 
-    def _check_lengths(self, prompts: Sequence[Int32Array]) -> None:
-        for index, prompt in enumerate(prompts):
-            if len(prompt) == 0:
-                raise EmptyPrompt(
-                    f"items[{index}] gives a prompt of 0 tokens", param=f"items[{index}]"
-                )
-            if len(prompt) > self.backend.max_model_len:
-                raise PromptTooLong(
-                    f"items[{index}] gives a prompt of {len(prompt)} tokens, "
-                    f"the limit is {self.backend.max_model_len}",
-                    param=f"items[{index}]",
-                )
-
-    def _check_size(self, request: ScoreRequest) -> None:
-        _at_most(TooManyTokens, "items", request.num_tokens, self.limits.max_request_tokens)
-
 
 def factor(
-    prompts: Sequence[Int32Array], query_len: int
+    prompts: Iterable[Int32Array], query_len: int
 ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Split prompts (each at least one token) at the cut, into one query and an item each."""
-    cut = min(_common_prefix(prompts), min(map(len, prompts)) - 1)
-    if len(prompts) == 1:
-        cut = min(cut, query_len)
-    return prompts[0][:cut], tuple(prompt[cut:] for prompt in prompts)
+    """Split prompts (each at least one token) at the cut, into one query and an item each.
+
+    Of every prompt only what differs from the first is kept, so that many long prompts need
+    little memory.
+
+    Args:
+        prompts: at least one.
+        query_len: the query's own length, which bounds the cut of a single prompt.
+    """
+    remaining = iter(prompts)
+    first = next(remaining)
+    shared, tails = [len(first)], [first[:0]]
+    for prompt in remaining:
+        shared.append(_common_prefix(first, prompt))
+        tails.append(prompt[shared[-1] :].copy())
+    shortest = min(s + len(tail) for s, tail in zip(shared, tails, strict=True))
+    cut = min(*shared, shortest - 1) if len(shared) > 1 else min(query_len, shortest - 1)
+    items = (np.concatenate((first[cut:s], tail)) for s, tail in zip(shared, tails, strict=True))
+    return first[:cut], tuple(items)
 
 
-def _common_prefix(prompts: Sequence[Int32Array]) -> int:
-    first, length = prompts[0], len(prompts[0])
-    for prompt in prompts[1:]:
-        length = min(length, len(prompt))
-        differ = first[:length] != prompt[:length]
-        if differ.any():
-            length = int(differ.argmax())
-    return length
+def _common_prefix(a: Int32Array, b: Int32Array) -> int:
+    length = min(len(a), len(b))
+    differ = a[:length] != b[:length]
+    return int(differ.argmax()) if differ.any() else length
 
 
 def _is_text(given: ScoreInput) -> bool:
     """True for text, False for token ids; raises MixedInputTypes for both at once."""
-    kinds = {isinstance(item, str) for item in given.items}
+    kinds = {issubclass(kind, str) for kind in set(map(type, given.items))}
     if len(given.query):
         kinds.add(isinstance(given.query, str))
     if len(kinds) > 1:
@@ -203,10 +217,38 @@ def _is_text(given: ScoreInput) -> bool:
     return kinds == {True}
 
 
-def _label_count(count: int, limit: int, param: str) -> None:
-    if count == 0:
+def _check_label_fields(given: ScoreInput) -> None:
+    if given.labels is not None and given.label_token_ids is not None:
+        raise InvalidRequest("labels and label_token_ids exclude each other", param="labels")
+    if given.labels is not None:
+        _some_label(given.labels, "labels")
+        return
+    if given.label_token_ids is None:
+        raise InvalidRequest("label_token_ids or labels is required", param="label_token_ids")
+    _some_label(given.label_token_ids, "label_token_ids")
+    lists = _lists(given.label_token_ids)
+    if len(lists) not in (0, len(given.label_token_ids)):
+        raise InvalidRequest(
+            "label_token_ids must be integers, or one list of integers per item",
+            param="label_token_ids",
+        )
+    if lists and len(lists) != len(given.items):
+        raise InvalidRequest(
+            f"label_token_ids has {len(lists)} lists for {len(given.items)} items",
+            param="label_token_ids",
+        )
+    for index, ids in enumerate(lists):
+        _some_label(ids, f"label_token_ids[{index}]")
+
+
+def _lists(labels: Sequence[int] | Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    """The lists of one item each, or nothing if all items have the same labels."""
+    return [x for x in labels if not isinstance(x, int | np.integer)]
+
+
+def _some_label(labels: Sequence[object], param: str) -> None:
+    if not len(labels):
         raise InvalidRequest(f"{param} must hold at least one label", param=param)
-    _at_most(TooManyLabels, param, count, limit)
 
 
 def _at_most(error: type[GpuscoreError], param: str, count: int, limit: int) -> None:

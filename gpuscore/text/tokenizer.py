@@ -1,6 +1,6 @@
 """tokenizer.json, run as its authors meant it, in bounded pieces."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +32,14 @@ class TextEncoder:
         except Exception as error:  # the library raises plain Exception
             raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from error
 
-    def prompts(self, prompts: Sequence[str]) -> list[Int32Array]:
-        """Ids of each prompt as a whole, the post-processor's special tokens included."""
-        return [
-            np.array(encoding.ids, dtype=np.int32)
-            for piece in _pieces(prompts)
-            for encoding in self._encode(piece, special=True)
-        ]
+    def prompts(self, prompts: Iterable[str]) -> Iterator[Int32Array]:
+        """Ids of each prompt as a whole, the post-processor's special tokens included.
+
+        Reads and encodes no more than a piece ahead of what is taken.
+        """
+        for piece in _pieces(prompts):
+            for encoding in self._encode(piece, special=True):
+                yield np.array(encoding.ids, dtype=np.int32)
 
     def label_ids(self, labels: Sequence[str]) -> list[int]:
         """The one token of each label, without special tokens.
@@ -69,7 +70,7 @@ class TextEncoder:
             raise InternalError("the tokenizer failed") from error
 
 
-def _pieces(texts: Sequence[str]) -> Iterator[list[str]]:
+def _pieces(texts: Iterable[str]) -> Iterator[list[str]]:
     """Runs of texts of about PIECE_CHARS together, at least one text each."""
     piece: list[str] = []
     size = 0

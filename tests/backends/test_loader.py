@@ -2,13 +2,16 @@
 
 import json
 import shutil
+import sys
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.torch import plan
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.models import LLAMA3_ROPE, random_ids, reference_logprobs
@@ -164,7 +167,7 @@ def test_shards_and_the_hubs_older_rope_fields(copy, tiny_model):
         rope_scaling=scaling,
         torch_dtype="float32",
     )
-    prompt = random_ids(__import__("numpy").random.default_rng(0), 100)
+    prompt = random_ids(np.random.default_rng(0), 100)
     with Scorer(str(directory)) as scorer:
         result = scorer.score(prompt[:90], [prompt[90:]], label_token_ids=[3], logprobs=True)
     assert result.logprobs[0, 0] == pytest.approx(
@@ -186,3 +189,17 @@ def test_auto_dtype_is_the_checkpoints(copy):
     edit_config(directory, dtype="bfloat16")
     assert plan_backend(directory, ModelConfig()).dtype == torch.bfloat16
     assert plan_backend(directory, ModelConfig(dtype="float32")).dtype == torch.float32
+
+
+def test_memory_of_a_container(tmp_path):
+    """The cgroup's limit counts where there is one, else what the machine has available."""
+    assert plan._cgroup_bytes(tmp_path) == sys.maxsize
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    assert plan._cgroup_bytes(tmp_path) == sys.maxsize
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert plan._cgroup_bytes(tmp_path) == 700
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:  5 kB\n")
+    assert plan._available_bytes(meminfo) == 5 * 1024
+    assert plan._available_bytes(tmp_path / "none") > 2**20

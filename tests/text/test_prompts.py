@@ -5,6 +5,7 @@ import pytest
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
+    DeadlineExceeded,
     EmptyPrompt,
     InternalError,
     InvalidRequest,
@@ -115,7 +116,7 @@ def test_truncation_and_padding_of_the_tokenizer_are_off():
     tokenizer = make_tokenizer(bos=False)
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=30)
-    ids = TextEncoder(tokenizer).prompts(["query: a blue wooden chair", "a"])
+    ids = [*TextEncoder(tokenizer).prompts(["query: a blue wooden chair", "a"])]
     assert len(ids[0]) > 3
     assert len(ids[1]) == 1
 
@@ -147,7 +148,7 @@ def test_a_tokenizer_panic_is_an_error_of_its_own():
             raise Panic
 
     with pytest.raises(InternalError):
-        TextEncoder(Broken()).prompts(["a"])
+        list(TextEncoder(Broken()).prompts(["a"]))
 
 
 @pytest.mark.parametrize(
@@ -212,3 +213,26 @@ def test_a_tokenizer_that_knows_more_than_the_weights():
     )
     with pytest.raises(TokenIdOutOfRange):
         made.build(ScoreInput("query: a chair", ["b"], label_token_ids=[1]))
+
+
+def test_work_stops_at_the_first_prompt_that_is_too_long():
+    """Joined lazily: ten thousand times a long query must not be built, let alone encoded."""
+
+    class Counting:
+        taken = 0
+
+    def texts():
+        for _ in range(10_000):
+            Counting.taken += 1
+            yield "query " * 50_000
+
+    made = builder()
+    with pytest.raises(PromptTooLong):
+        list(made._checked(made.encoder.prompts(texts()), lambda: False))
+    assert Counting.taken <= 2
+
+
+def test_giving_up():
+    made = builder()
+    with pytest.raises(DeadlineExceeded):
+        made.build(ScoreInput("a", ["b", "c"], label_token_ids=[1]), lambda: True)

@@ -1,6 +1,7 @@
 """What to load, in which dtype, and how much of it: decided before any weight is read."""
 
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,4 +128,21 @@ def _num_pages(
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(_available_bytes(Path("/proc/meminfo")), _cgroup_bytes(Path("/sys/fs/cgroup")))
+
+
+def _available_bytes(meminfo: Path) -> int:
+    """What the machine can give without swapping; all of it where there is no /proc."""
+    if meminfo.is_file():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cgroup_bytes(cgroup: Path) -> int:
+    """What a container's own limit leaves (cgroup v2), which /proc/meminfo does not know."""
+    limit, used = cgroup / "memory.max", cgroup / "memory.current"
+    if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
+        return int(text) - int(used.read_text())
+    return sys.maxsize

@@ -1,0 +1,57 @@
+"""What every bench prints and keeps: the machine, a table, one JSON line."""
+
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the versions that a figure belongs to."""
+    import torch
+    import transformers
+
+    cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":")[1].strip() for line in cpu.splitlines() if "model name" in line]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "amx_bf16": "amx_bf16" in cpu,
+        "threads": torch.get_num_threads(),
+        "load_before": round(os.getloadavg()[0], 2),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        cwd=RESULTS,
+        check=False,
+    )
+    return done.stdout.strip() or "unknown"
+
+
+def keep(name: str, result: dict[str, Any]) -> None:
+    """Append one line to results/<name>.jsonl and print it."""
+    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    line = json.dumps({"date": stamp, "commit": commit(), "machine": machine()} | result)
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / f"{name}.jsonl").open("a") as file:
+        file.write(line + "\n")
+    print(line)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A Markdown table of dictionaries that share their keys."""
+    names = list(rows[0])
+    lines = [names, ["---"] * len(names), *([str(row[n]) for n in names] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

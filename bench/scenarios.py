@@ -1,0 +1,83 @@
+"""Model shapes and workloads that the benches share. Tokens are random and all different runs of
+them differ, so that no cache and no repetition can help."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+QWEN3_06B = {
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+}
+SMALL = QWEN3_06B | {
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+}
+SHAPES = {"qwen3-0.6b": QWEN3_06B, "small": SMALL}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One request: a shared query and items, lengths in tokens."""
+
+    query_len: int
+    num_items: int
+    item_len: int
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.query_len:,} + {self.num_items:,} x {self.item_len}"
+
+    def draw(self, vocab: int) -> tuple[list[int], list[list[int]]]:
+        rng = np.random.default_rng(self.seed)
+        query = rng.integers(0, vocab, self.query_len).tolist()
+        return query, rng.integers(0, vocab, (self.num_items, self.item_len)).tolist()
+
+
+WORKLOADS = {
+    "reports": Workload(2000, 500, 20),
+    "short": Workload(300, 16, 32),
+    "growth": Workload(2000, 10000, 20),
+}
+
+
+def make_model(shape: str, dtype: str, scratch: Path) -> Path:
+    """Random weights of a shape as a Hugging Face directory, made once.
+
+    Norm weights lie away from 1 and logits have a standard deviation over 1.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    directory = scratch / f"{shape}-{dtype}"
+    if (directory / "model.safetensors").is_file():
+        return directory
+    torch.manual_seed(0)
+    config = Qwen3Config(**SHAPES[shape])
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config)
+    model = model.to(getattr(torch, dtype)).to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.copy_(1 + 0.2 * torch.randn(parameter.shape))
+            else:
+                spread = 1.4 * parameter.shape[1] ** -0.5
+                parameter.copy_(spread * torch.randn(parameter.shape))
+    model.tie_weights()
+    model.save_pretrained(directory)
+    return directory

@@ -1,0 +1,94 @@
+"""The embedded model: ranks visibly well, and is inside the installed wheel."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuscore import Scorer
+from gpuscore.models.synthetic import held_out_tasks, ndcg_at_k
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def demo():
+    with Scorer("demo") as scorer:
+        yield scorer
+
+
+def test_it_ranks_far_better_than_chance(demo):
+    rng = np.random.default_rng(0)
+    ours, chance = [], []
+    for task in held_out_tasks(60):
+        result = demo.score(task.query_text, task.item_texts, labels=["yes", "no"])
+        ours.append(ndcg_at_k(result.scores[:, 0].tolist(), task.relevance, 10))
+        order = rng.random(len(task.item_texts)).tolist()
+        chance.append(ndcg_at_k(order, task.relevance, 10))
+    print(
+        f"\nnDCG@10 on {len(ours)} held-out tasks: {np.mean(ours):.3f}, "
+        f"random order {np.mean(chance):.3f}"
+    )
+    assert np.mean(ours) >= 0.95
+    assert np.mean(chance) < 0.7, "the task would be too easy to prove anything"
+
+
+def test_the_labels_are_what_the_model_wants_to_say(demo):
+    task = held_out_tasks(1)[0]
+    result = demo.score(task.query_text, task.item_texts, labels=["yes", "no"], logprobs=True)
+    assert result.label_mass.min() > 0.95
+
+
+def test_it_equals_transformers(demo):
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import Qwen3ForCausalLM
+
+    directory = ROOT / "gpuscore" / "models" / "demo"
+    model = Qwen3ForCausalLM.from_pretrained(directory).eval()
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    labels = [tokenizer.token_to_id("yes"), tokenizer.token_to_id("no")]
+    task = held_out_tasks(1)[0]
+    result = demo.score(task.query_text, task.item_texts, labels=["yes", "no"], logprobs=True)
+    for row, item in zip(result.logprobs, task.item_texts, strict=True):
+        ids = torch.tensor([tokenizer.encode(task.query_text + item).ids])
+        with torch.no_grad():
+            want = torch.log_softmax(model(ids).logits[0, -1].double(), dim=-1)[labels]
+        np.testing.assert_allclose(row, want.numpy(), atol=1e-4, rtol=0)
+
+
+def test_an_installed_wheel_scores_with_it(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)]
+    subprocess.run([*pip, *build], check=True, capture_output=True, cwd=tmp_path)
+    (wheel,) = wheels.iterdir()
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {t for t in tops if not t.endswith(".dist-info")} == {"gpuscore", "gpuscore_kernels"}
+    install = ["install", "--no-deps", "--target", str(site), str(wheel)]
+    subprocess.run([*pip, *install], check=True, capture_output=True)
+    code = (
+        "import gpuscore\n"
+        "scorer = gpuscore.Scorer('demo')\n"
+        "result = scorer.score('query: a red lamp\\nitem: ', ['A red lamp.', 'A blue chair.'],\n"
+        "                      labels=['yes', 'no'], apply_softmax=True)\n"
+        "print(gpuscore.__file__)\n"
+        "print(*result.scores[:, 0])\n"
+        "scorer.close()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    file, scores = done.stdout.splitlines()
+    assert Path(file).is_relative_to(site), "the checkout was imported instead of the wheel"
+    good, bad = map(float, scores.split())
+    assert good > 0.5 > bad
