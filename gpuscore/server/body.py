@@ -1,6 +1,7 @@
 """Reads a request body under a byte cap and a deadline; never through the framework's parser."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 
@@ -29,13 +30,14 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
         ClientDisconnect: the client left.
     """
     limit = config.max_body_bytes
+    stream = request.stream()
     announced = request.headers.get("content-length")
     if announced is not None and int(announced) > limit:  # the HTTP parser saw to the digits
-        raise await _too_large(request, limit)
+        raise await _too_large(stream, limit)
     try:
         async with asyncio.timeout(config.body_timeout):
             body = bytearray()
-            async for part in request.stream():
+            async for part in stream:
                 body += part
                 if len(body) > limit:
                     break
@@ -44,15 +46,15 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
             f"the body was not complete after {config.body_timeout:g} seconds"
         ) from None
     if len(body) > limit:
-        raise await _too_large(request, limit)
+        raise await _too_large(stream, limit)
     return bytes(body)
 
 
-async def _too_large(request: Request, limit: int) -> BodyTooLarge:
+async def _too_large(stream: AsyncIterator[bytes], limit: int) -> BodyTooLarge:
     """Read on for a moment, or the client would see a reset instead of the answer."""
     try:
         async with asyncio.timeout(_DISCARD_SECONDS):
-            while (await request.receive()).get("more_body", False):
+            async for _ in stream:
                 pass
     except TimeoutError:
         pass

@@ -1,0 +1,1 @@
+"""The embedded demonstration model: its synthetic world, its training and its files."""
