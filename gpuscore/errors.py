@@ -26,6 +26,14 @@ class InvalidRequest(GpuscoreError):
     status, code = 400, "invalid_request"
 
 
+class MissingLabels(GpuscoreError):
+    status, code = 400, "missing_labels"
+
+
+class EmptyLabels(GpuscoreError):
+    status, code = 400, "empty_labels"
+
+
 class TokenIdOutOfRange(GpuscoreError):
     status, code = 400, "token_id_out_of_range"
 

@@ -25,7 +25,7 @@ def label_scores(
     softmax(logits / temperature) over the item's own labels, which sums to 1.
     """
     if apply_softmax:
-        return [_softmax(row.astype(np.float64) / temperature) for row in result.label_logits]
+        return [_softmax(row.astype(np.float64), temperature) for row in result.label_logits]
     return [np.exp(row) for row in label_logprobs(result)]
 
 
@@ -49,6 +49,7 @@ def label_mass(result: ScoreResult, label_ids: tuple[Int32Array, ...]) -> Float6
     return np.minimum(np.array(masses, dtype=np.float64), 1.0)
 
 
-def _softmax(values: Float64Array) -> Float64Array:
-    weights: Float64Array = np.exp(values - values.max())
+def _softmax(values: Float64Array, temperature: float) -> Float64Array:
+    with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf
+        weights: Float64Array = np.exp((values - values.max()) / temperature)
     return weights / float(weights.sum())

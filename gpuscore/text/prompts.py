@@ -16,9 +16,11 @@ import numpy as np
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
     DeadlineExceeded,
+    EmptyLabels,
     EmptyPrompt,
     GpuscoreError,
     InvalidRequest,
+    MissingLabels,
     MixedInputTypes,
     PromptTooLong,
     TokenIdOutOfRange,
@@ -37,7 +39,8 @@ class ScoreInput:
     `query` and `items` are both text or both token ids; an empty query fits either.
 
     Raises:
-        MixedInputTypes, InvalidRequest: on creation, for fields that exclude each other.
+        MixedInputTypes, MissingLabels, EmptyLabels, InvalidRequest: on creation, for fields that do
+            not go together.
     """
 
     query: str | list[int]
@@ -224,7 +227,7 @@ def _check_label_fields(given: ScoreInput) -> None:
         _some_label(given.labels, "labels")
         return
     if given.label_token_ids is None:
-        raise InvalidRequest("label_token_ids or labels is required", param="label_token_ids")
+        raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
     _some_label(given.label_token_ids, "label_token_ids")
     lists = _lists(given.label_token_ids)
     if len(lists) not in (0, len(given.label_token_ids)):
@@ -248,7 +251,7 @@ def _lists(labels: Sequence[int] | Sequence[Sequence[int]]) -> list[Sequence[int
 
 def _some_label(labels: Sequence[object], param: str) -> None:
     if not len(labels):
-        raise InvalidRequest(f"{param} must hold at least one label", param=param)
+        raise EmptyLabels(f"{param} must hold at least one label", param=param)
 
 
 def _at_most(error: type[GpuscoreError], param: str, count: int, limit: int) -> None:

@@ -6,10 +6,12 @@ import pytest
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
     DeadlineExceeded,
+    EmptyLabels,
     EmptyPrompt,
     InternalError,
     InvalidRequest,
     LabelNotSingleToken,
+    MissingLabels,
     MixedInputTypes,
     PromptTooLong,
     TokenIdOutOfRange,
@@ -167,9 +169,9 @@ def test_a_tokenizer_panic_is_an_error_of_its_own():
         (InvalidRequest, [1], [[10**400]], {}, "at most 64 bits"),
         (InvalidRequest, [1.5], [[1]], {}, "must hold integers"),
         (InvalidRequest, [True], [[1]], {}, "must hold integers"),
-        (InvalidRequest, [1], [[1]], {"label_token_ids": []}, "at least one label"),
-        (InvalidRequest, [1], [[1]], {"label_token_ids": [[]]}, "at least one label"),
-        (InvalidRequest, [1], [[1]], {"label_token_ids": None}, "is required"),
+        (EmptyLabels, [1], [[1]], {"label_token_ids": []}, "at least one label"),
+        (EmptyLabels, [1], [[1]], {"label_token_ids": [[]]}, "at least one label"),
+        (MissingLabels, [1], [[1]], {"label_token_ids": None}, "is required"),
         (InvalidRequest, [1], [[1]], {"labels": ["yes"]}, "exclude each other"),
         (InvalidRequest, [1], [[1]], {"label_token_ids": [[1], [2]]}, "2 lists for 1 items"),
         (

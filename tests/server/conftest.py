@@ -1,0 +1,100 @@
+"""Two servers for all tests of this folder, and the canary around every test."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
+
+from support.models import make_model
+from support.serving import RunningServer, serving
+from support.wire import KEYS, POISON, canary, connected
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> tuple[Path, PreTrainedModel]:
+    """A model whose text prompts begin with <s>; its tokenizer.json asks for cutting and padding,
+    which must not happen."""
+    directory = tmp_path_factory.mktemp("served")
+    made = make_model(directory, "llama")
+    path = str(directory / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.enable_truncation(max_length=8)
+    tokenizer.enable_padding(length=16)
+    tokenizer.save(path)
+    return directory, made
+
+
+@pytest.fixture(scope="session")
+def encode(model):
+    """Ids of a text as the contract has it: tokenizer.json without truncation and padding."""
+    tokenizer = Tokenizer.from_file(str(model[0] / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return lambda text: tokenizer.encode(text).ids
+
+
+@pytest.fixture(scope="session")
+def server(model) -> Iterator[RunningServer]:
+    with serving(model[0], "--threads", "1", "--served-model-name", "tiny") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server) -> Iterator[httpx.Client]:
+    """A client of the server with default limits and no key."""
+    with connected(server) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def limited_server(tmp_path_factory) -> Iterator[RunningServer]:
+    """Three keys, narrow limits, short times, and a model that can say infinity."""
+    directory = tmp_path_factory.mktemp("limited")
+    poisoned = make_model(directory)
+    with torch.no_grad():
+        poisoned.lm_head.weight[POISON] = torch.finfo(torch.float32).max
+    poisoned.save_pretrained(directory)
+    key_file = tmp_path_factory.mktemp("keys") / "keys.txt"
+    key_file.write_text(f"{KEYS[1]}\r\n\n  {KEYS[2]}  \n", encoding="utf-8")
+    flags = {
+        "--threads": 1,
+        "--api-key-file": key_file,
+        "--max-inflight-per-key": 1,
+        "--max-queued-requests": 2,
+        "--max-body-bytes": 2**20,
+        "--max-header-bytes": 2048,
+        "--max-headers": 20,
+        "--header-timeout": 0.6,
+        "--body-timeout": 0.6,
+    }
+    arguments = [str(part) for flag in flags.items() for part in flag]
+    with serving(directory, *arguments, environment={"GPUSCORE_API_KEY": KEYS[0]}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def limited(limited_server) -> Iterator[httpx.Client]:
+    with connected(limited_server, KEYS[0]) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def first_answers() -> dict[str, str]:
+    """What each server said to the canary at the very first."""
+    return {}
+
+
+@pytest.fixture
+def unharmed(request, first_answers) -> Iterator[None]:
+    """After the test each server that it used answers as it did at the very first, bit for bit."""
+    used = [name for name in ("client", "limited") if name in request.fixturenames]
+    for name in used:
+        if name not in first_answers:
+            first_answers[name] = canary(request.getfixturevalue(name))
+    yield
+    for name in used:
+        assert canary(request.getfixturevalue(name)) == first_answers[name]
