@@ -1,6 +1,7 @@
 """The embedded model: ranks visibly well, and is inside the installed wheel."""
 
 import os
+import random
 import subprocess
 import sys
 import zipfile
@@ -10,9 +11,16 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.models.synthetic import held_out_tasks, ndcg_at_k
+from gpuscore.models.synthetic import (
+    draw_ranking_tasks,
+    draw_training_group,
+    is_held_out,
+    ndcg_at_k,
+    prompt_query,
+)
 
 ROOT = Path(__file__).parents[1]
+TEST_SEED = 2026  # neither the one of training nor that of its own evaluation
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +32,8 @@ def demo():
 def test_it_ranks_far_better_than_chance(demo):
     rng = np.random.default_rng(0)
     ours, chance = [], []
-    for task in held_out_tasks(60):
-        result = demo.score(task.query_text, task.item_texts, labels=["yes", "no"])
+    for task in draw_ranking_tasks(TEST_SEED, 60):
+        result = demo.score(prompt_query(task.query_text), task.item_texts, labels=["yes", "no"])
         ours.append(ndcg_at_k(result.scores[:, 0].tolist(), task.relevance, 10))
         order = rng.random(len(task.item_texts)).tolist()
         chance.append(ndcg_at_k(order, task.relevance, 10))
@@ -37,9 +45,26 @@ def test_it_ranks_far_better_than_chance(demo):
     assert np.mean(chance) < 0.7, "the task would be too easy to prove anything"
 
 
+def test_training_never_sees_a_held_out_combination():
+    rng = random.Random(0)
+    for number in range(300):
+        group = draw_training_group(rng, 1, long_text=number % 3 == 0, plain=number % 5 == 0)
+        assert not is_held_out(group.query.requested)
+
+
+def test_ndcg():
+    assert ndcg_at_k([3, 2, 1], [3, 1, 0], 10) == 1
+    assert ndcg_at_k([1, 2, 3], [3, 1, 0], 1) == 0
+    # By hand: gains 1, 7, 0 at discounts 1, log2(3), 2 against 7, 1, 0.
+    want = (1 + 7 / np.log2(3)) / (7 + 1 / np.log2(3))
+    assert ndcg_at_k([2, 3, 1], [3, 1, 0], 10) == pytest.approx(want)
+
+
 def test_the_labels_are_what_the_model_wants_to_say(demo):
-    task = held_out_tasks(1)[0]
-    result = demo.score(task.query_text, task.item_texts, labels=["yes", "no"], logprobs=True)
+    task = draw_ranking_tasks(TEST_SEED, 1)[0]
+    result = demo.score(
+        prompt_query(task.query_text), task.item_texts, labels=["yes", "no"], logprobs=True
+    )
     assert result.label_mass.min() > 0.95
 
 
@@ -52,10 +77,12 @@ def test_it_equals_transformers(demo):
     model = Qwen3ForCausalLM.from_pretrained(directory).eval()
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     labels = [tokenizer.token_to_id("yes"), tokenizer.token_to_id("no")]
-    task = held_out_tasks(1)[0]
-    result = demo.score(task.query_text, task.item_texts, labels=["yes", "no"], logprobs=True)
+    task = draw_ranking_tasks(TEST_SEED, 1)[0]
+    result = demo.score(
+        prompt_query(task.query_text), task.item_texts, labels=["yes", "no"], logprobs=True
+    )
     for row, item in zip(result.logprobs, task.item_texts, strict=True):
-        ids = torch.tensor([tokenizer.encode(task.query_text + item).ids])
+        ids = torch.tensor([tokenizer.encode(prompt_query(task.query_text) + item).ids])
         with torch.no_grad():
             want = torch.log_softmax(model(ids).logits[0, -1].double(), dim=-1)[labels]
         np.testing.assert_allclose(row, want.numpy(), atol=1e-4, rtol=0)

@@ -551,18 +551,6 @@ def draw_training_group(
     return TrainingGroup(query, preamble, tuple(items))
 
 
-def draw_training_pairs(seed: int, count: int) -> tuple[tuple[str, str, bool], ...]:
-    """Draw (prompt before the item, item text, whether all requested attributes hold)."""
-    rng = random.Random(f"pairs-{seed}")
-    pairs = []
-    for _ in range(count):
-        group = draw_training_group(rng, 1)
-        item, asked = group.items[0], len(group.query.requested)
-        prompt = prompt_query(group.query.text, group.preamble)
-        pairs.append((prompt, item.text, held_count(group.query, item) == asked))
-    return tuple(pairs)
-
-
 def draw_ranking_tasks(
     seed: int, count: int, candidates: int = 40, min_attributes: int = 2
 ) -> tuple[RankingTask, ...]:

@@ -129,6 +129,11 @@ def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
 def _bind(config: ServerConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        return socket.create_server((config.host, config.port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(f"cannot bind {config.host}:{config.port}: {error.strerror}") from error
+        sock = socket.create_server((config.host, config.port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:  # OverflowError: a port over 65535
+        reason = getattr(error, "strerror", None) or "no such port"
+        raise ConfigError(f"cannot bind {config.host}:{config.port}: {reason}") from error
+    # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol; an
+    # answer goes out as head and body, and without it the body waits 40 ms for the head's ACK.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock

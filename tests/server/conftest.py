@@ -68,8 +68,8 @@ def limited_server(tmp_path_factory) -> Iterator[RunningServer]:
         "--max-body-bytes": 2**20,
         "--max-header-bytes": 2048,
         "--max-headers": 20,
-        "--header-timeout": 0.6,
-        "--body-timeout": 0.6,
+        "--header-timeout": 0.4,
+        "--body-timeout": 0.4,
     }
     arguments = [str(part) for flag in flags.items() for part in flag]
     with serving(directory, *arguments, environment={"GPUSCORE_API_KEY": KEYS[0]}) as running:

@@ -698,7 +698,7 @@ class TestProtocol:
 
 
 class TestTimes:
-    """The limited server leaves 0.6 seconds to a head and to a body."""
+    """The limited server leaves 0.4 seconds to a head and to a body."""
 
     @covers("request_timeout")
     @pytest.mark.parametrize(
@@ -710,7 +710,7 @@ class TestTimes:
             connection.send(sent)
             check_error(connection.reply(), 408, "request_timeout", None)
             assert connection.closed
-        assert 0.5 < time.monotonic() - start < 5
+        assert 0.3 < time.monotonic() - start < 5
 
     def test_a_head_that_trickles(self, limited):
         """The deadline is for the whole head: no byte puts it off."""

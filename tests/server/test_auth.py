@@ -1,0 +1,157 @@
+"""Promise: without a key nothing but probes and static pages, and no open door by accident."""
+
+import subprocess
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from gpuscore.config import ServerConfig
+from gpuscore.errors import ConfigError
+from gpuscore.server.app import OPEN_PATHS, create_app
+from gpuscore.server.auth import ApiKeys, read_api_keys
+from gpuscore.server.service import ScoringService
+from support.serving import COMMAND, serving
+from support.wire import KEYS, Connection, canary, check_error, connected
+
+BODY = {"items": [[5]], "label_token_ids": [3]}
+
+
+@pytest.fixture
+def stranger(limited_server):
+    with connected(limited_server) as opened:
+        yield opened
+
+
+def routes():
+    """(method, path) of every route of the application."""
+    app = create_app(ScoringService(("m",), 1), ServerConfig(), ApiKeys([b"k"]))
+    while not isinstance(app, FastAPI):
+        app = app.app
+    return sorted((m, r.path) for r in app.routes for m in r.methods)
+
+
+def test_the_routes_are_these():
+    posts = [path for method, path in routes() if method == "POST"]
+    assert posts == ["/v1/score"]
+    gets = {path for method, path in routes() if method == "GET"}
+    assert gets == {"/health", "/ready", "/docs", "/openapi.json", "/v1/models"}
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_every_route_is_closed_unless_it_is_meant_to_be_open(stranger, method, path):
+    reply = stranger.request(method, path, json=BODY if method == "POST" else None)
+    if path in OPEN_PATHS:
+        assert reply.status_code == 200
+    elif method == "HEAD":
+        assert reply.status_code == 401
+    else:
+        check_error(reply, 401, "invalid_api_key")
+        assert reply.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "path", ["/nope", "/v1/score/", "//v1/score", "/health/", "/health/../v1/score", "/metrics"]
+)
+def test_what_matches_no_route_is_closed_too(limited, stranger, path):
+    with Connection(stranger) as connection:
+        connection.request("POST", path, body=b"{}")
+        check_error(connection.reply(), 401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("host", ["a/health?x=", "x/health#", "127.0.0.1/health", "h:1@/docs?"])
+def test_a_host_header_opens_nothing(stranger, host):
+    """A path rebuilt from the Host header would be /health here."""
+    with Connection(stranger) as connection:
+        connection.request("POST", "/v1/score", f"Host: {host}", body=b"{}")
+        assert connection.reply().status in (400, 401)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_opens(limited_server, key):
+    with connected(limited_server, key) as client:
+        assert canary(client)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        ["Authorization:"],
+        ["Authorization: Bearer"],
+        ["Authorization: Bearer "],
+        ["Authorization: Bearer wrong"],
+        [f"Authorization: Bearer {KEYS[0]}x"],
+        [f"Authorization: Bearer {KEYS[0][:-1]}"],
+        [f"Authorization: Bearer {KEYS[0]} {KEYS[0]}"],
+        [f"Authorization: Basic {KEYS[0]}"],
+        [f"Authorization: {KEYS[0]}"],
+        [f"X-Api-Key: {KEYS[0]}"],
+        ["Authorization: Bearer ключ"],
+        ["Authorization: Bearer wrong", f"Authorization: Bearer {KEYS[0]}"],
+        [f"Authorization: Bearer {KEYS[0]}", f"Authorization: Bearer {KEYS[0]}"],
+    ],
+)
+def test_anything_else_does_not(stranger, fields):
+    with Connection(stranger) as connection:
+        connection.request("POST", "/v1/score", *fields, body=b"{}")
+        check_error(connection.reply(), 401, "invalid_api_key")
+
+
+def test_the_scheme_is_case_insensitive(limited_server, stranger):
+    with Connection(stranger) as connection:
+        connection.request("GET", "/v1/models", f"authorization: bearer {KEYS[0]}")
+        assert connection.reply().status == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_an_open_address_needs_a_key(host, monkeypatch, tmp_path):
+    config = ServerConfig(host=host)
+    with pytest.raises(ConfigError, match="no API key is set"):
+        read_api_keys(config)
+    assert not read_api_keys(ServerConfig(host=host, insecure=True))
+    monkeypatch.setenv("GPUSCORE_API_KEY", "k")
+    assert read_api_keys(config)
+    monkeypatch.delenv("GPUSCORE_API_KEY")
+    (tmp_path / "keys").write_text("k\n")
+    assert read_api_keys(ServerConfig(host=host, api_key_file=str(tmp_path / "keys")))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_does_not(host):
+    assert not read_api_keys(ServerConfig(host=host))
+
+
+def test_key_files_that_hold_no_key(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        read_api_keys(ServerConfig(api_key_file=str(tmp_path / "none")))
+    (tmp_path / "empty").write_text("\n  \n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        read_api_keys(ServerConfig(api_key_file=str(tmp_path / "empty")))
+
+
+def test_the_program_refuses_an_open_address(model):
+    done = subprocess.run(
+        [COMMAND, "serve", str(model[0]), "--host", "0.0.0.0", "--port", "0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 78
+    assert done.stderr.startswith("gpuscore: --host 0.0.0.0 is reachable from other machines")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_key_is_never_printed(model):
+    key = "key-that-nobody-may-see"
+    environment = {"GPUSCORE_API_KEY": key}
+    with serving(model[0], "--threads", "1", environment=environment) as server:
+        for given in (key, key + "x"):
+            headers = {"authorization": f"Bearer {given}"}
+            reply = httpx.post(f"{server.url}/v1/score", json=BODY, headers=headers)
+            assert key not in reply.text + str(reply.headers)
+        server.process.terminate()
+        output, _ = server.process.communicate(timeout=30)
+        assert server.process.returncode == 0
+    assert key not in output

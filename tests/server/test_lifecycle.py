@@ -1,0 +1,145 @@
+"""Promise: probes tell the truth, a bad start is one sentence, a stop loses nothing."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import httpx
+import pytest
+
+from support.serving import COMMAND, serving
+from support.wire import Connection, canary, connected, hold, large_request
+
+
+def refused_start(*arguments):
+    """The one sentence that a start is refused with."""
+    done = subprocess.run(
+        [COMMAND, "serve", *map(str, arguments), "--threads", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 78, done
+    assert done.stderr.startswith("gpuscore: ")
+    assert done.stderr.count("\n") == 1, "one sentence, no traceback"
+    return done.stderr
+
+
+def test_probes(client):
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").json() == {"status": "ready"}
+
+
+def test_models(client, model):
+    answer = client.get("/v1/models").json()
+    (card,) = answer["data"]
+    assert answer["object"] == "list"
+    assert card == {
+        "id": "tiny",
+        "object": "model",
+        "created": 0,
+        "owned_by": "gpuscore",
+        "max_model_len": 512,
+    }
+
+
+def test_documentation(client):
+    assert "swagger" in client.get("/docs").text.lower()
+    api = client.get("/openapi.json").json()
+    assert set(api["paths"]) == {"/v1/score", "/health", "/ready", "/v1/models"}
+    content = api["paths"]["/v1/score"]["post"]["requestBody"]["content"]
+    properties = content["application/json"]["schema"]["properties"]
+    assert {"query", "items", "labels", "label_token_ids", "apply_softmax"} <= set(properties)
+
+
+def test_sigterm_lets_a_request_finish(model):
+    body = large_request(60_000, apply_softmax=True)
+    with serving(model[0], "--threads", "1") as server, connected(server) as client:
+        before = canary(client)
+        with Connection(client, timeout=60) as connection:
+            hold(client, connection, body)
+            server.process.send_signal(signal.SIGTERM)
+            reply = connection.reply()
+        assert reply.status == 200
+        assert len(json.loads(reply.body)["scores"]) == 120
+        assert server.process.wait(timeout=30) == 0
+    assert before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_server_stops_at_once(model, number):
+    with serving(model[0], "--threads", "1") as server:
+        with socket.create_connection(server.address), connected(server) as client:
+            client.get("/health")
+            start = time.monotonic()
+            server.process.send_signal(number)
+            assert server.process.wait(timeout=30) == 0
+        assert time.monotonic() - start < 5
+        assert server.process.stdout.read().strip().endswith("}'"), "no noise after the example"
+
+
+def test_a_second_signal_does_not_wait(model):
+    body = large_request(500_000, apply_softmax=True)
+    with serving(model[0], "--threads", "1") as server, connected(server) as client:
+        with Connection(client) as connection:
+            hold(client, connection, body)
+            start = time.monotonic()
+            for _ in range(2):
+                server.process.send_signal(signal.SIGTERM)
+                time.sleep(0.3)
+            server.process.wait(timeout=30)
+        assert time.monotonic() - start < 4
+
+
+def test_a_client_that_leaves_frees_the_engine(model, client):
+    before = canary(client)
+    with Connection(client) as connection:
+        hold(client, connection, large_request(500_000, apply_softmax=True))
+    start = time.monotonic()
+    assert canary(client) == before
+    assert time.monotonic() - start < 5
+
+
+def test_a_port_in_use(client, model):
+    assert "cannot bind 127.0.0.1" in refused_start(model[0], "--port", client.base_url.port)
+
+
+def test_it_answers_while_loading_and_stops_with_the_reason(model, tmp_path):
+    """Weights are read after the port is bound; damage in them ends the process all the same."""
+    directory = tmp_path / "damaged"
+    shutil.copytree(model[0], directory)
+    weights = directory / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    assert "cannot be read as safetensors" in refused_start(directory, "--port", 0)
+
+
+def test_directories_that_are_no_model(model, tmp_path):
+    assert "has no config.json" in refused_start(tmp_path, "--port", 0)
+    directory = tmp_path / "other"
+    shutil.copytree(model[0], directory)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["BertModel"]}))
+    assert "architectures is ['BertModel']; supported: Llama" in refused_start(directory)
+    (directory / "tokenizer.json").write_text("{")
+    path.write_text((model[0] / "config.json").read_text())
+    assert "cannot be read as a tokenizer" in refused_start(directory)
+
+
+def test_options_out_of_range(model):
+    assert "--max-items must be at least 1, got 0" in refused_start(model[0], "--max-items", "0")
+    assert "--body-timeout must be at least" in refused_start(model[0], "--body-timeout", "nan")
+
+
+def test_a_model_without_a_tokenizer_takes_ids(model, tmp_path):
+    directory = tmp_path / "ids-only"
+    shutil.copytree(model[0], directory)
+    (directory / "tokenizer.json").unlink()
+    with serving(directory, "--threads", "1") as server:
+        ids = {"items": [[5], [6]], "label_token_ids": [3]}
+        assert httpx.post(f"{server.url}/v1/score", json=ids).status_code == 200
+        text = httpx.post(f"{server.url}/v1/score", json=ids | {"items": ["a"]})
+        assert text.json()["error"]["message"] == "this model has no tokenizer: send token ids"

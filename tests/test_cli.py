@@ -1,0 +1,156 @@
+"""The `gpuscore` command, in this process where that shows the same."""
+
+import fcntl
+import io
+import json
+import os
+import struct
+import subprocess
+import termios
+
+import numpy as np
+import pytest
+
+from gpuscore import Scorer, __version__
+from gpuscore.cli import main
+from support.serving import COMMAND
+
+QUERY = "query: a red lamp\nitem: "
+ITEMS = ["A blue chair.", "A red lamp.", "", "A naïve red lamp ☃"]
+
+
+@pytest.fixture
+def items_file(tmp_path):
+    path = tmp_path / "items.txt"
+    path.write_text("\n".join(ITEMS) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def want():
+    with Scorer("demo") as scorer:
+        return scorer.score(QUERY, ITEMS, labels=["yes", "no"], apply_softmax=True).scores
+
+
+def score(*arguments):
+    return main(["score", "demo", "--query", QUERY, "--labels", "yes,no", *arguments])
+
+
+def test_a_ranked_table(items_file, want, capsys):
+    assert score("--items", items_file) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["rank", "yes", "no", "item"]
+    order = np.argsort(-want[:, 0], kind="stable")
+    for rank, (row, index) in enumerate(zip(rows, order, strict=True), start=1):
+        parts = row.split(maxsplit=3)
+        assert int(parts[0]) == rank
+        np.testing.assert_allclose([float(p) for p in parts[1:3]], want[index], atol=1e-5)
+        assert row.endswith(f"  {ITEMS[index]}")
+    assert ITEMS[order[0]] == "A red lamp."
+
+
+def test_json_lines(items_file, want, capsys):
+    assert score("--items", items_file, "--json") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["index"] for line in lines] == [0, 1, 2, 3]
+    assert [line["item"] for line in lines] == ITEMS
+    got = [[line["scores"]["yes"], line["scores"]["no"]] for line in lines]
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_standard_input(want, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("A red lamp."))
+    assert score("--items", "-", "--json") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["scores"]["yes"] == pytest.approx(want[1, 0], abs=1e-5)
+
+
+def test_nothing_to_score(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert score("--items", "-", "--json") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_the_whole_vocabulary_and_item_first(items_file, capsys):
+    assert score("--items", items_file, "--json", "--full-vocabulary", "--item-first") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    with Scorer("demo") as scorer:
+        want = scorer.score(QUERY, ITEMS, labels=["yes", "no"], item_first=True).scores
+    got = [[line["scores"]["yes"], line["scores"]["no"]] for line in lines]
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_progress_bar_on_long_input(tmp_path):
+    """On a terminal, on standard error, and only there."""
+    path = tmp_path / "many.txt"
+    path.write_text("A red lamp.\n" * 300)
+    parent, child = os.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    done = subprocess.run(
+        [COMMAND, "score", "demo", "--query", QUERY, "--items", path, "--labels", "yes", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=child,
+        check=True,
+        timeout=60,
+    )
+    os.close(child)
+    shown = os.read(parent, 65536).decode()
+    os.close(parent)
+    assert "300/300" in shown
+    assert len(done.stdout.splitlines()) == 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--items", "/no/such/file"], 78, "No such file"),
+        (["--items", "-", "--labels", "yes,indeed not"], 1, r"labels[1] is"),
+        (["--items", "-", "--labels", "yes,"], 1, r"labels[1] is 0 tokens"),
+        (["--items", "-", "--dtype", "bfloat16", "--max-model-len", "3"], 1, "the limit is 3"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(arguments, code, message, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("A red lamp.\n"))
+    assert score(*arguments) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("gpuscore: ")
+    assert error.count("\n") == 1
+
+
+def test_info(capsys):
+    assert main(["info", "demo"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("Qwen3ForCausalLM", "4,096 tokens", "tokenizer.json", "cpu, float32", "MiB"):
+        assert part in shown
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["score"], ["info"]])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    assert "usage: gpuscore" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"gpuscore {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["serve", "--prot", "1"], ["serve", "--port", "x"], ["info", "--port", "1"], ["tune"], []],
+)
+def test_unknown_words_are_errors(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "usage: gpuscore" in capsys.readouterr().err
+
+
+def test_a_hub_name_offline(capsys):
+    for command in ("info", "serve"):
+        assert main([command, "Qwen/Qwen3-0.6B", "--revision", "main"]) == 78
+        assert "hf download Qwen/Qwen3-0.6B" in capsys.readouterr().err
