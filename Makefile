@@ -30,7 +30,7 @@ serve: setup
 	$(BIN)/gpuscore serve $(MODEL) --port $(PORT)
 
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # Never changes files.
 check: setup
