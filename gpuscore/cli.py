@@ -84,6 +84,11 @@ def _add_score_command(commands: Any) -> None:
 
 
 def _serve(values: argparse.Namespace) -> int:
+    from gpuscore.server.auth import read_api_keys
+
+    server = from_flags(ServerConfig, values)
+    keys = read_api_keys(server)  # an open address is refused before torch takes its seconds
+
     from gpuscore.backends import create_backend, plan_backend
     from gpuscore.engine.engine import Engine
     from gpuscore.server.run import serve
@@ -91,7 +96,7 @@ def _serve(values: argparse.Namespace) -> int:
     from gpuscore.text.prompts import PromptBuilder
     from gpuscore.text.tokenizer import TextEncoder
 
-    model, server = from_flags(ModelConfig, values), from_flags(ServerConfig, values)
+    model = from_flags(ModelConfig, values)
     limits, engine = from_flags(RequestLimits, values), from_flags(EngineConfig, values)
     directory = model_directory(model.model, model.revision)
     plan = plan_backend(directory, model)
@@ -106,7 +111,8 @@ def _serve(values: argparse.Namespace) -> int:
         print(f"gpuscore: ready on http://{address} - try\n\n{_example(address)}\n", flush=True)
 
     print(f"gpuscore: loading {model.model} as {plan.dtype} on {plan.device}", flush=True)
-    return serve((server.served_model_name or model.model, model.model), server, load, announce)
+    names = (server.served_model_name or model.model, model.model)
+    return serve(names, server, keys, load, announce)
 
 
 def _score(values: argparse.Namespace) -> int:

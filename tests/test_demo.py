@@ -92,7 +92,10 @@ def test_an_installed_wheel_scores_with_it(tmp_path):
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     wheels, site = tmp_path / "wheels", tmp_path / "site"
     build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)]
-    subprocess.run([*pip, *build], check=True, capture_output=True, cwd=tmp_path)
+    # Not in the checkout: what an earlier build left there would be packed again.
+    (tmp_path / "build.cfg").write_text(f"[build]\nbuild_base = {tmp_path / 'build'}\n")
+    environment = os.environ | {"DIST_EXTRA_CONFIG": str(tmp_path / "build.cfg")}
+    subprocess.run([*pip, *build], check=True, capture_output=True, cwd=tmp_path, env=environment)
     (wheel,) = wheels.iterdir()
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"gpuscore", "gpuscore_kernels"}

@@ -17,7 +17,7 @@ import uvicorn
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.app import create_app
-from gpuscore.server.auth import read_api_keys
+from gpuscore.server.auth import ApiKeys
 from gpuscore.server.protocol import ScoreProtocol
 from gpuscore.server.service import LoadedModel, ScoringService
 
@@ -53,6 +53,7 @@ class Server(uvicorn.Server):
 def serve(
     names: tuple[str, ...],
     config: ServerConfig,
+    keys: ApiKeys,
     load: Callable[[], LoadedModel],
     announce: Callable[[str], None],
 ) -> int:
@@ -60,14 +61,15 @@ def serve(
 
     Args:
         names: the model's names on the wire.
+        keys: digests of the valid API keys (`read_api_keys`); none leaves every route open.
         load: loads and warms the model; runs in a thread while /health already answers.
         announce: called with the server's address once it is ready.
 
     Raises:
-        ConfigError: a non-loopback address without a key, or an address that cannot be bound.
+        ConfigError: an address that cannot be bound, or what `load` raises.
     """
     service = ScoringService(names, config.max_inflight_per_key)
-    app = create_app(service, config, read_api_keys(config))
+    app = create_app(service, config, keys)
     server = Server(_uvicorn_config(app, config), service)
     sock = _bind(config)
     host, port = sock.getsockname()[:2]
