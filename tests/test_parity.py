@@ -135,6 +135,12 @@ def test_the_whole_context_is_usable(tiny_model, rng):
         ("qwen2", {"tie_word_embeddings": False}),
         ("llama", {"attention_bias": True, "num_key_value_heads": 4, "rope_parameters": None}),
         ("mistral", {"num_key_value_heads": 1}),
+        ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+        ("gemma2", {"tie_word_embeddings": True, "attention_bias": True}),
+        ("gemma3", {"final_logit_softcapping": 5.0, "tie_word_embeddings": True}),
+        ("qwen3_moe", {"norm_topk_prob": False, "mlp_only_layers": [], "attention_bias": True}),
+        ("qwen3_moe", {"mlp_only_layers": [], "decoder_sparse_step": 2}),
+        ("qwen3_moe", {"num_experts": 40, "num_experts_per_tok": 8}),
     ],
 )
 def test_variants_of_a_family(tiny_model, rng, family, overrides):
@@ -145,16 +151,54 @@ def test_variants_of_a_family(tiny_model, rng, family, overrides):
         check(model, scorer, [query + i for i in items], result)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_is_no_worse_than_twice_transformers_own(tiny_model, rng, dtype):
+QWEN_WINDOW = {"use_sliding_window": True, "max_window_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("gemma2", {}),
+        ("gemma3", {}),
+        ("mistral", {}),
+        ("qwen2", QWEN_WINDOW),
+        ("qwen3", QWEN_WINDOW),
+        ("qwen3_moe", QWEN_WINDOW),
+    ],
+)
+@pytest.mark.parametrize("window", [1, 9, 33, 80, 400])
+def test_sliding_windows(tiny_model, rng, family, overrides, window):
+    """Shorter than an item, than the query, than both together, and longer than all."""
+    directory, model = tiny_model(family, sliding_window=window, **overrides)
+    query, items = random_ids(rng, 50), [random_ids(rng, n) for n in (1, 8, 8, 21, 60, 150)]
+    prompts = [query + i for i in items]
+    for max_batch_tokens in (24, 2048):  # query and items in chunks, and all in one batch
+        with Scorer(str(directory), max_batch_tokens=max_batch_tokens) as scorer:
+            result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
+            check(model, scorer, prompts, result)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("qwen3", "bfloat16"),
+        ("qwen3", "float16"),
+        ("gemma2", "bfloat16"),
+        ("gemma3", "bfloat16"),
+    ],
+)
+def test_half_precision_is_no_worse_than_twice_transformers_own(tiny_model, rng, family, dtype):
     """Invariant 1's bound, against float32 on the same prompts: median, p99 and max."""
     import torch
 
-    directory, model = tiny_model()
+    directory, model = tiny_model(family)
     query, items = random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 200)]
     prompts = [query + i for i in items]
     exact = reference_logprobs(model, prompts)[:, LABELS]
-    rounded = type(model).from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+    rounded = (
+        type(model)
+        .from_pretrained(directory, dtype=getattr(torch, dtype), attn_implementation="eager")
+        .eval()
+    )
     theirs = np.abs(reference_logprobs(rounded, prompts)[:, LABELS] - exact)
     with Scorer(str(directory), dtype=dtype, max_batch_tokens=512) as scorer:
         result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)

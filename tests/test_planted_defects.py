@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.backends.torch import attention, backend
-from gpuscore.backends.torch.models import decoder, layers
+from gpuscore.backends.torch import attention, attention_plan, backend
+from gpuscore.backends.torch.models import decoder, layers, mixture
 from gpuscore.engine import scheduler
 from gpuscore.text import prompts
 from support.models import random_ids, reference_logprobs
@@ -24,9 +24,9 @@ def patched(monkeypatch, module, name, change):
     monkeypatch.setattr(module, name, change(getattr(module, name)))
 
 
-def worst_error(tiny_model, max_batch_tokens=64):
+def worst_error(tiny_model, family="qwen3", max_batch_tokens=64):
     """Max |delta log p| against transformers; a query in chunks, items packed beside it."""
-    directory, model = tiny_model()
+    directory, model = tiny_model(family)
     rng = np.random.default_rng(0)
     query, items = random_ids(rng, 75), [random_ids(rng, n) for n in (3, 9, 1, 20, 33)]
     want = reference_logprobs(model, [query + item for item in items])[:, LABELS]
@@ -35,14 +35,15 @@ def worst_error(tiny_model, max_batch_tokens=64):
     return np.abs(result.logprobs - want).max()
 
 
-def test_without_a_defect(tiny_model):
-    assert worst_error(tiny_model) < 1e-4
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3", "qwen3_moe"])
+def test_without_a_defect(tiny_model, family):
+    assert worst_error(tiny_model, family) < 1e-4
 
 
 def items_do_not_see_the_parent(monkeypatch):
     patched(
         monkeypatch,
-        attention,
+        attention_plan,
         "_dense_passes",
         lambda make: (
             lambda *a: tuple(
@@ -57,7 +58,7 @@ def items_do_not_see_the_parent(monkeypatch):
 def items_do_not_see_the_cached_prefix(monkeypatch):
     patched(
         monkeypatch,
-        attention,
+        attention_plan,
         "_dense_passes",
         lambda make: (
             lambda *a: tuple(
@@ -70,7 +71,7 @@ def items_do_not_see_the_cached_prefix(monkeypatch):
 
 
 def one_cached_token_is_dropped(monkeypatch):
-    patched(monkeypatch, attention, "_prefix_slots", lambda slots: lambda *a: slots(*a)[1:])
+    patched(monkeypatch, attention_plan, "_prefix_slots", lambda slots: lambda *a: slots(*a)[1:])
 
 
 def items_see_their_future(monkeypatch):
@@ -86,9 +87,9 @@ def items_see_each_other(monkeypatch):
     """All segments of a batch run as one, causally."""
 
     def blur(make):
-        return lambda starts, lengths, device: make(starts[:1], np.array([lengths.sum()]), device)
+        return lambda starts, lengths, *a: make(starts[:1], np.array([lengths.sum()]), *a)
 
-    patched(monkeypatch, attention, "_causal_groups", blur)
+    patched(monkeypatch, attention_plan, "_causal_groups", blur)
 
 
 def the_merge_ignores_the_weights(monkeypatch):
@@ -142,7 +143,10 @@ def a_page_is_swapped(monkeypatch):
 
 def labels_are_off_by_one(monkeypatch):
     patched(
-        monkeypatch, backend, "label_logits", lambda run: lambda h, w, r, ids: run(h, w, r, ids - 1)
+        monkeypatch,
+        backend,
+        "label_logits",
+        lambda run: lambda h, w, r, ids, **k: run(h, w, r, ids - 1, **k),
     )
 
 
@@ -168,9 +172,7 @@ def the_cut_loses_a_token(monkeypatch):
 
 
 def norm_weights_are_ignored(monkeypatch):
-    patched(
-        monkeypatch, decoder, "rms_norm", lambda norm: lambda x, w, eps: norm(x, w * 0 + 1, eps)
-    )
+    patched(monkeypatch, decoder, "rms_norm", lambda norm: lambda x, w, *a: norm(x, w * 0 + 1, *a))
 
 
 def the_rotary_embedding_interleaves(monkeypatch):
@@ -209,3 +211,86 @@ DEFECTS = [
 def test_a_defect_is_visible(tiny_model, monkeypatch, plant):
     plant(monkeypatch)
     assert worst_error(tiny_model) > VISIBLE
+
+
+def a_window_is_one_longer(monkeypatch):
+    def longer(first):
+        return lambda positions, window: first(positions, window and window + 1)
+
+    patched(monkeypatch, attention_plan, "_first_positions", longer)
+
+
+def a_window_counts_rows(monkeypatch):
+    """From a segment's own start instead of the prompt's."""
+
+    def from_own_start(first):
+        return lambda positions, window: first(positions - positions.min(), window)
+
+    patched(monkeypatch, attention_plan, "_first_positions", from_own_start)
+
+
+def scores_are_not_capped(monkeypatch):
+    patched(
+        monkeypatch,
+        attention,
+        "partial_attention",
+        lambda run: lambda *a, softcap, **k: run(*a, **k),
+    )
+
+
+def logits_are_not_capped(monkeypatch):
+    patched(monkeypatch, backend, "label_logits", lambda run: lambda *a, softcap, **k: run(*a, **k))
+
+
+def the_norms_miss_their_one(monkeypatch):
+    patched(monkeypatch, decoder, "rms_norm", lambda norm: lambda *a: norm(*a[:3]))
+
+
+def windows_share_the_rope(monkeypatch):
+    patched(
+        monkeypatch,
+        decoder.DecoderConfig,
+        "rope_of",
+        lambda _: lambda config, layer: config.rope,
+    )
+
+
+def the_second_expert_is_dropped(monkeypatch):
+    def first_only(route):
+        def routed(*a):
+            weights, chosen = route(*a)
+            return weights * layers.torch.tensor([1.0, 0.0]), chosen
+
+        return routed
+
+    patched(monkeypatch, mixture, "_route", first_only)
+
+
+def the_router_does_not_choose(monkeypatch):
+    def first_experts(route):
+        def routed(*a):
+            weights, chosen = route(*a)
+            return weights, chosen * 0 + layers.torch.arange(chosen.shape[1])
+
+        return routed
+
+    patched(monkeypatch, mixture, "_route", first_experts)
+
+
+@pytest.mark.parametrize(
+    ("plant", "family"),
+    [
+        (a_window_is_one_longer, "gemma2"),
+        (a_window_counts_rows, "gemma3"),
+        (scores_are_not_capped, "gemma2"),
+        (logits_are_not_capped, "gemma2"),
+        (the_norms_miss_their_one, "gemma3"),
+        (windows_share_the_rope, "gemma3"),
+        (the_second_expert_is_dropped, "qwen3_moe"),
+        (the_router_does_not_choose, "qwen3_moe"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_defect_of_one_family_is_visible(tiny_model, monkeypatch, plant, family):
+    plant(monkeypatch)
+    assert worst_error(tiny_model, family) > VISIBLE

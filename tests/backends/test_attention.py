@@ -1,11 +1,14 @@
 """`ExtendAttention` against the oracle of the mask rule, layer by layer."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from gpuscore.backends.torch.attention import ExtendAttention, padded_length, plan_attention
-from gpuscore.backends.torch.hf_config import DecoderConfig
+from gpuscore.backends.torch.attention import ExtendAttention
+from gpuscore.backends.torch.attention_plan import padded_length
+from gpuscore.backends.torch.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.kv_pool import KVPool
 from support.layouts import random_batch
 from support.oracle import attention as oracle
@@ -22,10 +25,10 @@ CONFIG = DecoderConfig(
     num_kv_heads=KV_HEADS,
     head_dim=DIM,
     rms_norm_eps=1e-6,
-    rope_theta=1e4,
-    rope_scaling=None,
+    rope=Rope(1e4),
     max_position_embeddings=1,
-    sliding_window=None,
+    windows=(None, None),
+    attention_scale=DIM**-0.5,
     tie_word_embeddings=True,
     checkpoint_dtype="float32",
 )
@@ -34,7 +37,7 @@ CPU = torch.device("cpu")
 
 def poisoned_pool(batch, generator):
     """Random keys and values in the cached slots, NaN everywhere else, page tails included."""
-    pool = KVPool(CONFIG, NUM_SLOTS, torch.float32, CPU)
+    pool = KVPool(CONFIG, NUM_SLOTS // PAGE_SIZE, PAGE_SIZE, torch.float32, CPU)
     cached = [
         batch.page_table[r, i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE
         for r, length in enumerate(batch.prefix_lens)
@@ -52,31 +55,34 @@ def as_oracle(side):
     return side.permute(1, 0, 2).double().numpy()
 
 
+def run(batch, impl, seed, window=None, softcap=None):
+    """All layers of CONFIG on random q, k, v against the oracle; the last one scores some rows."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = poisoned_pool(batch, generator)
+    before = [[as_oracle(side) for side in sides] for sides in pool.layers]
+    q, k, v = (
+        torch.randn(batch.num_tokens, heads, DIM, generator=generator)
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    config = replace(CONFIG, windows=(window, window), attention_softcap=softcap)
+    attend = ExtendAttention(batch, config, pool, impl)
+    rows = torch.from_numpy(batch.score_rows.astype(np.int64))
+    exact = [x.double().numpy() for x in (q, k, v)]
+    for layer, scored in ((0, None), (1, rows)):
+        want = oracle(batch, PAGE_SIZE, *exact, *before[layer], window, softcap)
+        got = attend(layer, q if scored is None else q[scored], k, v).numpy()
+        want = want if scored is None else want[batch.score_rows]
+        np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
+    return pool, k, v
+
+
 @pytest.mark.parametrize("impl", ["cpu", "reference"])
 @pytest.mark.parametrize("seed", range(12))
 def test_random_batches(seed, impl):
     batch = random_batch(np.random.default_rng(seed), NUM_SLOTS, PAGE_SIZE)
     if not batch.num_tokens:
         return
-    generator = torch.Generator().manual_seed(seed)
-    pool = poisoned_pool(batch, generator)
-    before = [as_oracle(side) for side in pool.layers[0]]
-    q, k, v = (
-        torch.randn(batch.num_tokens, heads, DIM, generator=generator)
-        for heads in (HEADS, KV_HEADS, KV_HEADS)
-    )
-    plan = plan_attention(batch, PAGE_SIZE, CPU)
-    attend = ExtendAttention(plan, pool, DIM**-0.5, impl)
-    want = oracle(batch, PAGE_SIZE, *(x.double().numpy() for x in (q, k, v)), *before)
-    np.testing.assert_allclose(attend(0, q, k, v).numpy(), want, atol=1e-5, rtol=1e-5)
-
-    # The last layer gets the queries of the scored rows only.
-    before = [as_oracle(side) for side in pool.layers[1]]
-    rows = torch.from_numpy(batch.score_rows.astype(np.int64))
-    want = oracle(batch, PAGE_SIZE, *(x.double().numpy() for x in (q, k, v)), *before)
-    got = attend(1, q[rows], k, v).numpy()
-    np.testing.assert_allclose(got, want[batch.score_rows], atol=1e-5, rtol=1e-5)
-
+    pool, k, v = run(batch, impl, seed)
     kept = batch.slot_mapping >= 0
     for layer in pool.layers:
         for side, values in zip(layer, (k, v), strict=True):
@@ -84,23 +90,26 @@ def test_random_batches(seed, impl):
             assert torch.equal(stored, values[torch.from_numpy(kept)])
 
 
-def test_rows_in_the_middle_of_a_segment_can_be_scored():
-    from dataclasses import replace
+@pytest.mark.parametrize("impl", ["cpu", "reference"])
+@pytest.mark.parametrize("window", [1, 2, 5, 17, 40, 1000])
+@pytest.mark.parametrize("softcap", [None, 0.7])
+def test_windows_count_positions_not_rows(window, softcap, impl):
+    for seed in range(4):
+        batch = random_batch(np.random.default_rng(seed), NUM_SLOTS, PAGE_SIZE)
+        if batch.num_tokens:
+            run(batch, impl, seed, window, softcap)
 
+
+def test_a_soft_cap_without_a_window():
+    batch = random_batch(np.random.default_rng(5), NUM_SLOTS, PAGE_SIZE)
+    run(batch, "cpu", 5, None, 0.3)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_rows_in_the_middle_of_a_segment_can_be_scored(window):
     batch = random_batch(np.random.default_rng(5), NUM_SLOTS, PAGE_SIZE)
     rows = np.arange(batch.num_tokens, dtype=np.int32)[::3]
-    batch = replace(batch, score_rows=rows)
-    generator = torch.Generator().manual_seed(0)
-    pool = poisoned_pool(batch, generator)
-    before = [as_oracle(side) for side in pool.layers[1]]
-    q, k, v = (
-        torch.randn(batch.num_tokens, heads, DIM, generator=generator)
-        for heads in (HEADS, KV_HEADS, KV_HEADS)
-    )
-    attend = ExtendAttention(plan_attention(batch, PAGE_SIZE, CPU), pool, DIM**-0.5, "cpu")
-    want = oracle(batch, PAGE_SIZE, *(x.double().numpy() for x in (q, k, v)), *before)
-    got = attend(1, q[torch.from_numpy(rows.astype(np.int64))], k, v).numpy()
-    np.testing.assert_allclose(got, want[rows], atol=1e-5, rtol=1e-5)
+    run(replace(batch, score_rows=rows), "cpu", 0, window)
 
 
 def test_padding_is_bounded():

@@ -16,6 +16,8 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.models import LLAMA3_ROPE, random_ids, reference_logprobs
 
+SLIDING = ["sliding_attention"] * 3
+
 
 @pytest.fixture
 def copy(tiny_model, tmp_path):
@@ -49,7 +51,7 @@ def load(directory, **options):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architectures is .*GPT2.*; supported: Llama"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures is .*GPT2.*; supported: Gemma2"),
         ({"architectures": None}, "architectures is None; supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is a value; supported: unq"),
         ({"auto_map": {"AutoModel": "x.py"}}, "auto_map is a value; supported: models without"),
@@ -58,10 +60,16 @@ def load(directory, **options):
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type is 'yarn'"),
         ({"rope_parameters": {"a": {"rope_type": "default"}}}, "rope_parameters must be one flat"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "'linear'"),
-        ({"use_sliding_window": True, "sliding_window": 100, "layer_types": None}, "is 100 and in"),
-        ({"layer_types": ["sliding_attention"] * 3, "sliding_window": 64}, "is 64 and in use"),
-        ({"layer_types": ["linear_attention"] * 3}, "layer_types has .*linear_attention"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2}}, "'dynamic'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "2"}}, "factor must be a positive"),
+        (
+            {"use_sliding_window": True, "sliding_window": None, "layer_types": SLIDING},
+            "_window mu",
+        ),
+        ({"layer_types": SLIDING, "sliding_window": 64}, "use_sliding_window is false"),
+        ({"layer_types": ["linear_attention"] * 3}, "layer_types is .*linear_attention"),
+        ({"layer_types": ["full_attention"] * 2}, "layer_types is .*; supported: 3 entries"),
+        ({"use_sliding_window": True, "max_window_layers": "1", "layer_types": None}, "found '1'"),
         ({"dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn'; supported: bfloat16"),
         ({"hidden_size": None}, "hidden_size must be a positive integer, found None"),
         ({"hidden_size": "48"}, "hidden_size must be a positive integer, found '48'"),
@@ -77,13 +85,31 @@ def test_config_refusals(copy, fields, message):
         plan_backend(directory, ModelConfig())
 
 
-def test_mistral_window(copy):
-    """A window that no prompt can outgrow changes nothing, so it may stay."""
-    directory = copy("mistral")
-    edit_config(directory, sliding_window=128)
-    with pytest.raises(ConfigError, match="--max-model-len 128 or less"):
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; supported: gelu_"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; supported"),
+        ("gemma3", {"rope_parameters": {"rope_type": "default"}}, "object in full_attention"),
+        ("qwen3_moe", {"num_experts_per_tok": 7}, "num_experts_per_tok is 7; supported: at most"),
+        ("qwen3_moe", {"moe_intermediate_size": 0}, "moe_intermediate_size must be a positive"),
+    ],
+)
+def test_config_refusals_of_one_family(copy, family, fields, message):
+    directory = copy(family)
+    edit_config(directory, **fields)
+    with pytest.raises(ConfigError, match=message):
         plan_backend(directory, ModelConfig())
-    assert plan_backend(directory, ModelConfig(max_model_len=128)).limits.max_model_len == 128
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_gemma_in_float16_is_refused(copy, family):
+    directory = copy(family)
+    with pytest.raises(ConfigError, match="float16, in which Gemma.*; supported: bfloat16, float"):
+        plan_backend(directory, ModelConfig(dtype="float16"))
+    edit_config(directory, dtype="float16")
+    with pytest.raises(ConfigError, match="--dtype auto is float16"):
+        plan_backend(directory, ModelConfig())
 
 
 @pytest.mark.parametrize(
@@ -167,6 +193,44 @@ def test_shards_and_the_hubs_older_rope_fields(copy, tiny_model):
         rope_scaling=scaling,
         torch_dtype="float32",
     )
+    prompt = random_ids(np.random.default_rng(0), 100)
+    with Scorer(str(directory)) as scorer:
+        result = scorer.score(prompt[:90], [prompt[90:]], label_token_ids=[3], logprobs=True)
+    assert result.logprobs[0, 0] == pytest.approx(
+        reference_logprobs(model, [prompt])[0, 3], abs=1e-4
+    )
+
+
+OLDER_FILES = {  # fields of the hub's files, and those of transformers 5 that they stand for
+    "gemma2": (
+        {"rope_theta": 1e4},
+        ("rope_parameters", "layer_types", "attn_logit_softcapping", "tie_word_embeddings"),
+        {"attn_logit_softcapping": 50.0, "tie_word_embeddings": True},
+    ),
+    "gemma3": (
+        {
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "sliding_window_pattern": 2,
+        },
+        ("rope_parameters", "layer_types"),
+        {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "qwen3_moe": (
+        {"num_experts": 6, "rope_theta": 1e4},
+        ("num_local_experts", "rope_parameters"),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", OLDER_FILES)
+def test_the_hubs_older_fields(copy, tiny_model, family):
+    fields, without, overrides = OLDER_FILES[family]
+    _, model = tiny_model(family, **overrides)
+    directory = copy(family, **overrides)
+    edit_config(directory, drop=without, **fields)
     prompt = random_ids(np.random.default_rng(0), 100)
     with Scorer(str(directory)) as scorer:
         result = scorer.score(prompt[:90], [prompt[90:]], label_token_ids=[3], logprobs=True)

@@ -18,12 +18,15 @@ SHAPES = [  # batch, heads, KV heads, rows, keys, head size
 ]
 
 
-def expected(q, k, v, scale, visible):
+def expected(q, k, v, scale, visible, softcap=None):
     """float64 [B, H, M, D] and [B, H, M]; `visible` is bool, broadcastable to [B, H, M, S]."""
     q, k, v = (x.double().numpy() for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    scores = np.where(visible, q @ k.swapaxes(-1, -2) * scale, -np.inf)
+    scores = q @ k.swapaxes(-1, -2) * scale
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
+    scores = np.where(visible, scores, -np.inf)
     with np.errstate(divide="ignore"):
         top = np.maximum(scores.max(-1, keepdims=True, initial=-1e300), -1e300)
         weights = np.exp(scores - top)
@@ -80,6 +83,38 @@ def test_key_mask_with_a_row_that_sees_nothing(dtype, impl):
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("softcap", [None, 0.6])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (63, 63), (700, 111), (600, 600)])
+def test_first_keys_and_soft_cap(rows, keys, causal, softcap, dtype, impl):
+    """Windows whose lower edge moves, in both directions, beyond the last key as well."""
+    keys = rows if causal else keys
+    q, k, v = inputs((2, 4, 2, rows, keys, 16), dtype)
+    first = torch.arange(rows) - 5 if causal else torch.arange(rows).flip(0) * keys // rows + 3
+    key = np.arange(keys)
+    visible = key >= first.numpy()[:, None]
+    visible &= key <= np.arange(rows)[:, None] if causal else np.True_
+    got = partial_attention(
+        q, k, v, scale=0.3, causal=causal, first_key=first, softcap=softcap, impl=impl
+    )
+    check(got, expected(q, k, v, 0.3, visible, softcap), dtype)
+    blind = torch.from_numpy(~visible.any(axis=1))
+    assert got[1][:, :, blind].eq(-torch.inf).all()
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_soft_cap_with_and_without_a_key_mask(shape, impl):
+    q, k, v = inputs(shape, torch.float32)
+    got = partial_attention(q, k, v, scale=0.3, softcap=0.4, impl=impl)
+    check(got, expected(q, k, v, 0.3, np.True_, 0.4), torch.float32)
+    mask = torch.from_numpy(np.random.default_rng(0).random((shape[0], shape[4])) < 0.5)
+    got = partial_attention(q, k, v, scale=0.3, softcap=0.4, key_mask=mask, impl=impl)
+    check(got, expected(q, k, v, 0.3, mask.numpy()[:, None, None, :], 0.4), torch.float32)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("shape", [(1, 2, 1, 0, 7, 8), (1, 2, 1, 7, 0, 8), (0, 2, 1, 7, 7, 8)])
 def test_empty_passes(shape, impl):
     """No rows, no keys or no batch at all: the operator below would crash the process."""
@@ -128,6 +163,7 @@ def test_large_scores_do_not_overflow():
         ({"v": (1, 2, 8, 8)}, "do not fit"),
         ({"causal": True}, "as many rows as keys"),
         ({"key_mask": torch.ones(1, 8, dtype=torch.bool)}, "key_mask must be"),
+        ({"first_key": torch.zeros(4, dtype=torch.int64)}, "first_key must be"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(change, message):

@@ -12,6 +12,10 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -21,6 +25,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 VOCAB = 400
@@ -43,13 +49,36 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 24, "sliding_window": 20}
+GEMMA3 = {
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+MIXTURE = {
+    "head_dim": 16,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
+}
 FAMILIES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 16, "rope_theta": 1e6}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "mlp_bias": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 24, "sliding_window": None}),
+    "gemma2": (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        GEMMA | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 6.0},
+    ),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA | GEMMA3),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, MIXTURE),
 }
-WITH_BOS = ("llama", "mistral")
+WITH_BOS = ("gemma2", "gemma3", "llama", "mistral")
 CORPUS = (
     "query: a blue wooden chair for the garden item: The chair is made of wood. yes no maybe",
     "a query and an item are joined, and merges may cross the boundary of the two: yesyes nono",
@@ -64,6 +93,7 @@ def make_model(
     config_class, model_class, special = FAMILIES[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**(COMMON | special | overrides))).float().eval()
+    model.set_attn_implementation("eager")  # the others drop Gemma 2's soft-cap
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)

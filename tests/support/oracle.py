@@ -23,9 +23,20 @@ def visible_rows(batch: PackedBatch) -> NDArray[np.bool_]:
 
 
 def attention(
-    batch: PackedBatch, page_size: int, q: Array, k: Array, v: Array, pool_k: Array, pool_v: Array
+    batch: PackedBatch,
+    page_size: int,
+    q: Array,
+    k: Array,
+    v: Array,
+    pool_k: Array,
+    pool_v: Array,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Array:
-    """q [T, H, D], k and v [T, Hkv, D], pools [slots, Hkv, D] -> [T, H, D]."""
+    """q [T, H, D], k and v [T, Hkv, D], pools [slots, Hkv, D] -> [T, H, D].
+
+    With a window, row i sees keys at positions over position(i) - window.
+    """
     seen = visible_rows(batch)
     segment_of = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))
     group = q.shape[1] // k.shape[1]
@@ -36,10 +47,14 @@ def attention(
             batch.page_table[request, i // page_size] * page_size + i % page_size
             for i in range(batch.prefix_lens[request])
         ]
-        keys = np.concatenate([pool_k[slots], k[seen[row]]])
-        values = np.concatenate([pool_v[slots], v[seen[row]]])
+        positions = np.concatenate([np.arange(len(slots)), batch.positions[seen[row]]])
+        near = positions > batch.positions[row] - (window or np.inf)
+        keys = np.concatenate([pool_k[slots], k[seen[row]]])[near]
+        values = np.concatenate([pool_v[slots], v[seen[row]]])[near]
         for head in range(q.shape[1]):
             scores = keys[:, head // group] @ q[row, head] / np.sqrt(q.shape[2])
+            if softcap is not None:
+                scores = softcap * np.tanh(scores / softcap)
             weights = np.exp(scores - scores.max())
             out[row, head] = weights / weights.sum() @ values[:, head // group]
     return out

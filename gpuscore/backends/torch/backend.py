@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.torch.attention import ExtendAttention, plan_attention
+from gpuscore.backends.torch.attention import ExtendAttention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.loader import load_decoder
 from gpuscore.backends.torch.models.decoder import Decoder
 from gpuscore.backends.torch.plan import BackendPlan
 from gpuscore.types import BackendLimits, Float32Array, PackedBatch, RowScores
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.partial_attention.api import Implementation
 
 
 class TorchBackend:
@@ -29,7 +30,8 @@ class TorchBackend:
         )
         self.pool = KVPool(
             plan.family.config,
-            plan.limits.num_pages * plan.limits.page_size,
+            plan.limits.num_pages,
+            plan.limits.page_size,
             plan.dtype,
             plan.device,
         )
@@ -55,13 +57,8 @@ class TorchBackend:
 
     @torch.inference_mode()
     def _forward(self, batch: PackedBatch) -> RowScores:
-        config = self.decoder.config
-        attend = ExtendAttention(
-            plan_attention(batch, self.limits.page_size, self.device),
-            self.pool,
-            scale=config.head_dim**-0.5,
-            impl="cpu" if self.device.type == "cpu" else "reference",
-        )
+        impl: Implementation = "cpu" if self.device.type == "cpu" else "reference"
+        attend = ExtendAttention(batch, self.decoder.config, self.pool, impl)
         hidden = self.decoder.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
@@ -71,16 +68,20 @@ class TorchBackend:
         return self._label_head(hidden, batch)
 
     def _label_head(self, hidden: Tensor, batch: PackedBatch) -> RowScores:
-        head = self.decoder.weights.lm_head
+        head, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
         label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
         logits = label_logits(
-            hidden, head, self._to_device(label_rows), self._to_device(batch.label_token_ids)
+            hidden,
+            head,
+            self._to_device(label_rows),
+            self._to_device(batch.label_token_ids),
+            softcap=cap,
         )
         wanted = np.flatnonzero(batch.need_lse | batch.need_top)
         if len(wanted) == 0:
             return RowScores(_numpy(logits), lse=None, top_ids=None)
         rows = hidden.index_select(0, self._to_device(wanted))
-        some_lse, some_top = vocab_statistics(rows, head, need_top=batch.need_top)
+        some_lse, some_top = vocab_statistics(rows, head, need_top=batch.need_top, softcap=cap)
         lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
         lse[wanted] = _numpy(some_lse)
         top = None if some_top is None else some_top.cpu().numpy().astype(np.int32)

@@ -18,9 +18,15 @@ class KVPool:
     """
 
     def __init__(
-        self, config: DecoderConfig, num_slots: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        shape = (config.num_kv_heads, num_slots, config.head_dim)
+        self.page_size, self.device = page_size, device
+        shape = (config.num_kv_heads, num_pages * page_size, config.head_dim)
         self.layers = [
             (
                 torch.zeros(shape, dtype=dtype, device=device),

@@ -1,25 +1,33 @@
 """Hugging Face directory -> `Decoder`. safetensors only: no pickle, no remote code."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from gpuscore.backends.torch.hf_config import Mixture
 from gpuscore.backends.torch.models import Family
 from gpuscore.backends.torch.models.decoder import (
     Decoder,
     DecoderWeights,
     LayerWeights,
+    MixtureWeights,
+    MlpWeights,
     weight_shapes,
 )
 from gpuscore.errors import ConfigError
 
-ReadPart = Callable[[str], Tensor | None]
+
+class ReadPart(Protocol):
+    """Reads a part of one layer, of one of its experts if it says so; None if it has none."""
+
+    def __call__(self, part: str, expert: int | None = None) -> Tensor | None: ...
+
 
 # Buffers that old checkpoints carry and that are computed here instead.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
@@ -67,11 +75,11 @@ class _Checkpoint:
         return weights
 
     def _layer(self, index: int) -> LayerWeights:
-        names = self.family.layer_weights
-
-        def read(part: str) -> Tensor | None:
-            name = names.get(part)
-            return None if name is None else self._tensor(part, f"model.layers.{index}.{name}")
+        def read(part: str, expert: int | None = None) -> Tensor | None:
+            name = self.family.layer_weights[index].get(part)
+            if name is None:
+                return None
+            return self._tensor(part, f"model.layers.{index}.{name.format(expert=expert)}")
 
         return LayerWeights(
             input_norm=_required(read, "input_norm"),
@@ -81,12 +89,34 @@ class _Checkpoint:
             k_norm=read("k_norm"),
             o=_required(read, "o"),
             o_bias=read("o_bias"),
+            post_attention_norm=read("post_attention_norm"),
             mlp_norm=_required(read, "mlp_norm"),
+            mlp=self._mlp(read, index),
+            post_mlp_norm=read("post_mlp_norm"),
+        )
+
+    def _mlp(self, read: ReadPart, index: int) -> MlpWeights | MixtureWeights:
+        mixture = self.family.config.mixture
+        if mixture is not None and mixture.layers[index]:
+            return self._mixture(read, mixture)
+        return MlpWeights(
             gate_up=_stacked(read, ("gate", "up")),
             gate_up_bias=_stacked_or_none(read, ("gate_bias", "up_bias")),
             down=_required(read, "down"),
             down_bias=read("down_bias"),
         )
+
+    def _mixture(self, read: ReadPart, mixture: Mixture) -> MixtureWeights:
+        """Experts go straight into the stacked tensors, so that none is in memory twice."""
+        gate, down = self.shapes["expert_gate"], self.shapes["expert_down"]
+        count = mixture.num_experts
+        gate_up = torch.empty(count, 2 * gate[0], gate[1], dtype=self.dtype, device=self.device)
+        down_all = torch.empty(count, *down, dtype=self.dtype, device=self.device)
+        for expert in range(count):
+            gate_up[expert, : gate[0]] = _required(read, "expert_gate", expert)
+            gate_up[expert, gate[0] :] = _required(read, "expert_up", expert)
+            down_all[expert] = _required(read, "expert_down", expert)
+        return MixtureWeights(mixture, _required(read, "router"), gate_up, down_all)
 
     def _tensor(self, part: str, name: str) -> Tensor:
         if name not in self.file_of:
@@ -118,8 +148,8 @@ class _Checkpoint:
             )
 
 
-def _required(read: ReadPart, part: str) -> Tensor:
-    tensor = read(part)
+def _required(read: ReadPart, part: str, expert: int | None = None) -> Tensor:
+    tensor = read(part, expert)
     if tensor is None:
         raise ConfigError(f"the weight table has no name for {part}")
     return tensor

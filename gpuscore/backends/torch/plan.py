@@ -39,9 +39,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
     """Raises ConfigError, in one sentence, for whatever cannot be served."""
     family = read_family(RawConfig.read(directory))
     device = _device(config.device)
-    dtype = getattr(
-        torch, family.config.checkpoint_dtype if config.dtype == "auto" else config.dtype
-    )
+    dtype = _dtype(family.config, config.dtype)
     max_len = _max_model_len(family.config, config.max_model_len)
     weight_bytes = count_parameters(family.config) * dtype.itemsize
     page_size = PAGE_SIZE[device.type]
@@ -69,13 +67,25 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
 def count_parameters(config: DecoderConfig) -> int:
     """Parameters of the model, a tied head counted once."""
     shapes = weight_shapes(config)
-    per_layer = sum(shapes[part].numel() for part in layer_weights(config))
-    heads = 1 if config.tie_word_embeddings else 2
-    return (
-        config.num_layers * per_layer
-        + heads * shapes["embed"].numel()
-        + shapes["final_norm"].numel()
+    experts = config.mixture.num_experts if config.mixture is not None else 0
+    in_layers = sum(
+        shapes[part].numel() * (experts if "{expert}" in name else 1)
+        for layer in range(config.num_layers)
+        for part, name in layer_weights(config, layer).items()
     )
+    heads = 1 if config.tie_word_embeddings else 2
+    return in_layers + heads * shapes["embed"].numel() + shapes["final_norm"].numel()
+
+
+def _dtype(config: DecoderConfig, wanted: str) -> torch.dtype:
+    name = config.checkpoint_dtype if wanted == "auto" else wanted
+    if name not in config.dtypes:
+        raise ConfigError(
+            f"--dtype {wanted} is {name}, in which {config.architecture} overflows; "
+            f"supported: {', '.join(config.dtypes)}"
+        )
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _device(name: str) -> torch.device:
@@ -92,13 +102,7 @@ def _max_model_len(config: DecoderConfig, wanted: int | None) -> int:
         raise ConfigError(
             f"--max-model-len {wanted} is over the model's max_position_embeddings {limit}"
         )
-    max_len = wanted or limit
-    if config.sliding_window is not None and max_len > config.sliding_window:
-        raise ConfigError(
-            f"config.json: sliding_window is {config.sliding_window} and in use; supported: full "
-            f"attention, that is --max-model-len {config.sliding_window} or less"
-        )
-    return max_len
+    return wanted or limit
 
 
 def _num_pages(

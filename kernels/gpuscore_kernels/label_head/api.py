@@ -11,7 +11,13 @@ MAX_TILE = 1 << 22
 
 
 def label_logits(
-    hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor, *, max_tile: int = MAX_TILE
+    hidden: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    label_ids: Tensor,
+    *,
+    softcap: float | None = None,
+    max_tile: int = MAX_TILE,
 ) -> Tensor:
     """Logit of token `label_ids[i]` in row `rows[i]`.
 
@@ -20,6 +26,7 @@ def label_logits(
         weight: [V, E] of the LM head.
         rows: int [L], 0 <= rows < N.
         label_ids: int [L], 0 <= label_ids < V.
+        softcap: logits z become softcap * tanh(z / softcap).
 
     Returns:
         float [L]. Each is one dot product, so it does not depend on the other rows.
@@ -31,18 +38,25 @@ def label_logits(
         part = slice(start, start + step)
         left = hidden.index_select(0, rows[part]).to(compute)
         right = weight.index_select(0, label_ids[part]).to(compute)
-        logits[part] = (left * right).sum(dim=1)
+        logits[part] = _capped((left * right).sum(dim=1), softcap)
     return logits
 
 
 def vocab_statistics(
-    hidden: Tensor, weight: Tensor, *, need_top: bool, max_tile: int = MAX_TILE
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    need_top: bool,
+    softcap: float | None = None,
+    max_tile: int = MAX_TILE,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-sum-exp over all V logits of each row, and the id of the largest (the lowest on a tie).
 
     Args:
         hidden: [N, E] after the final norm.
         weight: [V, E] of the LM head.
+        need_top: whether the best token is wanted.
+        softcap: logits z become softcap * tanh(z / softcap).
 
     Returns:
         lse float [N], natural log, and top_ids int64 [N] or None.
@@ -59,7 +73,7 @@ def vocab_statistics(
         tile = weight[v0 : v0 + vocab_step].to(compute)  # [v, E]
         for n0 in range(0, num_rows, row_step):
             rows = slice(n0, n0 + row_step)
-            logits = hidden[rows] @ tile.T  # [n, v]
+            logits = _capped(hidden[rows] @ tile.T, softcap)  # [n, v]
             lse[rows] = torch.logaddexp(lse[rows], torch.logsumexp(logits, dim=1))
             if need_top:
                 value, index = logits.max(dim=1)
@@ -67,3 +81,7 @@ def vocab_statistics(
                 best[rows] = torch.where(better, value, best[rows])
                 best_id[rows] = torch.where(better, index + v0, best_id[rows])
     return lse, best_id if need_top else None
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpuscore_kernels.partial_attention import cpu, reference
+from gpuscore_kernels.partial_attention.visibility import Visibility
 
 Implementation: TypeAlias = Literal["reference", "cpu"]
 
@@ -26,6 +27,8 @@ def partial_attention(
     scale: float,
     causal: bool = False,
     key_mask: Tensor | None = None,
+    first_key: Tensor | None = None,
+    softcap: float | None = None,
     impl: Implementation,
 ) -> tuple[Tensor, Tensor]:
     """Attend `q` to `k`, `v`.
@@ -36,6 +39,10 @@ def partial_attention(
         scale: factor on q k^T.
         causal: row m sees keys 0..m (needs M == S; not together with `key_mask`).
         key_mask: bool [B, S], True = visible to every row. Masked keys must still be finite.
+        first_key: int64 [M], row m does not see keys before it: the lower edge of a sliding
+            window. Not together with `key_mask`. Hidden keys must still be finite.
+        softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax
+            and the log-sum-exp.
         impl: "reference" (any device) or "cpu".
 
     Returns:
@@ -45,9 +52,10 @@ def partial_attention(
     Raises:
         ValueError: shapes do not fit.
     """
-    _check(q, k, v, causal, key_mask)
+    _check(q, k, v, causal, key_mask, first_key)
     run = reference.partial_attention if impl == "reference" else cpu.partial_attention
-    return run(q, k, v, scale=scale, causal=causal, key_mask=key_mask)
+    visible = Visibility(causal, key_mask, first_key)
+    return run(q, k, v, scale=scale, visible=visible, softcap=softcap)
 
 
 def merge_partials(
@@ -65,7 +73,14 @@ def merge_partials(
     return (out_a * weight_a + out_b * weight_b).to(out_a.dtype), lse
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | None) -> None:
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    key_mask: Tensor | None,
+    first_key: Tensor | None,
+) -> None:
     batch, heads, rows, dim = q.shape
     kv_batch, kv_heads, keys, kv_dim = k.shape
     if k.shape != v.shape or (batch, dim) != (kv_batch, kv_dim) or heads % kv_heads:
@@ -74,3 +89,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, key_mask: Tensor | Non
         raise ValueError(f"causal needs as many rows as keys and no mask: {rows} rows, {keys} keys")
     if key_mask is not None and key_mask.shape != (batch, keys):
         raise ValueError(f"key_mask must be {(batch, keys)}, got {tuple(key_mask.shape)}")
+    if first_key is not None and (key_mask is not None or first_key.shape != (rows,)):
+        raise ValueError(
+            f"first_key must be {(rows,)} and without key_mask, got {tuple(first_key.shape)}"
+        )

@@ -1,36 +1,101 @@
 """`partial_attention` on torch's CPU flash operator, the one that returns the log-sum-exp.
 
 Its traps, each handled here: no rows or no keys crash the process, and a row whose keys are all
-masked gets lse 0 instead of -inf.
+masked gets lse 0 instead of -inf. It knows no soft-cap; scores with one are computed in tiles here.
 """
 
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.partial_attention.visibility import Visibility
+
+ROW_TILE = 256  # rows that share a mask; with a window they also share the keys they look at
+CAPPED_TILE = 1 << 21  # scores, float32, that a pass with a soft-cap holds at a time
+
 
 def partial_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, key_mask: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, visible: Visibility, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
-    batch, heads, rows, dim = q.shape
-    kv_heads, keys = k.shape[1], k.shape[2]
-    if batch == 0 or rows == 0 or keys == 0:
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        return torch.zeros_like(q), torch.full((batch, heads, rows), -torch.inf, dtype=dtype)
-    if not causal:
-        # Heads that share a KV head become rows: fewer, larger matrix products.
-        q = q.reshape(batch, kv_heads, heads // kv_heads * rows, dim)
-    bias = None if key_mask is None else _as_bias(key_mask, q)
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, attn_mask=bias, scale=scale
-    )
-    out, lse = out.reshape(batch, heads, rows, dim), lse.reshape(batch, heads, rows)
-    if key_mask is not None:
-        blind = ~key_mask.any(dim=1)
-        out[blind], lse[blind] = 0, -torch.inf
+    if 0 in q.shape or k.shape[2] == 0:
+        return _nothing(q)
+    if softcap is None and visible.first_key is None:
+        return _flash(q, k, v, scale, visible)
+    out, lse = _nothing(q)
+    for rows in _row_tiles(q, k, softcap):
+        keys = visible.span(rows, k.shape[2])
+        if keys.stop > keys.start:
+            hidden = visible.hidden(rows, keys, q.device)
+            tile = q[:, :, rows], k[:, :, keys], v[:, :, keys]
+            out[:, :, rows], lse[:, :, rows] = (
+                _flash_masked(*tile, scale, hidden)
+                if softcap is None
+                else _capped(*tile, scale, hidden, softcap)
+            )
     return out, lse
 
 
-def _as_bias(key_mask: Tensor, q: Tensor) -> Tensor:
-    """0 where visible, -inf where not: [B, 1, 1, S], expanded over the rows without a copy."""
-    bias = torch.zeros(key_mask.shape, dtype=q.dtype).masked_fill_(~key_mask, -torch.inf)
-    return bias[:, None, None, :].expand(-1, 1, q.shape[2], -1)
+def _nothing(q: Tensor) -> tuple[Tensor, Tensor]:
+    """The result of rows that see no key."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    return torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=dtype)
+
+
+def _row_tiles(q: Tensor, k: Tensor, softcap: float | None) -> list[slice]:
+    batch, heads, rows, _ = q.shape
+    step = ROW_TILE
+    if softcap is not None:
+        step = max(1, min(step, CAPPED_TILE // (batch * heads * k.shape[2])))
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Visibility
+) -> tuple[Tensor, Tensor]:
+    if visible.key_mask is not None:
+        hidden = visible.hidden(slice(0, q.shape[2]), slice(0, k.shape[2]), q.device)
+        return _flash_masked(q, k, v, scale, hidden)
+    shape = q.shape
+    if not visible.causal:
+        q = _fold_heads(q, k)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, visible.causal, attn_mask=None, scale=scale
+    )
+    return out.reshape(shape), lse.reshape(shape[:3])
+
+
+def _fold_heads(q: Tensor, k: Tensor) -> Tensor:
+    """Heads that share a KV head become rows: fewer, larger matrix products."""
+    batch, heads, rows, dim = q.shape
+    return q.reshape(batch, k.shape[1], heads // k.shape[1] * rows, dim)
+
+
+def _flash_masked(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    bias = None
+    if hidden is not None:
+        bias = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill_(hidden, -torch.inf)
+        bias = bias.expand(len(q), -1, -1, -1)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, False, attn_mask=bias, scale=scale
+    )
+    if hidden is None:
+        return out, lse
+    blind = hidden.all(dim=-1).expand(lse.shape)
+    return out.masked_fill_(blind.unsqueeze(-1), 0), lse.masked_fill_(blind, -torch.inf)
+
+
+def _capped(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """One tile in float32: the cap comes before the mask and the log-sum-exp."""
+    compute = torch.promote_types(q.dtype, torch.float32)
+    folded = _fold_heads(q, k).to(compute)
+    scores = (folded @ k.to(compute).transpose(-1, -2)).mul_(scale / softcap)
+    scores = scores.tanh_().mul_(softcap).view(*q.shape[:3], -1)  # [B, H, m, s]
+    if hidden is not None:
+        scores.masked_fill_(hidden, -torch.inf)
+    lse = torch.logsumexp(scores, dim=-1)
+    base = torch.where(lse == -torch.inf, torch.zeros_like(lse), lse)
+    weights = scores.sub_(base.unsqueeze(-1)).exp_().view(*folded.shape[:3], -1)
+    return (weights @ v.to(compute)).view(q.shape).to(q.dtype), lse

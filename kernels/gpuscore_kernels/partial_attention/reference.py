@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.partial_attention.visibility import Visibility
+
 MAX_TILE = 1 << 24  # elements of one [B, H, m, S] tile of scores
 
 
 def partial_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool, key_mask: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, visible: Visibility, softcap: float | None
 ) -> tuple[Tensor, Tensor]:
     batch, heads, rows, _ = q.shape
     keys = k.shape[2]
@@ -21,25 +23,15 @@ def partial_attention(
     v_all = v.to(compute).repeat_interleave(group, dim=1)
     step = max(1, MAX_TILE // (batch * heads * keys))
     for start in range(0, rows, step):
-        stop = min(start + step, rows)
-        scores = q[:, :, start:stop].to(compute) @ k_all.transpose(-1, -2) * scale
-        hidden = _hidden(start, stop, keys, causal, key_mask, q.device)
+        part = slice(start, min(start + step, rows))
+        scores = q[:, :, part].to(compute) @ k_all.transpose(-1, -2) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        hidden = visible.hidden(part, slice(0, keys), q.device)
         if hidden is not None:
             scores = scores.masked_fill(hidden, -torch.inf)
         tile_lse = torch.logsumexp(scores, dim=-1)
         base = torch.where(tile_lse == -torch.inf, torch.zeros_like(tile_lse), tile_lse)
-        out[:, :, start:stop] = (torch.exp(scores - base.unsqueeze(-1)) @ v_all).to(q.dtype)
-        lse[:, :, start:stop] = tile_lse
+        out[:, :, part] = (torch.exp(scores - base.unsqueeze(-1)) @ v_all).to(q.dtype)
+        lse[:, :, part] = tile_lse
     return out, lse
-
-
-def _hidden(
-    start: int, stop: int, keys: int, causal: bool, key_mask: Tensor | None, device: torch.device
-) -> Tensor | None:
-    """True where a key is not visible, broadcastable to [B, H, stop - start, S]."""
-    if causal:
-        row = torch.arange(start, stop, device=device).unsqueeze(1)
-        return torch.arange(keys, device=device).unsqueeze(0) > row
-    if key_mask is not None:
-        return ~key_mask[:, None, None, :]
-    return None

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from gpuscore.backends.torch.hf_config import DecoderConfig, RawConfig
-from gpuscore.backends.torch.models import llama, mistral, qwen2, qwen3
+from gpuscore.backends.torch.models import (
+    gemma2,
+    gemma3,
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
 from gpuscore.errors import ConfigError
 
 
@@ -15,11 +23,12 @@ class Family:
 
     config: DecoderConfig
     model_weights: Mapping[str, str]  # our part -> name in the checkpoint
-    layer_weights: Mapping[str, str]  # our part -> name below model.layers.{i}.
+    layer_weights: tuple[Mapping[str, str], ...]  # of each layer: name below model.layers.{i}.
 
 
 _FAMILIES: dict[str, ModuleType] = {
-    module.ARCHITECTURE: module for module in (llama, mistral, qwen2, qwen3)
+    module.ARCHITECTURE: module
+    for module in (gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
 }
 
 
@@ -34,4 +43,5 @@ def read_family(raw: RawConfig) -> Family:
         )
     module = _FAMILIES[name]
     config = module.read_config(raw)
-    return Family(config, module.MODEL_WEIGHTS, module.layer_weights(config))
+    layers = tuple(module.layer_weights(config, layer) for layer in range(config.num_layers))
+    return Family(config, module.MODEL_WEIGHTS, layers)

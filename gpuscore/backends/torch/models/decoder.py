@@ -1,4 +1,4 @@
-"""The decoder that all supported families share: pre-norm, rotary attention, SwiGLU."""
+"""The decoder that all supported families share: norms, rotary attention, a gated MLP."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,18 +8,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore.backends.torch.hf_config import DecoderConfig
+from gpuscore.backends.torch.hf_config import DecoderConfig, Mixture
 from gpuscore.backends.torch.models.layers import (
+    gated,
     inverse_frequencies,
     rms_norm,
     rotary_tables,
     rotate,
-    swiglu_mlp,
 )
+from gpuscore.backends.torch.models.mixture import mixture_mlp
 
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class MlpWeights:
+    gate_up: Tensor  # [2 I, E]
+    gate_up_bias: Tensor | None
+    down: Tensor  # [E, I]
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    mixture: Mixture
+    router: Tensor  # [experts, E]
+    gate_up: Tensor  # [experts, 2 I, E]
+    down: Tensor  # [experts, E, I]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +48,10 @@ class LayerWeights:
     k_norm: Tensor | None  # [D]
     o: Tensor  # [E, H D]
     o_bias: Tensor | None
+    post_attention_norm: Tensor | None  # [E]
     mlp_norm: Tensor  # [E]
-    gate_up: Tensor  # [2 I, E]
-    gate_up_bias: Tensor | None
-    down: Tensor  # [E, I]
-    down_bias: Tensor | None
+    mlp: MlpWeights | MixtureWeights
+    post_mlp_norm: Tensor | None  # [E]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +68,11 @@ class Decoder:
     def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
         self.config = config
         self.weights = weights
-        self.frequencies = inverse_frequencies(config, weights.embed.device)
+        self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+        self.frequencies = {
+            rope: inverse_frequencies(rope, config.head_dim, weights.embed.device)
+            for rope in self.ropes
+        }
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, score_rows: Tensor, attend: Attend
@@ -62,13 +82,23 @@ class Decoder:
         The last layer computes keys and values of every row, because later batches may read
         them, but queries, output projection and MLP of the scored rows only.
         """
-        rotary = rotary_tables(positions, self.frequencies)
-        x = functional.embedding(token_ids, self.weights.embed)
+        rotary = {rope: rotary_tables(positions, f) for rope, f in self.frequencies.items()}
+        x = self._embed(token_ids)
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
             rows = score_rows if index == last else None
-            x = self._block(index, layer, x, rotary, rows, attend)
-        return rms_norm(x, self.weights.final_norm, self.config.rms_norm_eps)
+            x = self._block(index, layer, x, rotary[self.ropes[index]], rows, attend)
+        return self._norm(x, self.weights.final_norm)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        x = functional.embedding(token_ids, self.weights.embed)
+        if self.config.embed_scale == 1:
+            return x
+        # Rounded to the model's dtype first, as the models were trained.
+        return x * torch.tensor(self.config.embed_scale, dtype=x.dtype, device=x.device)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, self.config.rms_norm_eps, self.config.one_plus_norms)
 
     def _block(
         self,
@@ -79,15 +109,23 @@ class Decoder:
         rows: Tensor | None,
         attend: Attend,
     ) -> Tensor:
-        eps = self.config.rms_norm_eps
-        q, k, v = self._qkv(layer, rms_norm(x, layer.input_norm, eps), rotary, rows)
-        attended = attend(index, q, k, v).flatten(1)
+        q, k, v = self._qkv(layer, self._norm(x, layer.input_norm), rotary, rows)
+        attended = functional.linear(attend(index, q, k, v).flatten(1), layer.o, layer.o_bias)
         x = x if rows is None else x.index_select(0, rows)
-        x = x + functional.linear(attended, layer.o, layer.o_bias)
-        normed = rms_norm(x, layer.mlp_norm, eps)
-        return x + swiglu_mlp(
-            normed, layer.gate_up, layer.gate_up_bias, layer.down, layer.down_bias
+        x = x + self._post_norm(attended, layer.post_attention_norm)
+        return x + self._post_norm(
+            self._mlp(layer.mlp, self._norm(x, layer.mlp_norm)), layer.post_mlp_norm
         )
+
+    def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._norm(x, weight)
+
+    def _mlp(self, mlp: MlpWeights | MixtureWeights, x: Tensor) -> Tensor:
+        activation = self.config.activation
+        if isinstance(mlp, MlpWeights):
+            inner = gated(activation, functional.linear(x, mlp.gate_up, mlp.gate_up_bias))
+            return functional.linear(inner, mlp.down, mlp.down_bias)
+        return mixture_mlp(x, mlp.router, mlp.gate_up, mlp.down, mlp.mixture, activation)
 
     def _qkv(
         self,
@@ -117,8 +155,7 @@ class Decoder:
             part.reshape(len(part), part.shape[1] // c.head_dim, c.head_dim) for part in (q, k, v)
         )
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = rms_norm(q, layer.q_norm, c.rms_norm_eps)
-            k = rms_norm(k, layer.k_norm, c.rms_norm_eps)
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         return rotate(q, *q_rotary), rotate(k, cos, sin), v
 
 
@@ -132,7 +169,9 @@ def weight_shapes(config: DecoderConfig) -> dict[str, torch.Size]:
         "lm_head": (config.vocab_size, hidden),
         "final_norm": (hidden,),
         "input_norm": (hidden,),
+        "post_attention_norm": (hidden,),
         "mlp_norm": (hidden,),
+        "post_mlp_norm": (hidden,),
         "q": (q_size, hidden),
         "k": (kv_size, hidden),
         "v": (kv_size, hidden),
@@ -143,5 +182,13 @@ def weight_shapes(config: DecoderConfig) -> dict[str, torch.Size]:
         "q_norm": (config.head_dim,),
         "k_norm": (config.head_dim,),
     }
+    if config.mixture is not None:
+        expert = config.mixture.intermediate_size
+        shapes |= {
+            "router": (config.mixture.num_experts, hidden),
+            "expert_gate": (expert, hidden),
+            "expert_up": (expert, hidden),
+            "expert_down": (hidden, expert),
+        }
     biases = {f"{name}_bias": shape[:1] for name, shape in shapes.items()}
     return {name: torch.Size(shape) for name, shape in (shapes | biases).items()}

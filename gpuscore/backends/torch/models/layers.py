@@ -10,30 +10,38 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore.backends.torch.hf_config import DecoderConfig, Llama3Rope
+from gpuscore.backends.torch.hf_config import Llama3Rope, Rope
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., E], weight [E]; rounds before it applies the weight, as transformers does."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
+    """x [..., E], weight [E]; rounds where transformers does.
+
+    Llama's lineage rounds, then multiplies by the weight; Gemma's (`one_plus`) multiplies by
+    1 + weight in float32 and rounds afterwards.
+    """
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if one_plus:
+        return (normed * (1 + weight.float())).to(x.dtype)
     return weight * normed.to(x.dtype)
 
 
-def swiglu_mlp(
-    x: Tensor, gate_up: Tensor, gate_up_bias: Tensor | None, down: Tensor, down_bias: Tensor | None
-) -> Tensor:
-    """x [T, E]; gate_up [2I, E] holds the gate's rows, then the up projection's."""
-    gate, up = functional.linear(x, gate_up, gate_up_bias).chunk(2, dim=-1)
-    return functional.linear(functional.silu(gate) * up, down, down_bias)
+def gated(activation: str, gate_up: Tensor) -> Tensor:
+    """act(gate) * up, where gate_up [T, 2I] holds the gate's columns, then the up projection's."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "gelu_tanh":
+        return functional.gelu(gate, approximate="tanh") * up
+    return functional.silu(gate) * up
 
 
-def inverse_frequencies(config: DecoderConfig, device: torch.device) -> Tensor:
+def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
     """float32 [D / 2]."""
-    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    frequencies = 1.0 / (config.rope_theta**exponent)
-    if config.rope_scaling is not None:
-        frequencies = _llama3_scaled(frequencies, config.rope_scaling)
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (rope.theta**exponent)
+    if isinstance(rope.scaling, Llama3Rope):
+        frequencies = _llama3_scaled(frequencies, rope.scaling)
+    elif rope.scaling is not None:
+        frequencies = frequencies / rope.scaling
     return frequencies.to(device)
 
 

@@ -37,14 +37,32 @@ MLP_BIAS = {
 }
 
 
-def layer_weights(config: DecoderConfig) -> dict[str, str]:
-    """The parts that a model with this configuration has in each layer."""
+MIXTURE = {
+    "router": "mlp.gate.weight",
+    "expert_gate": "mlp.experts.{expert}.gate_proj.weight",
+    "expert_up": "mlp.experts.{expert}.up_proj.weight",
+    "expert_down": "mlp.experts.{expert}.down_proj.weight",
+}
+
+POST_NORMS = {  # Gemma; the name of the norm before the MLP means another one elsewhere
+    "post_attention_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "pre_feedforward_layernorm.weight",
+    "post_mlp_norm": "post_feedforward_layernorm.weight",
+}
+
+
+def layer_weights(config: DecoderConfig, layer: int) -> dict[str, str]:
+    """The parts that a layer has; names with `{expert}` stand for one tensor per expert."""
     names = dict(LAYER_WEIGHTS)
     for present, more in (
         (config.qk_norm, QK_NORM),
         (config.qkv_bias, QKV_BIAS),
         (config.o_bias, O_BIAS),
         (config.mlp_bias, MLP_BIAS),
+        (config.post_norms, POST_NORMS),
     ):
         names |= more if present else {}
+    if config.mixture is not None and config.mixture.layers[layer]:
+        dense = ("gate", "up", "down")
+        names = {part: name for part, name in names.items() if part not in dense} | MIXTURE
     return names

@@ -4,7 +4,7 @@ from gpuscore.backends.torch.hf_config import (
     DecoderConfig,
     RawConfig,
     decoder_config,
-    window_by_layer_types,
+    upper_layer_windows,
 )
 from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
 
@@ -13,5 +13,5 @@ __all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]
 
 
 def read_config(raw: RawConfig) -> DecoderConfig:
-    window = window_by_layer_types(raw, raw.flag("use_sliding_window"))
-    return decoder_config(raw, ARCHITECTURE, sliding_window=window, qkv_bias=True)
+    windows = upper_layer_windows(raw)
+    return decoder_config(raw, ARCHITECTURE, windows=windows, qkv_bias=True)

@@ -4,7 +4,7 @@ from gpuscore.backends.torch.hf_config import (
     DecoderConfig,
     RawConfig,
     decoder_config,
-    window_by_layer_types,
+    upper_layer_windows,
 )
 from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
 
@@ -18,7 +18,7 @@ def read_config(raw: RawConfig) -> DecoderConfig:
         raw,
         ARCHITECTURE,
         head_dim=raw.integer("head_dim", 128),
-        sliding_window=window_by_layer_types(raw, raw.flag("use_sliding_window")),
+        windows=upper_layer_windows(raw),
         qk_norm=True,
         qkv_bias=bias,
         o_bias=bias,

@@ -1,0 +1,50 @@
+"""Gemma 2: norms before and after attention and MLP, soft-caps, a window in every other layer."""
+
+from typing import Any
+
+from gpuscore.backends.torch.hf_config import (
+    DecoderConfig,
+    RawConfig,
+    decoder_config,
+    layer_windows,
+)
+from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.errors import ConfigError
+
+ARCHITECTURE = "Gemma2ForCausalLM"
+__all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "gemma", "layer_weights", "read_config"]
+
+
+def read_config(raw: RawConfig) -> DecoderConfig:
+    return decoder_config(
+        raw,
+        ARCHITECTURE,
+        reads=("attn_logit_softcapping", "final_logit_softcapping", "hidden_act"),
+        tie_word_embeddings=True,
+        windows=layer_windows(raw, lambda layer: layer % 2 == 0),
+        attention_softcap=raw.optional_number("attn_logit_softcapping", 50.0),
+        final_softcap=raw.optional_number("final_logit_softcapping", 30.0),
+        **gemma(raw),
+    )
+
+
+def gemma(raw: RawConfig) -> dict[str, Any]:
+    """What Gemma 2 and 3 share."""
+    activation = raw.get("hidden_activation") or "gelu_pytorch_tanh"  # hidden_act is not read
+    if activation != "gelu_pytorch_tanh":
+        raise ConfigError(
+            f"config.json: hidden_activation is {activation!r}; supported: gelu_pytorch_tanh"
+        )
+    bias = raw.flag("attention_bias")
+    return {
+        "head_dim": raw.integer("head_dim", 256),
+        "attention_scale": raw.number("query_pre_attn_scalar", 256) ** -0.5,
+        "activation": "gelu_tanh",
+        "embed_scale": raw.integer("hidden_size") ** 0.5,
+        "post_norms": True,
+        "one_plus_norms": True,
+        "qkv_bias": bias,
+        "o_bias": bias,
+        # Its residual stream exceeds float16's range.
+        "dtypes": ("bfloat16", "float32"),
+    }
