@@ -38,8 +38,15 @@ class ModelConfig:
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     dtype: str = option(
         "auto",
-        "number format of weights and activations; auto is the checkpoint's own",
+        "number format of weights and activations; auto: the checkpoint's own, or float32 on a CPU "
+        "without instructions for it",
         choices=("auto", "bfloat16", "float16", "float32"),
+    )
+    compile: str = option(
+        "auto",
+        "fuse element-wise work with torch.compile, on a CPU with a C++ compiler; auto: models of "
+        "100 million parameters or more",
+        choices=("auto", "on", "off"),
     )
     max_batch_tokens: int | None = option(
         None, "tokens of one forward pass (default 2048 on CPU, 16384 on CUDA)", minimum=1

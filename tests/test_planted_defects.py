@@ -96,7 +96,7 @@ def the_merge_ignores_the_weights(monkeypatch):
     def average(merge):
         return lambda a, lse_a, b, lse_b: ((a + b) / 2, lse_a)
 
-    patched(monkeypatch, attention, "merge_partials", average)
+    patched(monkeypatch, backend, "merge_partials", average)
 
 
 def item_positions_are_shifted(monkeypatch):
@@ -185,7 +185,7 @@ def the_rotary_embedding_interleaves(monkeypatch):
 
         return rotated
 
-    patched(monkeypatch, decoder, "rotate", interleave)
+    patched(monkeypatch, layers, "rotate", interleave)
 
 
 DEFECTS = [
@@ -243,7 +243,9 @@ def logits_are_not_capped(monkeypatch):
 
 
 def the_norms_miss_their_one(monkeypatch):
-    patched(monkeypatch, decoder, "rms_norm", lambda norm: lambda *a: norm(*a[:3]))
+    patched(
+        monkeypatch, layers, "rms_norm", lambda norm: lambda x, w, eps, _: norm(x, w, eps, False)
+    )
 
 
 def windows_share_the_rope(monkeypatch):

@@ -10,6 +10,7 @@ from gpuscore.backends.torch.attention import ExtendAttention
 from gpuscore.backends.torch.attention_plan import padded_length
 from gpuscore.backends.torch.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore_kernels.partial_attention import merge_partials
 from support.layouts import random_batch
 from support.oracle import attention as oracle
 
@@ -65,7 +66,7 @@ def run(batch, impl, seed, window=None, softcap=None):
         for heads in (HEADS, KV_HEADS, KV_HEADS)
     )
     config = replace(CONFIG, windows=(window, window), attention_softcap=softcap)
-    attend = ExtendAttention(batch, config, pool, impl)
+    attend = ExtendAttention(batch, config, pool, impl, merge_partials)
     rows = torch.from_numpy(batch.score_rows.astype(np.int64))
     exact = [x.double().numpy() for x in (q, k, v)]
     for layer, scored in ((0, None), (1, rows)):

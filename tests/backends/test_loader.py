@@ -248,10 +248,13 @@ def test_a_tied_model_may_store_its_head_too(copy):
     load(directory)
 
 
-def test_auto_dtype_is_the_checkpoints(copy):
+@pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_dtype_is_the_checkpoints_where_the_cpu_has_it(copy, monkeypatch, native, expected):
     directory = copy()
     edit_config(directory, dtype="bfloat16")
-    assert plan_backend(directory, ModelConfig()).dtype == torch.bfloat16
+    monkeypatch.setattr(plan, "_computes_natively", lambda dtype: native)
+    assert plan_backend(directory, ModelConfig()).dtype == expected
+    assert plan_backend(directory, ModelConfig(dtype="bfloat16")).dtype == torch.bfloat16
     assert plan_backend(directory, ModelConfig(dtype="float32")).dtype == torch.float32
 
 

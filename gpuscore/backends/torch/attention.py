@@ -8,7 +8,8 @@ A sliding window narrows both: it counts positions, and the keys of a dense pass
 0, 1, 2, ..., so all that a row needs is its first visible key.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,22 +18,30 @@ from gpuscore.backends.torch.attention_plan import AttentionPlan, DensePass, pla
 from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types import PackedBatch
-from gpuscore_kernels.partial_attention import merge_partials, partial_attention
+from gpuscore_kernels.partial_attention import partial_attention
 from gpuscore_kernels.partial_attention.api import Implementation
+
+# `merge_partials` or a compiled form of it.
+Merge: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class ExtendAttention:
     """`attend` of one batch; passed into the model as an argument."""
 
     def __init__(
-        self, batch: PackedBatch, config: DecoderConfig, pool: KVPool, impl: Implementation
+        self,
+        batch: PackedBatch,
+        config: DecoderConfig,
+        pool: KVPool,
+        impl: Implementation,
+        merge: Merge,
     ) -> None:
         plans = {
             window: plan_attention(batch, pool.page_size, window, pool.device)
             for window in set(config.windows)
         }
         self.plans = [plans[window] for window in config.windows]
-        self.pool, self.impl = pool, impl
+        self.pool, self.impl, self.merge = pool, impl, merge
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -87,7 +96,7 @@ class ExtendAttention:
         o, log_sum = self._partial(
             q[part.rows].transpose(0, 1).unsqueeze(0), *shared, first_key=part.first_key
         )
-        merged, _ = merge_partials(
+        merged, _ = self.merge(
             out[part.rows],
             lse[part.rows],
             o.squeeze(0).transpose(0, 1),

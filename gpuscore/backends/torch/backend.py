@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.torch.attention import ExtendAttention
+from gpuscore.backends.torch.compiler import compiled, eagerly
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.backends.torch.loader import load_decoder
+from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.models.decoder import Decoder
 from gpuscore.backends.torch.plan import BackendPlan
+from gpuscore.backends.torch.warmup import warmup_batches
 from gpuscore.types import BackendLimits, Float32Array, PackedBatch, RowScores
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.partial_attention import merge_partials
 from gpuscore_kernels.partial_attention.api import Implementation
 
 
@@ -25,9 +28,10 @@ class TorchBackend:
             torch.set_num_threads(plan.threads)
         self.plan = plan
         self.device = plan.device
-        self.decoder: Decoder = load_decoder(
-            Path(plan.directory), plan.family, plan.dtype, plan.device
-        )
+        compiler = compiled if plan.compile else eagerly
+        weights = load_weights(Path(plan.directory), plan.family, plan.dtype, plan.device)
+        self.decoder = Decoder(plan.family.config, weights, compiler)
+        self._merge = compiler(merge_partials)
         self.pool = KVPool(
             plan.family.config,
             plan.limits.num_pages,
@@ -42,9 +46,10 @@ class TorchBackend:
         return self.plan.limits
 
     def warmup(self) -> None:
-        """Run a full batch and one of a single row, so that lazy set-up happens before traffic."""
-        for num_tokens in (self.limits.max_tokens, 1):
-            self.collect(self.extend(_warmup_batch(min(num_tokens, self.limits.max_model_len))))
+        """Run full batches of every layout, and a single row: lazy set-up before traffic."""
+        longest = min(self.limits.max_tokens, self.limits.max_model_len)
+        for batch in warmup_batches(longest, self.limits.page_size):
+            self.collect(self.extend(batch))
 
     def extend(self, batch: PackedBatch) -> Future[RowScores]:
         return self._thread.submit(self._forward, batch)
@@ -58,7 +63,7 @@ class TorchBackend:
     @torch.inference_mode()
     def _forward(self, batch: PackedBatch) -> RowScores:
         impl: Implementation = "cpu" if self.device.type == "cpu" else "reference"
-        attend = ExtendAttention(batch, self.decoder.config, self.pool, impl)
+        attend = ExtendAttention(batch, self.decoder.config, self.pool, impl, self._merge)
         hidden = self.decoder.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
@@ -93,23 +98,3 @@ class TorchBackend:
 
 def _numpy(values: Tensor) -> Float32Array:
     return values.float().cpu().numpy()
-
-
-def _warmup_batch(num_tokens: int) -> PackedBatch:
-    """One segment of token 0, scored at its end."""
-    int32 = np.int32
-    return PackedBatch(
-        token_ids=np.zeros(num_tokens, int32),
-        positions=np.arange(num_tokens, dtype=int32),
-        cu_seqlens=np.array([0, num_tokens], int32),
-        parent=np.array([-1], int32),
-        request_of=np.zeros(1, int32),
-        prefix_lens=np.zeros(1, int32),
-        page_table=np.empty((1, 0), int32),
-        slot_mapping=np.full(num_tokens, -1, int32),
-        score_rows=np.array([num_tokens - 1], int32),
-        cu_labels=np.array([0, 1], int32),
-        label_token_ids=np.zeros(1, int32),
-        need_lse=np.array([True]),
-        need_top=False,
-    )

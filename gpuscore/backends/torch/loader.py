@@ -1,4 +1,4 @@
-"""Hugging Face directory -> `Decoder`. safetensors only: no pickle, no remote code."""
+"""Hugging Face directory -> `DecoderWeights`. safetensors only: no pickle, no remote code."""
 
 import json
 from collections.abc import Iterable
@@ -13,7 +13,6 @@ from torch import Tensor
 from gpuscore.backends.torch.hf_config import Mixture
 from gpuscore.backends.torch.models import Family
 from gpuscore.backends.torch.models.decoder import (
-    Decoder,
     DecoderWeights,
     LayerWeights,
     MixtureWeights,
@@ -33,9 +32,9 @@ class ReadPart(Protocol):
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 
 
-def load_decoder(
+def load_weights(
     directory: Path, family: Family, dtype: torch.dtype, device: torch.device
-) -> Decoder:
+) -> DecoderWeights:
     """Read and check all weights.
 
     Raises:
@@ -43,9 +42,7 @@ def load_decoder(
     """
     with ExitStack() as stack:
         files = _open_files(directory, stack)
-        checkpoint = _Checkpoint(files, family, dtype, device)
-        weights = checkpoint.read()
-    return Decoder(family.config, weights)
+        return _Checkpoint(files, family, dtype, device).read()
 
 
 class _Checkpoint:

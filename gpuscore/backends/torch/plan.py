@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.torch.kv_pool import bytes_per_token
 from gpuscore.backends.torch.models import Family, read_family
@@ -33,13 +34,14 @@ class BackendPlan:
     weight_bytes: int
     kv_bytes: int
     threads: int | None
+    compile: bool
 
 
 def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
     """Raises ConfigError, in one sentence, for whatever cannot be served."""
     family = read_family(RawConfig.read(directory))
     device = _device(config.device)
-    dtype = _dtype(family.config, config.dtype)
+    dtype = _dtype(family.config, config.dtype, device)
     max_len = _max_model_len(family.config, config.max_model_len)
     weight_bytes = count_parameters(family.config) * dtype.itemsize
     page_size = PAGE_SIZE[device.type]
@@ -61,6 +63,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
         weight_bytes=weight_bytes,
         kv_bytes=num_pages * per_page,
         threads=config.threads,
+        compile=use_compiler(config.compile, device, count_parameters(family.config)),
     )
 
 
@@ -77,7 +80,7 @@ def count_parameters(config: DecoderConfig) -> int:
     return in_layers + heads * shapes["embed"].numel() + shapes["final_norm"].numel()
 
 
-def _dtype(config: DecoderConfig, wanted: str) -> torch.dtype:
+def _dtype(config: DecoderConfig, wanted: str, device: torch.device) -> torch.dtype:
     name = config.checkpoint_dtype if wanted == "auto" else wanted
     if name not in config.dtypes:
         raise ConfigError(
@@ -85,7 +88,18 @@ def _dtype(config: DecoderConfig, wanted: str) -> torch.dtype:
             f"supported: {', '.join(config.dtypes)}"
         )
     dtype: torch.dtype = getattr(torch, name)
+    if wanted == "auto" and device.type == "cpu" and not _computes_natively(dtype):
+        return torch.float32  # holds every bfloat16 and float16 value, and is several times faster
     return dtype
+
+
+def _computes_natively(dtype: torch.dtype) -> bool:
+    """Whether this CPU has instructions for matrix products in `dtype`, as oneDNN sees it."""
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return True
 
 
 def _device(name: str) -> torch.device:

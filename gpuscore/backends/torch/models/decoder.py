@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.hf_config import DecoderConfig, Mixture
 from gpuscore.backends.torch.models.layers import (
+    add_and_norm,
     gated,
     inverse_frequencies,
+    norm_and_rotate,
     rms_norm,
     rotary_tables,
-    rotate,
 )
 from gpuscore.backends.torch.models.mixture import mixture_mlp
 
@@ -65,9 +67,15 @@ class DecoderWeights:
 class Decoder:
     """Weights and configuration of one model; `forward` keeps no state."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights, compiler: Compiler = eagerly
+    ) -> None:
         self.config = config
         self.weights = weights
+        self._rms_norm = compiler(rms_norm)
+        self._add_and_norm = compiler(add_and_norm)
+        self._norm_and_rotate = compiler(norm_and_rotate)
+        self._gated = compiler(gated)
         self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
         self.frequencies = {
             rope: inverse_frequencies(rope, config.head_dim, weights.embed.device)
@@ -84,11 +92,27 @@ class Decoder:
         """
         rotary = {rope: rotary_tables(positions, f) for rope, f in self.frequencies.items()}
         x = self._embed(token_ids)
+        delta: Tensor | None = None  # what the MLP before adds to x
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
+            x, normed = self._residual(x, delta, layer.input_norm)
             rows = score_rows if index == last else None
-            x = self._block(index, layer, x, rotary[self.ropes[index]], rows, attend)
-        return self._norm(x, self.weights.final_norm)
+            q, k, v = self._qkv(layer, normed, rotary[self.ropes[index]], rows)
+            attended = attend(index, q, k, v).flatten(1)
+            x = x if rows is None else x.index_select(0, rows)
+            delta = functional.linear(attended, layer.o, layer.o_bias)
+            delta = self._post_norm(delta, layer.post_attention_norm)
+            x, normed = self._residual(x, delta, layer.mlp_norm)
+            delta = self._post_norm(self._mlp(layer.mlp, normed), layer.post_mlp_norm)
+        return self._residual(x, delta, self.weights.final_norm)[1]
+
+    def _residual(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """x + delta, and its norm."""
+        eps, one_plus = self.config.rms_norm_eps, self.config.one_plus_norms
+        if delta is None:
+            return x, self._rms_norm(x, weight, eps, one_plus)
+        added: tuple[Tensor, Tensor] = self._add_and_norm(x, delta, weight, eps, one_plus)
+        return added
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         x = functional.embedding(token_ids, self.weights.embed)
@@ -97,33 +121,18 @@ class Decoder:
         # Rounded to the model's dtype first, as the models were trained.
         return x * torch.tensor(self.config.embed_scale, dtype=x.dtype, device=x.device)
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self.config.rms_norm_eps, self.config.one_plus_norms)
-
-    def _block(
-        self,
-        index: int,
-        layer: LayerWeights,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        rows: Tensor | None,
-        attend: Attend,
-    ) -> Tensor:
-        q, k, v = self._qkv(layer, self._norm(x, layer.input_norm), rotary, rows)
-        attended = functional.linear(attend(index, q, k, v).flatten(1), layer.o, layer.o_bias)
-        x = x if rows is None else x.index_select(0, rows)
-        x = x + self._post_norm(attended, layer.post_attention_norm)
-        return x + self._post_norm(
-            self._mlp(layer.mlp, self._norm(x, layer.mlp_norm)), layer.post_mlp_norm
-        )
-
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        return x if weight is None else self._norm(x, weight)
+        if weight is None:
+            return x
+        normed: Tensor = self._rms_norm(
+            x, weight, self.config.rms_norm_eps, self.config.one_plus_norms
+        )
+        return normed
 
     def _mlp(self, mlp: MlpWeights | MixtureWeights, x: Tensor) -> Tensor:
         activation = self.config.activation
         if isinstance(mlp, MlpWeights):
-            inner = gated(activation, functional.linear(x, mlp.gate_up, mlp.gate_up_bias))
+            inner = self._gated(functional.linear(x, mlp.gate_up, mlp.gate_up_bias), activation)
             return functional.linear(inner, mlp.down, mlp.down_bias)
         return mixture_mlp(x, mlp.router, mlp.gate_up, mlp.down, mlp.mixture, activation)
 
@@ -154,9 +163,12 @@ class Decoder:
         q, k, v = (
             part.reshape(len(part), part.shape[1] // c.head_dim, c.head_dim) for part in (q, k, v)
         )
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        return rotate(q, *q_rotary), rotate(k, cos, sin), v
+        norm = c.rms_norm_eps, c.one_plus_norms
+        return (
+            self._norm_and_rotate(q, *q_rotary, layer.q_norm, *norm),
+            self._norm_and_rotate(k, cos, sin, layer.k_norm, *norm),
+            v,
+        )
 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, torch.Size]:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from gpuscore.backends.torch.hf_config import Llama3Rope, Rope
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
     """x [..., E], weight [E]; rounds where transformers does.
 
     Llama's lineage rounds, then multiplies by the weight; Gemma's (`one_plus`) multiplies by
@@ -26,7 +26,27 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool = False) -> T
     return weight * normed.to(x.dtype)
 
 
-def gated(activation: str, gate_up: Tensor) -> Tensor:
+def add_and_norm(
+    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
+) -> tuple[Tensor, Tensor]:
+    """The residual stream x + delta [T, E], and its norm."""
+    x = x + delta
+    return x, rms_norm(x, weight, eps, one_plus)
+
+
+def norm_and_rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    one_plus: bool,
+) -> Tensor:
+    """x [T, H, D]: the RMS norm of each head where the model has one, then the rotary embedding."""
+    return rotate(x if weight is None else rms_norm(x, weight, eps, one_plus), cos, sin)
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
     """act(gate) * up, where gate_up [T, 2I] holds the gate's columns, then the up projection's."""
     gate, up = gate_up.chunk(2, dim=-1)
     if activation == "gelu_tanh":

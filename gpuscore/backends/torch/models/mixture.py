@@ -56,7 +56,7 @@ def _expert(rows: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Ten
     count = len(rows)
     padded = functional.pad(rows, (0, 0, 0, -count % TILE))
     tiles = [
-        functional.linear(gated(activation, functional.linear(tile, gate_up)), down)
+        functional.linear(gated(functional.linear(tile, gate_up), activation), down)
         for tile in torch.split(padded, TILE)
         if count
     ]

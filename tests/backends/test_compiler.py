@@ -1,0 +1,62 @@
+"""Promise: compiled or eager, the scores are the same; without a compiler it says so, once."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore import Scorer
+from gpuscore.backends import plan_backend
+from gpuscore.backends.torch import compiler
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from support.models import random_ids, reference_logprobs
+
+LABELS = [3, 17, 399]
+CPU = torch.device("cpu")
+
+
+def test_compiled_scores_equal_transformers(tiny_model):
+    directory, model = tiny_model("qwen3")
+    rng = np.random.default_rng(0)
+    query, items = random_ids(rng, 75), [random_ids(rng, n) for n in (3, 9, 1, 20, 33)]
+    with Scorer(str(directory), compile="on", max_batch_tokens=64) as scorer:
+        for some in (items, items[:1], items[2:3]):  # several rows, and a single one
+            result = scorer.score(query, some, label_token_ids=LABELS, logprobs=True)
+            want = reference_logprobs(model, [query + item for item in some])[:, LABELS]
+            np.testing.assert_allclose(result.logprobs, want, atol=1e-4, rtol=0)
+
+
+def test_compiled_for_any_number_of_rows():
+    """One function serves all sizes; 0 and 1 rows, which torch.compile would specialise on, too."""
+    double = compiler.compiled(lambda x: x * 2 + 1)
+    for rows in (0, 1, 2, 7, 100):
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(double(x), x * 2 + 1)
+
+
+def test_auto_leaves_small_models_alone(tiny_model):
+    assert not plan_backend(tiny_model()[0], ModelConfig()).compile
+    assert compiler.use_compiler("auto", CPU, 600_000_000)
+    assert not compiler.use_compiler("auto", CPU, 99_000_000)
+    assert not compiler.use_compiler("off", CPU, 600_000_000)
+    assert compiler.use_compiler("on", CPU, 1)
+
+
+def test_without_a_compiler(monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.WARNING):
+        assert not compiler.use_compiler("auto", CPU, 600_000_000)
+    assert [record.message for record in caplog.records] == [
+        "no C++ compiler no-such-compiler: element-wise work runs eagerly, slower"
+    ]
+    with pytest.raises(ConfigError, match="--compile on: there is no C"):
+        compiler.use_compiler("on", CPU, 600_000_000)
+
+
+def test_only_for_cpus():
+    cuda = torch.device("cuda")
+    assert not compiler.use_compiler("auto", cuda, 600_000_000)
+    with pytest.raises(ConfigError, match="device is cuda; supported: cpu"):
+        compiler.use_compiler("on", cuda, 600_000_000)
