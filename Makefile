@@ -47,7 +47,7 @@ demo: setup
 	$(BIN)/python -P -m gpuscore.models.train_demo --output gpuscore/models/demo --seed 0
 
 bench-cpu: setup
-	$(BIN)/python -P bench/cpu.py
+	$(BIN)/python -P bench/cpu.py $(ARGS)
 
 image:
 	docker build -f docker/Dockerfile.cpu -t gpuscore:cpu .

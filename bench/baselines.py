@@ -1,0 +1,113 @@
+"""What gpuscore is compared with on a CPU: three ways to score with transformers, and vLLM.
+
+Each takes (query, items) as token ids and gives label log-probabilities [N, labels], float64.
+"""
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache, PreTrainedModel
+
+LABELS = [11, 23]
+BATCH = 32  # prompts of a batch, items on a reused query
+PACKED_TOKENS = 1000  # item tokens of one packed row
+CACHE_BYTES = 6 << 30  # most that the copies of a reused query's keys and values may take
+
+Array = NDArray[np.float64]
+
+
+def _log_probabilities(logits: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(logits.float(), dim=-1)[:, LABELS]
+
+
+@torch.inference_mode()
+def padded_batches(model: PreTrainedModel, query: list[int], items: list[list[int]]) -> Array:
+    """Whole prompts, BATCH at a time, only the last position's logits."""
+    rows = []
+    for start in range(0, len(items), BATCH):
+        ids = torch.tensor([query + item for item in items[start : start + BATCH]])
+        logits = model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
+        rows.append(_log_probabilities(logits))
+    return torch.cat(rows).double().numpy()
+
+
+@torch.inference_mode()
+def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]]) -> Array:
+    """The query's keys and values computed once; items in batches on copies of them."""
+    rows = []
+    cache = _query_cache(model, query)
+    batch = max(1, min(BATCH, CACHE_BYTES // cache_bytes(cache)))
+    for start in range(0, len(items), batch):
+        ids = torch.tensor(items[start : start + batch])
+        again = DynamicCache(
+            [
+                tuple(x.expand(len(ids), -1, -1, -1) for x in (layer.keys, layer.values))
+                for layer in cache.layers
+            ]
+        )
+        out = model(ids, past_key_values=again, use_cache=True, logits_to_keep=1)
+        rows.append(_log_probabilities(out.logits[:, -1]))
+    return torch.cat(rows).double().numpy()
+
+
+@torch.inference_mode()
+def packed_mask(model: PreTrainedModel, query: list[int], items: list[list[int]]) -> Array:
+    """Items side by side in one row on the query's cache, under a mask written by hand."""
+    rows = []
+    cache = _query_cache(model, query)
+    length = len(items[0])
+    count = max(1, PACKED_TOKENS // length)
+    for start in range(0, len(items), count):
+        some = items[start : start + count]
+        own = torch.block_diag(*[torch.ones(length, length).tril()] * len(some)).bool()
+        visible = torch.cat([torch.ones(len(own), len(query), dtype=torch.bool), own], dim=1)
+        bias = torch.zeros(visible.shape, dtype=model.dtype).masked_fill_(~visible, -torch.inf)
+        out = model(
+            torch.tensor([[token for item in some for token in item]]),
+            attention_mask=bias[None, None],
+            position_ids=(len(query) + torch.arange(length)).repeat(len(some))[None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=torch.arange(length - 1, len(own), length),
+        )
+        rows.append(_log_probabilities(out.logits[0]))
+        cache.crop(-len(own))
+    return torch.cat(rows).double().numpy()
+
+
+def _query_cache(model: PreTrainedModel, query: list[int]) -> DynamicCache:
+    cache = DynamicCache()
+    model(torch.tensor([query]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return cache
+
+
+def cache_bytes(cache: DynamicCache) -> int:
+    return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+
+
+def vllm(
+    python: Path, directory: Path, dtype: str, jobs: list[tuple[list[int], list[list[int]]]]
+) -> tuple[list[Array], list[float]]:
+    """vLLM's CPU build in a virtual environment of its own: results and seconds of each job."""
+    with tempfile.TemporaryDirectory() as folder:
+        job, answer = Path(folder, "job.json"), Path(folder, "answer.json")
+        job.write_text(
+            json.dumps(
+                {
+                    "model": str(directory),
+                    "dtype": dtype,
+                    "labels": LABELS,
+                    "threads": torch.get_num_threads(),
+                    "jobs": jobs,
+                }
+            )
+        )
+        script = Path(__file__).with_name("vllm_cpu.py")
+        subprocess.run([python, "-P", script, job, answer], check=True)
+        found = json.loads(answer.read_text())
+    return [np.array(rows) for rows in found["logprobs"]], found["seconds"]

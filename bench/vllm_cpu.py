@@ -1,0 +1,50 @@
+"""Scores the jobs of bench/baselines.py with vLLM's CPU build; runs in vLLM's own environment.
+
+vLLM has no packed scoring here: query + item are prompts of their own that share a cached prefix,
+and one token is generated of each, restricted to nothing, with the labels' log-probabilities.
+"""
+
+import json
+import os
+import sys
+import time
+
+
+def main(job_file: str, answer_file: str) -> None:
+    with open(job_file) as file:
+        job = json.load(file)
+    os.environ["OMP_NUM_THREADS"] = str(job["threads"])
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
+    from vllm import LLM, SamplingParams
+
+    longest = max(len(query) + max(map(len, items)) for query, items in job["jobs"])
+    model = LLM(
+        job["model"],
+        dtype=job["dtype"],
+        block_size=32,
+        max_model_len=longest + 32,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=True,
+        max_logprobs=-1,
+    )
+    labels = job["labels"]
+    params = SamplingParams(
+        max_tokens=1, temperature=0.0, detokenize=False, logprob_token_ids=labels
+    )
+    results, seconds = [], []
+    for query, items in job["jobs"]:
+        prompts = [{"prompt_token_ids": query + item} for item in items]
+        start = time.perf_counter()
+        # The query first, so that all items find it in the cache.
+        model.generate([{"prompt_token_ids": query}], params, use_tqdm=False)
+        outputs = model.generate(prompts, params, use_tqdm=False)
+        seconds.append(time.perf_counter() - start)
+        results.append(
+            [[out.outputs[0].logprobs[0][label].logprob for label in labels] for out in outputs]
+        )
+    with open(answer_file, "w") as file:
+        json.dump({"logprobs": results, "seconds": seconds}, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
