@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+from pathlib import Path
 
 import httpx
 import pytest
@@ -307,6 +308,19 @@ def test_an_integer_is_fine_for_a_number(tmp_path):
     path = tmp_path / "gpuscore.toml"
     path.write_text("\r\n# seconds\r\nbody_timeout = 7\r\n")
     assert read_settings({"config": str(path)}, {}).make(ServerConfig).body_timeout == 7
+
+
+def test_the_example_of_the_readme(tmp_path):
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    path = tmp_path / "gpuscore.toml"
+    path.write_text(readme.split("```toml\n")[1].split("```")[0])
+    chosen = read_settings({"config": str(path)}, {}).chosen
+    assert [name for name, one in chosen.items() if one.source == f"file {path}"] == [
+        "model",
+        "max_batch_tokens",
+        "port",
+        "request_timeout",
+    ]
 
 
 def test_a_file_that_cannot_be_read(tmp_path):
