@@ -1,7 +1,8 @@
 # Two commands on a fresh machine: `make serve` and `make test`.
 PYTHON ?= python3
-PORT ?= 8000
-MODEL ?= demo
+# Empty: what GPUSCORE_PORT and GPUSCORE_MODEL say, or gpuscore's own defaults, 8000 and demo.
+PORT ?=
+MODEL ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +28,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 serve: setup
-	$(BIN)/gpuscore serve $(MODEL) --port $(PORT)
+	$(BIN)/gpuscore serve $(MODEL) $(addprefix --port ,$(PORT))
 
 test: setup
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile

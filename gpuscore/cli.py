@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,15 +14,18 @@ from tqdm import tqdm
 
 from gpuscore import __version__
 from gpuscore.config import (
+    CONFIGS,
     EngineConfig,
+    FileConfig,
     ModelConfig,
     RequestLimits,
     ServerConfig,
-    add_flags,
-    from_flags,
 )
 from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
 from gpuscore.hub import model_directory
+from gpuscore.options import plain
+from gpuscore.settings import DEFAULT, Settings, read_settings
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 78
 LONG_INPUT = 200  # items from which a progress bar is shown
@@ -31,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (0 done, 1 failed, 2 usage, 78 cannot be served)."""
     values = _parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    command: Callable[[argparse.Namespace], int] = values.command
+    command: Callable[[argparse.Namespace, Settings], int] = values.command
     try:
-        return command(values)
+        return command(values, read_settings(vars(values), os.environ))
     except ConfigError as error:
         print(f"gpuscore: {error}", file=sys.stderr)
         return EXIT_CONFIG
@@ -49,44 +53,66 @@ def _parser() -> argparse.ArgumentParser:
         description="Score items by the probability of label tokens after query + item.",
     )
     parser.add_argument("--version", action="version", version=f"gpuscore {__version__}")
+    refuse_api_key(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", allow_abbrev=False, help="serve POST /v1/score over HTTP")
-    for config in (ModelConfig, ServerConfig, RequestLimits, EngineConfig):
-        add_flags(serve, config)
-    serve.set_defaults(command=_serve)
-    _add_score_command(commands)
-    info = commands.add_parser(
-        "info", allow_abbrev=False, help="show architecture, limits and memory of a model"
+    serve = _add_command(commands, "serve", "serve POST /v1/score over HTTP", _serve)
+    add_flags(serve, *CONFIGS, FileConfig)
+    score = _add_command(commands, "score", "score the lines of a file", _score, _SCORE_USAGE)
+    _add_score_flags(score)
+    add_flags(score, ModelConfig, FileConfig)
+    info = _add_command(
+        commands, "info", "show a model's architecture, limits and memory, and all settings", _info
     )
-    add_flags(info, ModelConfig)
-    info.set_defaults(command=_info)
+    add_flags(info, *CONFIGS, FileConfig)
     return parser
 
 
-def _add_score_command(commands: Any) -> None:
-    score = commands.add_parser("score", allow_abbrev=False, help="score the lines of a file")
-    add_flags(score, ModelConfig)
-    score.add_argument("--query", required=True, metavar="TEXT", help="what all items share")
-    score.add_argument(
+_SCORE_USAGE = "--query TEXT --items FILE --labels A,B "
+
+
+def _add_command(
+    commands: Any,
+    name: str,
+    help: str,
+    run: Callable[[argparse.Namespace, Settings], int],
+    required: str = "",
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        allow_abbrev=False,
+        usage=f"gpuscore {name} [MODEL] {required}[OPTIONS]",
+        description=f"{help[0].upper()}{help[1:]}.",
+        help=help,
+        epilog=EPILOG,
+        formatter_class=HelpFormatter,
+    )
+    command.set_defaults(command=run)
+    refuse_api_key(command)
+    return command
+
+
+def _add_score_flags(score: argparse.ArgumentParser) -> None:
+    group = score.add_argument_group("What to score and how to print it (command line only)")
+    group.add_argument("--query", required=True, metavar="TEXT", help="what all items share")
+    group.add_argument(
         "--items", required=True, metavar="FILE", help="one item per line; - reads standard input"
     )
-    score.add_argument(
+    group.add_argument(
         "--labels", required=True, metavar="A,B", help="label texts of one token each"
     )
-    score.add_argument(
+    group.add_argument(
         "--full-vocabulary",
         action="store_true",
         help="probabilities over the whole vocabulary instead of a softmax over the labels",
     )
-    score.add_argument("--item-first", action="store_true", help="prompts are item + query")
-    score.add_argument("--json", action="store_true", help="JSON lines in item order")
-    score.set_defaults(command=_score)
+    group.add_argument("--item-first", action="store_true", help="prompts are item + query")
+    group.add_argument("--json", action="store_true", help="JSON lines in item order")
 
 
-def _serve(values: argparse.Namespace) -> int:
+def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.server.auth import read_api_keys
 
-    server = from_flags(ServerConfig, values)
+    server = settings.make(ServerConfig)
     keys = read_api_keys(server)  # an open address is refused before torch takes its seconds
 
     from gpuscore.backends import create_backend, plan_backend
@@ -96,8 +122,8 @@ def _serve(values: argparse.Namespace) -> int:
     from gpuscore.text.prompts import PromptBuilder
     from gpuscore.text.tokenizer import TextEncoder
 
-    model = from_flags(ModelConfig, values)
-    limits, engine = from_flags(RequestLimits, values), from_flags(EngineConfig, values)
+    model = settings.make(ModelConfig)
+    limits, engine = settings.make(RequestLimits), settings.make(EngineConfig)
     directory = model_directory(model.model, model.revision)
     plan = plan_backend(directory, model)
     encoder = TextEncoder.read(directory)
@@ -115,13 +141,13 @@ def _serve(values: argparse.Namespace) -> int:
     return serve(names, server, keys, load, announce)
 
 
-def _score(values: argparse.Namespace) -> int:
+def _score(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.scorer import Scorer
 
     items = _read_items(values.items)
     labels = values.labels.split(",")
     with (
-        Scorer(from_flags(ModelConfig, values)) as scorer,
+        Scorer(settings.make(ModelConfig)) as scorer,
         _progress(len(items)) as report,
     ):
         result = scorer.score(
@@ -137,12 +163,19 @@ def _score(values: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _info(values: argparse.Namespace) -> int:
+def _info(values: argparse.Namespace, settings: Settings) -> int:
+    try:
+        _print_model(settings.make(ModelConfig))
+    finally:  # also for a model that cannot be served: a setting may be the reason
+        _print_settings(settings)
+    return EXIT_OK
+
+
+def _print_model(model: ModelConfig) -> None:
     from gpuscore.backends import plan_backend
     from gpuscore.backends.torch.plan import count_parameters
     from gpuscore.text.tokenizer import TextEncoder
 
-    model = from_flags(ModelConfig, values)
     directory = model_directory(model.model, model.revision)
     plan = plan_backend(directory, model)
     config, limits = plan.family.config, plan.limits
@@ -165,7 +198,16 @@ def _info(values: argparse.Namespace) -> int:
     width = max(map(len, rows))
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")
-    return EXIT_OK
+
+
+def _print_settings(settings: Settings) -> None:
+    """One line per setting; a star marks what is not a default."""
+    rows = [(name, plain(one.value), one.source) for name, one in settings.chosen.items()]
+    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+    print(f"\n  {'setting':<{names}}  {'value':<{values}}  source")
+    for name, value, source in rows:
+        star = " " if source == DEFAULT else "*"
+        print(f"{star} {name:<{names}}  {value:<{values}}  {source}")
 
 
 def _example(address: str) -> str:

@@ -8,7 +8,7 @@ from types import TracebackType
 import numpy as np
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, checked
+from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.runner import Progress
 from gpuscore.engine.scores import (
@@ -18,6 +18,7 @@ from gpuscore.engine.scores import (
     label_scores,
 )
 from gpuscore.hub import model_directory
+from gpuscore.options import checked
 from gpuscore.text.prompts import PromptBuilder, ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types import Float64Array
@@ -45,12 +46,15 @@ class Scores:
 class Scorer:
     """Scores items with one model. A context manager; `close` frees the model.
 
+    Values come from the arguments only: GPUSCORE_* variables and configuration files are for the
+    `gpuscore` command.
+
     Args:
         model: "demo", a model directory, a hub name, or a whole `ModelConfig`.
         **options: further fields of `gpuscore.config.ModelConfig`, such as dtype="float32".
 
     Raises:
-        ConfigError: the model cannot be served, with the reason.
+        ConfigError: an option of wrong type or out of range, or a model that cannot be served.
     """
 
     def __init__(self, model: str | ModelConfig = "demo", **options: object) -> None:

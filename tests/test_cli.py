@@ -141,7 +141,7 @@ def test_version(capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["serve", "--prot", "1"], ["serve", "--port", "x"], ["info", "--port", "1"], ["tune"], []],
+    [["serve", "--prot", "1"], ["serve", "--port", "x"], ["score", "--port", "1"], ["tune"], []],
 )
 def test_unknown_words_are_errors(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

@@ -15,6 +15,9 @@ ALLOWED = {
     "gpuscore.types": set(),
     "gpuscore.errors": set(),
     "gpuscore.config": {"gpuscore.errors"},
+    "gpuscore.options": {"gpuscore.config", "gpuscore.errors"},
+    "gpuscore.flags": {"gpuscore.config", "gpuscore.errors", "gpuscore.options"},
+    "gpuscore.settings": {"gpuscore.config", "gpuscore.errors", "gpuscore.options"},
     "gpuscore.hub": {"gpuscore.errors"},
     "gpuscore.engine": {
         "gpuscore.types",

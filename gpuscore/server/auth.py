@@ -10,11 +10,10 @@ from pathlib import Path
 from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpuscore.config import ServerConfig
+from gpuscore.config import API_KEY_VARIABLE, ServerConfig
 from gpuscore.errors import ConfigError, InvalidApiKey
 from gpuscore.server.answers import error_response
 
-ENVIRONMENT_KEY = "GPUSCORE_API_KEY"
 NO_KEY = "no-key"  # tenant of every caller where no key is set
 
 
@@ -47,7 +46,7 @@ def read_api_keys(config: ServerConfig) -> ApiKeys:
 
     A key is never taken from the command line, where every user of the machine could read it.
     """
-    keys = [os.environ.get(ENVIRONMENT_KEY, "").strip()]
+    keys = [os.environ.get(API_KEY_VARIABLE, "").strip()]
     if config.api_key_file is not None:
         try:
             keys += Path(config.api_key_file).read_text(encoding="utf-8").split("\n")
@@ -59,7 +58,7 @@ def read_api_keys(config: ServerConfig) -> ApiKeys:
     if not found and not config.insecure and not _is_loopback(config.host):
         raise ConfigError(
             f"--host {config.host} is reachable from other machines and no API key is set: set "
-            f"{ENVIRONMENT_KEY} or --api-key-file, or pass --insecure"
+            f"{API_KEY_VARIABLE} or --api-key-file, or pass --insecure"
         )
     return found
 

@@ -27,11 +27,15 @@ class RunningServer:
 
 @contextmanager
 def serving(
-    model: Path | str, *flags: str, environment: dict[str, str] | None = None, wait: bool = True
+    model: Path | str,
+    *flags: str,
+    port: tuple[str, ...] = ("--port", "0"),
+    environment: dict[str, str] | None = None,
+    wait: bool = True,
 ) -> Iterator[RunningServer]:
     """Start a server on a free port; with `wait`, until it is ready. Killed at the end."""
     process = subprocess.Popen(
-        [COMMAND, "serve", str(model), "--port", "0", *flags],
+        [COMMAND, "serve", str(model), *port, *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,0 +1,115 @@
+"""One configuration field as flags, environment and file see it: its names, and what it takes."""
+
+import json
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from gpuscore.config import CONFIGS, PREFIX
+from gpuscore.errors import ConfigError
+
+ConfigT = TypeVar("ConfigT")
+
+SHOWN_CHARACTERS = 60  # of a value in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field of a configuration dataclass; the meaning of most is in `config.option`."""
+
+    name: str
+    kind: type  # bool, int, float or str
+    default: Any
+    help: str
+    unset: str
+    choices: tuple[str, ...]
+    minimum: float | None
+    maximum: float | None
+    metavar: str
+    positional: bool
+
+    @property
+    def flag(self) -> str:
+        return self.name if self.positional else "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def supported(self) -> str:
+        """The values it takes, to follow "must be"."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        nouns = {bool: "true or false", str: "a non-empty string", int: "an integer"}
+        noun = nouns.get(self.kind, "a number")
+        if self.maximum is not None:
+            return f"{noun} from {self.minimum} to {self.maximum}"
+        return noun if self.minimum is None else f"{noun} of at least {self.minimum}"
+
+    def problem(self, value: object) -> str | None:
+        """Why the value cannot be taken, to follow the name of its place; or None."""
+        return None if self._takes(value) else f"must be {self.supported}, got {shown(value)}"
+
+    def _takes(self, value: Any) -> bool:
+        if value is None:
+            return self.default is None
+        wanted = (int, float) if self.kind is float else (self.kind,)
+        if type(value) not in wanted or value == "" or (self.choices and value not in self.choices):
+            return False
+        at_least = self.minimum is None or value >= self.minimum
+        return at_least and (self.maximum is None or value <= self.maximum)
+
+    def from_text(self, text: str) -> Any:
+        """The value that a text stands for; the text itself where it is none of this type."""
+        if self.kind is bool:
+            return {"true": True, "1": True, "false": False, "0": False}.get(text, text)
+        if self.kind is str or "_" in text or text != text.strip() or not text.isascii():
+            return text  # Python's own int and float would take 1_000, " 7" and ٧
+        try:
+            return self.kind(text)
+        except ValueError:
+            return text
+
+
+def options(*configs: type) -> Iterator[Option]:
+    """The fields of configuration dataclasses, by default of all."""
+    for config in configs or CONFIGS:
+        hints = typing.get_type_hints(config)
+        for item in fields(config):
+            yield Option(item.name, _scalar(hints[item.name]), item.default, **item.metadata)
+
+
+def checked(config: ConfigT) -> ConfigT:
+    """The same configuration; raises ConfigError on a value of wrong type or out of range."""
+    for item in options(type(config)):
+        if problem := item.problem(getattr(config, item.name)):
+            raise ConfigError(f"{item.name} {problem}")
+    return config
+
+
+def shown(value: object) -> str:
+    """A value as errors show it: on one line, not too long, and nothing of what a list holds."""
+    if isinstance(value, list | dict):
+        return "an array" if isinstance(value, list) else "a table"
+    quoted = isinstance(value, str | bool)
+    text = json.dumps(value, ensure_ascii=False) if quoted else str(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def plain(value: object) -> str:
+    """A valid value as tables and help show it: 10 for 10.0, a name without quotes."""
+    if value is None:
+        return "not set"
+    if isinstance(value, str) and value.isprintable():
+        return value
+    return shown(value).removesuffix(".0")
+
+
+def _scalar(hint: Any) -> Any:
+    """`int | None` -> int."""
+    if isinstance(hint, types.UnionType):
+        return next(part for part in typing.get_args(hint) if part is not type(None))
+    return hint
