@@ -31,6 +31,8 @@ class ScoreRequest:
     need_lse: bool
     need_top: bool = False
     priority: int = 0  # lower runs first
+    salt: str = ""  # cached prefixes are found by requests with the same salt only
+    deadline: float | None = None  # seconds on the engine's clock; what has not run then is dropped
 
     @property
     def num_tokens(self) -> int:
@@ -45,10 +47,27 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds a request spent waiting for its first batch, and from there to its last result."""
+    """Seconds of a request's life in the engine, one after the other."""
 
-    queue: float
-    compute: float
+    queue: float  # from its arrival until its first batch was chosen
+    batch: float  # until that batch was laid out and launched
+    device: float  # until its last result was collected
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine is doing; counters only grow."""
+
+    requests: int  # admitted and not yet answered
+    tokens: int  # of those requests
+    pages_free: int
+    pages_cached: int  # not in use, their content may be found again
+    pages_used: int
+    batches: int  # counter
+    computed_tokens: int  # counter
+    cached_tokens: int  # counter: prompt tokens that the prefix cache held
+    retried_batches: int  # counter
+    tokens_per_second: float  # while working, smoothed
 
 
 @dataclass(frozen=True, slots=True)

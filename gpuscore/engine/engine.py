@@ -11,7 +11,7 @@ from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
 from gpuscore.engine.runner import Progress, Runner, Ticket
 from gpuscore.errors import InsufficientMemory, Overloaded, Unavailable
-from gpuscore.types import BackendLimits, ScoreRequest, ScoreResult
+from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,23 @@ class Engine:
     def alive(self) -> bool:
         """False once the loop has died or was closed."""
         return self._thread.is_alive() and not self._failed and not self._closing
+
+    def stats(self) -> EngineStats:
+        """What the engine is doing now; may be called from any thread."""
+        pages = self._runner.scheduler.pages
+        with self._condition:
+            return EngineStats(
+                requests=self._requests,
+                tokens=self._tokens,
+                pages_free=pages.num_free,
+                pages_cached=0,
+                pages_used=pages.num_pages - pages.num_free,
+                batches=self._runner.batches,
+                computed_tokens=self._runner.computed_tokens,
+                cached_tokens=0,
+                retried_batches=0,
+                tokens_per_second=self._rate,
+            )
 
     def score(
         self, request: ScoreRequest, progress: Progress | None = None

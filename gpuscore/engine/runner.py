@@ -26,7 +26,8 @@ class Ticket:
     future: "Future[ScoreResult]"
     progress: Progress | None
     arrived: float  # seconds, monotonic
-    started: float | None = None
+    planned: float | None = None
+    launched: float | None = None
     rows_left: int = field(init=False)
     computed_tokens: int = 0
     label_logits: list[Float32Array | None] = field(init=False)
@@ -50,6 +51,8 @@ class Runner:
         self.scheduler = Scheduler(backend.limits)
         self._tickets: dict[Job, Ticket] = {}
         self._running: tuple[Work, Pending] | None = None
+        self.batches = 0  # collected so far ...
+        self.computed_tokens = 0  # ... and their tokens
 
     @property
     def idle(self) -> bool:
@@ -61,8 +64,9 @@ class Runner:
     def step(self) -> int:
         """Launch one more batch and finish the one before; returns the tokens launched."""
         self._drop_cancelled()
+        planned = self.clock()
         work = self.scheduler.next_batch()
-        launched = self._launch(work) if work is not None else None
+        launched = self._launch(work, planned) if work is not None else None
         if self._running is not None:
             self._finish(*self._running)
         self._running = launched
@@ -74,11 +78,12 @@ class Runner:
         for job in list(self._tickets):
             self._fail(job, error)
 
-    def _launch(self, work: Work) -> tuple[Work, Pending] | None:
+    def _launch(self, work: Work, planned: float) -> tuple[Work, Pending] | None:
         now = self.clock()
         for job in work.jobs:
             ticket = self._tickets[job]
-            ticket.started = now if ticket.started is None else ticket.started
+            if ticket.planned is None:
+                ticket.planned, ticket.launched = planned, now
         try:
             return work, self.backend.extend(work.batch)
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
@@ -92,6 +97,8 @@ class Runner:
             self._fail_batch(work, error)
             return
         self.scheduler.collected(work)
+        self.batches += 1
+        self.computed_tokens += work.batch.num_tokens
         self._count_tokens(work)
         self._deliver(work, scores)
 
@@ -136,14 +143,18 @@ class Runner:
             _resolve(ticket.future, self._result(ticket))
 
     def _result(self, ticket: Ticket) -> ScoreResult:
-        started = ticket.arrived if ticket.started is None else ticket.started
-        request = ticket.request
+        request, planned, launched = ticket.request, ticket.planned, ticket.launched
+        assert planned is not None and launched is not None  # noqa: S101, PT018  (it has run)
         return ScoreResult(
             label_logits=tuple(x for x in ticket.label_logits if x is not None),
             lse=ticket.lse if request.need_lse else None,
             top_ids=ticket.top_ids if request.need_top else None,
             computed_tokens=ticket.computed_tokens,
-            timings=Timings(queue=started - ticket.arrived, compute=self.clock() - started),
+            timings=Timings(
+                queue=planned - ticket.arrived,
+                batch=launched - planned,
+                device=self.clock() - launched,
+            ),
         )
 
     def _drop_cancelled(self) -> None:
