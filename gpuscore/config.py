@@ -150,7 +150,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How much work may wait."""
+    """The queue and the prefix cache."""
 
     max_queued_requests: int = option(1024, "requests in flight before 429", minimum=1)
     max_queued_tokens: int = option(
@@ -159,6 +159,7 @@ class EngineConfig:
         minimum=1,
         metavar="TOKENS",
     )
+    prefix_cache: bool = option(True, "keep the keys and values of queries for later requests")
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,3 +134,4 @@ class BackendLimits:
     max_model_len: int  # tokens of one prompt
     vocab_rows: int  # valid token ids are 0 <= id < vocab_rows
     token_buckets: tuple[int, ...] = ()  # padded batch sizes; empty = ragged
+    identity: str = ""  # of model, revision and dtype: what cached keys and values belong to

@@ -8,6 +8,10 @@ from gpuscore.types import BackendLimits, PackedBatch, RowScores
 Pending: TypeAlias = Any
 
 
+class OutOfMemory(Exception):
+    """The device had too little memory for a batch; a smaller one may succeed."""
+
+
 class Backend(Protocol):
     """Plain arrays cross this interface, so that torch and JAX are equal citizens.
 
@@ -25,7 +29,7 @@ class Backend(Protocol):
         """Launch a forward pass without waiting for the device."""
 
     def collect(self, pending: Pending) -> RowScores:
-        """Wait for a batch; raises what its forward pass raised."""
+        """Wait for a batch; raises OutOfMemory, or what else its forward pass raised."""
 
     def close(self) -> None:
         """Free the device's memory and threads; the backend cannot be used afterwards."""

@@ -27,7 +27,7 @@ class Engine:
         self.config = config
         self.clock = clock
         self._backend = backend
-        self._runner = Runner(backend, clock)
+        self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()
         self._requests = 0
@@ -55,12 +55,12 @@ class Engine:
                 requests=self._requests,
                 tokens=self._tokens,
                 pages_free=pages.num_free,
-                pages_cached=0,
-                pages_used=pages.num_pages - pages.num_free,
+                pages_cached=pages.num_cached,
+                pages_used=pages.num_used,
                 batches=self._runner.batches,
                 computed_tokens=self._runner.computed_tokens,
-                cached_tokens=0,
-                retried_batches=0,
+                cached_tokens=self._runner.scheduler.cached_tokens,
+                retried_batches=self._runner.retried_batches,
                 tokens_per_second=self._rate,
             )
 

@@ -8,9 +8,16 @@ from time import monotonic
 
 import numpy as np
 
-from gpuscore.backends.base import Backend, Pending
-from gpuscore.engine.scheduler import Job, Scheduler, Work
-from gpuscore.errors import GpuscoreError, InternalError, NonfiniteScore
+from gpuscore.backends.base import Backend, OutOfMemory, Pending
+from gpuscore.engine.jobs import Job, Share, Work
+from gpuscore.engine.scheduler import MIN_BUDGET, Scheduler
+from gpuscore.errors import (
+    DeadlineExceeded,
+    GpuscoreError,
+    InsufficientMemory,
+    InternalError,
+    NonfiniteScore,
+)
 from gpuscore.types import Float32Array, RowScores, ScoreRequest, ScoreResult, Timings
 
 logger = logging.getLogger(__name__)
@@ -45,14 +52,21 @@ class Ticket:
 class Runner:
     """Owns the scheduler and the batch in flight; driven by `step`, single-threaded."""
 
-    def __init__(self, backend: Backend, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        clock: Callable[[], float] = monotonic,
+        *,
+        prefix_cache: bool = True,
+    ) -> None:
         self.backend = backend
         self.clock = clock
-        self.scheduler = Scheduler(backend.limits)
-        self._tickets: dict[Job, Ticket] = {}
-        self._running: tuple[Work, Pending] | None = None
+        self.scheduler = Scheduler(backend.limits, prefix_cache=prefix_cache)
         self.batches = 0  # collected so far ...
         self.computed_tokens = 0  # ... and their tokens
+        self.retried_batches = 0
+        self._tickets: dict[Job, Ticket] = {}
+        self._running: tuple[Work, Pending] | None = None
 
     @property
     def idle(self) -> bool:
@@ -63,7 +77,7 @@ class Runner:
 
     def step(self) -> int:
         """Launch one more batch and finish the one before; returns the tokens launched."""
-        self._drop_cancelled()
+        self._drop_given_up()
         planned = self.clock()
         work = self.scheduler.next_batch()
         launched = self._launch(work, planned) if work is not None else None
@@ -74,57 +88,62 @@ class Runner:
 
     def fail_all(self, error: GpuscoreError) -> None:
         """Answer everything that waits with `error`; the device's work is abandoned."""
-        self._running = None
         for job in list(self._tickets):
             self._fail(job, error)
+        if self._running is not None:
+            self.scheduler.failed(self._running[0])
+            self._running = None
 
     def _launch(self, work: Work, planned: float) -> tuple[Work, Pending] | None:
         now = self.clock()
-        for job in work.jobs:
-            ticket = self._tickets[job]
+        for share in work.shares:
+            ticket = self._tickets[share.job]
             if ticket.planned is None:
                 ticket.planned, ticket.launched = planned, now
         try:
             return work, self.backend.extend(work.batch)
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
-            self._fail_batch(work, error)
+            if self._running is not None:  # in order: what runs was launched before
+                self._finish(*self._running)
+                self._running = None
+            self._batch_failed(work, error)
             return None
 
     def _finish(self, work: Work, pending: Pending) -> None:
         try:
             scores = self.backend.collect(pending)
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
-            self._fail_batch(work, error)
+            self._batch_failed(work, error)
             return
-        self.scheduler.collected(work)
         self.batches += 1
         self.computed_tokens += work.batch.num_tokens
-        self._count_tokens(work)
-        self._deliver(work, scores)
+        valid = [share.valid for share in work.shares]
+        self.scheduler.succeeded(work)
+        row = 0
+        for share, counts in zip(work.shares, valid, strict=True):
+            if counts and share.job in self._tickets:
+                self._tickets[share.job].computed_tokens += share.tokens
+                self._deliver(work, share, row, scores)
+            row += len(share.scored)
+        for share in work.shares:
+            self._report(share.job)
 
-    def _count_tokens(self, work: Work) -> None:
-        for job, tokens in zip(work.jobs, work.tokens, strict=True):
-            if job in self._tickets:
-                self._tickets[job].computed_tokens += tokens
-
-    def _deliver(self, work: Work, scores: RowScores) -> None:
-        cu_labels = work.batch.cu_labels
-        for row, (job, item) in enumerate(work.owners):
-            ticket = self._tickets.get(job)
-            if ticket is None:
-                continue  # failed or cancelled meanwhile
+    def _deliver(self, work: Work, share: Share, first_row: int, scores: RowScores) -> None:
+        ticket, cu_labels = self._tickets[share.job], work.batch.cu_labels
+        for row, item in enumerate(share.scored, start=first_row):
             logits = scores.label_logits[cu_labels[row] : cu_labels[row + 1]]
             lse = np.float32(0) if scores.lse is None else scores.lse[row]
             if not np.isfinite(logits).all() or (ticket.request.need_lse and not np.isfinite(lse)):
-                self._fail(job, _nonfinite(item))
+                if work.alone:
+                    self._fail(share.job, _nonfinite(item))
+                    return
+                self.scheduler.retry_alone(share.job, item)
                 continue
             ticket.label_logits[item] = logits
             ticket.lse[item] = lse
             if scores.top_ids is not None:
                 ticket.top_ids[item] = scores.top_ids[row]
             ticket.rows_left -= 1
-        for job in work.jobs:
-            self._report(job)
 
     def _report(self, job: Job) -> None:
         """Tell a request how far it is, and resolve it if that is all the way."""
@@ -157,22 +176,36 @@ class Runner:
             ),
         )
 
-    def _drop_cancelled(self) -> None:
-        for job in [j for j, ticket in self._tickets.items() if ticket.future.cancelled()]:
-            del self._tickets[job]
-            self.scheduler.remove(job)
+    def _drop_given_up(self) -> None:
+        """Forget requests that were cancelled or whose deadline is over."""
+        now = self.clock()
+        for job, ticket in list(self._tickets.items()):
+            if ticket.future.cancelled():
+                self._fail(job, None)
+            elif ticket.request.deadline is not None and ticket.request.deadline <= now:
+                self._fail(job, DeadlineExceeded("the request's deadline is over"))
 
-    def _fail_batch(self, work: Work, error: Exception) -> None:
-        self.scheduler.collected(work)
-        logger.error("a batch of %d tokens failed", work.batch.num_tokens, exc_info=error)
-        shown = _caused(InternalError("the backend failed"), error)
-        for job in work.jobs:
-            self._fail(job, shown)
+    def _batch_failed(self, work: Work, error: Exception) -> None:
+        if not isinstance(error, OutOfMemory):
+            logger.error("a batch of %d tokens failed", work.batch.num_tokens, exc_info=error)
+            shown = _caused(InternalError("the backend failed"), error)
+            for share in work.shares:
+                self._fail(share.job, shown)
+            self.scheduler.failed(work)
+            return
+        logger.warning("out of memory on a batch of %d tokens", work.batch.num_tokens)
+        self.retried_batches += 1
+        if work.is_minimal(MIN_BUDGET):
+            shown = _caused(InsufficientMemory("not even one item fits the device's memory"), error)
+            self._fail(work.shares[0].job, shown)
+        self.scheduler.failed(work)
+        self.scheduler.shrink()
 
-    def _fail(self, job: Job, error: GpuscoreError) -> None:
+    def _fail(self, job: Job, error: GpuscoreError | None) -> None:
+        """Answer a request with an error; None if nobody waits for it any more."""
         ticket = self._tickets.pop(job, None)
         self.scheduler.remove(job)
-        if ticket is not None:
+        if ticket is not None and error is not None:
             _resolve(ticket.future, error)
 
 

@@ -1,214 +1,178 @@
-"""Which work runs next: splits requests into batches within the backend's token budget.
+"""Which work runs next: splits requests into batches within a token budget, fairly.
 
 A request's query runs first, in chunks where it is longer than a batch; its keys and values stay
-in pages. Items follow, as many as fit, in the same batch as the end of the query or in later ones.
-An item that is longer than a whole batch is itself run in chunks, over pages of its own.
+in pages. Items follow, in the same batch as the end of the query or in later ones. An item that is
+longer than a whole batch is itself run in chunks, over pages of its own.
 
-Requests are served by (priority, arrival). The first one that does not get its pages waits, and
-all behind it, so that nothing starves.
+Requests of a lower priority value go first. Among equals, tokens are handed out by deficit round
+robin (Shreedhar and Varghese, 1995): in each round every request may take QUANTUM more tokens, and
+keeps what it could not use, so a request of 10 items is done within a few batches although one of
+10,000 items came before it. A request takes all pages it will need when it starts; those that find
+too few wait in the order of (priority, arrival) and nobody overtakes them, so nothing deadlocks or
+starves. A request whose query is just being computed for another one waits for those pages.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from bisect import insort
+from collections import deque
 
 import numpy as np
 
-from gpuscore.engine.pages import PagePool
-from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
-from gpuscore.types import BackendLimits, Int32Array, PackedBatch, ScoreRequest
+from gpuscore.engine.draft import draft_batch, long_length
+from gpuscore.engine.jobs import Job, Share, Work
+from gpuscore.engine.pages import PageKey, PagePool, page_keys
+from gpuscore.types import BackendLimits, ScoreRequest
 
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request on its way through the scheduler."""
-
-    request: ScoreRequest
-    order: tuple[int, int]  # (priority, arrival)
-    query_pages: Int32Array | None = None  # None until it has its pages
-    item_pages: Int32Array | None = None  # for items longer than a batch
-    query_done: int = 0  # tokens of the query handed out so far
-    next_item: int = 0
-    item_done: int = 0  # tokens of a long item (its query tail included) handed out so far
-    in_flight: int = 0  # batches that have not been collected
-
-    @property
-    def exhausted(self) -> bool:
-        return self.next_item == len(self.request.item_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A batch and whose rows it scores: row i belongs to item `owners[i][1]` of its job."""
-
-    batch: PackedBatch
-    owners: tuple[tuple[Job, int], ...]
-    jobs: tuple[Job, ...]  # every job with a segment in the batch ...
-    tokens: tuple[int, ...]  # ... and how many tokens of the batch are its own
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A batch being filled."""
-
-    budget: int
-    segments: list[Segment] = field(default_factory=list)
-    prefixes: list[Prefix] = field(default_factory=list)
-    owners: list[tuple[Job, int]] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-
-    def prefix(self, length: int, pages: Int32Array) -> int:
-        self.prefixes.append(Prefix(length, pages))
-        return len(self.prefixes) - 1
-
-    def add(self, segment: Segment) -> int:
-        self.segments.append(segment)
-        self.budget -= len(segment.token_ids)
-        return len(self.segments) - 1
+QUANTUM = 512  # tokens that a request may take per round
+MIN_BUDGET = 16  # below, out-of-memory batches are not halved further
+RECOVERY = 32  # batches after which a budget that was halved is doubled again
 
 
 class Scheduler:
-    """Owns the waiting jobs and the pages; single-threaded."""
+    """Owns waiting and active jobs and the pages; single-threaded."""
 
-    def __init__(self, limits: BackendLimits) -> None:
+    def __init__(self, limits: BackendLimits, *, prefix_cache: bool = True) -> None:
         self.limits = limits
         self.pages = PagePool(limits.num_pages)
-        self._jobs: list[Job] = []
+        self.prefix_cache = prefix_cache
+        self.budget = limits.max_tokens
+        self.cached_tokens = 0  # query tokens found in the cache so far
+        self._waiting: list[Job] = []  # for pages, by order
+        self._active: dict[int, deque[Job]] = {}  # by priority; jobs with work to hand out
+        self._alone: deque[tuple[Job, int]] = deque()  # items to run by themselves
+        self._computing: dict[bytes, Job] = {}  # digests of pages that a job is to publish
         self._arrivals = 0
+        self._successes = 0  # batches since the budget last changed
 
     def __len__(self) -> int:
-        return len(self._jobs)
-
-    def add(self, request: ScoreRequest) -> Job:
-        job = Job(request, (request.priority, self._arrivals))
-        self._arrivals += 1
-        self._jobs.append(job)
-        self._jobs.sort(key=lambda j: j.order)
-        return job
+        """Jobs with work that has not been handed out."""
+        return len(self._waiting) + sum(map(len, self._active.values())) + len(self._alone)
 
     def fits(self, request: ScoreRequest) -> bool:
         """Whether the request could run if it were alone."""
         return sum(self._pages_needed(request)) <= self.limits.num_pages
 
+    def add(self, request: ScoreRequest) -> Job:
+        job = Job(request, (request.priority, self._arrivals))
+        for index, tokens in enumerate(request.item_ids):
+            (job.long if len(tokens) > self.limits.max_tokens else job.short).append(index)
+        self._arrivals += 1
+        insort(self._waiting, job, key=lambda j: j.order)
+        return job
+
     def remove(self, job: Job) -> None:
         """Forget a job that is finished, failed or cancelled, once nothing of it is running."""
-        if job in self._jobs:
-            self._jobs.remove(job)
-        if job.in_flight == 0:
-            self._release(job)
-
-    def collected(self, work: Work) -> None:
-        """A batch has come back, with results or with an error."""
-        for job in work.jobs:
-            job.in_flight -= 1
-            if job.in_flight == 0 and job not in self._jobs:
-                self._release(job)
+        if job.removed:
+            return
+        job.removed = True
+        job.epoch += 1
+        if job.query_pages is None:
+            self._waiting.remove(job)
+        self._deactivate(job)
+        self._alone = deque(pair for pair in self._alone if pair[0] is not job)
+        for key in (job.keys or ())[job.published :]:
+            if self._computing.get(key.digest) is job:
+                del self._computing[key.digest]
+        self._release_if_done(job)
 
     def next_batch(self) -> Work | None:
         """The next batch, or None if nothing can run now."""
-        draft = _Draft(budget=self.limits.max_tokens)
-        for job in list(self._jobs):
-            if draft.budget == 0 or not self._has_pages(job):
-                break
-            before = draft.budget
-            self._fill(draft, job)
-            if draft.budget < before:
-                draft.jobs.append(job)
-                draft.tokens.append(before - draft.budget)
-                job.in_flight += 1
-            if job.exhausted:
-                self._jobs.remove(job)
-        if not draft.segments:
+        self._start_waiting()
+        if self._alone and (work := self._alone_batch()) is not None:
+            return work
+        shares: dict[Job, Share] = {}
+        budget = self.budget
+        for priority in sorted(self._active):
+            budget = self._hand_out(self._active[priority], shares, budget)
+        self._active = {priority: ring for priority, ring in self._active.items() if ring}
+        if not shares:
             return None
-        need_top = any(job.request.need_top for job in draft.jobs)
-        batch = pack(draft.segments, draft.prefixes, need_top=need_top)
-        return Work(batch, tuple(draft.owners), tuple(draft.jobs), tuple(draft.tokens))
+        return Work(draft_batch(list(shares.values()), self.limits.page_size), (*shares.values(),))
 
-    def _fill(self, draft: _Draft, job: Job) -> None:
-        """Put as much of the job into the draft as fits."""
-        assert job.query_pages is not None  # noqa: S101  (next_batch saw to it)
-        query = job.request.query_ids
-        cached = job.query_done
-        row = draft.prefix(cached, job.query_pages)
-        parent = -1
-        if cached < len(query):
-            stop = min(len(query), cached + draft.budget)
-            slots = page_slots(job.query_pages, cached, stop, self.limits.page_size)
-            parent = draft.add(Segment(query[cached:stop], cached, row, slots=slots))
-            job.query_done = stop
-        if job.query_done == len(query):
-            self._fill_items(draft, job, row, parent)
+    def succeeded(self, work: Work) -> None:
+        """A batch was collected: from now on others can find the query pages it wrote."""
+        for share in work.shares:
+            if share.valid:
+                self._publish(share.job, share.query[1])
+            self._settle(share)
+        self._successes += 1
+        if self._successes >= RECOVERY and self.budget < self.limits.max_tokens:
+            self.budget = min(2 * self.budget, self.limits.max_tokens)
+            self._successes = 0
 
-    def _fill_items(self, draft: _Draft, job: Job, row: int, parent: int) -> None:
-        request, cut = job.request, len(job.request.query_ids)
-        # A long item reads the query from pages, so those must be from earlier batches; and long
-        # items share their pages, so one batch holds a chunk of at most one of them.
-        long_item_possible = parent == -1
-        while draft.budget and not job.exhausted:
-            index = job.next_item
-            tokens = request.item_ids[index]
-            if len(tokens) > self.limits.max_tokens:
-                if not long_item_possible or not self._fill_long_item(draft, job):
-                    return
-                long_item_possible = False
-                continue
-            if len(tokens) > draft.budget:
-                return
-            draft.add(
-                Segment(
-                    tokens,
-                    cut,
-                    row,
-                    parent=parent,
-                    label_ids=request.label_ids[index],
-                    need_lse=request.need_lse,
-                )
-            )
-            draft.owners.append((job, index))
-            job.next_item += 1
+    def failed(self, work: Work) -> None:
+        """A batch has failed: what was in it is to be handed out again, for jobs that stay.
 
-    def _fill_long_item(self, draft: _Draft, job: Job) -> bool:
-        """Add the next chunk of an item that is longer than a batch; True when it was the last.
-
-        Its sequence shares the query's full pages and recomputes the rest of the query, because
-        two sequences cannot continue the same half-filled page.
+        So is whatever of the same jobs was launched since: it reads pages that were not written.
         """
-        assert job.query_pages is not None  # noqa: S101  (next_batch saw to it)
-        assert job.item_pages is not None  # noqa: S101
-        request, index, page_size = job.request, job.next_item, self.limits.page_size
-        shared_pages = len(request.query_ids) // page_size
-        base = shared_pages * page_size
-        tail = np.concatenate((request.query_ids[base:], request.item_ids[index]))
-        start = base + job.item_done
-        stop = min(base + len(tail), start + draft.budget)
-        last = stop == base + len(tail)
-        pages = np.concatenate((job.query_pages[:shared_pages], job.item_pages))
-        draft.add(
-            Segment(
-                tail[start - base : stop - base],
-                start,
-                draft.prefix(start, pages),
-                slots=None if last else page_slots(pages, start, stop, page_size),
-                label_ids=request.label_ids[index] if last else None,
-                need_lse=request.need_lse and last,
-            )
-        )
-        job.item_done = 0 if last else stop - base
-        if last:
-            draft.owners.append((job, index))
-            job.next_item += 1
-        return last
+        for share in work.shares:
+            if share.valid:
+                self._take_back(share.job)
+            self._settle(share)
 
-    def _has_pages(self, job: Job) -> bool:
-        """Take the pages of a job that has none yet."""
-        if job.query_pages is not None:
-            return True
+    def shrink(self) -> None:
+        """Out of memory: give up cached pages and make batches half as long."""
+        self.pages.evict(self.limits.num_pages)
+        self.budget = max(min(MIN_BUDGET, self.budget), self.budget // 2)
+        self._successes = 0
+
+    def retry_alone(self, job: Job, item: int) -> None:
+        """Run an item once more, in a batch of its own."""
+        self._alone.append((job, item))
+
+    # ---- pages ----
+
+    def _start_waiting(self) -> None:
+        for job in list(self._waiting):
+            if job.lacks in self._computing:
+                continue
+            if not self._take_pages(job):
+                if job.lacks in self._computing:
+                    continue
+                return
+            self._waiting.remove(job)
+            self._activate(job)
+
+    def _take_pages(self, job: Job) -> bool:
+        """Give a job all its pages; False if too few are left or others compute what it lacks."""
+        keys = self._keys(job)
+        found = self.pages.find(keys)
+        job.lacks = keys[len(found)].digest if len(found) < len(keys) else b""
         for_query, for_items = self._pages_needed(job.request)
-        pages = self.pages.allocate(for_query + for_items)
-        if pages is None:
+        new = None
+        if job.lacks not in self._computing:
+            new = self.pages.allocate(for_query - len(found) + for_items)
+        if new is None:
+            self.pages.release(found)
             return False
-        job.query_pages, job.item_pages = pages[:for_query], pages[for_query:]
+        split = for_query - len(found)
+        job.query_pages = np.concatenate((np.array(found, np.int32), new[:split]))
+        job.item_pages = new[split:]
+        job.published = len(found)
+        job.query_done = len(found) * self.limits.page_size
+        self.cached_tokens += job.query_done
+        for key in keys[len(found) :]:
+            self._computing[key.digest] = job
         return True
+
+    def _keys(self, job: Job) -> tuple[PageKey, ...]:
+        if job.keys is None:
+            job.keys = ()
+            if self.prefix_cache:
+                request, size = job.request, self.limits.page_size
+                job.keys = tuple(
+                    page_keys(self.limits.identity, request.salt, request.query_ids, size)
+                )
+        return job.keys
+
+    def _publish(self, job: Job, length: int) -> None:
+        """Others may find the pages of the first `length` tokens of the job's query."""
+        keys = job.keys or ()
+        assert job.query_pages is not None  # noqa: S101  (it has run)
+        while job.published < min(len(keys), length // self.limits.page_size):
+            key = keys[job.published]
+            self.pages.publish(int(job.query_pages[job.published]), key)
+            self._computing.pop(key.digest, None)
+            job.published += 1
 
     def _pages_needed(self, request: ScoreRequest) -> tuple[int, int]:
         """Pages of the query, and of its longest item if that is longer than a batch."""
@@ -219,13 +183,119 @@ class Scheduler:
             return for_query, 0
         return for_query, -(-(cut + longest) // page_size) - cut // page_size
 
-    def _release(self, job: Job) -> None:
-        for pages in self._taken(job):
-            self.pages.free(pages)
-        job.query_pages = job.item_pages = None
+    def _settle(self, share: Share) -> None:
+        share.job.running.remove(share)
+        self._release_if_done(share.job)
 
-    @staticmethod
-    def _taken(job: Job) -> Iterator[Int32Array]:
-        for pages in (job.query_pages, job.item_pages):
-            if pages is not None:
-                yield pages
+    def _release_if_done(self, job: Job) -> None:
+        if job.removed and not job.running and job.query_pages is not None:
+            self.pages.release(job.query_pages)
+            if job.item_pages is not None:
+                self.pages.release(job.item_pages)
+            job.query_pages = job.item_pages = None
+
+    # ---- handing out ----
+
+    def _activate(self, job: Job) -> None:
+        if not job.active and not job.exhausted:
+            job.active = True
+            self._active.setdefault(job.request.priority, deque()).append(job)
+
+    def _deactivate(self, job: Job) -> None:
+        if job.active:
+            self._active[job.request.priority].remove(job)
+            job.active = False
+
+    def _hand_out(self, ring: "deque[Job]", shares: dict[Job, Share], budget: int) -> int:
+        """Fill a batch from one ring; returns the budget that is left."""
+        passed_over = []  # wait for the next batch, and come first there
+        while ring and budget > 0:
+            job = ring.popleft()
+            job.deficit = min(job.deficit + QUANTUM, self.limits.max_tokens)
+            share = shares.get(job) or Share(job, job.epoch, (job.query_done, job.query_done))
+            cost = self._next_cost(share)
+            if cost is None or (cost > budget and shares):
+                passed_over.append(job)
+                continue
+            # A single item may exceed a budget that was halved: it cannot be split.
+            allowance = max(min(job.deficit, budget), 0 if shares else cost)
+            taken = self._take(share, allowance)
+            budget -= taken
+            job.deficit = max(0, job.deficit - taken)
+            if taken and job not in shares:
+                shares[job] = share
+                job.running.append(share)
+            if job.exhausted:
+                job.active, job.deficit = False, 0
+            else:
+                ring.append(job)
+        ring.extendleft(reversed(passed_over))
+        return budget
+
+    def _next_cost(self, share: Share) -> int | None:
+        """Tokens of the next piece that cannot be split; None if nothing more can join the share.
+
+        A long item reads the query from pages, so those must be from earlier batches; and long
+        items share their pages, so one batch holds a chunk of at most one of them.
+        """
+        job = share.job
+        if job.query_done < job.cut:
+            return 1
+        if job.short:
+            return len(job.request.item_ids[job.short[0]])
+        return None if share.long is not None or share.query[1] > share.query[0] else 1
+
+    def _take(self, share: Share, allowance: int) -> int:
+        """Move up to `allowance` tokens of work from the job to its share; returns how many."""
+        job, left = share.job, allowance
+        if job.query_done < job.cut:
+            stop = min(job.cut, job.query_done + left)
+            left -= stop - job.query_done
+            share.query, job.query_done = (share.query[0], stop), stop
+        if job.query_done == job.cut:
+            item_ids = job.request.item_ids
+            while job.short and len(item_ids[job.short[0]]) <= left:
+                left -= len(item_ids[job.short[0]])
+                share.items.append(job.short.popleft())
+            if left and not job.short and job.long and self._next_cost(share) is not None:
+                left -= self._take_long(share, left)
+        share.tokens += allowance - left
+        return allowance - left
+
+    def _take_long(self, share: Share, allowance: int) -> int:
+        job = share.job
+        item, start = job.long[0], job.long_done
+        length = long_length(job, item, self.limits.page_size)
+        stop = min(length, start + allowance)
+        share.long, share.long_ends = (item, start, stop), stop == length
+        job.long_done = stop
+        if share.long_ends:
+            job.long.popleft()
+            job.long_done = 0
+        return stop - start
+
+    def _alone_batch(self) -> Work | None:
+        job, item = self._alone.popleft()
+        if job.query_done < job.cut:  # taken back meanwhile
+            job.short.appendleft(item)
+            self._activate(job)
+            return None
+        share = Share(job, job.epoch, (job.cut, job.cut), [item])
+        share.tokens = len(job.request.item_ids[item])
+        job.running.append(share)
+        return Work(draft_batch([share], self.limits.page_size), (share,), alone=True)
+
+    def _take_back(self, job: Job) -> None:
+        """Undo what every running share of a job took."""
+        job.epoch += 1
+        for share in reversed(job.running):
+            if share.epoch != job.epoch - 1:
+                continue
+            job.query_done = min(job.query_done, share.query[0])
+            job.short.extendleft(reversed(share.items))
+            if share.long is not None:
+                if share.long_ends:
+                    job.long.appendleft(share.long[0])
+                job.long_done = 0
+        if not job.removed:
+            self._activate(job)

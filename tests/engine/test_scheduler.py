@@ -1,13 +1,20 @@
 """Promise: whatever is split, packed or mixed, every item is scored once, for its whole prompt."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from gpuscore.engine.pages import PagePool
+from gpuscore.backends.base import OutOfMemory
+from gpuscore.engine.pages import PagePool, page_keys
 from gpuscore.engine.runner import Runner, Ticket
-from gpuscore.errors import InternalError, NonfiniteScore
+from gpuscore.errors import (
+    DeadlineExceeded,
+    InsufficientMemory,
+    InternalError,
+    NonfiniteScore,
+)
 from gpuscore.types import ScoreRequest
 from support.tape import TapeBackend, tape_logit, tape_lse
 
@@ -38,7 +45,7 @@ def run(runner):
         runner.step()
         runner.scheduler.pages.check_integrity()
     assert runner.idle
-    assert runner.scheduler.pages.num_free == runner.backend.limits.num_pages
+    assert runner.scheduler.pages.num_used == 0
     assert len(runner.scheduler) == 0
 
 
@@ -137,19 +144,27 @@ def test_a_failed_batch_fails_its_requests_only():
             check(ticket)
 
 
-@pytest.mark.parametrize("broken", ["label", "lse"])
-def test_a_row_that_is_not_finite_names_its_item(broken, monkeypatch):
-    rng = np.random.default_rng(0)
-    backend = TapeBackend(max_tokens=64)
-    plain = backend._run
+def with_nan(backend, monkeypatch, broken, times):
+    """The third row of the first `times` batches that have one, or the lone row later, is NaN."""
+    plain, left = backend._run, [times]
 
     def run_with_nan(batch):
         scores = plain(batch)
-        target = scores.label_logits if broken == "label" else scores.lse
-        target[batch.cu_labels[2] if broken == "label" else 2] = np.nan
+        if left[0]:
+            row = min(2, len(batch.score_rows) - 1)
+            target = scores.label_logits if broken == "label" else scores.lse
+            target[batch.cu_labels[row] if broken == "label" else row] = np.nan
+            left[0] -= 1
         return scores
 
     monkeypatch.setattr(backend, "_run", run_with_nan)
+
+
+@pytest.mark.parametrize("broken", ["label", "lse"])
+def test_a_row_that_stays_not_finite_names_its_item(broken, monkeypatch):
+    rng = np.random.default_rng(0)
+    backend = TapeBackend(max_tokens=64)
+    with_nan(backend, monkeypatch, broken, times=2)
     runner = Runner(backend)
     ticket = submit(runner, request_of(rng, 5, [3, 3, 3, 3]))
     run(runner)
@@ -158,18 +173,201 @@ def test_a_row_that_is_not_finite_names_its_item(broken, monkeypatch):
     assert error.param == "items[2]"
 
 
-def test_pages_are_held_once():
+def test_a_row_that_is_not_finite_once_is_run_again_alone(monkeypatch):
+    rng = np.random.default_rng(0)
+    backend = TapeBackend(max_tokens=64)
+    with_nan(backend, monkeypatch, "label", times=1)
+    runner = Runner(backend)
+    ticket = submit(runner, request_of(rng, 5, [3, 3, 3, 3]))
+    run(runner)
+    check(ticket)
+    assert [len(batch.score_rows) for batch in backend.batches] == [4, 1]
+
+
+def copy_of(request, **changes):
+    return dataclasses.replace(request, **changes)
+
+
+def test_a_prefix_is_computed_once(monkeypatch):
+    """Full pages of a query are found again; what follows the last full page is not kept."""
+    rng = np.random.default_rng(0)
+    backend = TapeBackend(max_tokens=64, page_size=4)
+    runner = Runner(backend)
+    request = request_of(rng, 30, [5, 6, 7])
+    for expected in (30 + 18, 2 + 18, 2 + 18):
+        ticket = submit(runner, request)
+        run(runner)
+        check(ticket)
+        assert ticket.future.result().computed_tokens == expected
+    assert runner.scheduler.cached_tokens == 56
+
+
+def test_a_static_prefix_is_shared_by_different_queries():
+    rng = np.random.default_rng(0)
+    runner = Runner(TapeBackend(max_tokens=64, page_size=4))
+    first = request_of(rng, 30, [5])
+    other = np.concatenate([first.query_ids[:17], rng.integers(0, 900, 20).astype(np.int32)])
+    for query, expected in ((first.query_ids, 35), (other, 37 - 16 + 5)):
+        ticket = submit(runner, copy_of(first, query_ids=query))
+        run(runner)
+        check(ticket)
+        assert ticket.future.result().computed_tokens == expected
+
+
+def test_salts_and_the_switch_separate_caches():
+    rng = np.random.default_rng(0)
+    request = request_of(rng, 30, [5])
+    for cached, salts in ((True, ("a", "b")), (False, ("a", "a"))):
+        runner = Runner(TapeBackend(max_tokens=64, page_size=4), prefix_cache=cached)
+        for salt in salts:
+            ticket = submit(runner, copy_of(request, salt=salt))
+            run(runner)
+            assert ticket.future.result().computed_tokens == 35
+
+
+def test_a_burst_of_one_query_computes_it_once():
+    """The second request waits for the pages that the first is about to publish."""
+    rng = np.random.default_rng(0)
+    backend = TapeBackend(max_tokens=64, page_size=4, num_pages=256)
+    runner = Runner(backend)
+    query = request_of(rng, 100, [1]).query_ids
+    tickets = [
+        submit(runner, copy_of(request_of(rng, 0, [3, 4]), query_ids=query)) for _ in range(5)
+    ]
+    run(runner)
+    for ticket in tickets:
+        check(ticket)
+    assert sum(batch.num_tokens for batch in backend.batches) == 100 + 5 * 7
+
+
+def test_a_small_request_is_not_stuck_behind_a_large_one():
+    rng = np.random.default_rng(0)
+    runner = Runner(TapeBackend(max_tokens=1024, num_pages=400))
+    large = submit(runner, request_of(rng, 100, [20] * 2000))
+    for _ in range(3):
+        runner.step()
+    small = submit(runner, request_of(rng, 100, [20] * 10))
+    steps = 0
+    while not small.future.done():
+        runner.step()
+        steps += 1
+    assert steps <= 3
+    assert not large.future.done()
+    run(runner)
+    check(large)
+
+
+def test_out_of_memory_halves_the_batches_and_they_recover():
+    rng = np.random.default_rng(0)
+    backend = TapeBackend(max_tokens=256, num_pages=200)
+    plain = backend.extend
+    limit = [40]
+
+    def extend(batch):
+        if batch.num_tokens > limit[0]:
+            raise OutOfMemory(f"{batch.num_tokens} tokens")
+        return plain(batch)
+
+    backend.extend = extend
+    runner = Runner(backend)
+    tickets = [submit(runner, request_of(rng, 60, [9] * 30)) for _ in range(3)]
+    run(runner)
+    for ticket in tickets:
+        check(ticket)
+    assert runner.retried_batches >= 3
+    assert runner.scheduler.budget < 256
+    limit[0] = 1000
+    later = submit(runner, request_of(rng, 60, [9] * 1500))
+    run(runner)
+    check(later)
+    assert runner.scheduler.budget == 256
+
+
+def test_an_item_that_never_fits_fails_its_own_request_only():
+    rng = np.random.default_rng(0)
+    backend = TapeBackend(max_tokens=256, num_pages=200)
+    plain = backend.extend
+
+    def extend(batch):
+        if np.diff(batch.cu_seqlens).max() > 100:
+            raise OutOfMemory("a segment of over 100 tokens")
+        return plain(batch)
+
+    backend.extend = extend
+    runner = Runner(backend)
+    bad = submit(runner, request_of(rng, 60, [9, 120, 9]))
+    good = [submit(runner, request_of(rng, 60, [9] * 30)) for _ in range(3)]
+    run(runner)
+    assert isinstance(bad.future.exception(), InsufficientMemory)
+    for ticket in good:
+        check(ticket)
+
+
+def test_a_deadline_drops_what_has_not_run():
+    rng = np.random.default_rng(0)
+    now = [0.0]
+    runner = Runner(TapeBackend(max_tokens=64, num_pages=200), lambda: now[0])
+    late = submit(runner, copy_of(request_of(rng, 60, [9] * 300), deadline=5.0))
+    runner.step()
+    now[0] = 5.0
+    run(runner)
+    assert isinstance(late.future.exception(), DeadlineExceeded)
+    assert len(runner.backend.batches) <= 2
+
+
+def keys_of(tokens, size=4):
+    return tuple(page_keys("model", "", np.array(tokens, np.int32), size))
+
+
+def test_pages_are_counted():
     pool = PagePool(5)
     first = pool.allocate(3)
     assert pool.allocate(3) is None
-    assert pool.num_free == 2
-    with pytest.raises(ValueError, match="not all held"):
-        pool.free(np.array([*first, first[0]], dtype=np.int32))
-    pool.free(first)
-    with pytest.raises(ValueError, match="not all held"):
-        pool.free(first)
+    assert (pool.num_free, pool.num_cached, pool.num_used) == (2, 0, 3)
+    pool.release(first)
+    with pytest.raises(ValueError, match="not in use"):
+        pool.release(first[:1])
     pool.check_integrity()
     assert pool.num_free == 5
     pool._free.append(0)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="6 free"):
         pool.check_integrity()
+
+
+def test_the_least_recently_used_pages_are_evicted_first_and_ends_before_beginnings():
+    pool = PagePool(5)
+    keys, other = keys_of(range(12)), keys_of([7] * 8)
+    for some in (keys, other):
+        pages = pool.allocate(len(some))
+        for page, key in zip(pages, some, strict=True):
+            pool.publish(int(page), key)
+        pool.release(pages)
+    assert pool.num_cached == 5
+    pool.release(pool.find(other))
+    pool.release(pool.find(keys))  # now used last
+    pool.release(pool.allocate(1))
+    assert len(pool.find(other)) == 1, "its end went first"
+    pool.check_integrity()
+    assert pool.allocate(4).tolist() != []
+    assert pool.find(keys) == []
+    pool.check_integrity()
+
+
+def test_a_collision_of_digests_is_a_miss():
+    pool = PagePool(2)
+    (key,) = keys_of([1, 2, 3, 4])
+    pages = pool.allocate(1)
+    pool.publish(int(pages[0]), key)
+    forged = dataclasses.replace(key, tokens=b"something else")
+    assert pool.find([forged]) == []
+    assert pool.find([key]) == pages.tolist()
+
+
+def test_keys_tell_models_salts_and_tokens_apart():
+    tokens = np.arange(12, dtype=np.int32)
+    base = [k.digest for k in page_keys("m", "s", tokens, 4)]
+    assert len(base) == 3
+    assert [k.digest for k in page_keys("m", "s", tokens[:11], 4)] == base[:2]
+    for other in (("n", "s"), ("m", "t"), ("ms", ""), ("", "ms")):
+        assert not set(base) & {k.digest for k in page_keys(*other, tokens, 4)}
+    assert len(list(page_keys("m", "s", tokens[:3], 4))) == 0, "shorter than a page"

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpuscore.backends.base import OutOfMemory
 from gpuscore.backends.torch.attention import ExtendAttention
 from gpuscore.backends.torch.compiler import compiled, eagerly
 from gpuscore.backends.torch.kv_pool import KVPool
@@ -52,13 +53,23 @@ class TorchBackend:
             self.collect(self.extend(batch))
 
     def extend(self, batch: PackedBatch) -> Future[RowScores]:
-        return self._thread.submit(self._forward, batch)
+        return self._thread.submit(self._run, batch)
 
     def collect(self, pending: Future[RowScores]) -> RowScores:
         return pending.result()
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, batch: PackedBatch) -> RowScores:
+        try:
+            return self._forward(batch)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise OutOfMemory(str(error)) from error
+        except RuntimeError as error:
+            if "not enough memory" not in str(error):  # what torch's CPU allocator says
+                raise
+            raise OutOfMemory(str(error)) from error
 
     @torch.inference_mode()
     def _forward(self, batch: PackedBatch) -> RowScores:

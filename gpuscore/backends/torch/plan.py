@@ -53,6 +53,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
         num_pages=num_pages,
         max_model_len=max_len,
         vocab_rows=family.config.vocab_size,
+        identity=f"{directory} {config.revision} {dtype}",
     )
     return BackendPlan(
         directory=str(directory),

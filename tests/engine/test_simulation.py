@@ -1,0 +1,147 @@
+"""Promise: whatever fails, in whatever order, every request is answered: rightly or with its error.
+
+`make simulate SEEDS=100000` runs more; a seed that fails here fails the same way every time.
+"""
+
+import logging
+import os
+
+import pytest
+
+from gpuscore.engine import draft, scheduler
+from gpuscore.engine.pages import PagePool
+from gpuscore.engine.scheduler import Scheduler
+from support.simulation import simulate
+
+SEEDS = int(os.environ.get("SIMULATED_SEEDS", "2000"))
+BLOCK = 100
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Every simulated failure would be logged with its traceback."""
+    logger = logging.getLogger("gpuscore.engine.runner")
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_simulated_worlds(first):
+    for seed in range(first, min(first + BLOCK, SEEDS)):
+        try:
+            simulate(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error!r}") from error
+
+
+def all_of_them(count):
+    for seed in range(count):
+        simulate(seed)
+
+
+def test_a_seed_replays_exactly():
+    for seed in (5, 7):
+        first, second = simulate(seed), simulate(seed)
+        assert [t.future.cancelled() or repr(t.future.exception()) for t in first.tickets] == [
+            t.future.cancelled() or repr(t.future.exception()) for t in second.tickets
+        ]
+        assert (first.backend.slots == second.backend.slots).all()
+
+
+def shared_before_collect(monkeypatch):
+    take = Scheduler._take_pages
+
+    def early(self, job):
+        taken = take(self, job)
+        if taken:
+            self._publish(job, job.cut)
+        return taken
+
+    monkeypatch.setattr(Scheduler, "_take_pages", early)
+
+
+def a_reference_is_lost(monkeypatch):
+    find = PagePool.find
+
+    def forgetful(self, keys):
+        found = find(self, keys)
+        for page in found[-1:]:
+            self._references[page] -= 1
+            if not self._references[page]:
+                self._idle[page] = None
+        return found
+
+    monkeypatch.setattr(PagePool, "find", forgetful)
+
+
+def a_stale_page_is_found(monkeypatch):
+    """Eviction forgets to take the page from the index."""
+
+    def evict(self, count):
+        for _ in range(min(count, len(self._idle))):
+            page, _ = self._idle.popitem(last=False)
+            key = self._key_of.pop(page)
+            self._stale = {**getattr(self, "_stale", {}), key.digest: (page, key)}
+            del self._page_of[key.digest]
+            self._free.append(page)
+
+    find = PagePool.find
+
+    def stale_find(self, keys):
+        keys = list(keys)
+        if keys and keys[0].digest in getattr(self, "_stale", {}):
+            page, key = self._stale[keys[0].digest]
+            if self._references[page] and key.digest not in self._page_of:
+                self._references[page] += 1
+                return [page]
+        return find(self, keys)
+
+    monkeypatch.setattr(PagePool, "evict", evict)
+    monkeypatch.setattr(PagePool, "find", stale_find)
+
+
+def the_wrong_parent(monkeypatch):
+    pack = draft.pack
+
+    def first_parent(segments, prefixes, **options):
+        import dataclasses
+
+        moved = [s if s.parent < 0 else dataclasses.replace(s, parent=0) for s in segments]
+        return pack(moved, prefixes, **options)
+
+    monkeypatch.setattr(draft, "pack", first_parent)
+
+
+def tenants_share_pages(monkeypatch):
+    keys = scheduler.page_keys
+    monkeypatch.setattr(scheduler, "page_keys", lambda identity, salt, *a: keys(identity, "", *a))
+
+
+def what_ran_meanwhile_counts(monkeypatch):
+    """A batch that read the pages of a failed one is believed."""
+    take_back = Scheduler._take_back
+
+    def without_epoch(self, job):
+        take_back(self, job)
+        job.epoch -= 1
+
+    monkeypatch.setattr(Scheduler, "_take_back", without_epoch)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        shared_before_collect,
+        a_reference_is_lost,
+        a_stale_page_is_found,
+        the_wrong_parent,
+        tenants_share_pages,
+        what_ran_meanwhile_counts,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_planted_bug_is_found(monkeypatch, plant):
+    plant(monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017, PT011  (whatever the bug leads to)
+        all_of_them(SEEDS)

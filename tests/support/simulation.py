@@ -1,0 +1,270 @@
+"""The engine's core in a simulated world: backend, clock and chance come from one seed.
+
+The backend's pages hold exactly the (tenant, position, token) triples that were written, and a
+score is a hash of what a row reads back through the page table, its parent and its own segment. The
+oracle computes the same hash from the request alone. Whatever goes wrong with pages, parents,
+positions, caching, retries or tenants therefore changes a score.
+"""
+
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpuscore.backends.base import OutOfMemory
+from gpuscore.engine.jobs import Work
+from gpuscore.engine.runner import Runner, Ticket
+from gpuscore.errors import (
+    DeadlineExceeded,
+    InsufficientMemory,
+    InternalError,
+    NonfiniteScore,
+    Unavailable,
+)
+from gpuscore.types import BackendLimits, PackedBatch, RowScores, ScoreRequest
+
+GARBAGE = -9  # what a failed batch leaves in the pages that it was to write
+
+
+def triples(tenant: int, start: int, tokens: np.ndarray) -> np.ndarray:
+    """[n, 3]: tenant, position, token."""
+    out = np.empty((len(tokens), 3), np.int32)
+    out[:, 0], out[:, 1], out[:, 2] = tenant, np.arange(start, start + len(tokens)), tokens
+    return out
+
+
+def hashed(state: int, label: int) -> np.float32:
+    return np.float32(zlib.crc32(label.to_bytes(4, "little", signed=True), state) % 99991)
+
+
+class SimulatedBackend:
+    """Runs a batch when it is launched; its result, or its failure, appears at `collect`."""
+
+    def __init__(self, rng: np.random.Generator, faults: dict[str, float]) -> None:
+        size = int(rng.choice([1, 2, 4]))
+        self.limits = BackendLimits(
+            max_tokens=int(rng.choice([5, 17, 40])),
+            page_size=size,
+            num_pages=int(rng.integers(100, 200)) // size,
+            max_model_len=90,
+            vocab_rows=1000,
+        )
+        self.rng, self.faults = rng, faults
+        self.slots = np.full((self.limits.num_pages * size, 3), -7, np.int32)
+        self.tenants: list[int] = []  # of the prefixes of the batch to come
+        self.poison: set[int] = set()  # prompts whose row is never finite
+        self.seen_faults: set[str] = set()
+
+    def strikes(self, fault: str) -> bool:
+        if self.rng.random() < self.faults.get(fault, 0):
+            self.seen_faults.add(fault)
+            return True
+        return False
+
+    def extend(self, batch: PackedBatch) -> RowScores | Exception:
+        if self.strikes("launch"):
+            raise OutOfMemory("simulated, at the launch")
+        error: Exception | None = None
+        if self.strikes("memory"):
+            error = OutOfMemory("simulated")
+        elif self.strikes("crash"):
+            error = RuntimeError("simulated")
+        kept = batch.slot_mapping >= 0
+        assert len(np.unique(batch.slot_mapping[kept])) == kept.sum(), "two tokens in one slot"
+        rows = self._rows(batch)
+        if error is not None:
+            self.slots[batch.slot_mapping[kept]] = GARBAGE
+            return error
+        scores = self._scores(batch, rows)  # reads before it writes
+        self.slots[batch.slot_mapping[kept]] = rows[kept]
+        return scores
+
+    def collect(self, pending: RowScores | Exception) -> RowScores:
+        if isinstance(pending, Exception):
+            raise pending
+        return pending
+
+    def _rows(self, batch: PackedBatch) -> np.ndarray:
+        tenant = np.array(self.tenants, np.int32)[batch.request_of]
+        of_row = np.repeat(tenant, np.diff(batch.cu_seqlens))
+        return np.stack([of_row, batch.positions, batch.token_ids], axis=1).astype(np.int32)
+
+    def _scores(self, batch: PackedBatch, rows: np.ndarray) -> RowScores:
+        ends = batch.cu_seqlens[1:]
+        logits, lse = [], []
+        for index, row in enumerate(batch.score_rows):
+            segment = int(np.searchsorted(ends, row, side="right"))
+            state = zlib.crc32(self._visible(batch, rows, segment, int(row)).tobytes())
+            first, last = batch.cu_labels[index : index + 2]
+            values = [hashed(state, int(label)) for label in batch.label_token_ids[first:last]]
+            if state in self.poison or self.strikes("nan"):
+                values[-1] = np.float32(np.nan)
+            logits += values
+            lse.append(hashed(state, -1))
+        return RowScores(np.array(logits, np.float32), np.array(lse, np.float32), None)
+
+    def _visible(self, batch: PackedBatch, rows: np.ndarray, segment: int, row: int) -> np.ndarray:
+        request, size = batch.request_of[segment], self.limits.page_size
+        index = np.arange(batch.prefix_lens[request])
+        cached = self.slots[batch.page_table[request, index // size] * size + index % size]
+        start, parent = batch.cu_seqlens[segment], batch.parent[segment]
+        shared = rows[:0]
+        if parent >= 0:
+            shared = rows[batch.cu_seqlens[parent] : batch.cu_seqlens[parent + 1]]
+        return np.concatenate([cached, shared, rows[start : row + 1]])
+
+
+class SimulatedRunner(Runner):
+    """Tells the backend whose segments a batch holds, which no real backend needs to know."""
+
+    def _launch(self, work: Work, planned: float):  # type: ignore[no-untyped-def]
+        tenants = []
+        for share in work.shares:
+            prefixes = (bool(share.items) or share.query[1] > share.query[0]) + bool(share.long)
+            tenants += [int(share.job.request.salt)] * prefixes
+        self.backend.tenants = tenants  # type: ignore[attr-defined]
+        return super()._launch(work, planned)
+
+
+@dataclass
+class World:
+    """One simulated life of an engine; `run` raises AssertionError where a promise is broken."""
+
+    seed: int
+    faults: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+        self.now = 0.0
+        self.backend = SimulatedBackend(self.rng, self.faults)
+        self.runner = SimulatedRunner(
+            self.backend,  # type: ignore[arg-type]
+            lambda: self.now,
+            prefix_cache=bool(self.rng.random() < 0.9),
+        )
+        pool = self.runner.scheduler.pages
+        allocate = pool.allocate
+        pool.allocate = lambda n: None if self.backend.strikes("pages") else allocate(n)  # type: ignore[method-assign]
+        self.tickets: list[Ticket] = []
+        self.queries = [self._tokens(int(n)) for n in self.rng.integers(0, 40, 3)]
+
+    def run(self) -> "World":
+        for _ in range(int(self.rng.integers(5, 25))):
+            self._event()
+        if self.rng.random() < 0.1:  # told to stop at once, in the middle of a batch
+            self.runner.fail_all(Unavailable("stopping", retry_after=1))
+        for _ in range(5000):
+            if self.runner.idle:
+                break
+            self._step()
+        assert self.runner.idle, "work is left and nothing happens"
+        self._step()
+        assert self.runner.scheduler.pages.num_used == 0, "a page was lost"
+        for ticket in self.tickets:
+            self._check(ticket)
+        return self
+
+    def _tokens(self, count: int) -> np.ndarray:
+        return self.rng.integers(0, 1000, count).astype(np.int32)
+
+    def _event(self) -> None:
+        chance = self.rng.random()
+        if chance < 0.35:
+            self._submit()
+        elif chance < 0.42 and self.tickets:
+            self.tickets[int(self.rng.integers(len(self.tickets)))].future.cancel()
+        elif chance < 0.47:
+            self.runner.scheduler.pages.evict(int(self.rng.integers(1, 50)))
+        elif chance < 0.5:
+            self.now += 1
+        else:
+            self._step()
+
+    def _step(self) -> None:
+        self.now += 0.001 if not self.backend.strikes("slow") else 0.5
+        self.runner.step()
+        scheduler = self.runner.scheduler
+        scheduler.pages.check_integrity()
+        assert scheduler.budget <= self.backend.limits.max_tokens
+
+    def _submit(self) -> None:
+        rng = self.rng
+        query = self.queries[int(rng.integers(len(self.queries)))]
+        if rng.random() < 0.3:  # a static prefix under another suffix
+            query = np.concatenate([query, self._tokens(int(rng.integers(1, 20)))])
+        longest = int(rng.choice([4, 4, 12, 30]))
+        items = [self._tokens(int(n)) for n in rng.integers(1, longest, int(rng.integers(1, 7)))]
+        request = ScoreRequest(
+            query,
+            tuple(items),
+            tuple(self._tokens(int(rng.integers(1, 3))) for _ in items),
+            need_lse=bool(rng.random() < 0.5),
+            priority=int(rng.integers(-1, 2)),
+            salt=str(int(rng.integers(1, 3))),
+            deadline=self.now + float(rng.random()) if rng.random() < 0.1 else None,
+        )
+        if not self.runner.scheduler.fits(request):
+            return
+        if self.backend.strikes("poison"):
+            self.backend.poison.add(self._state(request, 0))
+        ticket = Ticket(request, Future(), None, arrived=self.now)
+        self.tickets.append(ticket)
+        self.runner.add(ticket)
+
+    @staticmethod
+    def _state(request: ScoreRequest, item: int) -> int:
+        tenant, cut = int(request.salt), len(request.query_ids)
+        whole = [
+            triples(tenant, 0, request.query_ids),
+            triples(tenant, cut, request.item_ids[item]),
+        ]
+        return zlib.crc32(np.concatenate(whole).tobytes())
+
+    def _check(self, ticket: Ticket) -> None:
+        assert ticket.future.done(), "a request was lost"
+        if ticket.future.cancelled():
+            return
+        error = ticket.future.exception()
+        if error is not None:
+            assert self._is_due(error, ticket.request), f"{error!r} for no reason"
+            return
+        request, result = ticket.request, ticket.future.result()
+        for item, labels in enumerate(request.label_ids):
+            state = self._state(request, item)
+            assert state not in self.backend.poison
+            want = [hashed(state, int(label)) for label in labels]
+            assert result.label_logits[item].tolist() == want, "a wrong score"
+            if request.need_lse:
+                assert result.lse is not None
+                assert result.lse[item] == hashed(state, -1), "a wrong log-sum-exp"
+        assert result.computed_tokens > 0
+
+    def _is_due(self, error: BaseException, request: ScoreRequest) -> bool:
+        reasons: dict[type, Callable[[], bool]] = {
+            InternalError: lambda: "crash" in self.backend.seen_faults,
+            InsufficientMemory: lambda: bool({"memory", "launch"} & self.backend.seen_faults),
+            NonfiniteScore: lambda: bool({"nan", "poison"} & self.backend.seen_faults),
+            DeadlineExceeded: lambda: request.deadline is not None and request.deadline <= self.now,
+            Unavailable: lambda: True,
+        }
+        return type(error) in reasons and reasons[type(error)]()
+
+
+FAULTS = {
+    "launch": 0.03,
+    "memory": 0.06,
+    "crash": 0.02,
+    "nan": 0.03,
+    "poison": 0.05,
+    "pages": 0.1,
+    "slow": 0.05,
+}
+
+
+def simulate(seed: int) -> World:
+    """A third of the worlds without faults, a third with one kind, a third with all."""
+    kinds = sorted(FAULTS)
+    chosen = [[], [kinds[seed // 3 % len(kinds)]], kinds][seed % 3]
+    return World(seed, {kind: FAULTS[kind] for kind in chosen}).run()
