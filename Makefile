@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test check format demo bench-cpu image clean
+.PHONY: setup serve test simulate check format demo bench-cpu image clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,12 @@ serve: setup
 
 test: setup
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# More seeded worlds than the suite runs: make simulate SEEDS=100000
+SEEDS ?= 20000
+simulate: setup
+	SIMULATED_SEEDS=$(SEEDS) $(BIN)/pytest tests/engine/test_simulation.py \
+	  --numprocesses auto --maxprocesses 4
 
 # Never changes files.
 check: setup

@@ -43,20 +43,23 @@ def pack(
     """The batch of these segments, in this order."""
     lengths = np.array([len(s.token_ids) for s in segments], dtype=np.int64)
     cu_seqlens = _cumulative(lengths)
+    starts = np.array([s.start for s in segments], dtype=np.int64)
+    total = int(cu_seqlens[-1])
     scored = [(i, s.label_ids) for i, s in enumerate(segments) if s.label_ids is not None]
     scored_segments = np.array([i for i, _ in scored], dtype=np.int64)
     labels = [label_ids for _, label_ids in scored]
     return PackedBatch(
         token_ids=_concatenate([s.token_ids for s in segments]),
-        positions=_concatenate(
-            [np.arange(s.start, s.start + len(s.token_ids), dtype=np.int32) for s in segments]
+        # Counted through the batch, then shifted to each segment's start.
+        positions=(np.arange(total) + np.repeat(starts - cu_seqlens[:-1], lengths)).astype(
+            np.int32
         ),
         cu_seqlens=cu_seqlens,
         parent=_int32([s.parent for s in segments]),
         request_of=_int32([s.prefix for s in segments]),
         prefix_lens=_int32([p.length for p in prefixes]),
         page_table=_page_table(prefixes),
-        slot_mapping=_concatenate([_slots(s) for s in segments]),
+        slot_mapping=_slot_mapping(segments, cu_seqlens),
         score_rows=cu_seqlens[scored_segments + 1] - 1,
         cu_labels=_cumulative(np.array([len(ids) for ids in labels], dtype=np.int64)),
         label_token_ids=_concatenate(labels),
@@ -71,10 +74,12 @@ def page_slots(pages: Int32Array, start: int, stop: int, page_size: int) -> Int3
     return (pages[positions // page_size] * page_size + positions % page_size).astype(np.int32)
 
 
-def _slots(segment: Segment) -> Int32Array:
-    if segment.slots is None:
-        return np.full(len(segment.token_ids), -1, dtype=np.int32)
-    return segment.slots
+def _slot_mapping(segments: Sequence[Segment], cu_seqlens: Int32Array) -> Int32Array:
+    slots = np.full(cu_seqlens[-1], -1, dtype=np.int32)
+    for index, segment in enumerate(segments):
+        if segment.slots is not None:
+            slots[cu_seqlens[index] : cu_seqlens[index + 1]] = segment.slots
+    return slots
 
 
 def _need_lse(segments: Sequence[Segment]) -> BoolArray:

@@ -18,7 +18,7 @@ from gpuscore.errors import (
     InternalError,
     NonfiniteScore,
 )
-from gpuscore.types import Float32Array, RowScores, ScoreRequest, ScoreResult, Timings
+from gpuscore.types import BoolArray, Float32Array, RowScores, ScoreRequest, ScoreResult, Timings
 
 logger = logging.getLogger(__name__)
 
@@ -129,21 +129,41 @@ class Runner:
             self._report(share.job)
 
     def _deliver(self, work: Work, share: Share, first_row: int, scores: RowScores) -> None:
-        ticket, cu_labels = self._tickets[share.job], work.batch.cu_labels
-        for row, item in enumerate(share.scored, start=first_row):
-            logits = scores.label_logits[cu_labels[row] : cu_labels[row + 1]]
-            lse = np.float32(0) if scores.lse is None else scores.lse[row]
-            if not np.isfinite(logits).all() or (ticket.request.need_lse and not np.isfinite(lse)):
-                if work.alone:
-                    self._fail(share.job, _nonfinite(item))
-                    return
+        """Hand the rows of one share to its ticket; rows that are not finite run again."""
+        ticket, items = self._tickets[share.job], share.scored
+        rows = slice(first_row, first_row + len(items))
+        bounds = work.batch.cu_labels[first_row : first_row + len(items) + 1].tolist()
+        finite = self._finite_rows(ticket, scores, rows, bounds)
+        for index, item in enumerate(items):
+            if finite[index]:
+                logits = scores.label_logits[bounds[index] : bounds[index + 1]]
+                ticket.label_logits[item] = logits
+            elif work.alone:
+                self._fail(share.job, _nonfinite(item))
+                return
+            else:
                 self.scheduler.retry_alone(share.job, item)
-                continue
-            ticket.label_logits[item] = logits
-            ticket.lse[item] = lse
-            if scores.top_ids is not None:
-                ticket.top_ids[item] = scores.top_ids[row]
-            ticket.rows_left -= 1
+        kept = [item for index, item in enumerate(items) if finite[index]]
+        if scores.lse is not None:
+            ticket.lse[kept] = scores.lse[rows][finite]
+        if scores.top_ids is not None:
+            ticket.top_ids[kept] = scores.top_ids[rows][finite]
+        ticket.rows_left -= len(kept)
+
+    @staticmethod
+    def _finite_rows(
+        ticket: Ticket, scores: RowScores, rows: slice, bounds: list[int]
+    ) -> BoolArray:
+        """bool [rows]: whether all that was asked of a row is a finite number."""
+        finite = np.ones(rows.stop - rows.start, dtype=np.bool_)
+        if not len(finite):
+            return finite
+        fine = np.isfinite(scores.label_logits[bounds[0] : bounds[-1]])
+        if not fine.all():
+            finite = np.logical_and.reduceat(fine, np.array(bounds[:-1]) - bounds[0])
+        if ticket.request.need_lse:
+            finite &= False if scores.lse is None else np.isfinite(scores.lse[rows])
+        return finite
 
     def _report(self, job: Job) -> None:
         """Tell a request how far it is, and resolve it if that is all the way."""

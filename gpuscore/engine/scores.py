@@ -1,11 +1,12 @@
 """From what the model says at the last token to what a caller asked for."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.types import Float64Array, Int32Array, ScoreResult
+from gpuscore.types import Float32Array, Float64Array, Int32Array, ScoreResult
 
 
 def check_temperature(temperature: float, apply_softmax: bool) -> None:
@@ -25,18 +26,33 @@ def label_scores(
     softmax(logits / temperature) over the item's own labels, which sums to 1.
     """
     if apply_softmax:
-        return [_softmax(row.astype(np.float64), temperature) for row in result.label_logits]
+        return _by_rows(result.label_logits, lambda rows, _: _softmax(rows, temperature))
     return [np.exp(row) for row in label_logprobs(result)]
 
 
 def label_logprobs(result: ScoreResult) -> list[Float64Array]:
     """Full-vocabulary log-probabilities, natural log; needs the request's `need_lse`."""
-    if result.lse is None:
+    lse = result.lse
+    if lse is None:
         raise ValueError("the request did not ask for the log-sum-exp")
     # Rounding can put a logit a hair above the log-sum-exp; no probability exceeds 1.
+    return _by_rows(
+        result.label_logits,
+        lambda rows, which: np.minimum(rows - lse[which, None].astype(np.float64), 0.0),
+    )
+
+
+def _by_rows(
+    label_logits: tuple[Float32Array, ...], compute: Callable[[Float64Array, slice], Float64Array]
+) -> list[Float64Array]:
+    """`compute` on float64 [rows, labels] and which rows these are: all at once if it can be."""
+    count = len(label_logits)
+    if len({len(row) for row in label_logits}) == 1:
+        together = np.concatenate(label_logits).astype(np.float64).reshape(count, -1)
+        return list(compute(together, slice(0, count)))
     return [
-        np.minimum(row.astype(np.float64) - float(lse), 0.0)
-        for row, lse in zip(result.label_logits, result.lse, strict=True)
+        compute(row[None].astype(np.float64), slice(i, i + 1))[0]
+        for i, row in enumerate(label_logits)
     ]
 
 
@@ -49,7 +65,9 @@ def label_mass(result: ScoreResult, label_ids: tuple[Int32Array, ...]) -> Float6
     return np.minimum(np.array(masses, dtype=np.float64), 1.0)
 
 
-def _softmax(values: Float64Array, temperature: float) -> Float64Array:
+def _softmax(rows: Float64Array, temperature: float) -> Float64Array:
+    """[N, labels], along the labels."""
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf
-        weights: Float64Array = np.exp((values - values.max()) / temperature)
-    return weights / float(weights.sum())
+        weights = np.exp((rows - rows.max(axis=1, keepdims=True)) / temperature)
+    normed: Float64Array = weights / weights.sum(axis=1, keepdims=True)
+    return normed
