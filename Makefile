@@ -13,7 +13,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test check format demo bench-cpu image clean
+.PHONY: setup serve test check format demo bench-cpu bench-tokenise image clean
 
 setup: $(STAMP)
 
@@ -48,6 +48,9 @@ demo: setup
 
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py
+
+bench-tokenise: setup
+	$(BIN)/python -P bench/tokenise.py
 
 image:
 	docker build -f docker/Dockerfile.cpu -t gpuscore:cpu .

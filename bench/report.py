@@ -34,7 +34,7 @@ def commit() -> str:
         ["git", "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
-        cwd=RESULTS,
+        cwd=RESULTS.parent,
         check=False,
     )
     return done.stdout.strip() or "unknown"

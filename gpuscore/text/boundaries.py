@@ -160,7 +160,7 @@ def _is_deterministic(model: object) -> bool:
     """The same ids every time: no dropout, no sampling."""
     if isinstance(model, models.BPE):
         return not model.dropout
-    # Sampling is an attribute of Unigram since 0.22 and never part of tokenizer.json.
+    # Newer versions can sample; an attribute only, tokenizer.json cannot ask for it.
     sampled = getattr(model, "alpha", None) or getattr(model, "nbest_size", None)
     return isinstance(model, models.Unigram) and not sampled
 

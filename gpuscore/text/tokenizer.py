@@ -55,15 +55,14 @@ class TextEncoder:
         if not cut:
             return self.prompts(f"{i}{query}" if item_first else f"{query}{i}" for i in items)
         head, guard, tail = query[:cut], query[cut - 1], query[cut:]
-        return (
-            self._before(items, head, guard, tail)
-            if item_first
-            else self._after(head, guard, tail, items)
-        )
+        if item_first:
+            return self._before(items, head, guard, tail)
+        return self._after(head, guard, tail, items)
 
     def _after(
         self, head: str, guard: str, tail: str, items: Iterable[str]
     ) -> Iterator[Int32Array]:
+        """ids(head) once, then tail + item of each prompt behind the guard."""
         shared, guarding = self._ids([head, guard], special=False)
         shared = np.concatenate((self._specials.opening, shared))
         closing, skipped = self._specials.closing, len(guarding)
@@ -73,6 +72,7 @@ class TextEncoder:
     def _before(
         self, items: Iterable[str], head: str, guard: str, tail: str
     ) -> Iterator[Int32Array]:
+        """Item + head of each prompt, then the ids of tail, made once behind the guard."""
         shared, guarding = self._ids([guard + tail, guard], special=False)
         shared = np.concatenate((shared[len(guarding) :], self._specials.closing))
         opening = self._specials.opening

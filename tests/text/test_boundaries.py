@@ -1,109 +1,18 @@
-"""Promise: ids made with a cut query are those of the joined string, for every tokenizer.
+"""Promise: ids made with a cut query are those of the joined string, for every tokenizer."""
 
-The plain way is `Tokenizer.encode` of the joined string. MORE_EXAMPLES=20000 searches longer.
-"""
-
-import dataclasses
-import functools
 import json
-import os
 import re
 import unicodedata
 
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
-from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from gpuscore.text import boundaries
 from gpuscore.text.pretokens import LETTERS, STOPS, VISIBLE
 from gpuscore.text.specials import find_specials
 from gpuscore.text.tokenizer import TextEncoder
-from support.tokenizers import CHAT, LAYOUTS, NASTY, QWEN2, splits, trained
-
-EXAMPLES = int(os.environ.get("MORE_EXAMPLES", "60"))
-searched = settings(
-    max_examples=EXAMPLES,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
-ENGLISH = (
-    "Which of these animals jumps over lazy dogs? The quick brown fox does so all day long, "
-    "and nobody knows who has told it to."
-)
-HARD = [
-    *("the", "The", "quick", "fox.", "dogs", "lazy", "end.", "line", "of", "it's", "'s", "'"),
-    *(" ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", " \n", "\r", "\u00a0", "\u3000", "\u2028"),
-    *(".", ",", "...", "!?", "-", "(", "\u3002", "\uff0c", "/", "\u037e", ";", "<", "\u2581"),
-    *("1", "12", "123", "1234", "12345678", "\u00bd", "\u0663", "\u0664", "\x00", "\x1c"),
-    *("\u0301", "\u0338", "e\u0301", "\u00e9", "\u0327\u0301", "\u1e9b\u0323", "\u0f71\u0f72"),
-    *("\u1100", "\u1161", "\u11a8", "\uac00", "\ud55c", "\u304b", "\u3099", "\u304c", "\u597d"),
-    *(
-        "\U0001f468\u200d\U0001f469",
-        "\U0001f44d\U0001f3fd",
-        "\u200d",
-        "\ufe0f",
-        "\u2603",
-        "\u017f;",
-    ),
-    *(*CHAT, "\u017f", "<|im_", "end|>", "</s>", "<s>", "<unk>", "<0x0A>", "</i>"),
-    *(token.content for token in NASTY),
-]
-USUAL = [" ", " ", "e", "the", "k", "."]
-texts = st.lists(
-    st.one_of(st.sampled_from(HARD), st.sampled_from(USUAL), st.characters(codec="utf-8")),
-    max_size=14,
-).map("".join)
-
-
-@functools.cache
-def pair(name):
-    """The tokenizer that defines the ids, and the encoder that is tested."""
-    return Tokenizer.from_str(trained(name)), TextEncoder(Tokenizer.from_str(trained(name)))
-
-
-def plain(tokenizer, text, special=True):
-    return tokenizer.encode(text, add_special_tokens=special).ids
-
-
-def check(tokenizer, encoder, query, items):
-    for item_first in (False, True):
-        got = [ids.tolist() for ids in encoder.joined(query, items, item_first)]
-        want = [plain(tokenizer, i + query if item_first else query + i) for i in items]
-        assert got == want
-
-
-def check_every_cut(tokenizer, bounds, text):
-    """The lemma itself: at each safe cut the sides are what they are alone, behind any guard."""
-    whole = plain(tokenizer, text, special=False)
-    for cut in range(1, len(text)):
-        guard = text[cut - 1]
-        if bounds.last(text[cut - 1 : cut + 1]):
-            behind = plain(tokenizer, guard + text[cut:], special=False)
-            skipped = len(plain(tokenizer, guard, special=False))
-            assert plain(tokenizer, text[:cut], special=False) + behind[skipped:] == whole
-
-
-def search(tokenizer, encoder, how=searched):
-    """Look for a text at which the ids differ; raises AssertionError with it."""
-
-    @how
-    @given(whole=texts, at=st.integers(0, 60), other=texts)
-    @example(ENGLISH, 40, "")
-    @example("", 0, "")
-    @example("tail <|im_end|> of", 9, "end|>")
-    @example("the dogs", 8, "k")
-    def property(whole, at, other):
-        """The whole is cut into query and item anywhere, also within special tokens."""
-        left, right = whole[:at], whole[at:]
-        check(tokenizer, encoder, left, [right, "", other])
-        check(tokenizer, encoder, right, [left, other])
-        check_every_cut(tokenizer, encoder._boundaries, whole)
-
-    property()
+from support.joined import ENGLISH, check, pair, search
+from support.tokenizers import LAYOUTS, QWEN2, splits, trained
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -253,63 +162,3 @@ def test_letters_are_letters_for_the_regex_engine():
     for stop in STOPS:
         assert pieces(r"\p{P}|\s", stop + "a") == [stop, "a"]
         assert not re.match(f"[{LETTERS}]", stop)
-
-
-# ---- defects planted on purpose: the search must find each ----
-
-NOTHING: frozenset[str] = frozenset()
-
-
-EVERYTHING = frozenset(map(chr, range(0x10000)))
-
-
-def fields(**changes):
-    """A defect in what is known of a tokenizer."""
-    return lambda patch, bounds: dataclasses.replace(bounds, **changes)
-
-
-def cuts(pattern, more=""):
-    """A defect in which pairs are looked at."""
-
-    def plant(patch, bounds):
-        patch.setattr(boundaries, "PAIR", re.compile(pattern))
-        rights = bounds.rights | set(more)
-        return dataclasses.replace(
-            bounds, rights=rights, starts=rights if bounds.starts else bounds.starts
-        )
-
-    return plant
-
-
-def anywhere(patch, bounds):
-    patch.setattr(boundaries.Boundaries, "_safe", lambda *_: True)
-    return bounds
-
-
-DEFECTS = {
-    "gpt2: cut anywhere": anywhere,
-    "llama2: cut anywhere": anywhere,
-    "unigram: cut anywhere": anywhere,
-    "qwen2, nasty tokens: added tokens are ignored": fields(pairs=NOTHING, endings=NOTHING),
-    "qwen2, nasty tokens: their pairs are ignored": fields(pairs=NOTHING),
-    "unigram, nasty tokens: their endings are ignored": fields(endings=NOTHING),
-    "llama2, nasty tokens: their endings are ignored": fields(endings=NOTHING),
-    "qwen2: NFC is ignored": cuts(f"[{LETTERS}][\u0301\u3099\u0338]", "\u0301\u3099\u0338"),
-    "qwen2: line ends behind punctuation": cuts(f"[{VISIBLE}][ {STOPS}]"),
-    "gpt2: white space behind white space": cuts(f"[{VISIBLE} \n][ \n]"),
-    "o200k: contractions": cuts(f"[{LETTERS}]'", "'"),
-    "llama3: within digits": cuts("[0-9][0-9]", "0123456789"),
-    "llama2: merges are ignored": fields(merged=NOTHING),
-    "mistral: merges are ignored": fields(merged=NOTHING),
-    "no unknown token: unknown characters are ignored": fields(singles=EVERYTHING),
-}
-
-
-@pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_is_found(monkeypatch, name):
-    layout = name.split(":")[0]
-    encoder = TextEncoder(Tokenizer.from_str(trained(layout)))
-    encoder._boundaries = DEFECTS[name](monkeypatch, encoder._boundaries)
-    first_only = settings(searched, max_examples=4000, phases=[Phase.explicit, Phase.generate])
-    with pytest.raises(AssertionError):
-        search(pair(layout)[0], encoder, first_only)
