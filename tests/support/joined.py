@@ -82,6 +82,9 @@ def search(tokenizer, encoder, how=searched):
     @example("", 0, "")
     @example("tail <|im_end|> of", 9, "end|>")
     @example("the dogs", 8, "k")
+    @example("the,\nfox:\n the's 1234 e\u0301 \u304b\u3099   fox", 5, "")
+    @example("the\u017f ", 2, "")
+    @example("lazy fox. dogs the. e quick \u00e9 k q", 9, " th")
     def property(whole, at, other):
         """The whole is cut into query and item anywhere, also within special tokens."""
         left, right = whole[:at], whole[at:]

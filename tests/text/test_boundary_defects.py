@@ -1,4 +1,4 @@
-"""Defects planted on purpose in the rules for cuts: the search must find each.
+"""Defects planted on purpose in the rules for cuts: the search's own examples must show each.
 
 This keeps the property honest: a search that these defects slip through proves nothing.
 """
@@ -70,9 +70,10 @@ def test_a_defect_is_found(monkeypatch, name):
     layout = name.split(":")[0]
     encoder = TextEncoder(Tokenizer.from_str(trained(layout)))
     encoder._boundaries = DEFECTS[name](monkeypatch, encoder._boundaries)
-    first_only = settings(searched, max_examples=4000, phases=[Phase.explicit, Phase.generate])
+    # Random texts show each of them too, some only after thousands, and not in every process.
+    examples_only = settings(searched, phases=[Phase.explicit])
     with pytest.raises(AssertionError):
-        search(pair(layout)[0], encoder, first_only)
+        search(pair(layout)[0], encoder, examples_only)
 
 
 # ---- why two layouts fall back although no entry lies across the cut ----
