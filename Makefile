@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test simulate check format demo bench-cpu image clean
+.PHONY: setup serve test simulate check format demo bench-cpu bench-tokenise image clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,9 @@ demo: setup
 
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py $(ARGS)
+
+bench-tokenise: setup
+	$(BIN)/python -P bench/tokenise.py
 
 image:
 	docker build -f docker/Dockerfile.cpu -t gpuscore:cpu .

@@ -142,13 +142,11 @@ class PromptBuilder:
     def _text_prompts(self, given: ScoreInput) -> tuple[Iterator[Int32Array], int]:
         """Prompts one by one, and how many of a lone prompt's tokens are the query's."""
         encoder = self._need_encoder("items")
-        query = given.query or ""
-        if given.item_first:
-            return encoder.prompts(f"{item}{query}" for item in given.items), 0
-        prompts = encoder.prompts(f"{query}{item}" for item in given.items)
-        if len(given.items) > 1:
-            return prompts, 0  # not looked at
-        prompt, alone = next(prompts), next(encoder.prompts([str(query)]))
+        query: str = given.query or ""  # type: ignore[assignment]
+        items: Sequence[str] = given.items  # type: ignore[assignment]
+        if given.item_first or len(items) > 1:
+            return encoder.joined(query, items, given.item_first), 0  # not looked at
+        prompt, alone = encoder.joined(query, [*items, ""], item_first=False)
         return iter([prompt]), _common_prefix(prompt, alone)
 
     def _checked(

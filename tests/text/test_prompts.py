@@ -141,16 +141,15 @@ def test_a_tokenizer_panic_is_an_error_of_its_own():
         pass
 
     class Broken:
-        def no_truncation(self):
-            pass
-
-        no_padding = no_truncation
-
         def encode_batch_fast(self, texts, add_special_tokens):
             raise Panic
 
+    text = TextEncoder(make_tokenizer(bos=False))
+    text._tokenizer = Broken()
     with pytest.raises(InternalError):
-        list(TextEncoder(Broken()).prompts(["a"]))
+        list(text.prompts(["a"]))
+    with pytest.raises(InternalError):
+        list(text.joined("a query that can be cut", ["a"], item_first=False))
 
 
 @pytest.mark.parametrize(

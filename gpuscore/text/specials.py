@@ -1,0 +1,58 @@
+"""What a tokenizer's post-processor puts around the ids of any text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from gpuscore.text.boundaries import flat
+from gpuscore.types import Int32Array
+
+PROBES = ("a b", "1, 2", "Z\n", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    opening: Int32Array
+    closing: Int32Array
+
+
+def find_specials(tokenizer: Tokenizer) -> Specials | None:
+    """The special tokens before and behind a text, or None if they may depend on the text.
+
+    A template puts the same tokens around every text. Which ones is read off encodings with and
+    without them, where exactly one split fits all probes.
+    """
+    parts = flat(tokenizer.post_processor, "processors")
+    if parts is None or not all(map(_is_constant, parts)):
+        return None
+    try:
+        fitting = set.intersection(*(_splits(tokenizer, probe) for probe in PROBES))
+    except Exception:  # noqa: BLE001  the library's own, for characters that have no token
+        return None
+    if len(fitting) != 1:
+        return None
+    opening, closing = (np.array(ids, dtype=np.int32) for ids in fitting.pop())
+    return Specials(opening, closing)
+
+
+def _is_constant(part: Mapping[str, Any]) -> bool:
+    if part["type"] == "ByteLevel":  # changes offsets only
+        return True
+    if part["type"] != "TemplateProcessing":
+        return False
+    sequences = [piece["Sequence"]["id"] for piece in part["single"] if "Sequence" in piece]
+    return sequences == ["A"]
+
+
+def _splits(tokenizer: Tokenizer, text: str) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """What may stand before and behind the text's own ids."""
+    own = tokenizer.encode(text, add_special_tokens=False).ids
+    full = tokenizer.encode(text).ids
+    return {
+        (tuple(full[:k]), tuple(full[k + len(own) :]))
+        for k in range(len(full) - len(own) + 1)
+        if full[k : k + len(own)] == own
+    }
