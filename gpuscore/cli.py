@@ -111,9 +111,11 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
 
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.server.auth import read_api_keys
+    from gpuscore.server.tracing import read_tracer
 
     server = settings.make(ServerConfig)
     keys = read_api_keys(server)  # an open address is refused before torch takes its seconds
+    tracer = read_tracer(server, os.environ)
 
     from gpuscore.backends import create_backend, plan_backend
     from gpuscore.engine.engine import Engine
@@ -138,7 +140,7 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
 
     print(f"gpuscore: loading {model.model} as {plan.dtype} on {plan.device}", flush=True)
     names = (server.served_model_name or model.model, model.model)
-    return serve(names, server, keys, load, announce)
+    return serve(names, server, keys, load, announce, tracer)
 
 
 def _score(values: argparse.Namespace, settings: Settings) -> int:

@@ -135,6 +135,19 @@ class ServerConfig:
         maximum=86400,
         metavar="SECONDS",
     )
+    log_requests: bool = option(
+        True, "write one JSON line per request to standard error, without any input text"
+    )
+    timing_headers: bool = option(
+        False, "tell callers the milliseconds of each stage, which shows them cache hits"
+    )
+    otlp_endpoint: str | None = option(
+        None,
+        "OpenTelemetry collector to send traces to, such as http://collector:4318; needs "
+        "gpuscore[otel]",
+        unset="OTEL_* variables, or no traces",
+        metavar="URL",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
+HEAVY |= {"prometheus_client", "opentelemetry"}
 
 # module or package -> what of gpuscore and of HEAVY it may import (prefixes)
 ALLOWED = {
@@ -44,6 +45,16 @@ ALLOWED = {
         "fastapi",
         "starlette",
         "uvicorn",
+        "prometheus_client",
+    },
+    # Imported on demand only: what they need is an extra.
+    "gpuscore.server.spans": {"gpuscore", "gpuscore.server", "opentelemetry"},
+    "gpuscore.server.tracing": {
+        "gpuscore",
+        "gpuscore.config",
+        "gpuscore.errors",
+        "gpuscore.server",
+        "opentelemetry",
     },
     "gpuscore.backends.base": {"gpuscore.types"},
     "gpuscore.backends.torch": {

@@ -2,8 +2,10 @@
 
 import msgspec
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from gpuscore.errors import GpuscoreError
+from gpuscore.server.record import record_of
 
 
 class ErrorBody(msgspec.Struct):
@@ -42,10 +44,17 @@ def error_headers(error: GpuscoreError) -> dict[str, str]:
     return headers
 
 
+class _ErrorResponse(Response):
+    """A response that notes its error in the request's record."""
+
+    def __init__(self, error: GpuscoreError, headers: dict[str, str]) -> None:
+        super().__init__(error_json(error), error.status, headers, "application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record_of(scope).refuse(self._error.status, self._error.code)
+        await super().__call__(scope, receive, send)
+
+
 def error_response(error: GpuscoreError, headers: dict[str, str] | None = None) -> Response:
-    return Response(
-        error_json(error),
-        error.status,
-        headers=error_headers(error) | (headers or {}),
-        media_type="application/json",
-    )
+    return _ErrorResponse(error, error_headers(error) | (headers or {}))

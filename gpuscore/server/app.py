@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
+from time import monotonic
 from typing import Any, TypeVar, cast
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuscore import __version__
@@ -16,7 +18,6 @@ from gpuscore.config import ServerConfig
 from gpuscore.errors import (
     DeadlineExceeded,
     GpuscoreError,
-    HeaderTooLarge,
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
@@ -26,6 +27,9 @@ from gpuscore.errors import (
 from gpuscore.server.answers import error_response, json_response
 from gpuscore.server.auth import ApiKeys, AuthMiddleware
 from gpuscore.server.body import check_content_type, read_body
+from gpuscore.server.heads import check_request_id, head_refusal, request_seconds
+from gpuscore.server.operations import Operations, OperationsMiddleware
+from gpuscore.server.record import CLIENT_LEFT, LEFT_CODE, record_of
 from gpuscore.server.schema import decode_body, openapi_body
 from gpuscore.server.service import LOADING_RETRY_AFTER, ScoringService
 
@@ -36,8 +40,14 @@ AnswerT = TypeVar("AnswerT")
 OPEN_PATHS = ("/health", "/ready", "/docs", "/openapi.json")
 
 
-def create_app(service: ScoringService, config: ServerConfig, keys: ApiKeys) -> ASGIApp:
-    """The ASGI application of one served model."""
+def create_app(
+    service: ScoringService,
+    config: ServerConfig,
+    keys: ApiKeys,
+    operations: Operations | None = None,
+) -> ASGIApp:
+    """The ASGI application of one served model; by default it has metrics but no log."""
+    operations = operations or Operations(service)
     app = FastAPI(
         title="gpuscore",
         version=__version__,
@@ -47,22 +57,30 @@ def create_app(service: ScoringService, config: ServerConfig, keys: ApiKeys) -> 
         redirect_slashes=False,
     )
     _add_routes(app, service, config)
+    _add_metrics(app, operations)
     app.add_exception_handler(GpuscoreError, _on_gpuscore_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_client_left)
     app.add_exception_handler(Exception, _on_bug)
     open_routes = [r for r in app.routes if getattr(r, "path", None) in OPEN_PATHS]
     guarded = AuthMiddleware(app, app.router, open_routes, keys)
-    return OuterMiddleware(guarded, config)
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    outer = OuterMiddleware(guarded, config)
+    return OperationsMiddleware(outer, operations, paths, config.timing_headers)
 
 
 def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> None:
     @app.post("/v1/score", summary="Score items", openapi_extra=openapi_body())
     async def score(request: Request) -> Response:
         """Probabilities of label tokens after each `query + item` prompt."""
+        seconds = request_seconds(request, config.request_timeout)
         check_content_type(request)
-        body = decode_body(await read_body(request, config))
-        work = service.score(body, request.scope["state"]["tenant"])
-        return json_response(await _while_connected(request, work, config.request_timeout))
+        received = await read_body(request, config)
+        deadline = monotonic() + seconds
+        body, record = decode_body(received), record_of(request.scope)
+        work = service.score(body, request.scope["state"]["tenant"], deadline, record)
+        answer = await _while_connected(request, work, deadline, seconds)
+        return Response(answer, media_type="application/json")
 
     @app.get("/health", summary="Process and engine alive")
     async def health() -> Response:
@@ -81,6 +99,13 @@ def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> 
         return json_response({"object": "list", "data": [_model_card(service)]})
 
 
+def _add_metrics(app: FastAPI, operations: Operations) -> None:
+    @app.get("/metrics", summary="Prometheus metrics")
+    def metrics(request: Request) -> Response:  # in a thread: the engine may be slow to tell
+        content, kind = operations.metrics.exposition(request.headers.get("accept", ""))
+        return Response(content, headers={"Content-Type": kind})
+
+
 def _model_card(service: ScoringService) -> dict[str, Any]:
     card = {"id": service.names[0], "object": "model", "created": 0, "owned_by": "gpuscore"}
     if service.model is None:
@@ -89,14 +114,16 @@ def _model_card(service: ScoringService) -> dict[str, Any]:
 
 
 async def _while_connected(
-    request: Request, work: Coroutine[Any, Any, AnswerT], seconds: float
+    request: Request, work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float
 ) -> AnswerT:
-    """Run `work`; cancel it when the client leaves or the time is up."""
+    """Run `work`; cancel it when the client leaves or the time (of `seconds`) is up."""
     task = asyncio.create_task(work)
     gone = asyncio.create_task(_disconnected(request))
     try:
         done, _ = await asyncio.wait(
-            {task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            {task, gone},
+            timeout=max(0.0, deadline - monotonic()),
+            return_when=asyncio.FIRST_COMPLETED,
         )
         if task in done:
             return task.result()
@@ -128,6 +155,12 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     return error_response(shown, dict(refused.headers or {}))
 
 
+async def _on_client_left(request: Request, error: Exception) -> Response:
+    """For the record only: nobody is there to read it."""
+    record_of(request.scope).refuse(CLIENT_LEFT, LEFT_CODE)
+    return Response(status_code=CLIENT_LEFT)
+
+
 async def _on_bug(request: Request, error: Exception) -> Response:
     return error_response(InternalError("internal error"))
 
@@ -143,28 +176,19 @@ class OuterMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        refusal = self._refusal(scope)
+        refusal = head_refusal(scope, self.config)
         if refusal is not None:
             await error_response(refusal, {"Connection": "close"})(scope, receive, send)
             return
         try:
+            check_request_id(scope)
             await self.app(scope, receive, send)
         except ClientDisconnect:
             logger.debug("a client left before its answer")
+        except GpuscoreError as error:
+            await error_response(error)(scope, receive, send)
         except Exception:
-            logger.exception("unhandled error")  # the 500 has been sent by _on_bug
-
-    def _refusal(self, scope: Scope) -> GpuscoreError | None:
-        """What is wrong with the request's head, if anything."""
-        headers = scope["headers"]
-        size = sum(len(name) + len(value) + 4 for name, value in headers)
-        size += len(scope["raw_path"]) + len(scope["query_string"])
-        if len(headers) > self.config.max_headers or size > self.config.max_header_bytes:
-            return HeaderTooLarge(
-                f"the request head has {len(headers)} fields and {size} bytes, the limits are "
-                f"{self.config.max_headers} and {self.config.max_header_bytes}"
-            )
-        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
-            # Where a proxy in front believes the one and we the other, a body hides a request.
-            return InvalidRequest("Content-Length and Transfer-Encoding exclude each other")
-        return None
+            record = record_of(scope)
+            logger.exception("unhandled error in request %s", record.request_id)
+            if not record.status:  # else _on_bug has answered
+                await error_response(InternalError("internal error"))(scope, receive, send)

@@ -11,19 +11,24 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, HeaderTooLarge, InvalidRequest, RequestTimeout
 from gpuscore.server.answers import error_headers, error_json
+from gpuscore.server.operations import Operations
+from gpuscore.server.record import record_of
 
 
 class ScoreProtocol(H11Protocol):
     """One connection. The deadline runs from its opening, or from a later request's first byte,
     to the end of the request's head."""
 
-    def __init__(self, *args: Any, server_config: ServerConfig, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, server_config: ServerConfig, operations: Operations, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._server_config = server_config
+        self._server_config, self._operations = server_config, operations
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if len(self.connections) >= self._server_config.max_connections:
+            self._operations.connections_refused += 1
             transport.abort()
             return
         super().connection_made(transport)
@@ -76,8 +81,20 @@ class ScoreProtocol(H11Protocol):
                 "Content-Type": "application/json",
                 "Content-Length": str(len(body)),
                 "Connection": "close",
+                "X-Request-Id": self._note(error),
             }
             response = h11.Response(status_code=error.status, headers=list(headers.items()))
             for event in (response, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def _note(self, error: GpuscoreError) -> str:
+        """Tell the operator of a refusal; returns the id of the request, if it is one."""
+        if self.cycle is None or self.cycle.response_complete:
+            return self._operations.refused(error)
+        record = record_of(self.cycle.scope)  # type: ignore[arg-type]  # a TypedDict of uvicorn's
+        record.refuse(error.status, error.code)
+        # The application is still at it: it is told that the client has left, which it will.
+        self.cycle.disconnected = True
+        self.cycle.message_event.set()
+        return record.request_id

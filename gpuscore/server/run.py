@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -18,8 +19,13 @@ from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.app import create_app
 from gpuscore.server.auth import ApiKeys
+from gpuscore.server.log import LogWriter, json_logging
+from gpuscore.server.operations import Operations
 from gpuscore.server.protocol import ScoreProtocol
 from gpuscore.server.service import LoadedModel, ScoringService
+
+if TYPE_CHECKING:
+    from gpuscore.server.spans import SpanTracer
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +62,7 @@ def serve(
     keys: ApiKeys,
     load: Callable[[], LoadedModel],
     announce: Callable[[str], None],
+    tracer: "SpanTracer | None" = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code.
 
@@ -64,14 +71,31 @@ def serve(
         keys: digests of the valid API keys (`read_api_keys`); none leaves every route open.
         load: loads and warms the model; runs in a thread while /health already answers.
         announce: called with the server's address once it is ready.
+        tracer: where traces go (`read_tracer`), if they are wanted.
 
     Raises:
         ConfigError: an address that cannot be bound, or what `load` raises.
     """
     service = ScoringService(names, config.max_inflight_per_key)
-    app = create_app(service, config, keys)
-    server = Server(_uvicorn_config(app, config), service)
-    sock = _bind(config)
+    with LogWriter() as log, json_logging(log):
+        operations = Operations(service, log, tracer, config.log_requests)
+        app = create_app(service, config, keys, operations)
+        server = Server(_uvicorn_config(app, config, operations), service)
+        try:
+            return _run(server, service, _bind(config), load, announce, log)
+        finally:
+            if tracer is not None:
+                tracer.close()
+
+
+def _run(
+    server: Server,
+    service: ScoringService,
+    sock: socket.socket,
+    load: Callable[[], LoadedModel],
+    announce: Callable[[str], None],
+    log: LogWriter,
+) -> int:
     host, port = sock.getsockname()[:2]
     outcome: list[BaseException] = []
     thread = threading.Thread(
@@ -83,6 +107,7 @@ def serve(
     asyncio.run(server.serve(sockets=[sock]))
     if thread.is_alive():
         # Told to stop while loading, which cannot be interrupted: there is nothing to lose yet.
+        log.close()
         sys.stdout.flush()
         os._exit(EXIT_OK)
     service.close()
@@ -111,12 +136,12 @@ def _load(
         server.should_exit = True
 
 
-def _uvicorn_config(app: object, config: ServerConfig) -> uvicorn.Config:
+def _uvicorn_config(app: object, config: ServerConfig, operations: Operations) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=config.host,
         port=config.port,
-        http=partial(ScoreProtocol, server_config=config),  # type: ignore[arg-type]
+        http=partial(ScoreProtocol, server_config=config, operations=operations),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

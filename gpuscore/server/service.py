@@ -1,12 +1,18 @@
 """One model being served: from a decoded body to an answer."""
 
 import asyncio
+import hashlib
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic
+from typing import TypeVar
+
+import msgspec
 
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.scores import (
@@ -16,6 +22,7 @@ from gpuscore.engine.scores import (
     label_scores,
 )
 from gpuscore.errors import ModelNotFound, Overloaded, Unavailable
+from gpuscore.server.record import RequestRecord
 from gpuscore.server.schema import (
     PromptTokensDetails,
     ScoreAnswer,
@@ -23,8 +30,10 @@ from gpuscore.server.schema import (
     Usage,
     to_input,
 )
-from gpuscore.text.prompts import PromptBuilder
+from gpuscore.text.prompts import PromptBuilder, ScoreInput
 from gpuscore.types import ScoreRequest, ScoreResult
+
+ResultT = TypeVar("ResultT")
 
 DEFAULT_MODEL = "default"
 LOADING_RETRY_AFTER = 5  # seconds
@@ -59,9 +68,22 @@ class ScoringService:
     def ready(self) -> bool:
         return self.model is not None and self.healthy and not self.draining
 
-    async def score(self, body: ScoreBody, tenant: str) -> ScoreAnswer:
-        """Raises the GpuscoreError that the wire contract names."""
+    async def score(
+        self, body: ScoreBody, tenant: str, deadline: float, record: RequestRecord
+    ) -> bytes:
+        """The answer as JSON.
+
+        Args:
+            body: what the caller sent.
+            tenant: whose request it is.
+            deadline: on time.monotonic's clock; what has not run then need not run.
+            record: gets the sizes and the stages.
+
+        Raises:
+            GpuscoreError: the subclass that the wire contract names.
+        """
         given = to_input(body)
+        record.items = len(given.items)
         temperature = 1.0 if body.temperature is None else body.temperature
         check_temperature(temperature, body.softmax)
         name = body.model if body.model is not None else DEFAULT_MODEL
@@ -69,20 +91,32 @@ class ScoringService:
             raise ModelNotFound(f"this server has one model: {self.names[0]}", param="model")
         model = self._loaded()
         with self._admitted(tenant):
-            loop = asyncio.get_running_loop()
-            given_up = threading.Event()
-            try:
-                request = await loop.run_in_executor(
-                    self._threads, model.builder.build, given, given_up.is_set
+            with record.stage("tokenize"):
+                request = await self._build(model, given)
+            result = None
+            if request is not None:
+                salt = cache_salt(tenant, body.cache_salt)
+                request = replace(request, salt=salt, deadline=deadline)
+                submitted = monotonic()
+                result = await asyncio.wrap_future(model.engine.score(request))
+                record.engine_stages(submitted, result.timings)
+            with record.stage("respond"):
+                encoded, usage = await self._in_thread(
+                    partial(_answer, name, body, request, result, temperature)
                 )
-            finally:
-                given_up.set()  # a thread cannot be cancelled, only told
-            if request is None:
-                return _empty_answer(name, body)
-            result = await asyncio.wrap_future(model.engine.score(request))
-            return await loop.run_in_executor(
-                self._threads, _answer, name, body, request, result, temperature
-            )
+            record.prompt_tokens = usage.prompt_tokens
+            record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+            return encoded
+
+    async def _build(self, model: LoadedModel, given: ScoreInput) -> ScoreRequest | None:
+        given_up = threading.Event()
+        try:
+            return await self._in_thread(partial(model.builder.build, given, given_up.is_set))
+        finally:
+            given_up.set()  # a thread cannot be cancelled, only told
+
+    async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -111,7 +145,32 @@ class ScoringService:
                 del self._inflight[tenant]
 
 
+def cache_salt(tenant: str, given: str | None) -> str:
+    """What has to be equal for two requests to share a cached prefix.
+
+    Always the key's owner: a hit shows in `cached_tokens` and in time, so a shared cache would tell
+    one key's holder what another's has asked. The caller's salt only narrows that further. Hashed,
+    so that neither a caller's text nor a key's digest goes any further.
+    """
+    return hashlib.sha256(f"{tenant}:{given or ''}".encode()).hexdigest()
+
+
 def _answer(
+    name: str,
+    body: ScoreBody,
+    request: ScoreRequest | None,
+    result: ScoreResult | None,
+    temperature: float,
+) -> tuple[bytes, Usage]:
+    """The answer as JSON, and what it says of the tokens."""
+    if request is None or result is None:
+        answer = _empty_answer(name, body)
+    else:
+        answer = _full_answer(name, body, request, result, temperature)
+    return msgspec.json.encode(answer), answer.usage
+
+
+def _full_answer(
     name: str, body: ScoreBody, request: ScoreRequest, result: ScoreResult, temperature: float
 ) -> ScoreAnswer:
     rows = label_scores(result, apply_softmax=body.softmax, temperature=temperature)

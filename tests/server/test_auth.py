@@ -35,7 +35,7 @@ def test_the_routes_are_these():
     posts = [path for method, path in routes() if method == "POST"]
     assert posts == ["/v1/score"]
     gets = {path for method, path in routes() if method == "GET"}
-    assert gets == {"/health", "/ready", "/docs", "/openapi.json", "/v1/models"}
+    assert gets == {"/health", "/ready", "/docs", "/openapi.json", "/v1/models", "/metrics"}
 
 
 @pytest.mark.parametrize(("method", "path"), routes())

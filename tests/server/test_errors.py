@@ -558,7 +558,7 @@ class TestPaths:
             "/score",
             "/health/",
             "/redoc",
-            "/metrics",
+            "/metrics/",
             "/v1/score%2f",
             "/v1/score;a",
             "/%ff%fe",
@@ -816,7 +816,7 @@ class TestMemoryAndBugs:
     @covers("internal_error")
     def test_a_bug(self, caplog):
         class BrokenService(ScoringService):
-            async def score(self, body, tenant):
+            async def score(self, *_):
                 raise KeyError(MARKER)
 
         service = BrokenService(("tiny",), 1)

@@ -50,7 +50,7 @@ def test_models(client, model):
 def test_documentation(client):
     assert "swagger" in client.get("/docs").text.lower()
     api = client.get("/openapi.json").json()
-    assert set(api["paths"]) == {"/v1/score", "/health", "/ready", "/v1/models"}
+    assert set(api["paths"]) == {"/v1/score", "/health", "/ready", "/v1/models", "/metrics"}
     content = api["paths"]["/v1/score"]["post"]["requestBody"]["content"]
     properties = content["application/json"]["schema"]["properties"]
     assert {"query", "items", "labels", "label_token_ids", "apply_softmax"} <= set(properties)
@@ -72,7 +72,7 @@ def test_sigterm_lets_a_request_finish(model):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_stops_at_once(model, number):
-    with serving(model[0], "--threads", "1") as server:
+    with serving(model[0], "--threads", "1", "--no-log-requests") as server:
         with socket.create_connection(server.address), connected(server) as client:
             client.get("/health")
             start = time.monotonic()

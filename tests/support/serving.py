@@ -32,12 +32,17 @@ def serving(
     port: tuple[str, ...] = ("--port", "0"),
     environment: dict[str, str] | None = None,
     wait: bool = True,
+    log: Path | None = None,
 ) -> Iterator[RunningServer]:
-    """Start a server on a free port; with `wait`, until it is ready. Killed at the end."""
+    """Start a server on a free port; with `wait`, until it is ready. Killed at the end.
+
+    Its standard error goes to the file `log`, or where standard output goes.
+    """
+    errors = subprocess.STDOUT if log is None else log.open("wb")
     process = subprocess.Popen(
         [COMMAND, "serve", str(model), *port, *flags],
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=errors,
         text=True,
         env=os.environ | (environment or {}),
     )
@@ -48,6 +53,8 @@ def serving(
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+        if not isinstance(errors, int):
+            errors.close()
 
 
 def _address(process: "subprocess.Popen[str]") -> str:

@@ -1,0 +1,166 @@
+"""The log: one JSON object per line on standard error, never a caller's text.
+
+Standard output is left to the lines for people (loading, ready). A line per request is written by
+`request_line`; whatever else is logged goes through `JsonFormatter`.
+"""
+
+import logging
+import os
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import TracebackType
+
+import msgspec
+
+from gpuscore.server.record import STAGES, RequestRecord
+
+MAX_MESSAGE = 2000  # characters of a message, and of a traceback
+SHOWN_TENANT = 8  # hex digits of the key's hash
+_PAUSE = 0.05  # seconds between writes, so that many lines go out at once
+_CAPACITY = 10_000  # lines that may wait
+_STANDARD_ERROR = 2
+
+
+def request_line(record: RequestRecord) -> bytes:
+    """A finished request as one line."""
+    tenant = record.tenant[:SHOWN_TENANT] if record.tenant else None
+    fields: dict[str, str | float | None] = {
+        "time": _now(),
+        "level": "error" if record.status >= 500 else "info",
+        "event": "request",
+        "request_id": record.request_id,
+        "trace_id": record.trace_id,
+        "method": record.method,
+        "route": record.route,
+        "status": record.status,
+        "code": record.code or None,
+        "tenant": tenant,
+        "items": record.items,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+    }
+    for name in STAGES:
+        stage = record.stages.get(name)
+        fields[f"{name}_ms"] = None if stage is None else round(1000 * stage[1], 3)
+    fields["total_ms"] = round(1000 * record.seconds, 3)
+    fields["bytes_in"], fields["bytes_out"] = record.bytes_in, record.bytes_out
+    return msgspec.json.encode(fields) + b"\n"
+
+
+class JsonFormatter(logging.Formatter):
+    """Log records as JSON lines.
+
+    Of an exception only its type and where it was raised are shown: its message may quote what a
+    caller sent.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": _now(),
+            "level": record.levelname.lower(),
+            "event": "log",
+            "logger": record.name,
+            "message": record.getMessage()[:MAX_MESSAGE],
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            fields["exception"] = record.exc_info[0].__name__
+            fields["traceback"] = "".join(traceback.format_tb(record.exc_info[2]))[-MAX_MESSAGE:]
+        return msgspec.json.encode(fields).decode()
+
+
+class LogWriter:
+    """Writes lines from a thread of its own, so that a slow reader stops no request.
+
+    Lines that find the queue full are dropped and counted.
+    """
+
+    def __init__(self, descriptor: int = _STANDARD_ERROR, capacity: int = _CAPACITY) -> None:
+        self.dropped = 0
+        self._descriptor, self._capacity = descriptor, capacity
+        self._lines: deque[bytes] = deque()
+        self._wake, self._closing = threading.Event(), threading.Event()
+        # A daemon that writes to the bare descriptor: one that is stuck there does not keep the
+        # process from ending.
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def write(self, line: bytes) -> None:
+        """Take a line, with its end. From any thread; never waits."""
+        if len(self._lines) >= self._capacity:
+            self.dropped += 1
+            return
+        self._lines.append(line)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self, seconds: float = 1.0) -> None:
+        """Write what is there, for at most so long."""
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(seconds)
+
+    def __enter__(self) -> "LogWriter":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            self._write_all()
+            self._closing.wait(_PAUSE)
+        self._write_all()
+
+    def _write_all(self) -> None:
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        rest = memoryview(b"".join(lines))
+        while rest:
+            try:
+                rest = rest[os.write(self._descriptor, rest) :]
+            except BlockingIOError:  # somebody has made the descriptor non-blocking
+                if self._closing.wait(_PAUSE):
+                    return
+            except OSError:  # nobody reads any more
+                self.dropped += len(lines)
+                return
+
+
+class _WriterHandler(logging.Handler):
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__()
+        self.writer = writer
+        self.setFormatter(JsonFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.writer.write(self.format(record).encode() + b"\n")
+
+
+@contextmanager
+def json_logging(writer: LogWriter) -> Iterator[None]:
+    """Send all log records of the process through the writer."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    root.handlers[:] = [_WriterHandler(writer)]
+    logging.captureWarnings(True)
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:] = before
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

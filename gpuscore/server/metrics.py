@@ -1,0 +1,155 @@
+"""Prometheus metrics. Labels are routes, methods, status and error codes: never an id, a path, a
+key or anything else of a caller's."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from gpuscore import __version__
+from gpuscore.server.record import STAGES, RequestRecord
+from gpuscore.types import EngineStats
+
+SCORE_ROUTE = "/v1/score"
+# 1 ms to 120 s: a cached classifier prompt, and the default --request-timeout.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+ITEMS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
+TOKENS = tuple(4**n for n in range(2, 12))  # 16 to 4 million
+BYTES = tuple(4**n for n in range(4, 13))  # 256 to 16 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What the server is doing at the time of a scrape."""
+
+    up: bool
+    ready: bool
+    running: int  # requests under way
+    log_lines_dropped: int
+    connections_refused: int
+    engine: EngineStats | None  # None while there is none
+
+
+class Metrics:
+    """Counts finished requests; everything else is asked for when somebody scrapes."""
+
+    def __init__(self, state: Callable[[], ServerState]) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(_StateCollector(state))
+        self._requests = Counter(
+            "gpuscore_requests",
+            "Requests answered or given up; code is the error's, empty where there was none",
+            ("route", "method", "status", "code"),
+            registry=self.registry,
+        )
+        self._duration = Histogram(
+            "gpuscore_request_duration_seconds",
+            "From a request's head to the end of its answer",
+            ("route",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._stages = {name: self._stage(name) for name in STAGES}
+        self._body = self._sizes("request_body_bytes", "Body of a score request, as read", BYTES)
+        self._answer = self._sizes("response_body_bytes", "Answer to a score request", BYTES)
+        self._items = self._sizes("request_items", "Items of a scored request", ITEMS)
+        self._tokens = self._sizes(
+            "request_prompt_tokens", "Prompt tokens of a scored request", TOKENS
+        )
+        self._items_total = self._counter("items", "Items scored")
+        self._tokens_total = self._counter("prompt_tokens", "Prompt tokens of scored requests")
+        self._cached_total = self._counter(
+            "cached_tokens", "Prompt tokens that no forward pass computed"
+        )
+
+    def finished(self, record: RequestRecord) -> None:
+        self._requests.labels(record.route, record.method, str(record.status), record.code).inc()
+        self._duration.labels(record.route).observe(record.seconds)
+        if record.route == SCORE_ROUTE:
+            self._body.observe(record.bytes_in)
+            self._answer.observe(record.bytes_out)
+        for name, (_, seconds) in record.stages.items():
+            self._stages[name].observe(seconds)
+        if record.status == 200 and record.items is not None:
+            self._scored(record.items, record.prompt_tokens or 0, record.cached_tokens or 0)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """All metrics, and their content type, in a format that the scraper takes."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def _scored(self, items: int, tokens: int, cached: int) -> None:
+        self._items.observe(items)
+        self._tokens.observe(tokens)
+        self._items_total.inc(items)
+        self._tokens_total.inc(tokens)
+        self._cached_total.inc(cached)
+
+    def _stage(self, name: str) -> Histogram:
+        what = {
+            "tokenize": "Text to ids, checks and factoring, waiting for a thread included",
+            "queue": "In the engine, until the first batch was chosen",
+            "batch": "Until that batch was laid out and launched",
+            "device": "Until the last result was collected",
+            "respond": "Making and encoding the answer, waiting for a thread included",
+        }
+        return self._sizes(f"{name}_duration_seconds", what[name], SECONDS)
+
+    def _sizes(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"gpuscore_{name}", what, buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, what: str) -> Counter:
+        return Counter(f"gpuscore_{name}", what, registry=self.registry)
+
+
+class _StateCollector(Collector):
+    """Samples that are read at the time of a scrape."""
+
+    def __init__(self, state: Callable[[], ServerState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state()
+        yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
+        yield _gauge("up", "1 while the process and its engine are alive", state.up)
+        yield _gauge("ready", "1 while requests can be scored", state.ready)
+        yield _gauge("requests_running", "HTTP requests under way", state.running)
+        yield _count("log_lines_dropped", "Log lines that nobody read", state.log_lines_dropped)
+        yield _count("connections_refused", "Connections over the limit", state.connections_refused)
+        if state.engine is not None:
+            yield from _engine_metrics(state.engine)
+
+
+def _engine_metrics(stats: EngineStats) -> Iterator[Metric]:
+    pages = {"free": stats.pages_free, "cached": stats.pages_cached, "used": stats.pages_used}
+    yield _gauge("requests_waiting", "Admitted by the engine, not yet answered", stats.requests)
+    yield _gauge("tokens_waiting", "Tokens of these requests", stats.tokens)
+    by_state = GaugeMetricFamily("gpuscore_kv_pages", "Pages of the KV cache", labels=["state"])
+    for state, count in pages.items():
+        by_state.add_metric([state], count)
+    yield by_state
+    ratio = stats.pages_used / max(1, sum(pages.values()))
+    yield _gauge("kv_usage_ratio", "Share of the pages in use", ratio)
+    yield _gauge(
+        "tokens_per_second", "Engine speed while working, smoothed", stats.tokens_per_second
+    )
+    yield _count("batches", "Forward passes", stats.batches)
+    yield _count("computed_tokens", "Tokens computed", stats.computed_tokens)
+    yield _count("prefix_cache_tokens", "Tokens that the prefix cache held", stats.cached_tokens)
+    yield _count("retried_batches", "Batches run again, smaller", stats.retried_batches)
+
+
+def _gauge(name: str, what: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"gpuscore_{name}", what, value)
+
+
+def _count(name: str, what: str, value: int) -> Metric:
+    return CounterMetricFamily(f"gpuscore_{name}", what, value)

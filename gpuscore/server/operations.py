@@ -1,0 +1,129 @@
+"""Watches every request from its head to its end: its id, its record, and who is told of it."""
+
+from collections.abc import Iterable
+from time import monotonic
+from typing import Protocol
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gpuscore.errors import GpuscoreError
+from gpuscore.server.log import LogWriter, request_line
+from gpuscore.server.metrics import Metrics, ServerState
+from gpuscore.server.record import (
+    CLIENT_LEFT,
+    LEFT_CODE,
+    UNMATCHED,
+    Headers,
+    RequestRecord,
+    new_request_id,
+    record_of,
+)
+from gpuscore.server.service import ScoringService
+
+
+class Tracer(Protocol):
+    """Makes spans of a finished request."""
+
+    def finished(self, record: RequestRecord, headers: Headers) -> str | None:
+        """Returns the trace's id, if the request is part of one."""
+
+
+class Operations:
+    """Metrics of one server, and its log and traces where they are wanted."""
+
+    def __init__(
+        self,
+        service: ScoringService,
+        log: LogWriter | None = None,
+        tracer: Tracer | None = None,
+        log_requests: bool = True,
+    ) -> None:
+        self.service, self.log, self.tracer = service, log, tracer
+        self.log_requests = log_requests
+        self.running = 0
+        self.connections_refused = 0
+        self.metrics = Metrics(self._state)
+
+    def finish(self, record: RequestRecord, headers: Headers = ()) -> None:
+        """Count, trace and log a request that is over."""
+        record.seconds = monotonic() - record.started
+        record.refuse(CLIENT_LEFT, LEFT_CODE)  # unless something was answered
+        self.metrics.finished(record)
+        if self.tracer is not None:
+            record.trace_id = self.tracer.finished(record, headers)
+        if self.log is not None and self.log_requests:
+            self.log.write(request_line(record))
+
+    def refused(self, error: GpuscoreError) -> str:
+        """Note a refusal of what was not even a request; returns the id to answer with."""
+        record = RequestRecord(new_request_id())
+        record.refuse(error.status, error.code)
+        self.finish(record)
+        return record.request_id
+
+    def _state(self) -> ServerState:
+        model = self.service.model
+        return ServerState(
+            up=self.service.healthy,
+            ready=self.service.ready,
+            running=self.running,
+            log_lines_dropped=self.log.dropped if self.log is not None else 0,
+            connections_refused=self.connections_refused,
+            engine=model.engine.stats() if model is not None and model.engine.alive else None,
+        )
+
+
+class OperationsMiddleware:
+    """The outermost layer: no answer goes out without an id, no request goes unnoticed."""
+
+    def __init__(
+        self, app: ASGIApp, operations: Operations, routes: Iterable[str], timing_headers: bool
+    ) -> None:
+        self.app, self.operations = app, operations
+        self.routes = frozenset(routes)  # templates; none of ours has a parameter
+        self.timing_headers = timing_headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        record = record_of(scope)
+        record.route = scope["path"] if scope["path"] in self.routes else UNMATCHED
+        self.operations.running += 1
+        try:
+            await self.app(scope, _counted(receive, record), self._marked(send, record))
+        finally:
+            self.operations.running -= 1
+            record.tenant = scope["state"].get("tenant")
+            self.operations.finish(record, scope["headers"])
+
+    def _marked(self, send: Send, record: RequestRecord) -> Send:
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = record.request_id
+                if self.timing_headers:
+                    headers["Server-Timing"] = server_timing(record)
+                record.status = record.status or message["status"]
+            else:
+                record.bytes_out += len(message.get("body", b""))
+            await send(message)
+
+        return marked
+
+
+def server_timing(record: RequestRecord) -> str:
+    """The stages so far and the time since the head, in milliseconds (W3C Server Timing)."""
+    parts = {name: seconds for name, (_, seconds) in record.stages.items()}
+    parts["total"] = monotonic() - record.started
+    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in parts.items())
+
+
+def _counted(receive: Receive, record: RequestRecord) -> Receive:
+    async def counted() -> Message:
+        message = await receive()
+        record.bytes_in += len(message.get("body", b""))
+        return message
+
+    return counted

@@ -1,0 +1,90 @@
+"""What is known about one HTTP request: it grows while the request is served, and is counted,
+logged and traced when it is over."""
+
+import re
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from gpuscore.types import Timings
+
+STAGES = ("tokenize", "queue", "batch", "device", "respond")
+UNMATCHED = "unmatched"  # route of what matches none: paths are the caller's text
+OTHER_METHOD = "other"
+CLIENT_LEFT, LEFT_CODE = 499, "client_left"  # nginx's number; never on the wire
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"})
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request. Nothing in it is the caller's own text, except for an id that was checked."""
+
+    request_id: str
+    bad_request_id: bool = False  # the caller's was refused, this one was made here
+    method: str = OTHER_METHOD
+    route: str = UNMATCHED  # a route's template
+    started: float = field(default_factory=monotonic)
+    seconds: float = 0.0  # set when it is over, like the next two
+    status: int = 0  # 499 where the client left before its answer
+    code: str = ""  # of the error that was answered, as in the contract
+    tenant: str | None = None
+    bytes_in: int = 0  # of the body, as far as it was read
+    bytes_out: int = 0  # of the answer's body
+    items: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    trace_id: str | None = None
+    stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start and seconds
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a stage, also one that fails."""
+        start = monotonic()
+        try:
+            yield
+        finally:
+            self.stages[name] = start, monotonic() - start
+
+    def engine_stages(self, start: float, timings: Timings) -> None:
+        """Note what the engine says of a request that it got at `start`."""
+        for name, seconds in (
+            ("queue", timings.queue),
+            ("batch", timings.batch),
+            ("device", timings.device),
+        ):
+            self.stages[name] = start, seconds
+            start += seconds
+
+    def refuse(self, status: int, code: str) -> None:
+        """Note the error that is answered; the first one counts."""
+        if not self.status:
+            self.status, self.code = status, code
+
+
+def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
+    """The record of a request, made on first sight of it."""
+    state = scope.setdefault("state", {})
+    if "record" not in state:
+        request_id, good = _request_id(scope["headers"])
+        method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
+        state["record"] = RequestRecord(request_id, not good, method)
+    record: RequestRecord = state["record"]
+    return record
+
+
+def new_request_id() -> str:
+    return uuid4().hex
+
+
+def _request_id(headers: Headers) -> tuple[str, bool]:
+    """The caller's id if it is one, else a new one; and whether the caller is to be believed."""
+    given = [value for name, value in headers if name == b"x-request-id"]
+    if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
+        return given[0].decode("ascii"), True
+    return new_request_id(), not given

@@ -1,0 +1,62 @@
+"""A service whose engine answers without a model, for what is about the server alone."""
+
+import asyncio
+from concurrent.futures import Future
+
+import httpx
+import numpy as np
+
+from gpuscore.config import RequestLimits, ServerConfig
+from gpuscore.server.app import create_app
+from gpuscore.server.auth import ApiKeys
+from gpuscore.server.service import LoadedModel, ScoringService
+from gpuscore.text.prompts import PromptBuilder
+from gpuscore.types import BackendLimits, EngineStats, ScoreResult, Timings
+
+STATS = EngineStats(3, 500, 70, 20, 10, 6, 7000, 800, 2, 1234.5)
+
+
+class StubEngine:
+    """Answers every label with a logit of 0, and keeps what it was asked."""
+
+    limits = BackendLimits(
+        max_tokens=64, page_size=16, num_pages=9, max_model_len=512, vocab_rows=400
+    )
+    alive = True
+
+    def __init__(self):
+        self.requests = []
+
+    def stats(self):
+        return STATS
+
+    def score(self, request):
+        self.requests.append(request)
+        future = Future()
+        logits = tuple(np.zeros(len(ids), np.float32) for ids in request.label_ids)
+        lse = np.ones(len(logits), np.float32)
+        timings = Timings(1e-6, 2e-6, 3e-6)
+        future.set_result(ScoreResult(logits, lse, None, request.num_tokens, timings))
+        return future
+
+    def close(self):
+        self.alive = False
+
+
+def stub_service():
+    service = ScoringService(("tiny",), 10)
+    engine = StubEngine()
+    service.model = LoadedModel(engine, PromptBuilder(None, engine.limits, RequestLimits()))
+    return service
+
+
+def ask(service, *requests, keys=(), config=None, operations=None):
+    """Replies of an application in this process, each request as httpx.AsyncClient takes it."""
+    app = create_app(service, config or ServerConfig(), ApiKeys(keys), operations)
+
+    async def send():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return [await client.request(**request) for request in requests]
+
+    return asyncio.run(send())
