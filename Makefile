@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test check format demo bench-cpu image clean
+.PHONY: setup serve test check format demo bench-cpu bench-serve image clean
 
 setup: $(STAMP)
 
@@ -49,6 +49,10 @@ demo: setup
 
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py $(ARGS)
+
+bench-serve: setup
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[bench]'
+	$(BIN)/python -P bench/serve.py $(ARGS)
 
 image:
 	docker build -f docker/Dockerfile.cpu -t gpuscore:cpu .
