@@ -23,11 +23,15 @@ from gpuscore.server.schema import (
     Usage,
     to_input,
 )
-from gpuscore.text.prompts import PromptBuilder
+from gpuscore.text.prompts import PromptBuilder, ScoreInput
 from gpuscore.types import ScoreRequest, ScoreResult
 
 DEFAULT_MODEL = "default"
 LOADING_RETRY_AFTER = 5  # seconds
+
+# Up to here a request of token ids is worked on in about a millisecond, on the event loop itself.
+SMALL_ITEMS = 64
+SMALL_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class ScoringService:
         self.failed = False
         self._max_inflight = max_inflight_per_key
         self._inflight: Counter[str] = Counter()
-        # Text and large answers are worked on here, never on the event loop.
+        # Text and all that is large is worked on here, never on the event loop.
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
 
     @property
@@ -69,18 +73,13 @@ class ScoringService:
             raise ModelNotFound(f"this server has one model: {self.names[0]}", param="model")
         model = self._loaded()
         with self._admitted(tenant):
-            loop = asyncio.get_running_loop()
-            given_up = threading.Event()
-            try:
-                request = await loop.run_in_executor(
-                    self._threads, model.builder.build, given, given_up.is_set
-                )
-            finally:
-                given_up.set()  # a thread cannot be cancelled, only told
+            request = await self._build(model.builder, given)
             if request is None:
                 return _empty_answer(name, body)
             result = await asyncio.wrap_future(model.engine.score(request))
-            return await loop.run_in_executor(
+            if len(request.item_ids) <= SMALL_ITEMS:
+                return _answer(name, body, request, result, temperature)
+            return await asyncio.get_running_loop().run_in_executor(
                 self._threads, _answer, name, body, request, result, temperature
             )
 
@@ -88,6 +87,17 @@ class ScoringService:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self.model is not None:
             self.model.engine.close()
+
+    async def _build(self, builder: PromptBuilder, given: ScoreInput) -> ScoreRequest | None:
+        if _is_small(given):
+            return builder.build(given)
+        given_up = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, builder.build, given, given_up.is_set
+            )
+        finally:
+            given_up.set()  # a thread cannot be cancelled, only told
 
     def _loaded(self) -> LoadedModel:
         if self.draining:
@@ -109,6 +119,15 @@ class ScoringService:
             self._inflight[tenant] -= 1
             if not self._inflight[tenant]:
                 del self._inflight[tenant]
+
+
+def _is_small(given: ScoreInput) -> bool:
+    """Whether a request takes less time to build than to hand to a thread and back; never text."""
+    if given.labels is not None or len(given.items) > SMALL_ITEMS:
+        return False
+    if any(isinstance(item, str) for item in given.items):
+        return False
+    return len(given.query) + sum(map(len, given.items)) <= SMALL_TOKENS
 
 
 def _answer(
