@@ -297,9 +297,3 @@ class OpenLoop(Run):
         self._left -= 1
         if self._left == 0 and not self.over.done():
             self.over.set_result(None)
-
-
-def poisson(rate: float, seconds: float, rng: np.random.Generator) -> np.ndarray:
-    """Arrival times of a Poisson process, seconds from the start, at least one."""
-    gaps = rng.exponential(1 / rate, size=max(1, round(rate * seconds)))
-    return np.cumsum(gaps)

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import fake
 import plots
 from launch import Target, fake_server, real_server, serving
-from load import ClosedLoop, OpenLoop, Run, poisson
+from load import ClosedLoop, OpenLoop, Run
 from report import RESULTS, keep, table
-from traffic import LABELS, Oracle, Shape, Traffic, make, summary
+from traffic import LABELS, Oracle, Shape, Traffic, make, poisson, summary
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
 LADDER = Shape(120, 10, 18)

@@ -160,3 +160,9 @@ def summary(traffic: Traffic, record: Record) -> dict[str, Any]:
 def _percentile(seconds: NDArray[np.float64], percent: float) -> float | None:
     known = seconds[~np.isnan(seconds)]
     return round(float(np.percentile(known, percent)) * 1e3, 2) if len(known) else None
+
+
+def poisson(rate: float, seconds: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Arrival times of a Poisson process, seconds from the start, at least one."""
+    gaps = rng.exponential(1 / rate, size=max(1, round(rate * seconds)))
+    return np.cumsum(gaps)
