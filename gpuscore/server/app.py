@@ -99,25 +99,30 @@ async def _while_connected(
     request: Request, work: Coroutine[Any, Any, AnswerT], seconds: float
 ) -> AnswerT:
     """Run `work`; cancel it when the client leaves or the time is up."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(request))
+    caller, gone = asyncio.current_task(), False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if caller is not None:
+            caller.cancel()
+
+    watcher = asyncio.create_task(watch())
     try:
-        done, _ = await asyncio.wait(
-            {task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-        )
-        if task in done:
-            return task.result()
-        if gone in done:
-            raise ClientDisconnect
-        raise DeadlineExceeded(f"no answer after {seconds:g} seconds")
+        async with asyncio.timeout(seconds) as limit:
+            return await work
+    except asyncio.CancelledError:
+        if gone and caller is not None and not caller.uncancel():
+            raise ClientDisconnect from None
+        raise  # by someone else: the server stops
+    except TimeoutError:
+        if limit.expired():
+            raise DeadlineExceeded(f"no answer after {seconds:g} seconds") from None
+        raise
     finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        watcher.cancel()
 
 
 async def _on_gpuscore_error(request: Request, error: Exception) -> Response:
