@@ -147,7 +147,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backend", choices=("fake", "model", "both"), default="both")
     parser.add_argument("--quick", action="store_true", help="few requests, no plots")
     parser.add_argument("--plot", action="store_true", help="plots also of a quick run")
-    parser.add_argument("--stages", default=",".join(STAGES), metavar="A,B")
+    parser.add_argument("--stages", default=None, metavar="A,B", help="of the four above")
     parser.add_argument("--ladder", default=None, metavar="C,C", help="requests in flight")
     parser.add_argument("--requests", type=int, default=None, help="of each closed loop, at least")
     parser.add_argument("--seconds", type=float, default=None, help="of each open loop")
@@ -162,11 +162,12 @@ def plan_of(options: argparse.Namespace, backend: str) -> Plan:
     ladder = [1, 8, 64, 128, 256, 512, 768, 1024]
     plan = Plan(ladder, 10, 1000, 30.0, ladder, [50, 80, 100, 150], list(STAGES))
     if options.quick:
-        plan = Plan([1, 64, 512], 3, 200, 4.0, [64], [80, 150], list(STAGES))
+        plan = Plan([1, 64, 512], 3, 200, 3.0, [64], [80, 150], list(STAGES))
     if backend == "model":
         plan.ladder = plan.warm_ladder = [1, 8, 64] if not options.quick else [8]
         plan.at_least = 200 if not options.quick else 100
-    plan.stages = options.stages.split(",")
+        plan.stages = ["ladder", "poisson"] if options.quick else plan.stages
+    plan.stages = options.stages.split(",") if options.stages else plan.stages
     if options.ladder:
         plan.ladder = [int(c) for c in options.ladder.split(",")]
         plan.warm_ladder = [c for c in plan.warm_ladder if c in plan.ladder]
