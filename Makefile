@@ -14,7 +14,8 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test simulate check format demo bench-cpu bench-tokenise image clean
+.PHONY: setup serve test simulate check format demo bench-cpu bench-tokenise bench-serve image \
+        clean
 
 setup: $(STAMP)
 
@@ -58,6 +59,10 @@ bench-cpu: setup
 
 bench-tokenise: setup
 	$(BIN)/python -P bench/tokenise.py
+
+bench-serve: setup
+	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[bench]'
+	$(BIN)/python -P bench/serve.py $(ARGS)
 
 image:
 	docker build -f docker/Dockerfile.cpu -t gpuscore:cpu .

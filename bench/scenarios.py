@@ -27,7 +27,13 @@ SMALL = QWEN3_06B | {
     "num_key_value_heads": 2,
     "head_dim": 64,
 }
-SHAPES = {"qwen3-0.6b": QWEN3_06B, "small": SMALL}
+TINY = SMALL | {
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "head_dim": 16,
+}
+SHAPES = {"qwen3-0.6b": QWEN3_06B, "small": SMALL, "tiny": TINY}
 
 
 @dataclass(frozen=True)

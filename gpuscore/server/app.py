@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from time import monotonic
 from typing import Any, TypeVar, cast
 
@@ -38,6 +38,8 @@ AnswerT = TypeVar("AnswerT")
 
 # Routes that need no key: probes, and pages that are the same for everyone.
 OPEN_PATHS = ("/health", "/ready", "/docs", "/openapi.json")
+SCORE_PATH = "/v1/score"
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(
@@ -56,21 +58,24 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    _add_routes(app, service, config)
+    score = _add_routes(app, service, config)
     _add_metrics(app, operations)
     app.add_exception_handler(GpuscoreError, _on_gpuscore_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_client_left)
     app.add_exception_handler(Exception, _on_bug)
     open_routes = [r for r in app.routes if getattr(r, "path", None) in OPEN_PATHS]
-    guarded = AuthMiddleware(app, app.router, open_routes, keys)
+    direct = DirectRoute(app, SCORE_PATH, score)
+    guarded = AuthMiddleware(direct, app.router, open_routes, keys)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
     outer = OuterMiddleware(guarded, config)
     return OperationsMiddleware(outer, operations, paths, config.timing_headers)
 
 
-def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> None:
-    @app.post("/v1/score", summary="Score items", openapi_extra=openapi_body())
+def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> Endpoint:
+    """Adds all routes; returns what answers POST /v1/score."""
+
+    @app.post(SCORE_PATH, summary="Score items", openapi_extra=openapi_body())
     async def score(request: Request) -> Response:
         """Probabilities of label tokens after each `query + item` prompt."""
         seconds = request_seconds(request, config.request_timeout)
@@ -98,6 +103,8 @@ def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> 
     async def models() -> Response:
         return json_response({"object": "list", "data": [_model_card(service)]})
 
+    return score
+
 
 def _add_metrics(app: FastAPI, operations: Operations) -> None:
     @app.get("/metrics", summary="Prometheus metrics")
@@ -117,27 +124,30 @@ async def _while_connected(
     request: Request, work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float
 ) -> AnswerT:
     """Run `work`; cancel it when the client leaves or the time (of `seconds`) is up."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnected(request))
+    caller, gone = asyncio.current_task(), False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if caller is not None:
+            caller.cancel()
+
+    watcher = asyncio.create_task(watch())
     try:
-        done, _ = await asyncio.wait(
-            {task, gone},
-            timeout=max(0.0, deadline - monotonic()),
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if task in done:
-            return task.result()
-        if gone in done:
-            raise ClientDisconnect
-        raise DeadlineExceeded(f"no answer after {seconds:g} seconds")
+        async with asyncio.timeout(max(0.0, deadline - monotonic())) as limit:
+            return await work
+    except asyncio.CancelledError:
+        if gone and caller is not None and not caller.uncancel():
+            raise ClientDisconnect from None
+        raise  # by someone else: the server stops
+    except TimeoutError:
+        if limit.expired():
+            raise DeadlineExceeded(f"no answer after {seconds:g} seconds") from None
+        raise
     finally:
-        task.cancel()
-        gone.cancel()
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        watcher.cancel()
 
 
 async def _on_gpuscore_error(request: Request, error: Exception) -> Response:
@@ -163,6 +173,30 @@ async def _on_client_left(request: Request, error: Exception) -> Response:
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     return error_response(InternalError("internal error"))
+
+
+class DirectRoute:
+    """Answers POST on one path by its endpoint alone, everything else by the framework, whose
+    layers and dependency machinery cost more than parsing a small request. Errors look the same."""
+
+    def __init__(self, app: ASGIApp, path: str, endpoint: Endpoint) -> None:
+        self.app, self.path, self.endpoint = app, path, endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != self.path or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await self.endpoint(request)
+        except GpuscoreError as error:
+            response = error_response(error)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            await (await _on_bug(request, error))(scope, receive, send)
+            raise
+        await response(scope, receive, send)
 
 
 class OuterMiddleware:

@@ -28,6 +28,7 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
+from gpuscore.text.ids import factor_ids
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types import NO_TOKENS, BackendLimits, Int32Array, ScoreRequest
 
@@ -82,8 +83,11 @@ class PromptBuilder:
         labels = self._labels(given)
         if not given.items:
             return None
-        prompts, query_len = (self._text_prompts if is_text else self._id_prompts)(given)
-        query, items = factor(self._checked(prompts, cancelled), query_len)
+        parts = None if is_text else self._ids_at_once(given)
+        if parts is None:
+            prompts, query_len = (self._text_prompts if is_text else self._id_prompts)(given)
+            parts = factor(self._checked(prompts, cancelled), query_len)
+        query, items = parts
         request = ScoreRequest(
             query, items, labels, need_lse=given.need_lse, priority=given.priority
         )
@@ -127,6 +131,18 @@ class PromptBuilder:
                 param=param,
             )
         return ids.astype(np.int32)
+
+    def _ids_at_once(self, given: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
+        """What `factor` gives, or None where it has to be asked (or to say what is wrong)."""
+        size = len(given.query) + sum(map(len, given.items))
+        if given.item_first or size > self.limits.max_request_tokens:
+            return None
+        return factor_ids(
+            given.query,  # type: ignore[arg-type]
+            given.items,  # type: ignore[arg-type]
+            vocab_rows=self.backend.vocab_rows,
+            max_len=self.backend.max_model_len,
+        )
 
     def _id_prompts(self, given: ScoreInput) -> tuple[Iterator[Int32Array], int]:
         """Prompts one by one, and the query's own length."""

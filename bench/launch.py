@@ -1,0 +1,118 @@
+"""The server under load, a process of its own.
+
+    python bench/launch.py '{"server": {...}, "engine": {...}, "fake": {...}}'
+
+serves bench/fake.py with everything else as in `gpuscore serve`; `serving` starts that, or the real
+command, and stops it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TICK = os.sysconf("SC_CLK_TCK")
+COMMAND = "import sys; from gpuscore.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+@dataclass(frozen=True)
+class Target:
+    address: tuple[str, int]
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """Of the server and the processes it started and still has."""
+        return sum(map(_cpu_seconds, _family(self.pid)))
+
+    def memory_mib(self) -> float:
+        pages = sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in _family(self.pid))
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@contextmanager
+def serving(arguments: Sequence[str]) -> Iterator[Target]:
+    """Runs this Python with the arguments, until it says that it is ready and then until the end
+    of the `with` block."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={k: v for k, v in os.environ.items() if not k.startswith("GPUSCORE_")},
+    )
+    try:
+        yield Target(_address(process), process.pid)
+        process.send_signal(signal.SIGTERM)
+        if process.wait(timeout=60):
+            raise RuntimeError(f"the server ended with {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def fake_server(**configs: dict[str, Any]) -> list[str]:
+    """Arguments for `serving`: fields of ServerConfig, EngineConfig and FakeBackend."""
+    return [__file__, json.dumps(configs)]
+
+
+def real_server(model: Path, *flags: str) -> list[str]:
+    return ["-c", COMMAND, "serve", str(model), "--port", "0", *flags]
+
+
+def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "ready on http://" in line:
+            host, port = line.split("ready on http://")[1].split(" ")[0].rsplit(":", 1)
+            return host, int(port)
+    raise RuntimeError(f"the server ended with {process.wait()} before it was ready")
+
+
+def _family(pid: int) -> list[int]:
+    """A process and its descendants."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += _family(int(child))
+    return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def main(configs: dict[str, dict[str, Any]]) -> int:
+    """What gpuscore/cli.py does in `_serve`, with another backend."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from fake import FakeBackend
+
+    from gpuscore.config import EngineConfig, RequestLimits, ServerConfig
+    from gpuscore.engine.engine import Engine
+    from gpuscore.server.auth import ApiKeys
+    from gpuscore.server.run import serve
+    from gpuscore.server.service import LoadedModel
+    from gpuscore.text.prompts import PromptBuilder
+
+    # The one place that follows the engine wherever it is built: today in the server's process.
+    def load() -> LoadedModel:
+        backend = FakeBackend(**configs.get("fake", {}))
+        engine = Engine(backend, EngineConfig(**configs.get("engine", {})))
+        return LoadedModel(engine, PromptBuilder(None, backend.limits, RequestLimits()))
+
+    def announce(address: str) -> None:
+        print(f"ready on http://{address} ", flush=True)
+
+    server = ServerConfig(**{"port": 0} | configs.get("server", {}))
+    return serve(("fake", "fake"), server, ApiKeys([]), load, announce)
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
