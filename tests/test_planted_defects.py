@@ -11,7 +11,7 @@ import pytest
 from gpuscore import Scorer
 from gpuscore.backends.torch import attention, attention_plan, backend
 from gpuscore.backends.torch.models import decoder, layers, mixture
-from gpuscore.engine import scheduler
+from gpuscore.engine import draft
 from gpuscore.text import prompts
 from support.models import random_ids, reference_logprobs
 
@@ -110,7 +110,7 @@ def item_positions_are_shifted(monkeypatch):
 
         return packed
 
-    patched(monkeypatch, scheduler, "pack", shift)
+    patched(monkeypatch, draft, "pack", shift)
 
 
 def all_positions_are_scaled(monkeypatch):
@@ -131,14 +131,14 @@ def the_wrong_row_is_scored(monkeypatch):
 
         return packed
 
-    patched(monkeypatch, scheduler, "pack", earlier)
+    patched(monkeypatch, draft, "pack", earlier)
 
 
 def a_page_is_swapped(monkeypatch):
     def swap(slots):
         return lambda pages, *a: slots(np.roll(pages, 1), *a)
 
-    patched(monkeypatch, scheduler, "page_slots", swap)
+    patched(monkeypatch, draft, "page_slots", swap)
 
 
 def labels_are_off_by_one(monkeypatch):
@@ -162,13 +162,14 @@ def the_vocabulary_is_cut_short(monkeypatch):
 
 def the_cut_loses_a_token(monkeypatch):
     def lose(factor):
-        def cut(*a):
-            query, items = factor(*a)
+        def cut(*a, **k):
+            query, items = factor(*a, **k)
             return query[:-1], items
 
         return cut
 
     patched(monkeypatch, prompts, "factor", lose)
+    patched(monkeypatch, prompts, "factor_ids", lose)
 
 
 def norm_weights_are_ignored(monkeypatch):

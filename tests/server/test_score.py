@@ -331,6 +331,12 @@ class TestAnswer:
         assert three == usage(126, 80), "the query is computed once"
         assert ask(client, **body, items=[[], [9]])["usage"] == usage(81, 39)
 
+    def test_usage_counts_what_the_prefix_cache_held(self, client):
+        body = {"query": [5] * 40, "items": [[7, 8], [9]], "label_token_ids": [3]}
+        for cached in (40, 40 + 32, 40 + 32):  # two full pages of 16 tokens
+            answer = score(client, **body, cache_salt="warm").json()
+            assert answer["usage"] == usage(83, cached)
+
     def test_usage_counts_the_special_tokens_of_text(self, client, encode):
         items = ["den", "den item", "☃"]
         lengths = [len(encode(QUERY + item)) for item in items]
