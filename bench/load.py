@@ -35,6 +35,7 @@ class Record:
         self.order: list[int] = []  # requests in the order of their answers
         self.began = self.ended = 0.0  # of the part that is measured
         self.client_cpu = 0.0  # seconds of this process
+        self.broken = 0  # lost because the connection broke, not because time was up
 
     @property
     def latency(self) -> np.ndarray:
@@ -68,9 +69,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             return
         self._buffer = data if not self._buffer else self._buffer + data
-        if not self._size and not self._read_head():
-            return
-        if len(self._buffer) >= self._size:
+        if (self._size or self._read_head()) and len(self._buffer) >= self._size:
             self._finish()
 
     def _read_head(self) -> bool:
@@ -101,7 +100,7 @@ class Connection(asyncio.Protocol):
 
 
 class Run:
-    """What both loops share: the record, and when it is all over."""
+    """What both loops share."""
 
     def __init__(self, address: tuple[str, int], wires: Sequence[bytes], seconds: float) -> None:
         if not ipaddress.ip_address(address[0]).is_loopback:
@@ -129,6 +128,7 @@ class Run:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.seconds + GRACE):
                 await self.drive()
+        self.over.cancel()
         for connection in list(self.open):
             connection.transport.abort()
         await asyncio.sleep(0)
@@ -166,6 +166,7 @@ class Run:
     def gone(self, connection: Connection, request: int) -> None:
         self.open.discard(connection)
         if request >= 0:
+            self.record.broken += not self.over.done()
             self.in_flight -= 1
             self.next(None)
 
@@ -254,12 +255,11 @@ class OpenLoop(Run):
 
     def _dispatch(self, request: int, due: float) -> None:
         self.record.due[request] = due
-        fresh = self.loop.time() - STALE
         while self._idle:
             connection = self._idle.pop()
-            if connection.idle_since > fresh and not connection.transport.is_closing():
-                self.start(connection, request, due)
-                return
+            fresh = connection.idle_since > self.loop.time() - STALE
+            if fresh and not connection.transport.is_closing():
+                return self.start(connection, request, due)
             connection.transport.abort()
         self._waiting.append((request, due))
         self._open_more()

@@ -149,6 +149,7 @@ def summary(traffic: Traffic, record: Record) -> dict[str, Any]:
         "5xx": int((status >= 500).sum()),
         "other": int(other.sum()),
         "lost": int((tried & (status == LOST)).sum()),
+        "broken connections": record.broken,
         "wrong": int(wrong.sum()),
         "hit rate": round(hit_rate, 3),
         "sent late p99 ms": _percentile((record.sent - record.due)[tried], 99),
