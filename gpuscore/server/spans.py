@@ -48,11 +48,11 @@ class SpanTracer:
 
 
 def _carrier(headers: Headers) -> dict[str, str]:
-    """The trace headers; one that is given twice is invalid, as the W3C has it."""
+    """The trace headers; those given twice are joined, which no traceparent survives."""
     carrier: dict[str, str] = {}
     for wanted in _CONTEXT_HEADERS:
         values = [value for name, value in headers if name == wanted.encode()]
-        if len(values) == 1 or (values and wanted == "tracestate"):
+        if values:
             carrier[wanted] = b",".join(values).decode("latin-1")
     return carrier
 
