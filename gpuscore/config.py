@@ -150,7 +150,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How much work may wait."""
+    """How much work may wait, and when the engine counts as stuck."""
 
     max_queued_requests: int = option(1024, "requests in flight before 429", minimum=1)
     max_queued_tokens: int = option(
@@ -158,6 +158,13 @@ class EngineConfig:
         "work in flight before 429 (one request is always admitted)",
         minimum=1,
         metavar="TOKENS",
+    )
+    engine_timeout: float = option(
+        60.0,
+        "time for one forward pass; then the engine's process is ended and started again",
+        minimum=0.1,
+        maximum=86400,
+        metavar="SECONDS",
     )
 
 

@@ -26,6 +26,7 @@ ALLOWED = {
         "gpuscore.engine",
         "gpuscore.backends.base",
     },
+    "gpuscore.worker": {"gpuscore.engine"},  # a backend by its name only
     "gpuscore.text": {
         "gpuscore.types",
         "gpuscore.errors",
@@ -102,6 +103,7 @@ def test_imports_go_one_way():
         ("gpuscore.engine.planner", "import torch"),
         ("gpuscore.engine.engine", "from gpuscore.backends.torch import backend"),
         ("gpuscore.server.app", "from gpuscore.backends import create_backend"),
+        ("gpuscore.worker", "from gpuscore.backends import prepare"),
         ("gpuscore.types", "from gpuscore.errors import InvalidRequest"),
         ("gpuscore_kernels.label_head.api", "from gpuscore.types import PackedBatch"),
         ("gpuscore.backends.torch.backend", "from gpuscore.engine.planner import pack"),

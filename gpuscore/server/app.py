@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore import __version__
 from gpuscore.config import ServerConfig
@@ -52,7 +52,7 @@ def create_app(service: ScoringService, config: ServerConfig, keys: ApiKeys) -> 
     app.add_exception_handler(Exception, _on_bug)
     open_routes = [r for r in app.routes if getattr(r, "path", None) in OPEN_PATHS]
     guarded = AuthMiddleware(app, app.router, open_routes, keys)
-    return OuterMiddleware(guarded, config)
+    return OuterMiddleware(guarded, config, service)
 
 
 def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> None:
@@ -60,9 +60,13 @@ def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> 
     async def score(request: Request) -> Response:
         """Probabilities of label tokens after each `query + item` prompt."""
         check_content_type(request)
-        body = decode_body(await read_body(request, config))
-        work = service.score(body, request.scope["state"]["tenant"])
-        return json_response(await _while_connected(request, work, config.request_timeout))
+        if service.draining:
+            await read_body(request, config)  # or its sender would see a reset, not the answer
+            raise service.shutting_down()
+        with service.in_flight():
+            body = decode_body(await read_body(request, config))
+            work = service.score(body, request.scope["state"]["tenant"])
+            return json_response(await _while_connected(request, work, config.request_timeout))
 
     @app.get("/health", summary="Process and engine alive")
     async def health() -> Response:
@@ -136,13 +140,14 @@ class OuterMiddleware:
     """Refuses bad heads, and is the last resort: what nobody caught is logged, the connection
     lives."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
-        self.app, self.config = app, config
+    def __init__(self, app: ASGIApp, config: ServerConfig, service: ScoringService) -> None:
+        self.app, self.config, self.service = app, config, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        send = self._closing(send)
         refusal = self._refusal(scope)
         if refusal is not None:
             await error_response(refusal, {"Connection": "close"})(scope, receive, send)
@@ -153,6 +158,17 @@ class OuterMiddleware:
             logger.debug("a client left before its answer")
         except Exception:
             logger.exception("unhandled error")  # the 500 has been sent by _on_bug
+
+    def _closing(self, send: Send) -> Send:
+        """While draining, answers ask the client to come back on a connection to somebody else."""
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and self.service.draining:
+                kept = [pair for pair in message["headers"] if pair[0].lower() != b"connection"]
+                message["headers"] = [*kept, (b"connection", b"close")]
+            await send(message)
+
+        return closing
 
     def _refusal(self, scope: Scope) -> GpuscoreError | None:
         """What is wrong with the request's head, if anything."""
