@@ -12,7 +12,6 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from gpuscore import errors
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.frames import ProtocolError
 from gpuscore.errors import GpuscoreError, InternalError
@@ -122,11 +121,7 @@ FromChild: TypeAlias = Planned | Ready | Refused | Result | Failure | Heartbeat
 _encoder = msgspec.msgpack.Encoder()
 _to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)
 _from_child: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(FromChild)
-_ERRORS: dict[str, type[GpuscoreError]] = {
-    kind.code: kind
-    for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, GpuscoreError)
-}
+_ERRORS = {kind.code: kind for kind in GpuscoreError.__subclasses__()}
 
 
 def encode(message: Message) -> bytes:

@@ -123,7 +123,7 @@ def test_directories_that_are_no_model(model, tmp_path):
     shutil.copytree(model[0], directory)
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architectures": ["BertModel"]}))
-    assert "architectures is ['BertModel']; supported: Llama" in refused_start(directory)
+    assert "architectures is ['BertModel']; supported: " in refused_start(directory)
     (directory / "tokenizer.json").write_text("{")
     path.write_text((model[0] / "config.json").read_text())
     assert "cannot be read as a tokenizer" in refused_start(directory)
