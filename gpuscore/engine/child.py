@@ -56,10 +56,9 @@ def run(sock: socket.socket, prepare: Prepare) -> int:
         start = next(messages)
         if not isinstance(start, Start):
             raise ProtocolError("the first message is not Start")
-        with _Worker(start, prepare, writer) as worker:
-            worker.serve(messages)
+        _Worker(start, prepare, writer).serve(messages)
     except EOFError:
-        return EXIT_FAILED
+        return EXIT_FAILED  # at once: a batch under way is for nobody
     except ConfigError as error:
         _send(writer, Refused(str(error)))
     except Exception:
@@ -98,13 +97,6 @@ class _Worker:
         _send(writer, Ready(backend.limits))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
-    def __enter__(self) -> "_Worker":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._closing = True
-        self._engine.close()
-
     def serve(self, messages: Iterator[ToChild]) -> None:
         for message in messages:
             match message:
@@ -114,6 +106,8 @@ class _Worker:
                     if future := self._futures.get(message.id):
                         future.cancel()
                 case Close():
+                    self._closing = True
+                    self._engine.close()
                     return
                 case Start():
                     raise ProtocolError("Start twice")

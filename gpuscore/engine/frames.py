@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 MAX_FRAME = 2**30  # bytes; the largest request and result of the default limits take about 10 MiB
 _HEAD = struct.Struct("<I")
 _PIECE = 2**20
+_BULK = 2**14  # far more than the heartbeats of a tick
 
 Make = Callable[[], bytes | None]  # encodes a message, or says that nobody needs it any more
 
@@ -29,6 +30,7 @@ class FrameReader:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._buffer = bytearray()
+        self.in_bulk = False  # whether the last receive was a good part of a large frame
 
     def wait(self, seconds: float | None) -> bool:
         """Whether something came in, or the connection ended, within the time."""
@@ -47,6 +49,7 @@ class FrameReader:
             piece = b""
         if not piece:
             raise EOFError
+        self.in_bulk = len(piece) >= _BULK
         self._buffer += piece
         return self._complete()
 

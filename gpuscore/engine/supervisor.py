@@ -166,11 +166,13 @@ class Supervisor:
         """Handle messages until there is a reason to end the process."""
         before = monotonic()
         while not self._closing.is_set():
-            if process.reader.wait(TICK):
-                self._silence = 0.0
-                for frame in process.reader.read():
-                    if reason := self._handle(process, decode_from_child(frame)):
-                        return reason
+            frames = process.reader.read() if process.reader.wait(TICK) else []
+            for frame in frames:
+                if reason := self._handle(process, decode_from_child(frame)):
+                    return reason
+            if frames or process.reader.in_bulk:
+                # Fewer bytes that complete nothing may be heartbeats inside a frame without end.
+                self._silence, process.reader.in_bulk = 0.0, False
             else:
                 # Capped, because what this process itself has slept through says nothing.
                 self._silence += min(monotonic() - before, 2 * TICK)

@@ -49,7 +49,7 @@ ACTIONS = {
     CRASH: lambda: os._exit(9),
     DEAD_LOOP: _die_quietly,
     GARBAGE: lambda: _write(b"\x03\x00\x00\x00\xc1\xc1\xc1"),
-    HALF_FRAME: lambda: _write(b"\xff\x00\x00\x00abc"),
+    HALF_FRAME: lambda: _write(b"\xff\xff\xff\x3fabc"),  # of a legal size
     HUGE_FRAME: lambda: _write(b"\xff\xff\xff\xff"),
 }
 
