@@ -177,6 +177,8 @@ def test_a_stopped_child(client):
     futures = [client.score(large) for _ in range(20)]  # 8 MB, the pipe takes 0.2
     assert time.monotonic() - start < 0.2
     wait_until(lambda: not client.alive, seconds=2)
+    with pytest.raises(Unavailable):
+        client.score(request_of())
     for future in futures:
         with pytest.raises(Unavailable):
             future.result(timeout=5)
