@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,22 @@ from gpuscore.config import (
     RequestLimits,
     ServerConfig,
 )
-from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError
 from gpuscore.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
 from gpuscore.hub import model_directory
 from gpuscore.options import plain
 from gpuscore.settings import DEFAULT, Settings, read_settings
 
-EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 78
+EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_CONFIG = 0, 1, 70, 78
 LONG_INPUT = 200  # items from which a progress bar is shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code (0 done, 1 failed, 2 usage, 78 cannot be served)."""
+    """Entry point; returns the exit code.
+
+    0 done, 1 failed, 2 usage, 70 the engine cannot be kept running, 78 cannot be served; 128 + n:
+    signal n came twice, or its drain ran out of time.
+    """
     values = _parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     command: Callable[[argparse.Namespace, Settings], int] = values.command
@@ -41,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"gpuscore: {error}", file=sys.stderr)
         return EXIT_CONFIG
+    except EngineFailed as error:
+        print(f"gpuscore: {error}", file=sys.stderr)
+        return EXIT_ENGINE
     except GpuscoreError as error:
         print(f"gpuscore: {error.message}", file=sys.stderr)
         return EXIT_FAILED
@@ -117,30 +124,31 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
     keys = read_api_keys(server)  # an open address is refused before torch takes its seconds
     tracer = read_tracer(server, os.environ)
 
-    from gpuscore.backends import create_backend, plan_backend
-    from gpuscore.engine.engine import Engine
+    from gpuscore.engine.client import EngineClient
+    from gpuscore.engine.messages import Start
     from gpuscore.server.run import serve
     from gpuscore.server.service import LoadedModel
     from gpuscore.text.prompts import PromptBuilder
     from gpuscore.text.tokenizer import TextEncoder
+    from gpuscore.worker import command
 
     model = settings.make(ModelConfig)
     limits, engine = settings.make(RequestLimits), settings.make(EngineConfig)
     directory = model_directory(model.model, model.revision)
-    plan = plan_backend(directory, model)
-    encoder = TextEncoder.read(directory)
+    client = EngineClient(command(), Start(str(directory), model, engine))
 
     def load() -> LoadedModel:
-        backend = create_backend(plan)
-        backend.warmup()
-        return LoadedModel(Engine(backend, engine), PromptBuilder(encoder, backend.limits, limits))
+        builder = PromptBuilder(encoder, client.wait_ready(), limits)
+        return LoadedModel(client, builder, client.wait_ended)
 
     def announce(address: str) -> None:
         print(f"gpuscore: ready on http://{address} - try\n\n{_example(address)}\n", flush=True)
 
-    print(f"gpuscore: loading {model.model} as {plan.dtype} on {plan.device}", flush=True)
     names = (server.served_model_name or model.model, model.model)
-    return serve(names, server, keys, load, announce, tracer)
+    with closing(client):
+        encoder = TextEncoder.read(directory)  # while the child imports torch
+        print(f"gpuscore: loading {model.model} as {client.wait_planned()}", flush=True)
+        return serve(names, server, keys, load, announce, tracer)
 
 
 def _score(values: argparse.Namespace, settings: Settings) -> int:

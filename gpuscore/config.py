@@ -163,7 +163,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The queue and the prefix cache."""
+    """The queue, the prefix cache, and when the engine counts as stuck."""
 
     max_queued_requests: int = option(1024, "requests in flight before 429", minimum=1)
     max_queued_tokens: int = option(
@@ -173,6 +173,13 @@ class EngineConfig:
         metavar="TOKENS",
     )
     prefix_cache: bool = option(True, "keep the keys and values of queries for later requests")
+    engine_timeout: float = option(
+        60.0,
+        "time for one forward pass; then the engine's process is ended and started again",
+        minimum=0.1,
+        maximum=86400,
+        metavar="SECONDS",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,3 +124,7 @@ class DeadlineExceeded(GpuscoreError):
 
 class ConfigError(Exception):
     """A start-up refusal in one sentence: what is wrong, and what is supported."""
+
+
+class EngineFailed(Exception):
+    """The engine's process cannot be kept running; in one sentence why."""

@@ -27,6 +27,8 @@ ALLOWED = {
         "gpuscore.engine",
         "gpuscore.backends.base",
     },
+    # A backend by its name only.
+    "gpuscore.worker": {"gpuscore.engine", "gpuscore.server.log"},
     "gpuscore.text": {
         "gpuscore.types",
         "gpuscore.errors",
@@ -113,6 +115,7 @@ def test_imports_go_one_way():
         ("gpuscore.engine.planner", "import torch"),
         ("gpuscore.engine.engine", "from gpuscore.backends.torch import backend"),
         ("gpuscore.server.app", "from gpuscore.backends import create_backend"),
+        ("gpuscore.worker", "from gpuscore.backends import prepare"),
         ("gpuscore.types", "from gpuscore.errors import InvalidRequest"),
         ("gpuscore_kernels.label_head.api", "from gpuscore.types import PackedBatch"),
         ("gpuscore.backends.torch.backend", "from gpuscore.engine.planner import pack"),

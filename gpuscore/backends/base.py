@@ -1,5 +1,7 @@
 """The line between the engine and a device: batch in, label logits and log-sum-exp out."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from gpuscore.types import BackendLimits, PackedBatch, RowScores
@@ -33,3 +35,11 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free the device's memory and threads; the backend cannot be used afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model that can be served, before its weights are read."""
+
+    about: str  # number format and device, for people
+    load: Callable[[], Backend]  # may raise ConfigError

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore import __version__
 from gpuscore.config import ServerConfig
@@ -68,7 +68,7 @@ def create_app(
     direct = DirectRoute(app, SCORE_PATH, score)
     guarded = AuthMiddleware(direct, app.router, open_routes, keys)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
-    outer = OuterMiddleware(guarded, config)
+    outer = OuterMiddleware(guarded, config, service)
     return OperationsMiddleware(outer, operations, paths, config.timing_headers)
 
 
@@ -80,12 +80,16 @@ def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> 
         """Probabilities of label tokens after each `query + item` prompt."""
         seconds = request_seconds(request, config.request_timeout)
         check_content_type(request)
-        received = await read_body(request, config)
-        deadline = monotonic() + seconds
-        body, record = decode_body(received), record_of(request.scope)
-        work = service.score(body, request.scope["state"]["tenant"], deadline, record)
-        answer = await _while_connected(request, work, deadline, seconds)
-        return Response(answer, media_type="application/json")
+        if service.draining:
+            await read_body(request, config)  # or its sender would see a reset, not the answer
+            raise service.shutting_down()
+        with service.in_flight():
+            received = await read_body(request, config)
+            deadline = monotonic() + seconds
+            body, record = decode_body(received), record_of(request.scope)
+            work = service.score(body, request.scope["state"]["tenant"], deadline, record)
+            answer = await _while_connected(request, work, deadline, seconds)
+            return Response(answer, media_type="application/json")
 
     @app.get("/health", summary="Process and engine alive")
     async def health() -> Response:
@@ -203,13 +207,14 @@ class OuterMiddleware:
     """Refuses bad heads, and is the last resort: what nobody caught is logged, the connection
     lives."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
-        self.app, self.config = app, config
+    def __init__(self, app: ASGIApp, config: ServerConfig, service: ScoringService) -> None:
+        self.app, self.config, self.service = app, config, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        send = self._closing(send)
         refusal = head_refusal(scope, self.config)
         if refusal is not None:
             await error_response(refusal, {"Connection": "close"})(scope, receive, send)
@@ -226,3 +231,14 @@ class OuterMiddleware:
             logger.exception("unhandled error in request %s", record.request_id)
             if not record.status:  # else _on_bug has answered
                 await error_response(InternalError("internal error"))(scope, receive, send)
+
+    def _closing(self, send: Send) -> Send:
+        """While draining, answers ask the client to come back on a connection to somebody else."""
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and self.service.draining:
+                kept = [pair for pair in message["headers"] if pair[0].lower() != b"connection"]
+                message["headers"] = [*kept, (b"connection", b"close")]
+            await send(message)
+
+        return closing

@@ -1,15 +1,16 @@
 """Runs the server: binds first, loads the model beside it, drains on SIGTERM."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from time import monotonic, sleep
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -29,15 +30,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-EXIT_OK, EXIT_ERROR, EXIT_CONFIG = 0, 1, 78
+EXIT_OK, EXIT_ERROR = 0, 1
+EXIT_SIGNAL = 128  # and the signal's number: ended with work in flight
+LAST_ANSWERS = 1.0  # seconds for writing answers once all are known
+FORCED_EXIT = 3.0  # seconds after a second signal, whatever hangs
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, with a drain that ends in exit code 0 instead of the signal's."""
+    """uvicorn's server with a drain during which it still listens, and answers that it drains.
 
-    def __init__(self, config: uvicorn.Config, service: ScoringService) -> None:
+    uvicorn's own shutdown, which closes the listener, comes once nothing is in flight.
+    """
+
+    def __init__(
+        self, config: uvicorn.Config, service: ScoringService, drain_timeout: float
+    ) -> None:
         super().__init__(config)
         self.service = service
+        self.exit_code = EXIT_OK
+        self._drain_timeout = drain_timeout
+        self._drain_end = 0.0
+        self._signal = 0
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -50,10 +63,33 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.service.draining = True
-        if self.should_exit:  # a second signal: do not wait for what is in flight
+        if not self.service.draining:
+            self._signal, self._drain_end = sig, monotonic() + self._drain_timeout
+            self.service.draining = True
+        elif not self.force_exit:  # a second signal: do not wait for what is in flight
             self.force_exit = True
-        self.should_exit = True
+            threading.Thread(target=self._exit_anyway, daemon=True).start()
+
+    async def on_tick(self, counter: int) -> bool:
+        if await super().on_tick(counter):
+            return True
+        return self.service.draining and self._drained()
+
+    def _drained(self) -> bool:
+        """Whether there is no reason to stay; what is still in flight at the end is answered."""
+        left = self._drain_end - monotonic()
+        if self.service.busy and not self.force_exit and left > 0:
+            return False
+        if self.service.busy:
+            self.exit_code = EXIT_SIGNAL + self._signal
+            self.service.abandon()
+        # What uvicorn's shutdown waits for now is answers on their way to slow readers.
+        self.config.timeout_graceful_shutdown = round(max(LAST_ANSWERS, left))
+        return True
+
+    def _exit_anyway(self) -> None:
+        sleep(FORCED_EXIT)
+        os._exit(EXIT_SIGNAL + self._signal)
 
 
 def serve(
@@ -69,20 +105,22 @@ def serve(
     Args:
         names: the model's names on the wire.
         keys: digests of the valid API keys (`read_api_keys`); none leaves every route open.
-        load: loads and warms the model; runs in a thread while /health already answers.
+        load: loads and warms the model; runs in a thread while /health already answers. A stop
+            meanwhile leaves it running: whoever made it ends it.
         announce: called with the server's address once it is ready.
         tracer: where traces go (`read_tracer`), if they are wanted.
 
     Raises:
         ConfigError: an address that cannot be bound, or what `load` raises.
+        EngineFailed: the engine was lost at start, or too often since.
     """
     service = ScoringService(names, config.max_inflight_per_key)
     with LogWriter() as log, json_logging(log):
         operations = Operations(service, log, tracer, config.log_requests)
         app = create_app(service, config, keys, operations)
-        server = Server(_uvicorn_config(app, config, operations), service)
+        server = Server(_uvicorn_config(app, config, operations), service, config.drain_timeout)
         try:
-            return _run(server, service, _bind(config), load, announce, log)
+            return _run(server, service, _bind(config), load, announce)
         finally:
             if tracer is not None:
                 tracer.close()
@@ -94,7 +132,6 @@ def _run(
     sock: socket.socket,
     load: Callable[[], LoadedModel],
     announce: Callable[[str], None],
-    log: LogWriter,
 ) -> int:
     host, port = sock.getsockname()[:2]
     outcome: list[BaseException] = []
@@ -105,15 +142,10 @@ def _run(
     )
     thread.start()
     asyncio.run(server.serve(sockets=[sock]))
-    if thread.is_alive():
-        # Told to stop while loading, which cannot be interrupted: there is nothing to lose yet.
-        log.close()
-        sys.stdout.flush()
-        os._exit(EXIT_OK)
     service.close()
     if outcome:
         raise outcome[0]
-    return EXIT_ERROR if service.failed else EXIT_OK
+    return EXIT_ERROR if service.failed else server.exit_code
 
 
 def _address(host: str, port: int) -> str:
@@ -128,8 +160,12 @@ def _load(
     outcome: list[BaseException],
 ) -> None:
     try:
-        service.model = load()
+        model = load()
+        gc.collect()
+        gc.freeze()  # what is there now stays; collecting garbage looks at requests only
+        service.model = model
         announce()
+        model.wait_ended()
     except BaseException as error:  # noqa: BLE001  (raised again by serve, in the main thread)
         service.failed = True
         outcome.append(error)
@@ -149,7 +185,7 @@ def _uvicorn_config(app: object, config: ServerConfig, operations: Operations) -
         server_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=config.max_header_bytes,
-        timeout_graceful_shutdown=max(1, round(config.drain_timeout)),
+        timeout_graceful_shutdown=round(LAST_ANSWERS),
     )
 
 

@@ -5,16 +5,15 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from gpuscore.engine.engine import Engine
 from gpuscore.engine.scores import (
     check_temperature,
     label_logprobs,
@@ -31,7 +30,7 @@ from gpuscore.server.schema import (
     to_input,
 )
 from gpuscore.text.prompts import PromptBuilder, ScoreInput
-from gpuscore.types import ScoreRequest, ScoreResult
+from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 ResultT = TypeVar("ResultT")
 
@@ -43,12 +42,32 @@ SMALL_ITEMS = 64
 SMALL_TOKENS = 4096
 
 
+class ScoringEngine(Protocol):
+    """What the server needs of `Engine` and `EngineClient`."""
+
+    @property
+    def limits(self) -> BackendLimits: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def score(self, request: ScoreRequest) -> "Future[ScoreResult]": ...
+
+    def stats(self) -> EngineStats: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What is there once the model's weights are in and warm."""
+    """What is there once the model's weights are in and warm.
 
-    engine: Engine
+    `wait_ended` blocks until the engine is closed; it raises once the engine has failed for good.
+    """
+
+    engine: ScoringEngine
     builder: PromptBuilder
+    wait_ended: Callable[[], None] = lambda: None
 
 
 class ScoringService:
@@ -58,9 +77,11 @@ class ScoringService:
         self.names = names  # first the one shown in /v1/models
         self.model: LoadedModel | None = None
         self.draining = False
+        self.abandoned = False
         self.failed = False
         self._max_inflight = max_inflight_per_key
         self._inflight: Counter[str] = Counter()
+        self._handlers: set[asyncio.Task[Any]] = set()
         # Text and all that is large is worked on here, never on the event loop.
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
 
@@ -71,6 +92,36 @@ class ScoringService:
     @property
     def ready(self) -> bool:
         return self.model is not None and self.healthy and not self.draining
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request that came before the drain is not answered yet."""
+        return bool(self._handlers)
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Around the handling of a request, from its arrival to its answer."""
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  (a handler runs in a task)
+        self._handlers.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.abandoned:
+                raise
+            task.uncancel()
+            raise self.shutting_down() from None
+        finally:
+            self._handlers.discard(task)
+
+    def abandon(self) -> None:
+        """Answer what is in flight with `Unavailable`, in the event loop's next round."""
+        self.abandoned = True
+        for task in self._handlers:
+            task.cancel()
+
+    def shutting_down(self) -> Unavailable:
+        return Unavailable("the server is shutting down", retry_after=LOADING_RETRY_AFTER)
 
     async def score(
         self, body: ScoreBody, tenant: str, deadline: float, record: RequestRecord
@@ -130,10 +181,10 @@ class ScoringService:
             self.model.engine.close()
 
     def _loaded(self) -> LoadedModel:
-        if self.draining:
-            raise Unavailable("the server is shutting down", retry_after=LOADING_RETRY_AFTER)
         if self.model is None:
             raise Unavailable("the model is loading", retry_after=LOADING_RETRY_AFTER)
+        if not self.model.engine.alive:  # before any work on its text
+            raise Unavailable("the engine is not running", retry_after=LOADING_RETRY_AFTER)
         return self.model
 
     @contextmanager

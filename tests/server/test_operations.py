@@ -25,6 +25,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuscore.config import ServerConfig
+from gpuscore.engine.child import BEAT as HEARTBEAT
 from gpuscore.errors import ConfigError
 from gpuscore.server.log import JsonFormatter, LogWriter, request_line
 from gpuscore.server.operations import Operations
@@ -407,6 +408,7 @@ class TestCanary:
 class TestMetrics:
     def test_counters_add_up(self, watched):
         sizes = [(1, 9), (4, 7), (30, 2)]
+        time.sleep(2 * HEARTBEAT)  # the engine's process reports now and then
         before = watched.samples()
         read = sent = 0
         for items, query in sizes:
@@ -415,6 +417,7 @@ class TestMetrics:
             read, sent = read + len(content), sent + len(post(watched.client, content).content)
         for content in (b"{", b'{"zzz":1}'):
             read, sent = read + len(content), sent + len(post(watched.client, content).content)
+        time.sleep(2 * HEARTBEAT)
         after = watched.samples()
 
         def grown(name, **labels):

@@ -66,6 +66,20 @@ def _address(process: "subprocess.Popen[str]") -> str:
     raise RuntimeError(f"the server stopped with {process.wait()}: {''.join(output)}")
 
 
+def children(pid: int) -> list[int]:
+    """Process ids of a process's children."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in lists for child in path.read_text().split()]
+
+
+def running(pid: int) -> bool:
+    """Whether there is such a process and it is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def wait_until(condition, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

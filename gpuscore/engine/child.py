@@ -1,0 +1,190 @@
+"""The engine's process, from its first message to its last."""
+
+import gc
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+
+from gpuscore.backends.base import Backend, Pending, Prepared
+from gpuscore.config import ModelConfig
+from gpuscore.engine.engine import Engine
+from gpuscore.engine.frames import FrameReader, FrameWriter, ProtocolError
+from gpuscore.engine.messages import (
+    Cancel,
+    Close,
+    Failure,
+    Heartbeat,
+    Message,
+    Planned,
+    Ready,
+    Refused,
+    Result,
+    Score,
+    Start,
+    ToChild,
+    decode_to_child,
+    encode,
+    failure_message,
+    result_message,
+    to_request,
+)
+from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.types import BackendLimits, PackedBatch, RowScores, ScoreResult
+
+logger = logging.getLogger(__name__)
+
+BEAT = 0.25  # seconds
+EXIT_OK, EXIT_FAILED = 0, 1
+
+Prepare = Callable[[Path, ModelConfig], Prepared]
+
+
+def run(sock: socket.socket, prepare: Prepare) -> int:
+    """Load what the first message says, then score until told to close; returns the exit code.
+
+    The parent's end of the socket is its life line: when it closes, this process is over.
+    """
+    writer = FrameWriter(sock, "answers")
+    messages = _messages(FrameReader(sock))
+    try:
+        start = next(messages)
+        if not isinstance(start, Start):
+            raise ProtocolError("the first message is not Start")
+        _Worker(start, prepare, writer).serve(messages)
+    except EOFError:
+        return EXIT_FAILED  # at once: a batch under way is for nobody
+    except ConfigError as error:
+        _send(writer, Refused(str(error)))
+    except Exception:
+        logger.exception("the engine's process failed")
+        return EXIT_FAILED
+    writer.close()
+    writer.join(1.0)
+    return EXIT_OK
+
+
+def _messages(reader: FrameReader) -> Iterator[ToChild]:
+    while True:
+        for frame in reader.read():
+            yield decode_to_child(frame)
+
+
+def _send(writer: FrameWriter, message: Message) -> None:
+    writer.put(lambda: encode(message))
+
+
+class _Worker:
+    """The engine, its heartbeat, and the requests that wait for an answer."""
+
+    def __init__(self, start: Start, prepare: Prepare, writer: FrameWriter) -> None:
+        prepared = prepare(Path(start.directory), start.model)
+        _send(writer, Planned(prepared.about))
+        backend = WatchedBackend(prepared.load())
+        backend.warmup()
+        self._engine = Engine(backend, start.engine)
+        self._backend, self._writer = backend, writer
+        self._futures: dict[int, Future[ScoreResult]] = {}
+        self._closing = False
+        # What is there now stays; collecting garbage from now on looks at requests only.
+        gc.collect()
+        gc.freeze()
+        _send(writer, Ready(backend.limits))
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def serve(self, messages: Iterator[ToChild]) -> None:
+        for message in messages:
+            match message:
+                case Score():
+                    self._score(message)
+                case Cancel():
+                    if future := self._futures.get(message.id):
+                        future.cancel()
+                case Close():
+                    self._closing = True
+                    self._engine.close()
+                    return
+                case Start():
+                    raise ProtocolError("Start twice")
+
+    def _score(self, message: Score) -> None:
+        try:
+            request = to_request(message, self._engine.limits.vocab_rows)
+            future = self._engine.score(request)
+        except (GpuscoreError, ProtocolError) as error:
+            if isinstance(error, ProtocolError):
+                logger.error("a request that does not hold together: %s", error)
+            _send(self._writer, failure_message(message.id, error))
+            return
+        self._futures[message.id] = future
+        future.add_done_callback(partial(self._answer, message.id))
+
+    def _answer(self, id: int, future: "Future[ScoreResult]") -> None:
+        """Runs in the engine's thread; the encoding does not."""
+        del self._futures[id]
+        if not future.cancelled():
+            self._writer.put(lambda: encode(_outcome(id, future)))
+
+    def _beat(self) -> None:
+        while self._engine.alive:
+            stats = self._engine.stats()
+            stalled = self._backend.stalled(working=stats.requests > 0)
+            if self._writer.idle:  # else bytes are on their way, or the parent does not read
+                _send(self._writer, Heartbeat(stats, stalled))
+            sleep(BEAT)
+        if not self._closing:
+            logger.critical("the engine's thread is dead")
+            os._exit(EXIT_FAILED)
+
+
+def _outcome(id: int, future: "Future[ScoreResult]") -> Result | Failure:
+    error = future.exception()
+    return result_message(id, future.result()) if error is None else failure_message(id, error)
+
+
+class WatchedBackend:
+    """A backend that knows for how long the engine has not got on."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float] = monotonic) -> None:
+        self._backend, self._clock = backend, clock
+        self._since = clock()  # the last call's start or end
+        self._busy = False
+
+    @property
+    def limits(self) -> BackendLimits:
+        return self._backend.limits
+
+    def warmup(self) -> None:
+        self._backend.warmup()
+
+    def extend(self, batch: PackedBatch) -> Pending:
+        with self:
+            return self._backend.extend(batch)
+
+    def collect(self, pending: Pending) -> RowScores:
+        with self:
+            return self._backend.collect(pending)
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def stalled(self, working: bool) -> float:
+        """Seconds since the last call began or ended; 0 with nothing to do and no call open.
+
+        An open call counts also when those who asked for it have left.
+        """
+        now = self._clock()
+        if not working and not self._busy:
+            self._since = now
+        return max(0.0, now - self._since)
+
+    def __enter__(self) -> None:
+        self._since, self._busy = self._clock(), True
+
+    def __exit__(self, *_: object) -> None:
+        self._since, self._busy = self._clock(), False

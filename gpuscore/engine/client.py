@@ -1,0 +1,193 @@
+"""`EngineClient`: an `Engine` that lives in a process of its own."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from itertools import count
+
+from gpuscore.engine.frames import MAX_FRAME, Make, ProtocolError
+from gpuscore.engine.messages import (
+    Cancel,
+    Failure,
+    Result,
+    Start,
+    encode,
+    score_message,
+    to_error,
+    to_result,
+)
+from gpuscore.engine.supervisor import MAX_RETRY_AFTER, Patience, Supervisor
+from gpuscore.errors import GpuscoreError, Overloaded, TooManyTokens, Unavailable
+from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
+
+_NOTHING_YET = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: ScoreRequest
+    future: "Future[ScoreResult]"
+
+
+class EngineClient:
+    """Thread-safe. The child is started again when it is lost, until it is given up.
+
+    Args:
+        command: starts the child (`gpuscore.worker.command`).
+        start: what it is to load, and the engine's limits.
+        patience: of the supervision.
+    """
+
+    def __init__(
+        self, command: Sequence[str], start: Start, patience: Patience | None = None
+    ) -> None:
+        self.config = start.engine
+        self._lock = threading.Lock()
+        self._ids = count()
+        self._issued = 0
+        self._waiting: dict[int, _Waiting] = {}
+        self._tokens = 0  # of those requests
+        self._send: Callable[[Make], None] | None = None  # None while no child is ready
+        self._closing = False
+        self._supervisor = Supervisor(command, start, self, patience or Patience())
+        self._supervisor.start()
+
+    def wait_planned(self) -> str:
+        """What the model will be served as; raises as `wait_ready`."""
+        return self._supervisor.planned.result()
+
+    def wait_ready(self) -> BackendLimits:
+        """Blocks until the model is loaded and warm.
+
+        Raises:
+            ConfigError: it cannot be served.
+            EngineFailed: the child was lost, or the client closed, before it was ready.
+        """
+        return self._supervisor.started.result()
+
+    def wait_ended(self) -> None:
+        """Blocks until `close`; raises EngineFailed once the child is given up."""
+        self._supervisor.ended.result()
+
+    @property
+    def limits(self) -> BackendLimits:
+        """Those of the first child; blocks until it is ready."""
+        return self.wait_ready()
+
+    @property
+    def alive(self) -> bool:
+        """Whether a child is ready and shows signs of life."""
+        return self._supervisor.healthy and not self._closing
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; of the last one while there is none."""
+        return self._supervisor.pid
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    def stats(self) -> EngineStats:
+        """What the child said a moment ago; all 0 before it is ready for the first time."""
+        return self._supervisor.stats or _NOTHING_YET
+
+    def score(self, request: ScoreRequest) -> "Future[ScoreResult]":
+        """Queue a request; never blocks. Cancelling the future drops what has not run yet.
+
+        Raises:
+            Overloaded, Unavailable: at once; all other errors come with the future.
+        """
+        future: Future[ScoreResult] = Future()
+        with self._lock:
+            send = self._send if self.alive else None
+            if send is None:
+                raise Unavailable("the engine is not running", retry_after=self._retry_after())
+            self._admit(request.num_tokens)
+            id = next(self._ids)
+            self._issued = id + 1
+            self._waiting[id] = _Waiting(request, future)
+        send(lambda: self._encode(id))
+        future.add_done_callback(lambda _: self._leave(id, send))
+        return future
+
+    def close(self) -> None:
+        """End the child after the batch in flight; what still waits fails with `Unavailable`."""
+        self._closing = True
+        self._fail_all()
+        self._supervisor.close()
+
+    def on_ready(self, send: Callable[[Make], None]) -> None:
+        with self._lock:
+            self._send = send
+
+    def on_lost(self) -> None:
+        with self._lock:
+            self._send = None
+        self._fail_all()
+
+    def on_answer(self, answer: Result | Failure) -> None:
+        with self._lock:
+            waiting = self._waiting.get(answer.id)
+        if waiting is None:
+            if answer.id >= self._issued:
+                raise ProtocolError("an answer to a request that was never sent")
+            return  # it was cancelled meanwhile
+        if isinstance(answer, Failure):
+            _resolve(waiting.future, to_error(answer))
+        else:
+            _resolve(waiting.future, to_result(answer, waiting.request))
+
+    def _admit(self, tokens: int) -> None:
+        """The limits of `EngineConfig`, on this side too: a full pipe is no queue."""
+        requests, config = len(self._waiting), self.config
+        full = requests >= config.max_queued_requests
+        if full or (requests and self._tokens + tokens > config.max_queued_tokens):
+            rate = self.stats().tokens_per_second
+            seconds = round(self._tokens / rate) if rate > 0 else 1
+            raise Overloaded(
+                f"{requests} requests with {self._tokens} tokens are in flight",
+                retry_after=max(1, min(MAX_RETRY_AFTER, seconds)),
+            )
+        self._tokens += tokens
+
+    def _leave(self, id: int, send: Callable[[Make], None]) -> None:
+        with self._lock:
+            waiting = self._waiting.pop(id)
+            self._tokens -= waiting.request.num_tokens
+        if waiting.future.cancelled():
+            send(lambda: encode(Cancel(id)))
+
+    def _encode(self, id: int) -> bytes | None:
+        """Runs in the writer's thread; None for what is not waited for any more."""
+        with self._lock:
+            waiting = self._waiting.get(id)
+        if waiting is None:
+            return None
+        frame = encode(score_message(id, waiting.request))
+        if len(frame) > MAX_FRAME:
+            size = f"{len(frame)} bytes, the limit is {MAX_FRAME}"
+            _resolve(waiting.future, TooManyTokens(f"the request takes {size}", param="items"))
+            return None
+        return frame
+
+    def _fail_all(self) -> None:
+        with self._lock:
+            lost = list(self._waiting.values())
+        for waiting in lost:
+            error = Unavailable("the engine stopped", retry_after=self._retry_after())
+            _resolve(waiting.future, error)
+
+    def _retry_after(self) -> int:
+        return MAX_RETRY_AFTER if self._closing else self._supervisor.retry_after
+
+
+def _resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
+    try:
+        if isinstance(outcome, GpuscoreError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)
+    except InvalidStateError:
+        pass  # cancelled meanwhile: nobody is waiting

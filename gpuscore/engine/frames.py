@@ -1,0 +1,133 @@
+"""Frames over a stream socket: four bytes of length, little-endian, then that many bytes."""
+
+import logging
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+MAX_FRAME = 2**30  # bytes; the largest request and result of the default limits take about 10 MiB
+_HEAD = struct.Struct("<I")
+_PIECE = 2**20
+_BULK = 2**14  # far more than the heartbeats of a tick
+
+Make = Callable[[], bytes | None]  # encodes a message, or says that nobody needs it any more
+
+
+class ProtocolError(Exception):
+    """What the other side sent is no message of this protocol."""
+
+
+class FrameReader:
+    """Reads frames as they come; a frame that stops halfway blocks nobody."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._buffer = bytearray()
+        self.in_bulk = False  # whether the last receive was a good part of a large frame
+
+    def wait(self, seconds: float | None) -> bool:
+        """Whether something came in, or the connection ended, within the time."""
+        return bool(self._poll.poll(None if seconds is None else seconds * 1000))
+
+    def read(self) -> list[bytes]:
+        """The frames that are complete after one receive, maybe none; blocks for the first byte.
+
+        Raises:
+            EOFError: the other side has closed or is gone.
+            ProtocolError: a frame over MAX_FRAME is announced.
+        """
+        try:
+            piece = self._sock.recv(_PIECE)
+        except ConnectionError:
+            piece = b""
+        if not piece:
+            raise EOFError
+        self.in_bulk = len(piece) >= _BULK
+        self._buffer += piece
+        return self._complete()
+
+    def _complete(self) -> list[bytes]:
+        frames, start = [], 0
+        while len(self._buffer) - start >= _HEAD.size:
+            (size,) = _HEAD.unpack_from(self._buffer, start)
+            if size > MAX_FRAME:
+                raise ProtocolError(f"a frame of {size} bytes, the limit is {MAX_FRAME}")
+            end = start + _HEAD.size + size
+            if end > len(self._buffer):
+                break
+            frames.append(bytes(memoryview(self._buffer)[start + _HEAD.size : end]))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+
+class FrameWriter:
+    """Sends frames in order from a thread of its own, which also encodes them.
+
+    So `put` never waits, neither for a full pipe nor for the encoding of a large message.
+    """
+
+    def __init__(self, sock: socket.socket, name: str) -> None:
+        self._sock = sock
+        self._queue: deque[Make] = deque()
+        self._condition = threading.Condition()
+        self._closing = False
+        self._sending = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def idle(self) -> bool:
+        return not self._queue and not self._sending
+
+    def put(self, make: Make) -> None:
+        with self._condition:
+            self._queue.append(make)
+            self._condition.notify()
+
+    def close(self) -> None:
+        """Send what is queued, as far as the other side takes it, then end the thread."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (make := self._next()) is not None:
+            try:
+                self._send(make())
+            except OSError:
+                return  # the other side is gone, which the reader notices
+            except Exception:
+                logger.exception("a message could not be sent")
+                self._sock.shutdown(socket.SHUT_RDWR)  # better no engine than one that waits
+                return
+
+    def _next(self) -> Make | None:
+        with self._condition:
+            self._sending = False
+            while not self._queue and not self._closing:
+                self._condition.wait()
+            if not self._queue:
+                return None
+            self._sending = True
+            return self._queue.popleft()
+
+    def _send(self, frame: bytes | None) -> None:
+        if frame is None:
+            return
+        head = _HEAD.pack(len(frame))
+        if len(frame) < _PIECE:
+            self._sock.sendall(head + frame)  # one system call for all that is not large
+        else:
+            self._sock.sendall(head)
+            self._sock.sendall(frame)

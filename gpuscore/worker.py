@@ -1,0 +1,56 @@
+"""The composition root of the engine's process, which `gpuscore serve` starts.
+
+    python -P -m gpuscore.worker MODULE:FUNCTION SOCKET PARENT
+
+FUNCTION makes a `Prepared` of a directory and a `ModelConfig`, so a device's framework is imported
+in this process only. SOCKET is the number of an inherited socket, PARENT the parent's process id.
+"""
+
+import signal
+
+# First of all: a Ctrl-C reaches every process of the terminal, but it is the parent that drains.
+if __name__ == "__main__":
+    for _number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(_number, signal.SIG_IGN)
+
+import ctypes
+import logging
+import os
+import socket
+import sys
+from importlib import import_module
+
+from gpuscore.engine.child import run
+from gpuscore.server.log import JsonFormatter
+
+TORCH = "gpuscore.backends:prepare"
+_PR_SET_PDEATHSIG = 1
+
+
+def command(factory: str = TORCH) -> list[str]:
+    """What starts the process, for `EngineClient`; -P keeps the working directory off sys.path."""
+    return [sys.executable, "-P", "-m", "gpuscore.worker", factory]
+
+
+def main(factory: str, descriptor: str, parent: str) -> int:
+    _die_with(int(parent))
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())  # on the server's own standard error, in its format
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    module, function = factory.split(":")
+    with socket.socket(fileno=int(descriptor)) as sock:
+        return run(sock, getattr(import_module(module), function))
+
+
+def _die_with(parent: int) -> None:
+    """On Linux also where this process is too busy to see its socket close."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    code = main(*sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # a framework's own ending takes up to seconds, and there is nothing to save

@@ -1,0 +1,273 @@
+"""Promise: an engine in a process of its own answers as one in this process, and its loss is
+known at once, costs what was in flight and nothing else."""
+
+import os
+import signal
+import subprocess
+import time
+from concurrent.futures import wait
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.engine.client import EngineClient
+from gpuscore.engine.engine import Engine
+from gpuscore.engine.messages import Start
+from gpuscore.engine.supervisor import Patience
+from gpuscore.errors import (
+    ConfigError,
+    EngineFailed,
+    InsufficientMemory,
+    Overloaded,
+    Unavailable,
+)
+from gpuscore.types import NO_TOKENS, ScoreRequest
+from gpuscore.worker import command
+from support import tape_child
+from support.serving import running, wait_until
+from support.tape import tape_logit
+from support.tape_child import MischievousTape
+
+LABELS = np.array([3, 1, 500], dtype=np.int32)
+# A child that was lost counts as forgiven, so that the tests can share one client.
+PATIENCE = Patience(stopped=2.0, first_delay=0.2, forgiven=0.0)
+
+
+def request_of(*tokens, items=1, query=3, labels=LABELS):
+    """Item i is i and then these tokens."""
+    rows = tuple(np.array([i % 800, *tokens], dtype=np.int32) for i in range(items))
+    return ScoreRequest(np.arange(query, dtype=np.int32) % 800, rows, (labels,) * items, True)
+
+
+@pytest.fixture(scope="module")
+def make_client(tmp_path_factory):
+    """A factory of clients; children find the tape by PYTHONPATH."""
+    made = []
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", path)
+    patch.setenv("GPUSCORE_API_KEY", "secret")
+
+    def make(factory="prepare", patience=PATIENCE, **config):
+        start = Start("/nowhere", ModelConfig(), EngineConfig(**config))
+        made.append(EngineClient(command(f"support.tape_child:{factory}"), start, patience))
+        return made[-1]
+
+    yield make
+    for client in made:
+        client.close()
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def shared(make_client):
+    return make_client(engine_timeout=1.0, max_queued_requests=50)
+
+
+@pytest.fixture
+def client(shared):
+    wait_until(lambda: shared.alive)
+    return shared
+
+
+@pytest.fixture(scope="module")
+def here():
+    """The same engine in this process."""
+    backend = tape_child.prepare(None, None).load()
+    assert isinstance(backend, MischievousTape)
+    engine = Engine(backend, EngineConfig())
+    yield engine
+    engine.close()
+
+
+def same(one, other):
+    assert list(map(len, one.label_logits)) == list(map(len, other.label_logits))
+    rows, expected = map(np.concatenate, (one.label_logits, other.label_logits))
+    np.testing.assert_array_equal(rows, expected, strict=True)
+    np.testing.assert_array_equal(one.lse, other.lse, strict=True)
+    assert one.computed_tokens == other.computed_tokens
+
+
+def test_it_answers_as_an_engine_in_this_process(client, here):
+    assert client.limits == here.limits
+    requests = [request_of(7, items=n, query=n % 5) for n in range(1, 30)]
+    futures = [client.score(request) for request in requests]
+    for request, future in zip(requests, futures, strict=True):
+        same(future.result(timeout=30), here.score(request).result())
+
+
+def test_ragged_labels_and_no_query(client, here):
+    labels = tuple(np.arange(1, n, dtype=np.int32) for n in (2, 129, 3))
+    items = tuple(np.full(n, 7, dtype=np.int32) for n in (1, 63, 111))
+    request = ScoreRequest(NO_TOKENS, items, labels, need_lse=True, priority=-3, salt="s")
+    same(client.score(request).result(timeout=30), here.score(request).result())
+    without = ScoreRequest(NO_TOKENS, items, labels, need_lse=False)
+    assert client.score(without).result(timeout=30).lse is None
+
+
+def test_ten_thousand_items(client):
+    labels = tuple(np.array([i % 1000], dtype=np.int32) for i in range(10_000))
+    items = tuple(np.array([i % 800], dtype=np.int32) for i in range(10_000))
+    request = ScoreRequest(NO_TOKENS, items, labels, need_lse=True)
+    got = client.score(request).result(timeout=60).label_logits
+    assert len(got) == 10_000
+    for i in range(0, 10_000, 37):
+        assert got[i] == tape_logit([i % 800], i % 1000)
+
+
+def test_errors_come_with_the_future(client):
+    future = client.score(request_of(items=2, query=70_000))
+    with pytest.raises(InsufficientMemory, match="70000 shared tokens"):
+        future.result(timeout=30)
+
+
+def test_cancelling_frees_queued_work_at_once(client):
+    slow = client.score(request_of(tape_child.SLOW))
+    time.sleep(0.1)
+    waiting = [client.score(request_of(items=100)) for _ in range(49)]
+    with pytest.raises(Overloaded, match="50 requests") as refusal:
+        client.score(request_of())
+    assert 1 <= refusal.value.retry_after <= 30
+    for future in waiting:
+        future.cancel()
+    last = client.score(request_of())  # room at once, while the slow batch still runs
+    assert not slow.done()
+    wait_until(lambda: client.stats().requests == 2, seconds=0.6)  # and in the child
+    last.result(timeout=30)
+    wait_until(lambda: client.stats().requests == client.stats().pages_used == 0)
+
+
+def test_it_knows_no_api_key_and_has_frozen_its_objects(client):
+    assert b"secret" not in Path(f"/proc/{client.pid}/environ").read_bytes()
+    frozen = client.score(request_of(tape_child.FROZEN)).result(timeout=30).label_logits[0][0]
+    assert frozen > 1000
+
+
+@pytest.mark.parametrize(
+    "harm", ["CRASH", "DEAD_LOOP", "STUCK", "GARBAGE", "HALF_FRAME", "HUGE_FRAME"]
+)
+def test_a_lost_child(client, here, harm):
+    """However it is lost: known, answered, replaced."""
+    pid, restarts = client.pid, client.restarts
+    start = time.monotonic()
+    futures = [client.score(request_of(items=5)) for _ in range(3)]
+    futures.append(client.score(request_of(getattr(tape_child, harm))))
+    assert not wait(futures, timeout=10).not_done
+    assert time.monotonic() - start < {"STUCK": 3, "HALF_FRAME": 4}.get(harm, 2)
+    with pytest.raises(Unavailable) as failure:
+        futures[-1].result(timeout=0)
+    assert failure.value.retry_after >= 1
+    wait_until(lambda: not client.alive, seconds=1)
+    with pytest.raises(Unavailable):
+        client.score(request_of())
+    wait_until(lambda: client.alive)
+    assert not running(pid)
+    assert client.restarts == restarts + 1
+    request = request_of(7, items=20)
+    same(client.score(request).result(timeout=30), here.score(request).result())
+
+
+def test_a_stopped_child(client):
+    """Silence is noticed within 2 s, ends what waits, and nothing blocks on the full pipe."""
+    os.kill(client.pid, signal.SIGSTOP)
+    start = time.monotonic()
+    large = request_of(items=1, query=100_000)
+    futures = [client.score(large) for _ in range(20)]  # 8 MB, the pipe takes 0.2
+    assert time.monotonic() - start < 0.2
+    wait_until(lambda: not client.alive, seconds=2)
+    with pytest.raises(Unavailable):
+        client.score(request_of())
+    for future in futures:
+        with pytest.raises(Unavailable):
+            future.result(timeout=5)
+    wait_until(lambda: client.alive)
+
+
+def test_a_short_stop_is_survived(client):
+    pid = client.pid
+    os.kill(pid, signal.SIGSTOP)
+    future = client.score(request_of())
+    time.sleep(0.8)
+    os.kill(pid, signal.SIGCONT)
+    future.result(timeout=10)
+    assert client.pid == pid
+
+
+def test_a_stuck_batch_counts_also_when_its_client_has_left(client):
+    restarts = client.restarts
+    future = client.score(request_of(tape_child.STUCK))
+    time.sleep(0.1)
+    future.cancel()
+    wait_until(lambda: client.restarts > restarts, seconds=5)
+
+
+def test_it_is_given_up(make_client):
+    patience = Patience(first_delay=0.05, max_failures=3)
+    client = make_client(patience=patience)
+    for _ in range(3):
+        wait_until(lambda: client.alive)
+        with pytest.raises(Unavailable):
+            client.score(request_of(tape_child.CRASH)).result(timeout=10)
+    wait_until(lambda: client._supervisor.ended.done())
+    with pytest.raises(EngineFailed, match="failed 3 times in a row, last: exit code 9"):
+        client.wait_ended()
+    assert not client.alive
+    with pytest.raises(Unavailable):
+        client.score(request_of())
+
+
+def test_a_refused_model(make_client):
+    client = make_client("refuse")
+    for waits in (client.wait_planned, client.wait_ready, client.wait_ended):
+        with pytest.raises(ConfigError, match="^/nowhere is refused$"):
+            waits()
+
+
+def test_a_child_that_is_lost_at_start(make_client):
+    client = make_client("break_at_load")
+    assert client.wait_planned() == "broken"
+    with pytest.raises(EngineFailed, match="lost at start: exit code 5"):
+        client.wait_ready()
+
+
+def test_closing_while_loading_does_not_wait(make_client):
+    client = make_client("slow_load")
+    client.wait_planned()
+    start = time.monotonic()
+    client.close()
+    assert time.monotonic() - start < 1
+    assert not running(client.pid)
+    with pytest.raises(EngineFailed, match="closed"):
+        client.wait_ready()
+
+
+def test_closing_answers_what_waits(make_client):
+    client = make_client()
+    client.wait_ready()
+    futures = [client.score(request_of(tape_child.STUCK)) for _ in range(3)]
+    start = time.monotonic()
+    client.close()
+    assert time.monotonic() - start < 2
+    for future in futures:
+        with pytest.raises(Unavailable):
+            future.result(timeout=0)
+    client.wait_ended()
+    assert not running(client.pid)
+
+
+def test_a_program_that_is_no_child(make_client):
+    """Whatever the command does, it is an error and not a wait."""
+    patience = Patience()
+    start = Start("/nowhere", ModelConfig(), EngineConfig())
+    for program, reason in (["/nonexistent/program"], "cannot be started"), (["false"], "code 1"):
+        client = EngineClient(program, start, patience)
+        with pytest.raises(EngineFailed, match=reason):
+            client.wait_ready()
+        client.close()
+
+
+def test_a_worker_without_its_parent_ends():
+    done = subprocess.run([*command(), "0", "1"], timeout=30, check=False)
+    assert done.returncode == 1

@@ -1,0 +1,228 @@
+"""Promise: what crosses the pipe arrives as it was, and nothing else gets through."""
+
+import socket
+import threading
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from gpuscore.engine.frames import MAX_FRAME, FrameReader, FrameWriter, ProtocolError
+from gpuscore.engine.messages import (
+    Cancel,
+    Close,
+    Failure,
+    Heartbeat,
+    decode_from_child,
+    decode_to_child,
+    encode,
+    failure_message,
+    result_message,
+    score_message,
+    to_error,
+    to_request,
+    to_result,
+)
+from gpuscore.errors import NonfiniteScore, TooManyTokens
+from gpuscore.types import ScoreRequest, ScoreResult, Timings
+
+
+def ints(*values):
+    return np.array(values, dtype=np.int32)
+
+
+REQUEST = ScoreRequest(
+    ints(5, 6, 7), (ints(1), ints(2, 3)), (ints(9), ints(8, 9)), True, True, -4, "salt", 12.5
+)
+RESULT = ScoreResult(
+    (np.float32([1.5]), np.float32([2.5, -3.5])),
+    np.float32([4, 5]),
+    ints(7, 8),
+    6,
+    Timings(0.1, 0.2, 0.3),
+)
+
+
+def equal(one, other):
+    for name in type(one).__dataclass_fields__:
+        a, b = getattr(one, name), getattr(other, name)
+        if isinstance(a, tuple):
+            assert list(map(len, a)) == list(map(len, b))
+            np.testing.assert_array_equal(np.concatenate(a), np.concatenate(b), strict=True)
+        elif isinstance(a, np.ndarray):
+            np.testing.assert_array_equal(a, b, strict=True)
+        else:
+            assert a == b
+
+
+def test_a_request_and_its_result_arrive_as_they_were():
+    message = decode_to_child(encode(score_message(3, REQUEST)))
+    assert message.id == 3
+    equal(to_request(message, 10), REQUEST)
+    equal(to_result(decode_from_child(encode(result_message(3, RESULT))), REQUEST), RESULT)
+
+
+def test_shared_labels_travel_once():
+    labels = np.arange(128, dtype=np.int32)
+    request = ScoreRequest(ints(1), tuple(ints(i) for i in range(10_000)), (labels,) * 10_000, True)
+    frame = encode(score_message(1, request))
+    assert len(frame) < 100_000
+    equal(to_request(decode_to_child(frame), 20_000), request)
+
+
+def test_a_million_tokens():
+    items = tuple(np.full(105, i, dtype=np.int32) for i in range(10_000))
+    request = ScoreRequest(ints(1), items, (ints(4),) * 10_000, True)
+    equal(to_request(decode_to_child(encode(score_message(1, request))), 20_000), request)
+
+
+def test_an_error_arrives_as_it_was():
+    error = NonfiniteScore("not finite", param="items[3]")
+    got = to_error(decode_from_child(encode(failure_message(1, error))))
+    assert type(got) is NonfiniteScore
+    assert (got.message, got.param, got.retry_after) == ("not finite", "items[3]", None)
+    bug = to_error(failure_message(1, KeyError("secret")))
+    assert (bug.code, bug.message) == ("internal_error", "the engine failed")
+    assert type(to_error(failure_message(1, TooManyTokens("x", retry_after=3)))) is TooManyTokens
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"query": b"\0" * 5},
+        {"query": ints(10).tobytes()},
+        {"items": ints(1, 2, -1).tobytes()},
+        {"items": ints(1, 2).tobytes()},
+        {"item_counts": ints(3).tobytes()},
+        {"item_counts": ints(3, 0).tobytes()},
+        {"item_counts": ints(-1, 4).tobytes()},
+        {"item_counts": b"", "items": b""},
+        {"label_counts": ints(1, 1, 1).tobytes()},
+        {"label_counts": b"", "labels": b""},
+        {"item_counts": ints(2**31 - 1, 2**31 - 1, 5).tobytes()},
+    ],
+)
+def test_a_request_that_does_not_hold_together(changed):
+    with pytest.raises(ProtocolError):
+        to_request(msgspec.structs.replace(score_message(1, REQUEST), **changed), 10)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"label_logits": (RESULT.label_logits[0],)},
+        {"label_logits": (np.float32([1]), np.float32([np.nan, 2]))},
+        {"lse": np.float32([np.inf, 1])},
+        {"lse": np.float32([1])},
+        {"lse": None},
+        {"top_ids": ints(1, 2, 3)},
+        {"top_ids": None},
+    ],
+)
+def test_a_result_of_another_request(changed):
+    with pytest.raises(ProtocolError):
+        to_result(result_message(1, replace(RESULT, **changed)), REQUEST)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xc1",
+        encode(Close())[:-1],
+        encode(Close()) + b"x",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode(["Cancel", -1]),
+        msgspec.msgpack.encode(["Cancel", True]),
+        msgspec.msgpack.encode(["Heartbeat", {}, 1.0]),
+        msgspec.msgpack.encode(["Exec", "x"]),
+        msgspec.msgpack.encode(["Planned", b"\xff"]),
+        b"\x92\xa7Planned\xa1\xff",
+    ],
+)
+def test_malformed_messages(frame):
+    for decode in (decode_to_child, decode_from_child):
+        with pytest.raises(ProtocolError):
+            decode(frame)
+
+
+def test_each_side_takes_its_own_messages_only():
+    with pytest.raises(ProtocolError):
+        decode_from_child(encode(Cancel(1)))
+    with pytest.raises(ProtocolError):
+        decode_to_child(encode(Failure(1, "unavailable", "x", None, None)))
+    with pytest.raises(ProtocolError):
+        to_error(Failure(1, "no such code", "x", None, None))
+    with pytest.raises(ProtocolError):
+        decode_from_child(encode(Heartbeat(None, 1.0)))
+
+
+@pytest.fixture
+def pair():
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
+
+
+def frames_of(reader, count):
+    found = []
+    while len(found) < count:
+        assert reader.wait(10)
+        found += reader.read()
+    return found
+
+
+def test_frames_in_pieces(pair):
+    """Partial writes of a large frame, and partial reads of small ones."""
+    sent = [b"", b"x", bytes(5_000_000), b"last"]
+    writer, reader = FrameWriter(pair[0], "test"), FrameReader(pair[1])
+    for frame in sent:
+        writer.put(lambda frame=frame: frame)
+    writer.put(lambda: None)
+    assert frames_of(reader, 4) == sent
+    assert not reader.wait(0.05)
+    for byte in b"\x02\0\0\0ab":
+        assert reader.wait(0) is False
+        pair[0].send(bytes([byte]))
+        got = reader.read()
+    assert got == [b"ab"]
+    writer.close()
+    writer.join(5)
+
+
+def test_a_writer_never_waits_for_a_full_pipe(pair):
+    writer = FrameWriter(pair[0], "test")
+    done = threading.Event()
+
+    def put():
+        for _ in range(10):
+            writer.put(lambda: bytes(1_000_000))
+        done.set()
+
+    threading.Thread(target=put).start()
+    assert done.wait(5)
+    assert not writer.idle
+    assert len(frames_of(FrameReader(pair[1]), 10)) == 10
+    writer.close()
+    writer.join(5)
+
+
+def test_ends_and_limits(pair):
+    reader = FrameReader(pair[1])
+    pair[0].send((MAX_FRAME + 1).to_bytes(4, "little"))
+    with pytest.raises(ProtocolError, match=f"{MAX_FRAME + 1} bytes"):
+        reader.read()
+    pair[0].close()
+    with pytest.raises(EOFError):
+        FrameReader(pair[1]).read()
+
+
+def test_a_message_that_cannot_be_encoded_ends_the_connection(pair, caplog):
+    writer = FrameWriter(pair[0], "test")
+    writer.put(lambda: 1 // 0)
+    reader = FrameReader(pair[1])
+    assert reader.wait(5)
+    with pytest.raises(EOFError):
+        reader.read()
+    assert "could not be sent" in caplog.text

@@ -1,0 +1,245 @@
+"""Promise: whatever happens to the engine's process, the HTTP side lives, says so within 2 s and
+recovers; a stop loses nothing and leaves nothing behind.
+
+Most servers here are the real one over the tape, whose child starts at once.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support import tape_child
+from support.serving import RunningServer, children, running, serving, wait_until
+from support.wire import Connection, canary, check_error, connected, retry_after
+
+# Restarts late enough to be seen, gives up soon enough to wait for.
+PATIENCE = {"first_delay": 0.7, "max_delay": 0.7, "stopped": 2.5}
+
+
+@contextmanager
+def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare"):
+    quiet = {"log_requests": False} | (server or {})
+    texts = [json.dumps(options or {}) for options in (patience, quiet, engine)]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "support.tape_server",
+            f"support.tape_child:{factory}",
+            *texts,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
+    )
+    try:
+        line = process.stdout.readline()
+        assert "ready on" in line, process.communicate()
+        running_server = RunningServer(line.split("ready on ")[1].split(" ")[0], process)
+        with connected(running_server) as client:
+            yield running_server, client
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def engine_of(server):
+    """The process id of the server's child."""
+    (pid,) = children(server.process.pid)
+    return pid
+
+
+def body_of(*tokens):
+    return json.dumps({"items": [[*tokens]], "label_token_ids": [3]}).encode()
+
+
+def scores(client):
+    reply = client.post("/v1/score", content=body_of(1, 2), headers=JSON)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["scores"]
+
+
+JSON = {"content-type": "application/json"}
+
+
+@contextmanager
+def in_flight(client, *tokens):
+    """A connection whose request is with the engine."""
+    with Connection(client) as connection:
+        connection.request(body=body_of(*tokens))
+        time.sleep(0.2)
+        yield connection
+
+
+def status(client, path):
+    return client.get(path).status_code
+
+
+def seconds_until_unhealthy(client):
+    start = time.monotonic()
+    wait_until(lambda: status(client, "/health") == 503, seconds=10)
+    return time.monotonic() - start
+
+
+@pytest.fixture(scope="module")
+def tape():
+    """Forgives at once, so that several tests may harm it."""
+    engine = {"engine_timeout": 1.5, "max_queued_requests": 2}
+    with tape_server(PATIENCE | {"forgiven": 0}, engine=engine) as started:
+        yield started
+
+
+@pytest.mark.parametrize("harm", ["killed", "stopped", "stuck"])
+def test_the_server_outlives_its_engine(tape, harm):
+    server, client = tape
+    wait_until(lambda: status(client, "/ready") == 200)
+    before, pid = scores(client), engine_of(server)
+    token = tape_child.STUCK if harm == "stuck" else tape_child.SLOW
+    with in_flight(client, token) as connection:
+        if harm != "stuck":
+            os.kill(pid, signal.SIGKILL if harm == "killed" else signal.SIGSTOP)
+        took = seconds_until_unhealthy(client)
+        assert took < 2 + (1.5 if harm == "stuck" else 0)
+        assert status(client, "/ready") == 503
+        start = time.monotonic()
+        refused = client.post("/v1/score", content=body_of(1, 2), headers=JSON)
+        assert time.monotonic() - start < 0.5
+        check_error(refused, 503, "unavailable", None)
+        assert 1 <= retry_after(refused) <= 30
+        lost = connection.reply()
+        check_error(lost, 503, "unavailable", None)
+        assert 1 <= retry_after(lost) <= 30
+    wait_until(lambda: status(client, "/health") == 200)
+    assert status(client, "/ready") == 200
+    assert scores(client) == before
+    assert engine_of(server) != pid
+    assert not running(pid)
+
+
+def test_a_client_that_leaves_frees_queued_work(tape):
+    _, client = tape
+    wait_until(lambda: status(client, "/ready") == 200)
+    with in_flight(client, tape_child.SLOW) as slow:
+        with in_flight(client, 1):
+            refused = client.post("/v1/score", content=body_of(1, 2), headers=JSON)
+            check_error(refused, 429, "overloaded", None)
+        time.sleep(0.1)
+        with in_flight(client, 1) as connection:
+            assert connection.reply().status == 200
+        assert slow.reply().status == 200
+
+
+def test_a_crash_loop_gives_up():
+    patience = {"first_delay": 0.1, "max_delay": 0.1, "max_failures": 3}
+    with tape_server(patience) as (server, client):
+        for _ in range(3):
+            wait_until(lambda: status(client, "/ready") == 200)
+            client.post("/v1/score", content=body_of(tape_child.CRASH), headers=JSON)
+        assert server.process.wait(timeout=10) == 70
+        error = server.process.stderr.read()
+        assert "the engine failed 3 times in a row, last: exit code 9" in error
+        assert "Traceback" not in error
+
+
+def test_the_child_dies_with_its_parent():
+    with tape_server() as (server, client):
+        pid = engine_of(server)
+        with in_flight(client, tape_child.STUCK):
+            server.process.kill()
+            wait_until(lambda: not running(pid), seconds=2)
+
+
+def test_a_drain_keeps_the_door_open():
+    """In flight is finished, new work is refused in words, nothing is left."""
+    with tape_server() as (server, client):
+        pid = engine_of(server)
+        with (
+            in_flight(client, tape_child.SLOW) as slow,
+            Connection(client) as kept,
+            Connection(client) as arriving,
+        ):
+            kept.send(kept.head("GET", "/health"))
+            assert "connection" not in kept.reply().headers
+            body = body_of(1, 2)
+            arriving.send(arriving.head(body=body) + body[:5])
+            time.sleep(0.1)
+            for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the child too
+                os.kill(pid, number)
+            server.process.send_signal(signal.SIGTERM)
+            wait_until(lambda: status(client, "/ready") == 503, seconds=1)
+            time.sleep(0.3)  # the listener is not just slow to close
+            assert status(client, "/health") == 200
+            for connection in (Connection(client), kept):  # a new one, and one that was open
+                check_refused_by_drain(connection)
+            for connection in (arriving, slow):
+                connection.send(body[5:] if connection is arriving else b"")
+                answer = connection.reply()
+                assert answer.status == 200
+                assert answer.headers["connection"] == "close"
+        assert server.process.wait(timeout=2) == 0
+        assert not running(pid)
+        assert server.process.stderr.read() == ""
+
+
+def check_refused_by_drain(connection):
+    with connection:
+        connection.request(body=body_of(1, 2))
+        reply = connection.reply()
+        assert "shutting down" in check_error(reply, 503, "unavailable", None)
+        assert retry_after(reply) >= 1
+        assert reply.headers["connection"] == "close"
+        assert connection.closed
+
+
+def test_a_drain_that_takes_too_long():
+    with (
+        tape_server(server={"drain_timeout": 0.5}) as (server, client),
+        in_flight(client, tape_child.STUCK) as connection,
+    ):
+        start = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        reply = connection.reply()
+        assert "shutting down" in check_error(reply, 503, "unavailable", None)
+        assert server.process.wait(timeout=5) == 128 + signal.SIGTERM
+        assert 0.5 <= time.monotonic() - start < 0.5 + 2.5
+
+
+def test_a_second_signal():
+    with tape_server() as (server, client):
+        pid = engine_of(server)
+        with in_flight(client, tape_child.STUCK) as connection:
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            assert server.process.poll() is None
+            start = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            check_error(connection.reply(), 503, "unavailable", None)
+            assert server.process.wait(timeout=10) == 128 + signal.SIGTERM
+            assert time.monotonic() - start < 4
+        assert not running(pid)
+
+
+def test_a_real_model(model):
+    """torch is in the child only, and the child that replaces it says the same."""
+    with serving(model[0], "--threads", "1") as server, connected(server) as client:
+        pid = engine_of(server)
+        before = canary(client)
+        maps = [Path(f"/proc/{number}/maps").read_text() for number in (server.process.pid, pid)]
+        assert ["libtorch" in text for text in maps] == [False, True]
+        os.kill(pid, signal.SIGKILL)
+        assert seconds_until_unhealthy(client) < 2
+        with pytest.raises(httpx.HTTPStatusError, match="503"):
+            client.get("/ready").raise_for_status()
+        wait_until(lambda: status(client, "/ready") == 200, seconds=60)
+        assert canary(client) == before

@@ -1,0 +1,73 @@
+"""The tape in an engine process of its own, where certain tokens make it misbehave."""
+
+import gc
+import os
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from gpuscore.backends.base import Prepared
+from support.tape import TapeBackend
+
+SLOW, STUCK, CRASH, DEAD_LOOP, GARBAGE, HALF_FRAME, HUGE_FRAME, FROZEN = range(900, 908)
+SLOW_SECONDS = 1.0
+
+
+class MischievousTape(TapeBackend):
+    """What the tokens of a batch ask for happens when it is collected."""
+
+    def extend(self, batch):
+        pending = super().extend(batch)
+        return pending, set(batch.token_ids.tolist())
+
+    def collect(self, pending):
+        scores, tokens = pending
+        for token, misbehave in ACTIONS.items():
+            if token in tokens:
+                misbehave()
+        result = super().collect(scores)
+        if FROZEN in tokens:
+            frozen = np.full_like(result.label_logits, gc.get_freeze_count())
+            result = replace(result, label_logits=frozen)
+        return result
+
+
+def _die_quietly():
+    raise SystemExit  # no Exception: it ends the engine's thread, not the process
+
+
+def _write(data):
+    os.write(int(sys.argv[2]), data)
+    time.sleep(3600)
+
+
+ACTIONS = {
+    SLOW: lambda: time.sleep(SLOW_SECONDS),
+    STUCK: lambda: time.sleep(3600),
+    CRASH: lambda: os._exit(9),
+    DEAD_LOOP: _die_quietly,
+    GARBAGE: lambda: _write(b"\x03\x00\x00\x00\xc1\xc1\xc1"),
+    HALF_FRAME: lambda: _write(b"\xff\xff\xff\x3fabc"),  # of a legal size
+    HUGE_FRAME: lambda: _write(b"\xff\xff\xff\xff"),
+}
+
+
+def prepare(directory, config):
+    options = {"max_tokens": 8192, "page_size": 16, "num_pages": 4096, "max_model_len": 4096}
+    return Prepared("tape", lambda: MischievousTape(**options))
+
+
+def refuse(directory, config):
+    from gpuscore.errors import ConfigError
+
+    raise ConfigError(f"{directory} is refused")
+
+
+def break_at_load(directory, config):
+    return Prepared("broken", lambda: time.sleep(0.2) or os._exit(5))
+
+
+def slow_load(directory, config):
+    return Prepared("slow", lambda: time.sleep(3600))
