@@ -7,12 +7,15 @@ while the oracle adds up the whole prompt. They agree only if the engine's pages
 positions, rows and labels are right, whatever the packing, the chunks and the cache.
 """
 
+import json
+import os
 import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuscore.backends.base import Prepared
 from gpuscore.types import BackendLimits, Int32Array, PackedBatch, RowScores
 
 U64 = NDArray[np.uint64]
@@ -138,3 +141,9 @@ class FakeBackend:
             slots = self._slots.reshape(-1, size)[pages].reshape(-1)[:length]
             found[request] = slots.sum(dtype=np.uint64)
         return found
+
+
+def prepare(directory: object, config: object) -> Prepared:
+    """For the engine's process; the backend's arguments are in the environment."""
+    options = json.loads(os.environ["BENCH_FAKE"])
+    return Prepared("fake", lambda: FakeBackend(**options))

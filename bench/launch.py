@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,27 +91,31 @@ def _cpu_seconds(pid: int) -> float:
 
 def main(configs: dict[str, dict[str, Any]]) -> int:
     """What gpuscore/cli.py does in `_serve`, with another backend."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from fake import FakeBackend
-
-    from gpuscore.config import EngineConfig, RequestLimits, ServerConfig
-    from gpuscore.engine.engine import Engine
+    from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+    from gpuscore.engine.client import EngineClient
+    from gpuscore.engine.messages import Start
     from gpuscore.server.auth import ApiKeys
     from gpuscore.server.run import serve
     from gpuscore.server.service import LoadedModel
     from gpuscore.text.prompts import PromptBuilder
+    from gpuscore.worker import command
 
-    # The one place that follows the engine wherever it is built: today in the server's process.
+    # For the engine's process, which makes the backend.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    os.environ["BENCH_FAKE"] = json.dumps(configs.get("fake", {}))
+    start = Start("/nowhere", ModelConfig(), EngineConfig(**configs.get("engine", {})))
+    client = EngineClient(command("fake:prepare"), start)
+
     def load() -> LoadedModel:
-        backend = FakeBackend(**configs.get("fake", {}))
-        engine = Engine(backend, EngineConfig(**configs.get("engine", {})))
-        return LoadedModel(engine, PromptBuilder(None, backend.limits, RequestLimits()))
+        builder = PromptBuilder(None, client.wait_ready(), RequestLimits())
+        return LoadedModel(client, builder, client.wait_ended)
 
     def announce(address: str) -> None:
         print(f"ready on http://{address} ", flush=True)
 
-    server = ServerConfig(**{"port": 0} | configs.get("server", {}))
-    return serve(("fake", "fake"), server, ApiKeys([]), load, announce)
+    server = ServerConfig(**{"port": 0, "log_requests": False} | configs.get("server", {}))
+    with closing(client):
+        return serve(("fake", "fake"), server, ApiKeys([]), load, announce)
 
 
 if __name__ == "__main__":
