@@ -10,6 +10,7 @@ import asyncio
 import gc
 import ipaddress
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
@@ -99,7 +100,7 @@ class Connection(asyncio.Protocol):
         self.run.gone(self, request)
 
 
-class Run:
+class Run(ABC):
     """What both loops share."""
 
     def __init__(self, address: tuple[str, int], wires: Sequence[bytes], seconds: float) -> None:
@@ -133,9 +134,9 @@ class Run:
             connection.transport.abort()
         await asyncio.sleep(0)
 
+    @abstractmethod
     async def drive(self) -> None:
         """Send everything; return when the last answer is there."""
-        raise NotImplementedError
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
@@ -170,9 +171,9 @@ class Run:
             self.in_flight -= 1
             self.next(None)
 
+    @abstractmethod
     def next(self, connection: Connection | None) -> None:
         """A request is over; its connection can be used again, or is None."""
-        raise NotImplementedError
 
 
 class ClosedLoop(Run):

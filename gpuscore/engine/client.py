@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,8 +17,9 @@ from gpuscore.engine.messages import (
     to_error,
     to_result,
 )
+from gpuscore.engine.outcome import resolve
 from gpuscore.engine.supervisor import MAX_RETRY_AFTER, Patience, Supervisor
-from gpuscore.errors import GpuscoreError, Overloaded, TooManyTokens, Unavailable
+from gpuscore.errors import Overloaded, TooManyTokens, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 _NOTHING_YET = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
@@ -135,9 +136,9 @@ class EngineClient:
                 raise ProtocolError("an answer to a request that was never sent")
             return  # it was cancelled meanwhile
         if isinstance(answer, Failure):
-            _resolve(waiting.future, to_error(answer))
+            resolve(waiting.future, to_error(answer))
         else:
-            _resolve(waiting.future, to_result(answer, waiting.request))
+            resolve(waiting.future, to_result(answer, waiting.request))
 
     def _admit(self, tokens: int) -> None:
         """The limits of `EngineConfig`, on this side too: a full pipe is no queue."""
@@ -168,7 +169,7 @@ class EngineClient:
         frame = encode(score_message(id, waiting.request))
         if len(frame) > MAX_FRAME:
             size = f"{len(frame)} bytes, the limit is {MAX_FRAME}"
-            _resolve(waiting.future, TooManyTokens(f"the request takes {size}", param="items"))
+            resolve(waiting.future, TooManyTokens(f"the request takes {size}", param="items"))
             return None
         return frame
 
@@ -177,17 +178,7 @@ class EngineClient:
             lost = list(self._waiting.values())
         for waiting in lost:
             error = Unavailable("the engine stopped", retry_after=self._retry_after())
-            _resolve(waiting.future, error)
+            resolve(waiting.future, error)
 
     def _retry_after(self) -> int:
         return MAX_RETRY_AFTER if self._closing else self._supervisor.retry_after
-
-
-def _resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
-    try:
-        if isinstance(outcome, GpuscoreError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-    except InvalidStateError:
-        pass  # cancelled meanwhile: nobody is waiting

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscore.backends.base import Backend, OutOfMemory, Pending
 from gpuscore.engine.jobs import Job, Share, Work
+from gpuscore.engine.outcome import resolve
 from gpuscore.engine.scheduler import MIN_BUDGET, Scheduler
 from gpuscore.errors import (
     DeadlineExceeded,
@@ -179,7 +180,7 @@ class Runner:
         if ticket.rows_left == 0:
             del self._tickets[job]
             self.scheduler.remove(job)
-            _resolve(ticket.future, self._result(ticket))
+            resolve(ticket.future, self._result(ticket))
 
     def _result(self, ticket: Ticket) -> ScoreResult:
         request, planned, launched = ticket.request, ticket.planned, ticket.launched
@@ -226,7 +227,7 @@ class Runner:
         ticket = self._tickets.pop(job, None)
         self.scheduler.remove(job)
         if ticket is not None and error is not None:
-            _resolve(ticket.future, error)
+            resolve(ticket.future, error)
 
 
 def _caused(error: GpuscoreError, cause: Exception) -> GpuscoreError:
@@ -238,13 +239,3 @@ def _nonfinite(item: int) -> NonfiniteScore:
     return NonfiniteScore(
         f"the model's output for item {item} is not finite", param=f"items[{item}]"
     )
-
-
-def _resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
-    try:
-        if isinstance(outcome, GpuscoreError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-    except InvalidStateError:
-        pass  # cancelled while its last batch ran: nobody is waiting
