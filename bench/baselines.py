@@ -52,7 +52,6 @@ def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]
         )
         out = model(ids, past_key_values=again, use_cache=True, logits_to_keep=1)
         rows.append(_log_probabilities(out.logits[:, -1]))
-        del again, out  # the next copies come instead of these, not beside them
     return torch.cat(rows).double().numpy()
 
 

@@ -83,6 +83,10 @@ class ModelConfig:
         minimum=1,
         metavar="TOKENS",
     )
+    deterministic: bool = option(
+        False,
+        "same bits of every score, whatever else is in a batch or is cached; slower",
+    )
     threads: int | None = option(
         None, "CPU threads of the model", unset="torch's own choice", minimum=1, maximum=1024
     )

@@ -10,6 +10,7 @@ from time import monotonic
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
 from gpuscore.engine.runner import Progress, Runner, Ticket
+from gpuscore.engine.same_bits import check_same_bits
 from gpuscore.errors import InsufficientMemory, Overloaded, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
@@ -19,7 +20,11 @@ MAX_RETRY_AFTER = 30  # seconds
 
 
 class Engine:
-    """Thread-safe front of a `Runner`; `close` fails what is still waiting."""
+    """Thread-safe front of a `Runner`; `close` fails what is still waiting.
+
+    Raises:
+        ConfigError: the backend says that it is deterministic and is not.
+    """
 
     def __init__(
         self, backend: Backend, config: EngineConfig, clock: Callable[[], float] = monotonic
@@ -27,6 +32,8 @@ class Engine:
         self.config = config
         self.clock = clock
         self._backend = backend
+        if backend.limits.deterministic_chunk:
+            check_same_bits(backend)
         self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()

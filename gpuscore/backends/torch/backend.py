@@ -10,10 +10,12 @@ from torch import Tensor
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.backends.torch.attention import ExtendAttention
 from gpuscore.backends.torch.compiler import compiled, eagerly
+from gpuscore.backends.torch.deterministic import TILING
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.models.decoder import Decoder
 from gpuscore.backends.torch.plan import BackendPlan
+from gpuscore.backends.torch.tiles import all_at_once, in_tiles
 from gpuscore.backends.torch.warmup import warmup_batches
 from gpuscore.types import BackendLimits, Float32Array, PackedBatch, RowScores
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
@@ -31,7 +33,9 @@ class TorchBackend:
         self.device = plan.device
         compiler = compiled if plan.compile else eagerly
         weights = load_weights(Path(plan.directory), plan.family, plan.dtype, plan.device)
-        self.decoder = Decoder(plan.family.config, weights, compiler)
+        self.tiling = TILING if plan.limits.deterministic_chunk else None
+        self._by_rows = in_tiles(self.tiling.rows) if self.tiling else all_at_once
+        self.decoder = Decoder(plan.family.config, weights, compiler, self._by_rows)
         self._merge = compiler(merge_partials)
         self.pool = KVPool(
             plan.family.config,
@@ -74,7 +78,9 @@ class TorchBackend:
     @torch.inference_mode()
     def _forward(self, batch: PackedBatch) -> RowScores:
         impl: Implementation = "cpu" if self.device.type == "cpu" else "reference"
-        attend = ExtendAttention(batch, self.decoder.config, self.pool, impl, self._merge)
+        attend = ExtendAttention(
+            batch, self.decoder.config, self.pool, impl, self._merge, self.tiling
+        )
         hidden = self.decoder.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
@@ -86,25 +92,31 @@ class TorchBackend:
     def _label_head(self, hidden: Tensor, batch: PackedBatch) -> RowScores:
         head, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
         label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
-        logits = label_logits(
-            hidden,
-            head,
+        (logits,) = self._by_rows(
+            lambda rows, ids: (label_logits(hidden, head, rows, ids, softcap=cap),),
             self._to_device(label_rows),
             self._to_device(batch.label_token_ids),
-            softcap=cap,
         )
         wanted = np.flatnonzero(batch.need_lse | batch.need_top)
         if len(wanted) == 0:
             return RowScores(_numpy(logits), lse=None, top_ids=None)
-        rows = hidden.index_select(0, self._to_device(wanted))
-        some_lse, some_top = vocab_statistics(rows, head, need_top=batch.need_top, softcap=cap)
+        some_lse, *top = self._by_rows(
+            lambda rows: _without_none(
+                vocab_statistics(rows, head, need_top=batch.need_top, softcap=cap)
+            ),
+            hidden.index_select(0, self._to_device(wanted)),
+        )
         lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
         lse[wanted] = _numpy(some_lse)
-        top = None if some_top is None else some_top.cpu().numpy().astype(np.int32)
-        return RowScores(_numpy(logits), lse, top)
+        top_ids = top[0].cpu().numpy().astype(np.int32) if top else None
+        return RowScores(_numpy(logits), lse, top_ids)
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self.device)
+
+
+def _without_none(values: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    return tuple(value for value in values if value is not None)
 
 
 def _numpy(values: Tensor) -> Float32Array:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gpuscore.backends.torch.compiler import use_compiler
+from gpuscore.backends.torch.deterministic import TILING, steady_threads
 from gpuscore.backends.torch.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.torch.kv_pool import bytes_per_token
 from gpuscore.backends.torch.models import Family, read_family
@@ -48,12 +49,13 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
     per_page = page_size * bytes_per_token(family.config, dtype)
     num_pages = _num_pages(config, max_len, page_size, per_page, weight_bytes, device)
     limits = BackendLimits(
-        max_tokens=config.max_batch_tokens or MAX_BATCH_TOKENS[device.type],
+        max_tokens=_max_tokens(config, device),
         page_size=page_size,
         num_pages=num_pages,
         max_model_len=max_len,
         vocab_rows=family.config.vocab_size,
         identity=f"{directory} {config.revision} {dtype}",
+        deterministic_chunk=TILING.block if config.deterministic else 0,
     )
     return BackendPlan(
         directory=str(directory),
@@ -63,9 +65,31 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
         limits=limits,
         weight_bytes=weight_bytes,
         kv_bytes=num_pages * per_page,
-        threads=config.threads,
+        threads=_threads(family.config, config, device),
         compile=use_compiler(config.compile, device, count_parameters(family.config)),
     )
+
+
+def _threads(model: DecoderConfig, config: ModelConfig, device: torch.device) -> int | None:
+    if not config.deterministic or device.type != "cpu":
+        return config.threads
+    threads = config.threads or torch.get_num_threads()
+    steady = steady_threads(model, threads)
+    if config.threads is not None and steady < threads:
+        raise ConfigError(
+            f"--threads {threads} do not share this model's work evenly, which --deterministic "
+            f"needs; the next lower number that does is {steady}"
+        )
+    return steady
+
+
+def _max_tokens(config: ModelConfig, device: torch.device) -> int:
+    limit = config.max_batch_tokens or MAX_BATCH_TOKENS[device.type]
+    if config.deterministic and limit < TILING.block:
+        raise ConfigError(
+            f"--max-batch-tokens {limit} is under the {TILING.block} of --deterministic"
+        )
+    return limit
 
 
 def count_parameters(config: DecoderConfig) -> int:
