@@ -66,7 +66,7 @@ def main() -> None:
         "shape": options.shape,
         "dtype": dtype,
         "compiled": plan.compile,
-        "max_batch_tokens": plan.limits.max_tokens,
+        "max_batch_tokens": plan.max_tokens,
         "workload": str(workload),
         "repeat": options.repeat,
     }

@@ -109,7 +109,9 @@ def _from_file(path: str) -> dict[str, Setting]:
             )
         if key not in OPTIONS:
             raise ConfigError(f"{path}: there is no key {shown(key)}{_closest(key, OPTIONS)}")
-        values[key] = _setting(OPTIONS[key], value, f"{path}: {key}", f"file {path}")
+        item = OPTIONS[key]
+        given = item.from_text(value) if item.size and isinstance(value, str) else value
+        values[key] = _setting(item, given, f"{path}: {key}", f"file {path}")
     return values
 
 
