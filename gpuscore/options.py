@@ -68,6 +68,10 @@ class Option:
         at_least = self.minimum is None or value >= self.minimum
         return at_least and (self.maximum is None or value <= self.maximum)
 
+    def read(self, value: object) -> Any:
+        """A value as a file or an argument has it: as it is, except that a size may be text."""
+        return self.from_text(value) if self.size and isinstance(value, str) else value
+
     def from_text(self, text: str) -> Any:
         """The value that a text stands for; the text itself where it is none of this type."""
         if self.size:
@@ -92,11 +96,16 @@ def options(*configs: type) -> Iterator[Option]:
 
 
 def checked(config: ConfigT) -> ConfigT:
-    """The same configuration; raises ConfigError on a value of wrong type or out of range."""
+    """The same configuration, with sizes in bytes.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of range.
+    """
+    values = {item.name: item.read(getattr(config, item.name)) for item in options(type(config))}
     for item in options(type(config)):
-        if problem := item.problem(getattr(config, item.name)):
+        if problem := item.problem(values[item.name]):
             raise ConfigError(f"{item.name} {problem}")
-    return config
+    return type(config)(**values)
 
 
 def shown(value: object) -> str:

@@ -110,8 +110,7 @@ def _from_file(path: str) -> dict[str, Setting]:
         if key not in OPTIONS:
             raise ConfigError(f"{path}: there is no key {shown(key)}{_closest(key, OPTIONS)}")
         item = OPTIONS[key]
-        given = item.from_text(value) if item.size and isinstance(value, str) else value
-        values[key] = _setting(item, given, f"{path}: {key}", f"file {path}")
+        values[key] = _setting(item, item.read(value), f"{path}: {key}", f"file {path}")
     return values
 
 

@@ -10,6 +10,10 @@ from typing import Protocol
 import torch
 
 _RESET_PEAK = "5"  # what resets VmHWM, see proc_pid_clear_refs(5)
+# What glibc's heaps of 64 MiB may hold in fragments after batches of many sizes: as much again as the
+# largest batches took in fresh heaps, and never seen over 150 MiB, because blocks of more than half
+# a heap are given back at once.
+_FRAGMENTS = 3 * 2**26
 # Limit, use and statistics of a container's memory: cgroup v2, then v1.
 _CGROUP_FILES = (
     ("memory.max", "memory.current", "memory.stat"),
@@ -54,13 +58,19 @@ class HostMemory:
         return max(0, there - (self._status("RssFile") or 0))
 
     def growth(self, run: Callable[[], object]) -> int | None:
-        """From the kernel's own record of the largest resident size, which Linux has."""
+        """From the kernel's own record of the largest resident size, which Linux has.
+
+        With what may come to lie in fragments between batches of other sizes.
+        """
         self.trim()
         known = self._reset_peak()
         before = self._status("VmRSS")
         run()
         peak = self._status("VmHWM")
-        return None if not known or before is None or peak is None else max(0, peak - before)
+        if not known or before is None or peak is None:
+            return None
+        grown = max(0, peak - before)
+        return grown + min(grown, _FRAGMENTS)
 
     def trim(self) -> None:
         """glibc keeps freed memory for later; other C libraries have no such call."""

@@ -19,7 +19,7 @@ def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
     yield _batch([size], kept=min(page_size, size), scored=1, page_size=page_size)
     if size >= 4:
         items = [size // 4] * 3
-        yield _batch(items, cached=[page_size], scored=2, page_size=page_size)
+        yield _batch(items, cached=page_size, scored=2, page_size=page_size)
         yield _batch(items, parents=[-1, 0, 0], scored=2, page_size=page_size)
     yield _batch([1], scored=1, page_size=page_size)
 
@@ -28,19 +28,17 @@ def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iter
     """The full batches that take the most memory, with all that can be asked of a row.
 
     Items of one token behind the longest prefix: attention fills each of them up to four rows,
-    every row is scored, and the keys of the prefix are gathered. The end of the longest prompt, in
-    one segment that is kept: its rows reach back differently far in layers with a window. As many
-    requests as there is room for, each with tables of its own.
+    every row is scored, and the keys of the prefix are gathered. No other layout came near it. And
+    the end of the longest prompt, in one segment that is kept: its rows reach back differently far
+    in layers with a window.
 
     Prefixes are the first page over and over, so a pool of that page is enough.
     """
     labels = -(-LABELS // max_tokens)
     items, end = [1] * max_tokens, min(max_tokens, max_model_len)
-    prefix = max_model_len - 1
-    yield _batch(items, cached=[prefix], scored=max_tokens, labels=labels, page_size=page_size)
-    yield _batch([end], cached=[max_model_len - end], kept=end, scored=1, page_size=page_size)
-    prefixes = [min(page_size, prefix)] * max_tokens
-    yield _batch(items, cached=prefixes, scored=max_tokens, labels=labels, page_size=page_size)
+    prefix, before = max_model_len - 1, max_model_len - end
+    yield _batch(items, cached=prefix, scored=max_tokens, labels=labels, page_size=page_size)
+    yield _batch([end], cached=before, kept=end, scored=1, page_size=page_size)
 
 
 def _batch(
@@ -49,25 +47,24 @@ def _batch(
     page_size: int,
     scored: int,
     parents: Sequence[int] | None = None,
-    cached: Sequence[int] = (0,),
+    cached: int = 0,
     kept: int = 0,
     labels: int = 1,
 ) -> PackedBatch:
-    """Segments of one request, or one of each request, on page 0; with log-sum-exp and top token.
+    """Segments of one request on page 0, with log-sum-exp and top token.
 
     Args:
         lengths: tokens of each segment.
         scored: how many segments, the last ones, are scored.
         parents: the segment that each continues, or -1; None = all -1.
-        cached: length of each request's prefix.
+        cached: length of the request's prefix.
         kept: how many tokens of the first segment are written, to slots of page 0 in turn.
         labels: of each scored row.
     """
     int32, count = np.int32, len(lengths)
     ends = np.cumsum(lengths)
-    requests = np.zeros(count, int32) if len(cached) == 1 else np.arange(count, dtype=int32)
     parent = np.full(count, -1, int32) if parents is None else np.array(parents, int32)
-    starts = np.array(cached)[requests] + np.where(parent < 0, 0, np.array(lengths)[parent])
+    starts = cached + np.where(parent < 0, 0, np.array(lengths)[parent])
     slots = np.full(ends[-1], -1, int32)
     slots[:kept] = np.arange(kept) % page_size
     return PackedBatch(
@@ -77,9 +74,9 @@ def _batch(
         ).astype(int32),
         cu_seqlens=np.concatenate([[0], ends]).astype(int32),
         parent=parent,
-        request_of=requests,
-        prefix_lens=np.array(cached, int32),
-        page_table=np.zeros((len(cached), -(-max(cached) // page_size)), int32),
+        request_of=np.zeros(count, int32),
+        prefix_lens=np.array([cached], int32),
+        page_table=np.zeros((1, -(-cached // page_size)), int32),
         slot_mapping=slots,
         score_rows=(ends[count - scored :] - 1).astype(int32),
         cu_labels=(np.arange(scored + 1) * labels).astype(int32),
