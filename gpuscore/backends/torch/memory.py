@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 
 _RESET_PEAK = "5"  # what resets VmHWM, see proc_pid_clear_refs(5)
-# What glibc's heaps of 64 MiB may hold in fragments after batches of many sizes: as much again as the
-# largest batches took in fresh heaps, and never seen over 150 MiB, because blocks of more than half
-# a heap are given back at once.
+# What glibc's heaps of 64 MiB may hold in fragments after batches of many sizes: as much again as
+# those that were measured, and never seen over 150 MiB, because blocks of more than half a heap are
+# given back at once.
 _FRAGMENTS = 3 * 2**26
 # Limit, use and statistics of a container's memory: cgroup v2, then v1.
 _CGROUP_FILES = (
