@@ -212,7 +212,7 @@ def test_no_batch_takes_more_than_was_measured(backend_of, tiny_model):
     assert measured > 40 * MIB, "too little to tell anything"
     assert kept < 16 * MIB
     rng = np.random.default_rng(0)
-    batches = [random_batch(rng, backend) for _ in range(16)]
+    batches = [random_batch(rng, backend) for _ in range(10)]
     before = memory._status("VmRSS")
     assert memory._reset_peak()
     backend._run_all(batches)
