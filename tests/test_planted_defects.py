@@ -149,7 +149,7 @@ def labels_are_off_by_one(monkeypatch):
         monkeypatch,
         backend,
         "label_logits",
-        lambda run: lambda h, w, r, ids, **k: run(h, w, r, ids - 1, **k),
+        lambda run: lambda h, w, r, ids, **k: run(h, w, r, (ids - 1).clamp(min=0), **k),
     )
 
 
