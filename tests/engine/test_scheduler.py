@@ -283,6 +283,22 @@ def test_out_of_memory_halves_the_batches_and_they_recover():
     assert runner.scheduler.budget == 256
 
 
+@pytest.mark.parametrize("failing", range(1, 12))
+def test_a_failed_chunk_of_a_long_item_costs_itself_and_the_one_launched_since(failing):
+    backend = TapeBackend(
+        max_tokens=32,
+        num_pages=128,
+        fault=lambda step: OutOfMemory("once") if step == failing else None,
+    )
+    runner = Runner(backend)
+    request = request_of(np.random.default_rng(0), 10, [400])
+    ticket = submit(runner, request)
+    run(runner)
+    check(ticket)
+    once = 10 + 2 + 400  # the query, its last part page again, the item
+    assert once < sum(batch.num_tokens for batch in backend.batches) <= once + 2 * 32
+
+
 def test_an_item_that_never_fits_fails_its_own_request_only():
     rng = np.random.default_rng(0)
     backend = TapeBackend(max_tokens=256, num_pages=200)

@@ -200,7 +200,7 @@ class World:
         query = self.queries[int(rng.integers(len(self.queries)))]
         if rng.random() < 0.3:  # a static prefix under another suffix
             query = np.concatenate([query, self._tokens(int(rng.integers(1, 20)))])
-        longest = int(rng.choice([4, 4, 12, 30]))
+        longest = int(rng.choice([4, 12, 30, 60]))
         items = [self._tokens(int(n)) for n in rng.integers(1, longest, int(rng.integers(1, 7)))]
         request = ScoreRequest(
             query,
