@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Protocol
 
@@ -25,7 +25,7 @@ from gpuscore.engine.messages import (
 )
 from gpuscore.engine.process import EngineProcess
 from gpuscore.errors import ConfigError, EngineFailed
-from gpuscore.types import BackendLimits, EngineStats
+from gpuscore.types import BackendLimits, EngineCounters, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +74,14 @@ class Supervisor:
         self.planned: Future[str] = Future()
         self.started: Future[BackendLimits] = Future()
         self.ended: Future[None] = Future()  # with EngineFailed once it is given up
-        self.stats: EngineStats | None = None  # as of the last heartbeat
         self.pid: int | None = None
         self.restarts = 0  # counter
         self._command, self._start, self._owner = command, start, owner
         self._patience = patience
         self._closing = threading.Event()
+        self._stats = EngineStats()  # as of the last heartbeat; counters of all children together
+        self._past = EngineCounters()  # of the children before
+        self._heard = monotonic()  # when a child that was ready last gave a sign of life
         self._silence = 0.0  # seconds without a sign of the child that runs
         self._spawned = 0.0  # when it was started
         self._ready_at: float | None = None
@@ -99,6 +101,13 @@ class Supervisor:
         """Whether the child is ready, and was heard of just now."""
         heard = self._ready_at is not None and self._silence <= self._patience.silent
         return heard and self._thread.is_alive()
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the child last said. Counters go on from those of the children before it, as far as
+        heartbeats have told: what a child did in its last quarter of a second is not in them."""
+        age = max(0.0, monotonic() - self._heard)
+        return replace(self._stats, restarts=self.restarts, heartbeat_age=age)
 
     @property
     def retry_after(self) -> int:
@@ -157,7 +166,9 @@ class Supervisor:
             reason = f"it sent {error}"
         finally:
             served = 0.0 if self._ready_at is None else monotonic() - self._ready_at
-            self._ready_at = self.stats = None
+            self._ready_at = None
+            self._past = self._stats.counters
+            self._stats = EngineStats(counters=self._past)
             self._owner.on_lost()
             ended = process.end(patience)
         return reason or ended, served
@@ -173,6 +184,8 @@ class Supervisor:
             if frames or process.reader.in_bulk:
                 # Fewer bytes that complete nothing may be heartbeats inside a frame without end.
                 self._silence, process.reader.in_bulk = 0.0, False
+                if self._ready_at is not None:
+                    self._heard = monotonic()
             else:
                 # Capped, because what this process itself has slept through says nothing.
                 self._silence += min(monotonic() - before, 2 * TICK)
@@ -186,7 +199,8 @@ class Supervisor:
         """Why the process is to be ended, if it is."""
         match message:
             case Heartbeat():
-                self.stats = message.stats
+                counters = self._past + message.stats.counters
+                self._stats = replace(message.stats, counters=counters)
                 if message.stalled > self._start.engine.engine_timeout:
                     return f"the engine has not got on for {message.stalled:.1f} s"
             case Result() | Failure():

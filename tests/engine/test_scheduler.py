@@ -274,7 +274,7 @@ def test_out_of_memory_halves_the_batches_and_they_recover():
     run(runner)
     for ticket in tickets:
         check(ticket)
-    assert runner.retried_batches >= 3
+    assert runner.counters().oom_retried >= 3
     assert runner.scheduler.budget < 256
     limit[0] = 1000
     later = submit(runner, request_of(rng, 60, [9] * 1500))

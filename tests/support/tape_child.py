@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.backends.base import Prepared
+from gpuscore.backends.base import OutOfMemory, Prepared
 from support.tape import TapeBackend
 
 SLOW, STUCK, CRASH, DEAD_LOOP, GARBAGE, HALF_FRAME, HUGE_FRAME, FROZEN = range(900, 908)
+NO_MEMORY, NO_NUMBER = 908, 909
 SLOW_SECONDS = 1.0
 
 
@@ -31,11 +32,17 @@ class MischievousTape(TapeBackend):
         if FROZEN in tokens:
             frozen = np.full_like(result.label_logits, gc.get_freeze_count())
             result = replace(result, label_logits=frozen)
+        if NO_NUMBER in tokens:
+            result = replace(result, label_logits=np.full_like(result.label_logits, np.nan))
         return result
 
 
 def _die_quietly():
     raise SystemExit  # no Exception: it ends the engine's thread, not the process
+
+
+def _out_of_memory():
+    raise OutOfMemory("simulated")
 
 
 def _write(data):
@@ -48,6 +55,7 @@ ACTIONS = {
     STUCK: lambda: time.sleep(3600),
     CRASH: lambda: os._exit(9),
     DEAD_LOOP: _die_quietly,
+    NO_MEMORY: _out_of_memory,
     GARBAGE: lambda: _write(b"\x03\x00\x00\x00\xc1\xc1\xc1"),
     HALF_FRAME: lambda: _write(b"\xff\xff\xff\x3fabc"),  # of a legal size
     HUGE_FRAME: lambda: _write(b"\xff\xff\xff\xff"),
