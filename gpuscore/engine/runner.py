@@ -32,6 +32,10 @@ from gpuscore.types import (
 
 logger = logging.getLogger(__name__)
 
+# Out of memory so often in a row, a batch has long been as small as it gets (at 16, from a million
+# tokens): small pieces that always fit one batch are not tried for ever.
+MAX_OUT_OF_MEMORY = 16
+
 Progress = Callable[[int], None]  # called with the number of items scored so far
 
 
@@ -73,6 +77,7 @@ class Runner:
         self.clock = clock
         self.scheduler = Scheduler(backend.limits, prefix_cache=prefix_cache)
         self.tally = Tally()
+        self._out_of_memory = 0  # batches in a row
         self._tickets: dict[Job, Ticket] = {}
         self._running: tuple[Work, Pending] | None = None
 
@@ -129,6 +134,7 @@ class Runner:
             self._batch_failed(work, error)
             return
         self.tally.collected(work.batch)
+        self._out_of_memory = 0
         valid = [share.valid for share in work.shares]
         self.scheduler.succeeded(work)
         row = 0
@@ -227,7 +233,9 @@ class Runner:
             self.scheduler.failed(work)
             return
         logger.warning("out of memory on a batch of %d tokens", work.batch.num_tokens)
-        if work.is_minimal(self.scheduler.min_budget):
+        self._out_of_memory += 1
+        minimal = work.is_minimal(self.scheduler.min_budget)
+        if minimal or self._out_of_memory > MAX_OUT_OF_MEMORY:
             self.tally.oom_failed += 1
             shown = _caused(InsufficientMemory("not even one item fits the device's memory"), error)
             self._fail(work.shares[0].job, shown)

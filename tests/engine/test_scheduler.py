@@ -319,6 +319,17 @@ def test_an_item_that_never_fits_fails_its_own_request_only():
         check(ticket)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_small_requests_are_not_tried_for_ever(count):
+    """Where nothing fits, however little, nobody waits for it to fit."""
+    rng = np.random.default_rng(0)
+    runner = Runner(TapeBackend(fault=lambda step: OutOfMemory("always")))
+    tickets = [submit(runner, request_of(rng, 2, [1, 1])) for _ in range(count)]
+    run(runner)
+    for ticket in tickets:
+        assert isinstance(ticket.future.exception(), InsufficientMemory)
+
+
 def test_a_deadline_drops_what_has_not_run():
     rng = np.random.default_rng(0)
     now = [0.0]
