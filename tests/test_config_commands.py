@@ -11,7 +11,7 @@ from gpuscore.cli import main
 from gpuscore.config import CONFIGS, ModelConfig
 from gpuscore.options import options
 from support.serving import COMMAND, serving
-from support.settings import OPTIONS, SECRET
+from support.settings import OPTIONS, SECRET, SOURCES
 
 
 @pytest.mark.parametrize("columns", ["80", "100"])
@@ -65,6 +65,53 @@ def test_the_program_refuses_a_wrong_configuration(command, tmp_path):
         assert not done.stdout
 
 
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("name", "value", "want"),
+    [
+        ("host", "0.0.0.0", "--host 0.0.0.0 is reachable"),
+        ("api_key_file", "/no/such", "--api-key-file /no/such: "),
+        ("otlp_endpoint", "collector", "--otlp-endpoint must begin with"),
+        ("model", "not a name!", "MODEL not a name! is neither a directory"),
+    ],
+)
+def test_what_turns_out_wrong_later_names_its_source_too(
+    name, value, want, source, tmp_path, monkeypatch, capsys
+):
+    (item,) = [item for item in options() if item.name == name]
+    arguments, place = [], f"environment {item.variable}"
+    if source == "file":
+        path = tmp_path / "gpuscore.toml"
+        path.write_text(f'{name} = "{value}"\n')
+        arguments, place = ["--config", str(path)], f"file {path}"
+    elif source == "environment":
+        monkeypatch.setenv(item.variable, value)
+    else:
+        arguments = [value] if item.positional else [item.flag, value]
+    assert main(["serve", *arguments]) == 78
+    error = capsys.readouterr().err
+    assert error.startswith(f"gpuscore: {want}")
+    if source == "command line":
+        assert "is set by" not in error
+    else:
+        assert error.endswith(f" ({item.message_name} is set by {place})\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "want"),
+    [
+        ("max_model_len", 99999, "--max-model-len 99999 is over"),
+        ("kv_cache_tokens", 1, "lower --max-model-len or raise --kv-cache-tokens"),
+    ],
+)
+def test_so_does_what_only_the_engines_process_finds(name, value, want):
+    variable, flag = f"GPUSCORE_{name.upper()}", "--" + name.replace("_", "-")
+    done = gpuscore("serve", **{variable: str(value)})
+    assert done.returncode == 78
+    assert want in done.stderr
+    assert done.stderr.endswith(f" ({flag} is set by environment {variable})\n")
+
+
 def table(output):
     """{name: (star, value, source)} of the second section of `gpuscore info`."""
     _, _, section = output.partition("\n\n")
@@ -106,7 +153,10 @@ def test_info_of_a_model_that_cannot_be_served_still_shows_them(capsys, monkeypa
     assert main(["info"]) == 78
     shown = capsys.readouterr()
     assert "environment GPUSCORE_MODEL" in shown.out
-    assert shown.err == "gpuscore: model directory /no/such does not exist\n"
+    assert shown.err == (
+        "gpuscore: MODEL /no/such: the directory does not exist "
+        "(MODEL is set by environment GPUSCORE_MODEL)\n"
+    )
 
 
 def test_score_takes_its_model_from_the_environment(tmp_path):

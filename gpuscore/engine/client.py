@@ -61,6 +61,7 @@ class EngineClient:
 
         Raises:
             ConfigError: it cannot be served.
+            LoadTimeout: it was not ready within the `load_timeout`.
             EngineFailed: the child was lost, or the client closed, before it was ready.
         """
         return self._supervisor.started.result()

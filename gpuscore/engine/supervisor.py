@@ -24,7 +24,7 @@ from gpuscore.engine.messages import (
     encode,
 )
 from gpuscore.engine.process import EngineProcess
-from gpuscore.errors import ConfigError, EngineFailed
+from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 from gpuscore.types import BackendLimits, EngineCounters, EngineStats
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class Supervisor:
         self._past = EngineCounters()  # of the children before
         self._heard = monotonic()  # when a child that was ready last gave a sign of life
         self._silence = 0.0  # seconds without a sign of the child that runs
+        self._loading = 0.0  # seconds that it took to be ready, so far
         self._spawned = 0.0  # when it was started
         self._ready_at: float | None = None
         self._load_seconds = 1.0
@@ -136,6 +137,8 @@ class Supervisor:
             if self._closing.is_set():
                 return
             failures = 1 if served >= self._patience.forgiven else failures + 1
+            if not self.started.done() and self._loading > self._start.engine.load_timeout:
+                raise LoadTimeout(reason)
             if not self.started.done():
                 raise EngineFailed(f"the engine's process was lost at start: {reason}")
             if failures >= self._patience.max_failures:
@@ -153,7 +156,8 @@ class Supervisor:
             process = EngineProcess(self._command)
         except OSError as error:
             return f"it cannot be started ({error})", 0.0
-        self.pid, self._silence, self._spawned = process.pid, 0.0, monotonic()
+        self.pid, self._spawned = process.pid, monotonic()
+        self._silence = self._loading = 0.0
         process.writer.put(lambda: encode(self._start))
         patience = 0.0
         try:
@@ -187,13 +191,28 @@ class Supervisor:
                 if self._ready_at is not None:
                     self._heard = monotonic()
             else:
-                # Capped, because what this process itself has slept through says nothing.
-                self._silence += min(monotonic() - before, 2 * TICK)
+                self._silence += _passed(before)
+            if self._ready_at is None:
+                self._loading += _passed(before)
             before = monotonic()
-            if self._ready_at is not None and self._silence > self._patience.stopped:
-                return f"no sign of life for {self._silence:.1f} s"
+            if reason := self._overdue():
+                return reason
         process.writer.put(lambda: encode(Close()))
         return "closed"
+
+    def _overdue(self) -> str:
+        """Why the process is to be ended because of what it did not say, if it is."""
+        limit = self._start.engine.load_timeout
+        if self._ready_at is not None:
+            late = self._silence > self._patience.stopped
+            return f"no sign of life for {self._silence:.1f} s" if late else ""
+        if self._loading <= limit:
+            return ""
+        doing = "load and warm the model" if self.planned.done() else "import its framework"
+        return (
+            f"the engine did not {doing} within --load-timeout {limit:g} s: something hangs, or "
+            "the limit is too short for this machine"
+        )
 
     def _handle(self, process: EngineProcess, message: FromChild) -> str:
         """Why the process is to be ended, if it is."""
@@ -227,6 +246,11 @@ class Supervisor:
         if not self.started.done():
             self.started.set_result(limits)
         return ""
+
+
+def _passed(since: float) -> float:
+    """Seconds, capped: what this process itself has slept through says nothing of the child."""
+    return min(monotonic() - since, 2 * TICK)
 
 
 def _same_model(one: BackendLimits, other: BackendLimits) -> bool:

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from gpuscore import __version__
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.record import ENGINE, LEFT_CODE, PROGRESS, STAGES, RequestRecord
+from gpuscore.server.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
 from gpuscore.types import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, EngineStats, Sizes
 
 SCORE_ROUTE = "/v1/score"

@@ -207,7 +207,9 @@ def _bind(config: ServerConfig) -> socket.socket:
         sock = socket.create_server((config.host, config.port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:  # OverflowError: a port over 65535
         reason = getattr(error, "strerror", None) or "no such port"
-        raise ConfigError(f"cannot bind {config.host}:{config.port}: {reason}") from error
+        raise ConfigError(
+            f"cannot bind --host {config.host} --port {config.port}: {reason}"
+        ) from error
     # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol; an
     # answer goes out as head and body, and without it the body waits 40 ms for the head's ACK.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -75,6 +76,19 @@ def refuse(directory, config):
 
 def break_at_load(directory, config):
     return Prepared("broken", lambda: time.sleep(0.2) or os._exit(5))
+
+
+def slow_second_load(directory, config):
+    """The first child leaves a mark, and those that find it hang."""
+    mark = Path(os.environ["TAPE_MARK"])
+    if mark.exists():
+        return slow_load(directory, config)
+    mark.touch()
+    return prepare(directory, config)
+
+
+def hanging_import(directory, config):
+    time.sleep(3600)
 
 
 def slow_load(directory, config):
