@@ -64,7 +64,7 @@ class Sizes:
     """How many of each size there were; `counts` has one more than there are bounds."""
 
     counts: tuple[int, ...]
-    total: int = 0  # of all sizes
+    total: int  # of all sizes
 
     def __add__(self, other: "Sizes") -> "Sizes":
         counts = tuple(one + two for one, two in zip(self.counts, other.counts, strict=True))
@@ -75,15 +75,15 @@ class Sizes:
 class EngineCounters:
     """What an engine has done so far. These only grow; ValueError for wrong numbers of counts."""
 
-    batches: int = 0  # collected
-    computed_tokens: int = 0
-    cached_tokens: int = 0  # of prompts, that the prefix cache held
-    evicted_pages: int = 0  # cached pages given up for others
-    oom_retried: int = 0  # batches that ran out of memory, their work handed out again ...
-    oom_failed: int = 0  # ... or, at the smallest size, given up with its request
-    nonfinite_rows: int = 0  # computed; an item is computed twice before its request fails
-    batch_tokens: Sizes = Sizes((0,) * (len(BATCH_TOKENS) + 1))
-    batch_items: Sizes = Sizes((0,) * (len(BATCH_ITEMS) + 1))  # scored rows
+    batches: int  # collected
+    computed_tokens: int
+    cached_tokens: int  # of prompts, that the prefix cache held
+    evicted_pages: int  # cached pages given up for others
+    oom_retried: int  # batches that ran out of memory, their work handed out again ...
+    oom_failed: int  # ... or, at the smallest size, given up with its request
+    nonfinite_rows: int  # computed; an item is computed twice before its request fails
+    batch_tokens: Sizes
+    batch_items: Sizes  # scored rows
 
     def __post_init__(self) -> None:
         for sizes, bounds in ((self.batch_tokens, BATCH_TOKENS), (self.batch_items, BATCH_ITEMS)):
@@ -95,19 +95,29 @@ class EngineCounters:
         return EngineCounters(**{n: getattr(self, n) + getattr(other, n) for n in names})
 
 
+NO_COUNTERS = EngineCounters(
+    *(0,) * 7,
+    batch_tokens=Sizes((0,) * (len(BATCH_TOKENS) + 1), 0),
+    batch_items=Sizes((0,) * (len(BATCH_ITEMS) + 1), 0),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """What an engine is doing, and has done."""
 
-    requests: int = 0  # admitted and not yet answered
-    tokens: int = 0  # of those requests
-    pages_free: int = 0
-    pages_cached: int = 0  # not in use, their content may be found again
-    pages_used: int = 0
-    tokens_per_second: float = 0.0  # while working, smoothed
-    counters: EngineCounters = EngineCounters()
+    requests: int  # admitted and not yet answered
+    tokens: int  # of those requests
+    pages_free: int
+    pages_cached: int  # not in use, their content may be found again
+    pages_used: int
+    tokens_per_second: float  # while working, smoothed
+    counters: EngineCounters
     restarts: int = 0  # of its process; the counters outlive them
     heartbeat_age: float = 0.0  # seconds since its process last gave a sign of life
+
+
+NO_STATS = EngineStats(0, 0, 0, 0, 0, 0.0, NO_COUNTERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from gpuscore.engine.messages import (
 )
 from gpuscore.engine.process import EngineProcess
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
-from gpuscore.types import BackendLimits, EngineCounters, EngineStats
+from gpuscore.types import NO_COUNTERS, NO_STATS, BackendLimits, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +79,8 @@ class Supervisor:
         self._command, self._start, self._owner = command, start, owner
         self._patience = patience
         self._closing = threading.Event()
-        self._stats = EngineStats()  # as of the last heartbeat; counters of all children together
-        self._past = EngineCounters()  # of the children before
+        self._stats = NO_STATS  # as of the last heartbeat; counters of all children together
+        self._past = NO_COUNTERS  # of the children before
         self._heard = monotonic()  # when a child that was ready last gave a sign of life
         self._silence = 0.0  # seconds without a sign of the child that runs
         self._loading = 0.0  # seconds that it took to be ready, so far
@@ -172,7 +172,7 @@ class Supervisor:
             served = 0.0 if self._ready_at is None else monotonic() - self._ready_at
             self._ready_at = None
             self._past = self._stats.counters
-            self._stats = EngineStats(counters=self._past)
+            self._stats = replace(NO_STATS, counters=self._past)
             self._owner.on_lost()
             ended = process.end(patience)
         return reason or ended, served

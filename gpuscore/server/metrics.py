@@ -1,7 +1,7 @@
 """Prometheus metrics. Labels are routes, methods, status and error codes: never an id, a path, a
 key or anything else of a caller's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -19,7 +19,14 @@ from prometheus_client.registry import Collector
 from gpuscore import __version__
 from gpuscore.errors import GpuscoreError
 from gpuscore.server.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
-from gpuscore.types import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, EngineStats, Sizes
+from gpuscore.types import (
+    BATCH_ITEMS,
+    BATCH_TOKENS,
+    NO_STATS,
+    EngineCounters,
+    EngineStats,
+    Sizes,
+)
 
 SCORE_ROUTE = "/v1/score"
 # 1 ms to 120 s: a cached classifier prompt, and the default --request-timeout.
@@ -70,22 +77,16 @@ class Metrics:
         self._tokens = self._sizes(
             "request_prompt_tokens", "Prompt tokens of a scored request", TOKENS
         )
-        self._rejected = Counter(
-            "gpuscore_rejected",
+        self._rejected = self._counters(
+            "rejected",
             "Score requests refused before the engine took them; reason is the answer's error code",
-            ("reason",),
-            registry=self.registry,
+            reason=ERROR_CODES,
         )
-        self._cancelled = Counter(
-            "gpuscore_cancelled",
+        self._cancelled = self._counters(
+            "cancelled",
             "Requests whose client left before the answer, by how far they had come",
-            ("stage",),
-            registry=self.registry,
+            stage=PROGRESS,
         )
-        for code in ERROR_CODES:  # a series that begins at 1 hides its first increase
-            self._rejected.labels(code)
-        for stage in PROGRESS:
-            self._cancelled.labels(stage)
         self._lag = self._sizes(
             "event_loop_lag_seconds",
             "By how much a timer of the server's event loop was late, ten times a second",
@@ -140,6 +141,15 @@ class Metrics:
     def _sizes(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"gpuscore_{name}", what, buckets=buckets, registry=self.registry)
 
+    def _counters(self, name: str, what: str, **labels: Iterable[str]) -> Counter:
+        """A counter with one label and a series for each of its values from the start: one that
+        begins at 1 would hide its first increase."""
+        ((label, values),) = labels.items()
+        counter = Counter(f"gpuscore_{name}", what, (label,), registry=self.registry)
+        for value in values:
+            counter.labels(value)
+        return counter
+
     def _counter(self, name: str, what: str) -> Counter:
         return Counter(f"gpuscore_{name}", what, registry=self.registry)
 
@@ -158,7 +168,7 @@ class _StateCollector(Collector):
         yield _gauge("requests_running", "HTTP requests under way", state.running)
         yield _count("log_lines_dropped", "Log lines that nobody read", state.log_lines_dropped)
         yield _count("connections_refused", "Connections over the limit", state.connections_refused)
-        stats = state.engine or EngineStats()
+        stats = state.engine or NO_STATS
         yield from _engine_counters(stats.counters)
         yield _count("engine_restarts", "Engine processes started after the first", stats.restarts)
         if state.engine is not None:

@@ -115,7 +115,7 @@ def watched(model, tmp_path_factory) -> Iterator[Watched]:
         "--max-headers": 20,
         "--max-header-bytes": 2048,
         "--header-timeout": 0.3,
-        "--body-timeout": 0.3,
+        "--body-timeout": 1,
         "--request-timeout": 20,
     }
     arguments = [str(part) for flag in flags.items() for part in flag]
