@@ -157,7 +157,7 @@ class Runner:
             if finite[index]:
                 logits = scores.label_logits[bounds[index] : bounds[index + 1]]
                 ticket.label_logits[item] = logits
-            elif work.alone:
+            elif work.alone or item in share.job.retried:
                 self._fail(share.job, _nonfinite(item))
                 return
             else:

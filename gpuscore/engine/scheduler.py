@@ -118,8 +118,13 @@ class Scheduler:
         self._successes = 0
 
     def retry_alone(self, job: Job, item: int) -> None:
-        """Run an item once more, in a batch of its own."""
-        self._alone.append((job, item))
+        """Run an item once more, in a batch of its own; one that is too long for that in chunks."""
+        if len(job.request.item_ids[item]) <= self.limits.max_tokens:
+            self._alone.append((job, item))
+        else:
+            job.retried.add(item)
+            job.long.append(item)
+            self._activate(job)
 
     # ---- pages ----
 

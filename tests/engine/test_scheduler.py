@@ -319,6 +319,30 @@ def test_an_item_that_never_fits_fails_its_own_request_only():
         check(ticket)
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_a_long_item_that_is_not_finite_runs_again_in_chunks(always):
+    backend = TapeBackend(max_tokens=32, num_pages=128)
+    collect, spoilt = backend.collect, []
+
+    def spoil(pending):
+        scores = collect(pending)
+        if len(scores.label_logits) and (always or not spoilt):
+            spoilt.append(scores)
+            nan = np.full_like(scores.label_logits, np.nan)
+            scores = dataclasses.replace(scores, label_logits=nan)
+        return scores
+
+    backend.collect = spoil
+    runner = Runner(backend)
+    ticket = submit(runner, request_of(np.random.default_rng(0), 10, [100]))
+    run(runner)
+    if always:
+        assert isinstance(ticket.future.exception(), NonfiniteScore)
+        assert len(spoilt) == 2
+    else:
+        check(ticket)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_small_requests_are_not_tried_for_ever(count):
     """Where nothing fits, however little, nobody waits for it to fit."""

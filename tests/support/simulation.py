@@ -73,6 +73,7 @@ class SimulatedBackend:
             error = OutOfMemory("simulated")
         elif self.strikes("crash"):
             error = RuntimeError("simulated")
+        assert batch.num_tokens <= self.limits.max_tokens, "over the token budget"
         kept = batch.slot_mapping >= 0
         assert len(np.unique(batch.slot_mapping[kept])) == kept.sum(), "two tokens in one slot"
         rows = self._rows(batch)
