@@ -64,11 +64,8 @@ class Engine:
                 pages_free=pages.num_free,
                 pages_cached=pages.num_cached,
                 pages_used=pages.num_used,
-                batches=self._runner.batches,
-                computed_tokens=self._runner.computed_tokens,
-                cached_tokens=self._runner.scheduler.cached_tokens,
-                retried_batches=self._runner.retried_batches,
                 tokens_per_second=self._rate,
+                counters=self._runner.counters(),
             )
 
     def score(

@@ -43,10 +43,14 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, service: ScoringService, drain_timeout: float
+        self,
+        config: uvicorn.Config,
+        service: ScoringService,
+        operations: Operations,
+        drain_timeout: float,
     ) -> None:
         super().__init__(config)
-        self.service = service
+        self.service, self._operations = service, operations
         self.exit_code = EXIT_OK
         self._drain_timeout = drain_timeout
         self._drain_end = 0.0
@@ -69,6 +73,13 @@ class Server(uvicorn.Server):
         elif not self.force_exit:  # a second signal: do not wait for what is in flight
             self.force_exit = True
             threading.Thread(target=self._exit_anyway, daemon=True).start()
+
+    async def main_loop(self) -> None:
+        watching = asyncio.create_task(self._operations.watch_loop())
+        try:
+            await super().main_loop()
+        finally:
+            watching.cancel()
 
     async def on_tick(self, counter: int) -> bool:
         if await super().on_tick(counter):
@@ -118,7 +129,8 @@ def serve(
     with LogWriter() as log, json_logging(log):
         operations = Operations(service, log, tracer, config.log_requests)
         app = create_app(service, config, keys, operations)
-        server = Server(_uvicorn_config(app, config, operations), service, config.drain_timeout)
+        uvicorn_config = _uvicorn_config(app, config, operations)
+        server = Server(uvicorn_config, service, operations, config.drain_timeout)
         try:
             return _run(server, service, _bind(config), load, announce)
         finally:
@@ -195,7 +207,9 @@ def _bind(config: ServerConfig) -> socket.socket:
         sock = socket.create_server((config.host, config.port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:  # OverflowError: a port over 65535
         reason = getattr(error, "strerror", None) or "no such port"
-        raise ConfigError(f"cannot bind {config.host}:{config.port}: {reason}") from error
+        raise ConfigError(
+            f"cannot bind --host {config.host} --port {config.port}: {reason}"
+        ) from error
     # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol; an
     # answer goes out as head and body, and without it the body waits 40 ms for the head's ACK.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

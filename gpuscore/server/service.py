@@ -21,7 +21,7 @@ from gpuscore.engine.scores import (
     label_scores,
 )
 from gpuscore.errors import ModelNotFound, Overloaded, Unavailable
-from gpuscore.server.record import RequestRecord
+from gpuscore.server.record import ENGINE, RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import (
     PromptTokensDetails,
     ScoreAnswer,
@@ -146,16 +146,18 @@ class ScoringService:
             raise ModelNotFound(f"this server has one model: {self.names[0]}", param="model")
         model = self._loaded()
         with self._admitted(tenant):
-            with record.stage("tokenize"):
+            with record.stage(TOKENIZE):
                 request = await self._build(model.builder, given)
             result = None
             if request is not None:
                 salt = cache_salt(tenant, body.cache_salt)
                 request = replace(request, salt=salt, deadline=deadline)
                 submitted = monotonic()
-                result = await asyncio.wrap_future(model.engine.score(request))
+                future = model.engine.score(request)
+                record.progress = ENGINE
+                result = await asyncio.wrap_future(future)
                 record.engine_stages(submitted, result.timings)
-            with record.stage("respond"):
+            with record.stage(RESPOND):
                 answer = partial(_answer, name, body, request, result, temperature)
                 small = request is None or len(request.item_ids) <= SMALL_ITEMS
                 encoded, usage = answer() if small else await self._in_thread(answer)

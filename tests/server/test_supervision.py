@@ -4,82 +4,24 @@ recovers; a stop loses nothing and leaves nothing behind.
 Most servers here are the real one over the tape, whose child starts at once.
 """
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
 from support import tape_child
-from support.serving import RunningServer, children, running, serving, wait_until
+from support.serving import children, running, serving, wait_until
+from support.tape_serving import JSON, PATIENCE, body_of, engine_of, in_flight, tape_server
 from support.wire import Connection, canary, check_error, connected, retry_after
-
-# Restarts late enough to be seen, gives up soon enough to wait for.
-PATIENCE = {"first_delay": 0.7, "max_delay": 0.7, "stopped": 2.5}
-
-
-@contextmanager
-def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare"):
-    quiet = {"log_requests": False} | (server or {})
-    texts = [json.dumps(options or {}) for options in (patience, quiet, engine)]
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "support.tape_server",
-            f"support.tape_child:{factory}",
-            *texts,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
-    )
-    try:
-        line = process.stdout.readline()
-        assert "ready on" in line, process.communicate()
-        running_server = RunningServer(line.split("ready on ")[1].split(" ")[0], process)
-        with connected(running_server) as client:
-            yield running_server, client
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def engine_of(server):
-    """The process id of the server's child."""
-    (pid,) = children(server.process.pid)
-    return pid
-
-
-def body_of(*tokens):
-    return json.dumps({"items": [[*tokens]], "label_token_ids": [3]}).encode()
 
 
 def scores(client):
     reply = client.post("/v1/score", content=body_of(1, 2), headers=JSON)
     assert reply.status_code == 200, reply.text
     return reply.json()["scores"]
-
-
-JSON = {"content-type": "application/json"}
-
-
-@contextmanager
-def in_flight(client, *tokens):
-    """A connection whose request is with the engine."""
-    with Connection(client) as connection:
-        connection.request(body=body_of(*tokens))
-        time.sleep(0.2)
-        yield connection
 
 
 def status(client, path):
@@ -150,6 +92,19 @@ def test_a_crash_loop_gives_up():
         error = server.process.stderr.read()
         assert "the engine failed 3 times in a row, last: exit code 9" in error
         assert "Traceback" not in error
+
+
+def test_a_model_that_is_never_ready(tmp_path):
+    """The real program, whose engine is stopped while it loads."""
+    log = tmp_path / "log"
+    limit = {"GPUSCORE_LOAD_TIMEOUT": "1.5"}
+    with serving("demo", environment=limit, wait=False, log=log) as server:
+        wait_until(lambda: children(server.process.pid))
+        os.kill(engine_of(server), signal.SIGSTOP)
+        assert server.process.wait(timeout=20) == 75
+    last = log.read_text().splitlines()[-1]
+    assert "within --load-timeout 1.5 s" in last
+    assert last.endswith("(--load-timeout is set by environment GPUSCORE_LOAD_TIMEOUT)")
 
 
 def test_the_child_dies_with_its_parent():
