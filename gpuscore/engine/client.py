@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 
+from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
 from gpuscore.engine.frames import MAX_FRAME, Make, ProtocolError
 from gpuscore.engine.messages import (
     Cancel,
@@ -18,8 +19,8 @@ from gpuscore.engine.messages import (
     to_result,
 )
 from gpuscore.engine.outcome import resolve
-from gpuscore.engine.supervisor import MAX_RETRY_AFTER, Patience, Supervisor
-from gpuscore.errors import Overloaded, TooManyTokens, Unavailable
+from gpuscore.engine.supervisor import Patience, Supervisor
+from gpuscore.errors import TooManyTokens, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 _NOTHING_YET = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
@@ -43,12 +44,11 @@ class EngineClient:
     def __init__(
         self, command: Sequence[str], start: Start, patience: Patience | None = None
     ) -> None:
-        self.config = start.engine
         self._lock = threading.Lock()
         self._ids = count()
         self._issued = 0
         self._waiting: dict[int, _Waiting] = {}
-        self._tokens = 0  # of those requests
+        self.backlog = Backlog(start.engine, lambda: self.stats().tokens_per_second)
         self._send: Callable[[Make], None] | None = None  # None while no child is ready
         self._closing = False
         self._supervisor = Supervisor(command, start, self, patience or Patience())
@@ -105,7 +105,7 @@ class EngineClient:
             send = self._send if self.alive else None
             if send is None:
                 raise Unavailable("the engine is not running", retry_after=self._retry_after())
-            self._admit(request.num_tokens)
+            self.backlog.admit(request)  # on this side too: a full pipe is no queue
             id = next(self._ids)
             self._issued = id + 1
             self._waiting[id] = _Waiting(request, future)
@@ -140,23 +140,10 @@ class EngineClient:
         else:
             resolve(waiting.future, to_result(answer, waiting.request))
 
-    def _admit(self, tokens: int) -> None:
-        """The limits of `EngineConfig`, on this side too: a full pipe is no queue."""
-        requests, config = len(self._waiting), self.config
-        full = requests >= config.max_queued_requests
-        if full or (requests and self._tokens + tokens > config.max_queued_tokens):
-            rate = self.stats().tokens_per_second
-            seconds = round(self._tokens / rate) if rate > 0 else 1
-            raise Overloaded(
-                f"{requests} requests with {self._tokens} tokens are in flight",
-                retry_after=max(1, min(MAX_RETRY_AFTER, seconds)),
-            )
-        self._tokens += tokens
-
     def _leave(self, id: int, send: Callable[[Make], None]) -> None:
         with self._lock:
             waiting = self._waiting.pop(id)
-            self._tokens -= waiting.request.num_tokens
+            self.backlog.leave(waiting.request)
         if waiting.future.cancelled():
             send(lambda: encode(Cancel(id)))
 

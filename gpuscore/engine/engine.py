@@ -9,13 +9,12 @@ from time import monotonic
 
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
+from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
 from gpuscore.engine.runner import Progress, Runner, Ticket
-from gpuscore.errors import InsufficientMemory, Overloaded, Unavailable
+from gpuscore.errors import InsufficientMemory, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 logger = logging.getLogger(__name__)
-
-MAX_RETRY_AFTER = 30  # seconds
 
 
 class Engine:
@@ -30,9 +29,8 @@ class Engine:
         self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()
-        self._requests = 0
-        self._tokens = 0
         self._rate = 0.0  # tokens per second while working, smoothed
+        self.backlog = Backlog(config, lambda: self._rate)
         self._closing = False
         self._failed = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -52,8 +50,8 @@ class Engine:
         pages = self._runner.scheduler.pages
         with self._condition:
             return EngineStats(
-                requests=self._requests,
-                tokens=self._tokens,
+                requests=self.backlog.requests,
+                tokens=self.backlog.tokens,
                 pages_free=pages.num_free,
                 pages_cached=pages.num_cached,
                 pages_used=pages.num_used,
@@ -88,10 +86,10 @@ class Engine:
         with self._condition:
             if not self.alive:
                 raise Unavailable("the engine is not running", retry_after=MAX_RETRY_AFTER)
-            self._admit(request.num_tokens)
+            self.backlog.admit(request)
             self._inbox.append(ticket)
             self._condition.notify()
-        future.add_done_callback(lambda _: self._leave(request.num_tokens))
+        future.add_done_callback(lambda _: self._leave(request))
         return future
 
     def close(self) -> None:
@@ -102,25 +100,10 @@ class Engine:
         self._thread.join()
         self._backend.close()
 
-    def _admit(self, tokens: int) -> None:
-        full = self._requests >= self.config.max_queued_requests
-        if full or (self._requests and self._tokens + tokens > self.config.max_queued_tokens):
-            raise Overloaded(
-                f"{self._requests} requests with {self._tokens} tokens are in flight",
-                retry_after=self._retry_after(),
-            )
-        self._requests += 1
-        self._tokens += tokens
-
-    def _leave(self, tokens: int) -> None:
+    def _leave(self, request: ScoreRequest) -> None:
         with self._condition:
-            self._requests -= 1
-            self._tokens -= tokens
+            self.backlog.leave(request)
             self._condition.notify()  # a cancelled request is dropped at the next step
-
-    def _retry_after(self) -> int:
-        seconds = self._tokens / self._rate if self._rate else 1
-        return max(1, min(MAX_RETRY_AFTER, round(seconds)))
 
     def _loop(self) -> None:
         try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
+from gpuscore.engine.admission import MAX_RETRY_AFTER
 from gpuscore.engine.frames import Make, ProtocolError
 from gpuscore.engine.messages import (
     Close,
@@ -30,7 +31,6 @@ from gpuscore.types import BackendLimits, EngineStats
 logger = logging.getLogger(__name__)
 
 TICK = 0.1  # seconds between two looks at a silent child
-MAX_RETRY_AFTER = 30  # seconds
 
 
 @dataclass(frozen=True, slots=True)

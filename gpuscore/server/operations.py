@@ -7,7 +7,6 @@ from typing import Protocol
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpuscore.errors import GpuscoreError
 from gpuscore.server.log import LogWriter, request_line
 from gpuscore.server.metrics import Metrics, ServerState
 from gpuscore.server.record import (
@@ -16,7 +15,6 @@ from gpuscore.server.record import (
     UNMATCHED,
     Headers,
     RequestRecord,
-    new_request_id,
     record_of,
 )
 from gpuscore.server.service import ScoringService
@@ -54,13 +52,6 @@ class Operations:
             record.trace_id = self.tracer.finished(record, headers)
         if self.log is not None and self.log_requests:
             self.log.write(request_line(record))
-
-    def refused(self, error: GpuscoreError) -> str:
-        """Note a refusal of what was not even a request; returns the id to answer with."""
-        record = RequestRecord(new_request_id())
-        record.refuse(error.status, error.code)
-        self.finish(record)
-        return record.request_id
 
     def _state(self) -> ServerState:
         model = self.service.model

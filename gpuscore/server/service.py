@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from gpuscore.engine.admission import Backlog
 from gpuscore.engine.scores import (
     check_temperature,
     label_logprobs,
@@ -51,6 +53,9 @@ class ScoringEngine(Protocol):
     @property
     def alive(self) -> bool: ...
 
+    @property
+    def backlog(self) -> Backlog: ...
+
     def score(self, request: ScoreRequest) -> "Future[ScoreResult]": ...
 
     def stats(self) -> EngineStats: ...
@@ -73,13 +78,19 @@ class LoadedModel:
 class ScoringService:
     """Serves one model, from before it is loaded until after it is drained."""
 
-    def __init__(self, names: tuple[str, ...], max_inflight_per_key: int) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        max_inflight_per_key: int,
+        max_queue_seconds: float = math.inf,
+    ) -> None:
         self.names = names  # first the one shown in /v1/models
         self.model: LoadedModel | None = None
         self.draining = False
         self.abandoned = False
         self.failed = False
-        self._max_inflight = max_inflight_per_key
+        self.turns = 0  # requests that are complete and wait until their work is begun
+        self._max_inflight, self._max_wait = max_inflight_per_key, max_queue_seconds
         self._inflight: Counter[str] = Counter()
         self._handlers: set[asyncio.Task[Any]] = set()
         # Text and all that is large is worked on here, never on the event loop.
@@ -96,7 +107,7 @@ class ScoringService:
     @property
     def busy(self) -> bool:
         """Whether a request that came before the drain is not answered yet."""
-        return bool(self._handlers)
+        return bool(self._handlers) or self.turns > 0
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
@@ -153,6 +164,10 @@ class ScoringService:
                 salt = cache_salt(tenant, body.cache_salt)
                 request = replace(request, salt=salt, deadline=deadline)
                 submitted = monotonic()
+                longest = min(self._max_wait, deadline - submitted)
+                refusal = model.engine.backlog.wait_refusal(request.num_tokens, longest)
+                if refusal is not None:
+                    raise refusal
                 result = await asyncio.wrap_future(model.engine.score(request))
                 record.engine_stages(submitted, result.timings)
             with record.stage("respond"):

@@ -6,7 +6,8 @@ from concurrent.futures import Future
 import httpx
 import numpy as np
 
-from gpuscore.config import RequestLimits, ServerConfig
+from gpuscore.config import EngineConfig, RequestLimits, ServerConfig
+from gpuscore.engine.admission import Backlog
 from gpuscore.server.app import create_app
 from gpuscore.server.auth import ApiKeys
 from gpuscore.server.service import LoadedModel, ScoringService
@@ -26,6 +27,7 @@ class StubEngine:
 
     def __init__(self):
         self.requests = []
+        self.backlog = Backlog(EngineConfig(), lambda: STATS.tokens_per_second)
 
     def stats(self):
         return STATS

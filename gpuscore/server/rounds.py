@@ -1,0 +1,52 @@
+"""Rounds of the event loop: when the one under way began, and how many connections it takes in.
+
+A round handles what was ready when it began. What becomes ready meanwhile waits for the next, so
+the length of a round is how late the server is.
+"""
+
+import selectors
+import socket
+from time import monotonic
+from typing import Any
+
+ACCEPTS = 64  # connections taken in per round; the kernel keeps the others
+LATE = 0.05  # seconds; a round older than this takes in none
+
+
+class Rounds(selectors.DefaultSelector):
+    """The loop's selector, which is where a round begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+        self.began = monotonic()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(timeout)
+        self.number += 1
+        self.began = monotonic()
+        return ready
+
+    @property
+    def age(self) -> float:
+        """Seconds since the round began."""
+        return monotonic() - self.began
+
+
+class Listener(socket.socket):
+    """A listening socket that says it has nothing to accept when the loop has enough to do.
+
+    asyncio accepts up to its whole backlog in one go, and looks again in the next round.
+    """
+
+    rounds: Rounds
+    _round = -1
+    _accepted = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._round != self.rounds.number:
+            self._round, self._accepted = self.rounds.number, 0
+        if self._accepted >= ACCEPTS or self.rounds.age > LATE:
+            raise BlockingIOError
+        self._accepted += 1
+        return super().accept()
