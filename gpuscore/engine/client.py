@@ -1,13 +1,14 @@
 """`EngineClient`: an `Engine` that lives in a process of its own."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
-from gpuscore.engine.frames import MAX_FRAME, Make, ProtocolError
+from gpuscore.engine.frames import MAX_FRAME, ProtocolError, Send
 from gpuscore.engine.messages import (
     Cancel,
     Failure,
@@ -20,7 +21,7 @@ from gpuscore.engine.messages import (
 )
 from gpuscore.engine.outcome import resolve
 from gpuscore.engine.supervisor import Patience, Supervisor
-from gpuscore.errors import TooManyTokens, Unavailable
+from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 _NOTHING_YET = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
@@ -49,7 +50,7 @@ class EngineClient:
         self._issued = 0
         self._waiting: dict[int, _Waiting] = {}
         self.backlog = Backlog(start.engine, lambda: self.stats().tokens_per_second)
-        self._send: Callable[[Make], None] | None = None  # None while no child is ready
+        self._send: Send | None = None  # None while no child is ready
         self._closing = False
         self._supervisor = Supervisor(command, start, self, patience or Patience())
         self._supervisor.start()
@@ -100,18 +101,39 @@ class EngineClient:
         Raises:
             Overloaded, Unavailable: at once; all other errors come with the future.
         """
-        future: Future[ScoreResult] = Future()
+        (outcome,) = self.score_all([request])
+        if isinstance(outcome, GpuscoreError):
+            raise outcome
+        return outcome
+
+    def score_all(
+        self, requests: Sequence[ScoreRequest]
+    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+        """As `score` for each of them; they go over the pipe together."""
+        outcomes: list[Future[ScoreResult] | GpuscoreError] = []
+        ids: list[int] = []
         with self._lock:
             send = self._send if self.alive else None
-            if send is None:
-                raise Unavailable("the engine is not running", retry_after=self._retry_after())
-            self.backlog.admit(request)  # on this side too: a full pipe is no queue
-            id = next(self._ids)
-            self._issued = id + 1
-            self._waiting[id] = _Waiting(request, future)
-        send(lambda: self._encode(id))
-        future.add_done_callback(lambda _: self._leave(id, send))
-        return future
+            for request in requests:
+                try:
+                    if send is None:
+                        after = self._retry_after()
+                        raise Unavailable("the engine is not running", retry_after=after)
+                    self.backlog.admit(request)  # on this side too: a full pipe is no queue
+                except GpuscoreError as error:
+                    outcomes.append(error)
+                    continue
+                future: Future[ScoreResult] = Future()
+                ids.append(id := next(self._ids))
+                self._waiting[id] = _Waiting(request, future)
+                outcomes.append(future)
+            self._issued = ids[-1] + 1 if ids else self._issued
+        if send is not None:
+            send(*(partial(self._encode, id) for id in ids))
+            admitted = (outcome for outcome in outcomes if isinstance(outcome, Future))
+            for id, future in zip(ids, admitted, strict=True):
+                future.add_done_callback(partial(self._leave, id, send))
+        return outcomes
 
     def close(self) -> None:
         """End the child after the batch in flight; what still waits fails with `Unavailable`."""
@@ -119,7 +141,7 @@ class EngineClient:
         self._fail_all()
         self._supervisor.close()
 
-    def on_ready(self, send: Callable[[Make], None]) -> None:
+    def on_ready(self, send: Send) -> None:
         with self._lock:
             self._send = send
 
@@ -140,7 +162,7 @@ class EngineClient:
         else:
             resolve(waiting.future, to_result(answer, waiting.request))
 
-    def _leave(self, id: int, send: Callable[[Make], None]) -> None:
+    def _leave(self, id: int, send: Send, _: "Future[ScoreResult]") -> None:
         with self._lock:
             waiting = self._waiting.pop(id)
             self.backlog.leave(waiting.request)

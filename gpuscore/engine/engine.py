@@ -3,15 +3,16 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from time import monotonic
 
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
 from gpuscore.engine.runner import Progress, Runner, Ticket
-from gpuscore.errors import InsufficientMemory, Unavailable
+from gpuscore.errors import GpuscoreError, InsufficientMemory, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 logger = logging.getLogger(__name__)
@@ -76,21 +77,47 @@ class Engine:
             InsufficientMemory: the request cannot run even alone.
             Unavailable: the engine is closed or has failed.
         """
+        (outcome,) = self._queue([request], progress)
+        if isinstance(outcome, GpuscoreError):
+            raise outcome
+        return outcome
+
+    def score_all(
+        self, requests: Sequence[ScoreRequest]
+    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+        """As `score` for each of them; they are queued at once, so one batch may have them all."""
+        return self._queue(requests, None)
+
+    def _queue(
+        self, requests: Sequence[ScoreRequest], progress: Progress | None
+    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+        outcomes: list[Future[ScoreResult] | GpuscoreError] = []
+        arrived = self.clock()
+        with self._condition:
+            for request in requests:
+                try:
+                    self._admit(request)
+                except GpuscoreError as error:
+                    outcomes.append(error)
+                    continue
+                future: Future[ScoreResult] = Future()
+                self._inbox.append(Ticket(request, future, progress, arrived))
+                outcomes.append(future)
+            self._condition.notify()
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if isinstance(outcome, Future):
+                outcome.add_done_callback(partial(self._leave, request))
+        return outcomes
+
+    def _admit(self, request: ScoreRequest) -> None:
         if not self._runner.scheduler.fits(request):
             raise InsufficientMemory(
                 f"the request's {len(request.query_ids)} shared tokens and longest item need more "
                 f"than the {self.limits.num_pages * self.limits.page_size} tokens of KV cache"
             )
-        future: Future[ScoreResult] = Future()
-        ticket = Ticket(request, future, progress, self.clock())
-        with self._condition:
-            if not self.alive:
-                raise Unavailable("the engine is not running", retry_after=MAX_RETRY_AFTER)
-            self.backlog.admit(request)
-            self._inbox.append(ticket)
-            self._condition.notify()
-        future.add_done_callback(lambda _: self._leave(request))
-        return future
+        if not self.alive:
+            raise Unavailable("the engine is not running", retry_after=MAX_RETRY_AFTER)
+        self.backlog.admit(request)
 
     def close(self) -> None:
         """Stop after the batch in flight; whatever still waits fails with `Unavailable`."""
@@ -100,7 +127,7 @@ class Engine:
         self._thread.join()
         self._backend.close()
 
-    def _leave(self, request: ScoreRequest) -> None:
+    def _leave(self, request: ScoreRequest, _: "Future[ScoreResult]") -> None:
         with self._condition:
             self.backlog.leave(request)
             self._condition.notify()  # a cancelled request is dropped at the next step

@@ -3,14 +3,14 @@
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
 from gpuscore.engine.admission import MAX_RETRY_AFTER
-from gpuscore.engine.frames import Make, ProtocolError
+from gpuscore.engine.frames import ProtocolError, Send
 from gpuscore.engine.messages import (
     Close,
     Failure,
@@ -49,7 +49,7 @@ class Patience:
 class Owner(Protocol):
     """Who is told about the child; all calls come from the supervisor's thread."""
 
-    def on_ready(self, send: Callable[[Make], None]) -> None:
+    def on_ready(self, send: Send) -> None:
         """A child is ready; `send` takes messages to it, without waiting."""
 
     def on_answer(self, answer: Result | Failure) -> None:

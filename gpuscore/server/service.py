@@ -22,7 +22,8 @@ from gpuscore.engine.scores import (
     label_mass,
     label_scores,
 )
-from gpuscore.errors import ModelNotFound, Overloaded, Unavailable
+from gpuscore.errors import GpuscoreError, ModelNotFound, Overloaded, Unavailable
+from gpuscore.server.bridge import Bridge
 from gpuscore.server.record import RequestRecord
 from gpuscore.server.schema import (
     PromptTokensDetails,
@@ -56,7 +57,9 @@ class ScoringEngine(Protocol):
     @property
     def backlog(self) -> Backlog: ...
 
-    def score(self, request: ScoreRequest) -> "Future[ScoreResult]": ...
+    def score_all(
+        self, requests: list[ScoreRequest]
+    ) -> "list[Future[ScoreResult] | GpuscoreError]": ...
 
     def stats(self) -> EngineStats: ...
 
@@ -93,6 +96,7 @@ class ScoringService:
         self._max_inflight, self._max_wait = max_inflight_per_key, max_queue_seconds
         self._inflight: Counter[str] = Counter()
         self._handlers: set[asyncio.Task[Any]] = set()
+        self._bridge: Bridge | None = None
         # Text and all that is large is worked on here, never on the event loop.
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
 
@@ -168,7 +172,7 @@ class ScoringService:
                 refusal = model.engine.backlog.wait_refusal(request.num_tokens, longest)
                 if refusal is not None:
                     raise refusal
-                result = await asyncio.wrap_future(model.engine.score(request))
+                result = await self._bridge_to(model.engine).score(request)
                 record.engine_stages(submitted, result.timings)
             with record.stage("respond"):
                 answer = partial(_answer, name, body, request, result, temperature)
@@ -177,6 +181,11 @@ class ScoringService:
             record.prompt_tokens = usage.prompt_tokens
             record.cached_tokens = usage.prompt_tokens_details.cached_tokens
             return encoded
+
+    def _bridge_to(self, engine: ScoringEngine) -> Bridge:
+        if self._bridge is None or self._bridge.loop is not asyncio.get_running_loop():
+            self._bridge = Bridge(engine)
+        return self._bridge
 
     async def _build(self, builder: PromptBuilder, given: ScoreInput) -> ScoreRequest | None:
         if _is_small(given):

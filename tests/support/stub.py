@@ -32,7 +32,10 @@ class StubEngine:
     def stats(self):
         return STATS
 
-    def score(self, request):
+    def score_all(self, requests):
+        return [self._score(request) for request in requests]
+
+    def _score(self, request):
         self.requests.append(request)
         future = Future()
         logits = tuple(np.zeros(len(ids), np.float32) for ids in request.label_ids)
