@@ -1,6 +1,7 @@
 """`Engine.score`: admission, a queue, and the one thread that drives the runner."""
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 logger = logging.getLogger(__name__)
 
+RATE_SECONDS = 5.0  # of work, over which the token rate is averaged
+
 
 class Engine:
     """Thread-safe front of a `Runner`; `close` fails what is still waiting."""
@@ -30,7 +33,8 @@ class Engine:
         self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()
-        self._rate = 0.0  # tokens per second while working, smoothed
+        self._done = self._busy = 0.0  # tokens and seconds of work, what is long ago counts less
+        self._rate = 0.0  # tokens per second while working
         self.backlog = Backlog(config, lambda: self._rate)
         self._closing = False
         self._failed = False
@@ -158,9 +162,11 @@ class Engine:
             return not self._closing
 
     def _step(self) -> None:
-        start = self.clock()
-        tokens = self._runner.step()
-        elapsed = self.clock() - start
-        if tokens and elapsed > 0:
-            rate = tokens / elapsed
-            self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
+        start, done = self.clock(), self._runner.computed_tokens
+        self._runner.step()
+        # A batch is launched in one step and collected in another, so only sums tell the rate.
+        elapsed = max(0.0, self.clock() - start)
+        kept = math.exp(-elapsed / RATE_SECONDS)
+        self._busy = kept * self._busy + elapsed
+        self._done = kept * self._done + self._runner.computed_tokens - done
+        self._rate = self._done / self._busy if self._busy > 0 else 0.0

@@ -197,7 +197,8 @@ class OuterMiddleware:
             await self.app(scope, receive, send)
             return
         send = self._closing(send)
-        refusal = head_refusal(scope, self.config)
+        target = len(scope["raw_path"]) + len(scope["query_string"])
+        refusal = head_refusal(scope["headers"], target, self.config)
         if refusal is not None:
             await error_response(refusal, {"Connection": "close"})(scope, receive, send)
             return

@@ -11,6 +11,8 @@ from typing import Protocol
 from gpuscore.errors import GpuscoreError
 from gpuscore.types import ScoreRequest, ScoreResult
 
+ANSWERS = 32  # that a round of the loop takes; the others wait for the next, see `gate`
+
 
 class Engine(Protocol):
     def score_all(
@@ -72,7 +74,7 @@ class Bridge:
 
     def _deliver(self) -> None:
         self._waking = False  # before looking, so that nothing is overlooked
-        while self._coming:
+        for _ in range(min(ANSWERS, len(self._coming))):
             call = self._coming.popleft()
             future, answer = call.future, call.answer
             if future is None or future.cancelled() or answer.done():
@@ -82,3 +84,6 @@ class Bridge:
                 answer.set_result(future.result())
             else:
                 answer.set_exception(error)
+        if self._coming and not self._waking:
+            self._waking = True
+            self.loop.call_soon(self._deliver)

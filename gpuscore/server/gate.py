@@ -43,8 +43,12 @@ class Gate:
     def draining(self) -> bool:
         return self._service.draining
 
-    def refusal(self, announced: int) -> Overloaded | None:
-        """Why a request with so many bytes of body would not be let in now, if it would not.
+    def refusal(self, announced: int, own: int = 0) -> Overloaded | None:
+        """Why a request would not be let in now, if it would not.
+
+        Args:
+            announced: bytes of its body that are still to come, as far as is known.
+            own: bytes that came already.
 
         None also where there is another answer: without an engine, and while draining.
         """
@@ -57,21 +61,24 @@ class Gate:
                 f"{requests} requests with {backlog.tokens} tokens are in flight",
                 retry_after=backlog.retry_after,
             )
-        if self.bytes + announced > self._config.max_queued_bytes and self.bytes:
+        others, limit = self.bytes - own, self._config.max_queued_bytes
+        if others and self.bytes + announced > limit:
             return Overloaded(
-                f"{requests} requests with bodies of {self.bytes} bytes are in flight, the limit "
-                f"is {self._config.max_queued_bytes}",
+                f"{requests} requests and bodies of {others} bytes are in flight, the limit is "
+                f"{limit} bytes",
                 retry_after=backlog.retry_after,
             )
         if self._rounds.age > BEHIND:
             return Overloaded(f"the server is {self._rounds.age:.1f} seconds late", retry_after=1)
         seconds = min(self._config.max_queue_seconds, self._config.request_timeout)
-        return backlog.wait_refusal(announced // BYTES_PER_TOKEN, seconds)
+        return backlog.wait_refusal((own + announced) // BYTES_PER_TOKEN, seconds)
 
-    def received(self, size: int) -> Overloaded | None:
-        """Count a part of a body; an error if that is one too many."""
+    def received(self, exchange: Exchange, size: int) -> Overloaded | None:
+        """Count a part of a body; an error if there is no memory for it."""
         self.bytes += size
-        return self.refusal(0) if self.bytes > self._config.max_queued_bytes else None
+        exchange.size += size
+        full = self.bytes > self._config.max_queued_bytes
+        return self.refusal(0, exchange.size) if full else None
 
     def enter(self, exchange: Exchange, start: Callable[[], None]) -> None:
         """Count a complete request, and call `start` in its turn: now, if nobody waits."""

@@ -33,6 +33,10 @@ class Head:
         return [value for key, value in self.fields if key == name]
 
     @property
+    def path(self) -> bytes:
+        return self.target.partition(b"?")[0]
+
+    @property
     def length(self) -> int | None:
         """Bytes of the body; None if only its end will tell."""
         if self.values(b"transfer-encoding"):
@@ -75,7 +79,8 @@ class RequestParser:
     @property
     def seen(self) -> Head:
         """As much of the head as is known."""
-        return Head(b"", self._target, "", self._fields, False)
+        method = self._method or self._llhttp.get_method() if self._target else b""
+        return Head(method, self._target, "", self._fields, False)
 
     def feed(self, data: bytes) -> None:
         """

@@ -21,14 +21,14 @@ from gpuscore.server.gate import Gate
 from gpuscore.server.heads import head_refusal
 from gpuscore.server.operations import Operations, server_timing
 from gpuscore.server.parser import Head, RequestParser
-from gpuscore.server.record import UNMATCHED, RequestRecord, record_of
+from gpuscore.server.record import UNMATCHED, RequestRecord, new_record, record_of
 
 KEEP_ALIVE = 5.0  # seconds that a connection may be idle
 LINGER = 2.0  # seconds for a client that still sends although it was answered for good
 SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read for the connection's sake
 NEVER = float("inf")
 
-_SCORE_TARGETS = (SCORE_PATH.encode(), SCORE_PATH.encode() + b"?")
+_SCORE_PATH = SCORE_PATH.encode()
 
 
 class ScoreProtocol(asyncio.Protocol):
@@ -125,12 +125,12 @@ class ScoreProtocol(asyncio.Protocol):
 
     def on_head(self, head: Head) -> None:
         self._used = True
-        scoring = head.method == b"POST" and head.target.startswith(_SCORE_TARGETS)
-        scope = self._scope(head)
-        if scoring and not self._exchanges and scope["path"] == SCORE_PATH:
+        scoring = head.method == b"POST" and head.path == _SCORE_PATH
+        if scoring and not self._exchanges:
             refusal = self._gate.refusal(head.length or 0)
-            if refusal is not None and self._turn_away(scope, head, refusal):
+            if refusal is not None and self._turn_away(head, refusal):
                 return
+        scope = self._scope(head)
         exchange = Exchange(self, self._loop, scope, head.keep_alive)
         exchange.expects_continue = b"100-continue" in map(bytes.lower, head.values(b"expect"))
         exchange.scoring = scoring
@@ -146,8 +146,7 @@ class ScoreProtocol(asyncio.Protocol):
         if exchange is None or exchange.over or exchange.gone:
             return
         if exchange.size <= self._config.max_body_bytes:  # beyond it nobody keeps them
-            refusal = self._gate.received(len(data))
-            exchange.size += len(data)
+            refusal = self._gate.received(exchange, len(data))
             if refusal is not None:
                 exchange.refuse(refusal)
         exchange.feed(data)
@@ -217,7 +216,7 @@ class ScoreProtocol(asyncio.Protocol):
 
     def _admit(self, exchange: Exchange, proceed: Callable[[], None]) -> None:
         """Its body is complete."""
-        refusal = self._gate.refusal(0) if exchange.scoring else None
+        refusal = self._gate.refusal(0, exchange.size) if exchange.scoring else None
         if refusal is not None:
             exchange.refuse(refusal)
         if exchange.scoring and refusal is None:
@@ -253,11 +252,12 @@ class ScoreProtocol(asyncio.Protocol):
         if self._closing:
             self._set_deadline(LINGER)
 
-    def _turn_away(self, scope: Scope, head: Head, error: Overloaded) -> bool:
+    def _turn_away(self, head: Head, error: Overloaded) -> bool:
         """Refuse at the head, unless the request deserves another answer."""
-        record = record_of(scope)
+        record = new_record(head.method, head.fields)
         tenant = self._gate.tenant(head.values(b"authorization"))
-        if tenant is None or record.bad_request_id or head_refusal(scope, self._config):
+        bad = head_refusal(head.fields, len(head.target), self._config)
+        if tenant is None or record.bad_request_id or bad is not None:
             return False
         record.route, record.tenant = SCORE_PATH, tenant
         length = head.length
@@ -290,9 +290,8 @@ class ScoreProtocol(asyncio.Protocol):
             self._abandon(exchange)
         elif not self._closing:
             seen = self._parser.seen
-            scope = self._scope(seen)
-            record = record_of(scope)
-            record.route = SCORE_PATH if scope["path"] == SCORE_PATH else UNMATCHED
+            record = new_record(seen.method, seen.fields)
+            record.route = SCORE_PATH if seen.path == _SCORE_PATH else UNMATCHED
             self._write_error(record, error, False)
             self._operations.finish(record, seen.fields)
         transport.close()
@@ -325,8 +324,7 @@ class ScoreProtocol(asyncio.Protocol):
 
     def _scope(self, head: Head) -> Scope:
         """As ASGI has it, with the request's record."""
-        raw_path, _, query = head.target.partition(b"?")
-        path = raw_path.decode("latin-1")
+        path = head.path.decode("latin-1")
         scope: Scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -337,8 +335,8 @@ class ScoreProtocol(asyncio.Protocol):
             "method": head.method.decode("latin-1"),
             "root_path": "",
             "path": unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": query,
+            "raw_path": head.path,
+            "query_string": head.target[len(head.path) + 1 :],
             "headers": head.fields,
             "state": {"draining": self._gate.draining},
         }

@@ -15,7 +15,10 @@ STAGES = ("tokenize", "queue", "batch", "device", "respond")
 UNMATCHED = "unmatched"  # route of what matches none: paths are the caller's text
 OTHER_METHOD = "other"
 CLIENT_LEFT, LEFT_CODE = 499, "client_left"  # nginx's number; never on the wire
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"})
+_METHODS = {
+    name.encode(): name
+    for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
+}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
@@ -71,11 +74,15 @@ def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
     """The record of a request, made on first sight of it."""
     state = scope.setdefault("state", {})
     if "record" not in state:
-        request_id, good = _request_id(scope["headers"])
-        method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
-        state["record"] = RequestRecord(request_id, not good, method)
+        state["record"] = new_record(scope["method"].encode("latin-1"), scope["headers"])
     record: RequestRecord = state["record"]
     return record
+
+
+def new_record(method: bytes, headers: Headers) -> RequestRecord:
+    """The record of a request with this head."""
+    request_id, good = _request_id(headers)
+    return RequestRecord(request_id, not good, _METHODS.get(method, OTHER_METHOD))
 
 
 def new_request_id() -> str:

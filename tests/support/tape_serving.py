@@ -1,0 +1,61 @@
+"""A real server over the tape, in a process of its own (`tape_server`), and requests to it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.serving import RunningServer
+from support.wire import Connection, connected
+
+# Restarts late enough to be seen, gives up soon enough to wait for.
+PATIENCE = {"first_delay": 0.7, "max_delay": 0.7, "stopped": 2.5}
+
+
+@contextmanager
+def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare"):
+    quiet = {"log_requests": False} | (server or {})
+    texts = [json.dumps(options or {}) for options in (patience, quiet, engine)]
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "support.tape_server",
+            f"support.tape_child:{factory}",
+            *texts,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
+    )
+    try:
+        line = process.stdout.readline()
+        assert "ready on" in line, process.communicate()
+        running_server = RunningServer(line.split("ready on ")[1].split(" ")[0], process)
+        with connected(running_server) as client:
+            yield running_server, client
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def body_of(*tokens):
+    return json.dumps({"items": [[*tokens]], "label_token_ids": [3]}).encode()
+
+
+JSON = {"content-type": "application/json"}
+
+
+@contextmanager
+def in_flight(client, *tokens):
+    """A connection whose request is with the engine."""
+    with Connection(client) as connection:
+        connection.request(body=body_of(*tokens))
+        time.sleep(0.2)
+        yield connection
