@@ -5,8 +5,10 @@ import logging
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -14,7 +16,7 @@ from time import monotonic, sleep
 from gpuscore.backends.base import Backend, Pending, Prepared
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.engine.frames import FrameReader, FrameWriter, ProtocolError
+from gpuscore.engine.frames import FrameReader, FrameWriter, Make, ProtocolError
 from gpuscore.engine.messages import (
     Cancel,
     Close,
@@ -88,7 +90,8 @@ class _Worker:
         _send(writer, Planned(prepared.about))
         backend = WatchedBackend(prepared.load())
         backend.warmup()
-        self._engine = Engine(backend, start.engine)
+        self._answers: deque[Make] = deque()  # of the step under way
+        self._engine = Engine(backend, start.engine, after_step=self._send_answers)
         self._backend, self._writer = backend, writer
         self._futures: dict[int, Future[ScoreResult]] = {}
         self._closing = False
@@ -134,12 +137,22 @@ class _Worker:
             else:
                 self._futures[id] = outcome
                 outcome.add_done_callback(partial(self._answer, id))
+        self._send_answers()  # those that were there before their callback
 
     def _answer(self, id: int, future: "Future[ScoreResult]") -> None:
-        """Runs in the engine's thread; the encoding does not."""
+        """Runs in the engine's thread, or in `_score`; the encoding does not."""
         del self._futures[id]
         if not future.cancelled():
-            self._writer.put(lambda: encode(_outcome(id, future)))
+            self._answers.append(lambda: encode(_outcome(id, future)))
+
+    def _send_answers(self) -> None:
+        """All of a step at once: each waking of the writer, and of the parent, has its price."""
+        answers = []
+        with suppress(IndexError):
+            while True:  # both threads may be here
+                answers.append(self._answers.popleft())
+        if answers:
+            self._writer.put(*answers)
 
     def _beat(self) -> None:
         while self._engine.alive:

@@ -22,13 +22,25 @@ RATE_SECONDS = 5.0  # of work, over which the token rate is averaged
 
 
 class Engine:
-    """Thread-safe front of a `Runner`; `close` fails what is still waiting."""
+    """Thread-safe front of a `Runner`; `close` fails what is still waiting.
+
+    Args:
+        backend: computes the batches.
+        config: how much may be queued.
+        clock: in seconds, monotonic.
+        after_step: called from the engine's thread whenever it may have answered requests.
+    """
 
     def __init__(
-        self, backend: Backend, config: EngineConfig, clock: Callable[[], float] = monotonic
+        self,
+        backend: Backend,
+        config: EngineConfig,
+        clock: Callable[[], float] = monotonic,
+        after_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
         self.clock = clock
+        self._after_step = after_step
         self._backend = backend
         self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
         self._inbox: deque[Ticket] = deque()
@@ -140,6 +152,7 @@ class Engine:
         try:
             while self._take_inbox():
                 self._step()
+                self._after_step()
         except Exception:
             self._failed = True
             logger.exception("the engine loop failed")
@@ -151,6 +164,7 @@ class Engine:
             for ticket in waiting:
                 self._runner.add(ticket)
             self._runner.fail_all(Unavailable("the engine stopped", retry_after=MAX_RETRY_AFTER))
+            self._after_step()
 
     def _take_inbox(self) -> bool:
         """Move new requests to the runner, waiting while there is nothing to do at all."""

@@ -10,7 +10,8 @@ from time import monotonic
 from typing import Any
 
 ACCEPTS = 64  # connections taken in per round; the kernel keeps the others
-LATE = 0.05  # seconds; a round older than this takes in none
+FEW = 8  # of them in a round that is late, so that nobody waits for ever
+LATE = 0.05  # seconds; the age of a late round
 
 
 class Rounds(selectors.DefaultSelector):
@@ -46,7 +47,7 @@ class Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         if self._round != self.rounds.number:
             self._round, self._accepted = self.rounds.number, 0
-        if self._accepted >= ACCEPTS or self.rounds.age > LATE:
+        if self._accepted >= (FEW if self.rounds.age > LATE else ACCEPTS):
             raise BlockingIOError
         self._accepted += 1
         return super().accept()
