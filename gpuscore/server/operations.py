@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Protocol
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore.server.log import LogWriter, request_line
@@ -92,10 +91,10 @@ class OperationsMiddleware:
     def _marked(self, send: Send, record: RequestRecord) -> Send:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = record.request_id
+                more = [(b"x-request-id", record.request_id.encode())]
                 if self.timing_headers:
-                    headers["Server-Timing"] = server_timing(record)
+                    more.append((b"server-timing", server_timing(record).encode()))
+                message["headers"] = [*message["headers"], *more]
                 record.status = record.status or message["status"]
             else:
                 record.bytes_out += len(message.get("body", b""))

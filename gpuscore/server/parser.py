@@ -54,6 +54,10 @@ class Owner(Protocol):
     def on_end(self) -> None: ...
 
 
+class _Behind(Exception):
+    """Something follows the last request of a connection."""
+
+
 class RequestParser:
     """
     Args:
@@ -103,6 +107,8 @@ class RequestParser:
     # What llhttp calls.
 
     def on_message_begin(self) -> None:
+        if self.ended:  # HTTP/1.0 with a keep-alive that is not offered
+            raise _Behind
         self._begun, self._target, self._fields = True, b"", []
 
     def on_url(self, url: bytes) -> None:
@@ -159,6 +165,8 @@ class RequestParser:
             self._method = data[: method.end() - 1]
             self._parse_anew(_STAND_IN + data[method.end() :])
         except httptools.HttpParserCallbackError as error:
+            if isinstance(error.__context__, _Behind):
+                return
             if isinstance(error.__context__, GpuscoreError):
                 raise error.__context__ from None
             raise
