@@ -11,7 +11,7 @@ from typing import Protocol
 from gpuscore.errors import GpuscoreError
 from gpuscore.types import ScoreRequest, ScoreResult
 
-ANSWERS = 32  # that a round of the loop takes; the others wait for the next, see `gate`
+ANSWERS = 16  # that a round of the loop takes; the others wait for the next, see `gate`
 
 
 class Engine(Protocol):

@@ -19,7 +19,7 @@ from gpuscore.server.service import ScoringService
 # A round of the event loop begins the work of so many requests, or on so many bytes of theirs; the
 # others wait. That keeps rounds to some milliseconds, so that refusals and probes are answered
 # although a thousand requests came at once.
-STARTS, START_BYTES = 16, 2**18
+STARTS, START_BYTES = 8, 2**18
 BEHIND = 0.5  # seconds; a loop that is this late reads no more bodies
 BYTES_PER_TOKEN = 4  # of a body, about; for the wait of a request that was not read yet
 

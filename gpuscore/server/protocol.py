@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 import uvicorn
 from starlette.types import ASGIApp, Scope
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
@@ -77,7 +76,8 @@ class ScoreProtocol(asyncio.Protocol):
             return
         self._transport = transport
         self._state.connections.add(self)  # type: ignore[arg-type]  # a union of uvicorn's own
-        self._addresses = get_local_addr(transport), get_remote_addr(transport)
+        local, remote = map(transport.get_extra_info, ("sockname", "peername"))
+        self._addresses = local and local[:2], remote and remote[:2]
         self._set_deadline(self._config.header_timeout)
 
     def data_received(self, data: bytes) -> None:

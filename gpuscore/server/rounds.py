@@ -9,9 +9,9 @@ import socket
 from time import monotonic
 from typing import Any
 
-ACCEPTS = 64  # connections taken in per round; the kernel keeps the others
-FEW = 8  # of them in a round that is late, so that nobody waits for ever
-LATE = 0.05  # seconds; the age of a late round
+ACCEPTS = 128  # connections taken in per round; the kernel keeps the others
+FEW = 16  # of them in a round that is late, so that nobody waits for ever
+LATE = 0.1  # seconds; the age of a late round
 
 
 class Rounds(selectors.DefaultSelector):
