@@ -40,6 +40,10 @@ class Gate:
         self._starts = self._start_bytes = 0
 
     @property
+    def round(self) -> int:
+        return self._rounds.number
+
+    @property
     def draining(self) -> bool:
         return self._service.draining
 

@@ -62,6 +62,7 @@ class ScoreProtocol(asyncio.Protocol):
         self._closing = False  # answered for good, but the client still sends
         self._used = False  # whether there was a request
         self._paused = False
+        self._looked = -1  # the round in which the gate was last asked
         self._drained: asyncio.Future[None] | None = None  # while the client takes no answers
         self._deadline = NEVER
         self._timer: asyncio.TimerHandle | None = None
@@ -128,6 +129,7 @@ class ScoreProtocol(asyncio.Protocol):
         scoring = head.method == b"POST" and head.path == _SCORE_PATH
         if scoring and not self._exchanges:
             refusal = self._gate.refusal(head.length or 0)
+            self._looked = self._gate.round
             if refusal is not None and self._turn_away(head, refusal):
                 return
         scope = self._scope(head)
@@ -216,7 +218,10 @@ class ScoreProtocol(asyncio.Protocol):
 
     def _admit(self, exchange: Exchange, proceed: Callable[[], None]) -> None:
         """Its body is complete."""
-        refusal = self._gate.refusal(0, exchange.size) if exchange.scoring else None
+        looked = self._looked == self._gate.round  # at its head, just now
+        refusal = None
+        if exchange.scoring and not looked:
+            refusal = self._gate.refusal(0, exchange.size)
         if refusal is not None:
             exchange.refuse(refusal)
         if exchange.scoring and refusal is None:
