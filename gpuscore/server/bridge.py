@@ -3,6 +3,7 @@ to the engine together, and answers that come together wake the loop once."""
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +11,6 @@ from typing import Protocol
 
 from gpuscore.errors import GpuscoreError
 from gpuscore.types import ScoreRequest, ScoreResult
-
-ANSWERS = 16  # that a round of the loop takes; the others wait for the next, see `gate`
 
 
 class Engine(Protocol):
@@ -28,10 +27,15 @@ class _Call:
 
 
 class Bridge:
-    """For one event loop; all methods run on it, but for `_done`."""
+    """For one event loop; all methods run on it, but for `_done`.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    Args:
+        engine: gets the requests.
+        pieces: how many answers a round of the loop takes; the others wait for the next.
+    """
+
+    def __init__(self, engine: Engine, pieces: Callable[[], int]) -> None:
+        self._engine, self._pieces = engine, pieces
         self.loop = asyncio.get_running_loop()
         self._going: list[_Call] = []
         self._coming: deque[_Call] = deque()
@@ -74,7 +78,7 @@ class Bridge:
 
     def _deliver(self) -> None:
         self._waking = False  # before looking, so that nothing is overlooked
-        for _ in range(min(ANSWERS, len(self._coming))):
+        for _ in range(min(self._pieces(), len(self._coming))):
             call = self._coming.popleft()
             future, answer = call.future, call.answer
             if future is None or future.cancelled() or answer.done():

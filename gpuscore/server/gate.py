@@ -17,8 +17,8 @@ from gpuscore.server.rounds import Rounds
 from gpuscore.server.service import ScoringService
 
 # A round of the event loop begins the work of so many requests, or on so many bytes of theirs; the
-# others wait. That keeps rounds to some milliseconds, so that refusals and probes are answered
-# although a thousand requests came at once.
+# others wait (`Rounds.pieces` is for rounds that are long all the same). That keeps rounds to some
+# milliseconds, so that refusals and probes are answered although a thousand requests came at once.
 STARTS, START_BYTES = 8, 2**18
 BEHIND = 0.5  # seconds; a loop that is this late reads no more bodies
 BYTES_PER_TOKEN = 4  # of a body, about; for the wait of a request that was not read yet
@@ -36,6 +36,8 @@ class Gate:
         self.tenant = keys.tenant
         self._service, self._config, self._rounds = service, config, rounds
         self._turns: deque[tuple[Exchange, Callable[[], None]]] = deque()
+        # Too many requests at one time of a round are so for the rest of it, however many ask.
+        self._refused, self._refusal = -1, Overloaded("")
         self._round = -1
         self._starts = self._start_bytes = 0
 
@@ -56,15 +58,19 @@ class Gate:
 
         None also where there is another answer: without an engine, and while draining.
         """
+        if self._refused == self._rounds.number:
+            return self._refusal
         model = self._service.model
         if model is None or self._service.draining or not model.engine.alive:
             return None
         backlog, requests = model.engine.backlog, self.requests
         if requests >= backlog.config.max_queued_requests:
-            return Overloaded(
+            self._refused = self._rounds.number
+            self._refusal = Overloaded(
                 f"{requests} requests with {backlog.tokens} tokens are in flight",
                 retry_after=backlog.retry_after,
             )
+            return self._refusal
         others, limit = self.bytes - own, self._config.max_queued_bytes
         if others and self.bytes + announced > limit:
             return Overloaded(
@@ -112,7 +118,7 @@ class Gate:
     def _has_time(self) -> bool:
         if self._round != self._rounds.number:
             self._round, self._starts, self._start_bytes = self._rounds.number, 0, 0
-        return self._starts < STARTS and self._start_bytes < START_BYTES
+        return self._starts < self._rounds.pieces(STARTS) and self._start_bytes < START_BYTES
 
     def _start(self, exchange: Exchange, start: Callable[[], None]) -> None:
         self._starts += 1

@@ -25,7 +25,7 @@ from gpuscore.server.log import LogWriter, json_logging
 from gpuscore.server.operations import Operations
 from gpuscore.server.protocol import ScoreProtocol
 from gpuscore.server.rounds import Listener, Rounds
-from gpuscore.server.service import LoadedModel, ScoringService
+from gpuscore.server.service import ANSWERS, LoadedModel, ScoringService
 
 if TYPE_CHECKING:
     from gpuscore.server.spans import SpanTracer
@@ -118,6 +118,7 @@ def serve(
     """
     service = ScoringService(names, config.max_inflight_per_key, config.max_queue_seconds)
     rounds = Rounds()
+    service.answers_per_round = partial(rounds.pieces, ANSWERS)
     gate = Gate(service, config, keys, rounds)
     with LogWriter() as log, json_logging(log):
         operations = Operations(service, log, tracer, config.log_requests)

@@ -39,6 +39,7 @@ ResultT = TypeVar("ResultT")
 
 DEFAULT_MODEL = "default"
 LOADING_RETRY_AFTER = 5  # seconds
+ANSWERS = 16  # of the engine, that a round of the event loop takes in
 
 # Up to here a request of token ids is worked on in about a millisecond, on the event loop itself.
 SMALL_ITEMS = 64
@@ -92,6 +93,7 @@ class ScoringService:
         self.draining = False
         self.abandoned = False
         self.failed = False
+        self.answers_per_round: Callable[[], int] = lambda: ANSWERS  # that the loop takes in
         self.turns = 0  # requests that are complete and wait until their work is begun
         self._max_inflight, self._max_wait = max_inflight_per_key, max_queue_seconds
         self._inflight: Counter[str] = Counter()
@@ -184,7 +186,7 @@ class ScoringService:
 
     def _bridge_to(self, engine: ScoringEngine) -> Bridge:
         if self._bridge is None or self._bridge.loop is not asyncio.get_running_loop():
-            self._bridge = Bridge(engine)
+            self._bridge = Bridge(engine, self.answers_per_round)
         return self._bridge
 
     async def _build(self, builder: PromptBuilder, given: ScoreInput) -> ScoreRequest | None:
