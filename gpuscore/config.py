@@ -22,8 +22,12 @@ def option(
     maximum: float | None = None,
     metavar: str = "N",
     positional: bool = False,
+    size: bool = False,
 ) -> Any:
-    """A configuration field: its default (`unset` says what None means), help and range."""
+    """A configuration field: its default (`unset` says what None means), help and range.
+
+    A `size` is a number of bytes, which text may give in KiB, MiB, GiB or TiB.
+    """
     metadata = {
         "help": help,
         "unset": unset,
@@ -32,6 +36,7 @@ def option(
         "maximum": maximum,
         "metavar": metavar,
         "positional": positional,
+        "size": size,
     }
     return field(default=default, metadata=metadata)
 
@@ -76,12 +81,27 @@ class ModelConfig:
         minimum=1,
         metavar="TOKENS",
     )
-    kv_cache_tokens: int | None = option(
+    memory_fraction: float | None = option(
         None,
-        "query tokens whose keys and values are kept at a time",
-        unset="four prompts of full length, at least 65536, within half of the free memory",
+        "share of the memory that weights and the largest batch leave, as measured at start, for "
+        "the keys and values of queries",
+        unset="0.9 on CUDA, 0.7 on CPU and there at most four prompts of full length or 65536 "
+        "tokens",
+        minimum=0.05,
+        maximum=1.0,
+        metavar="SHARE",
+    )
+    kv_cache_size: int | None = option(
+        None,
+        "memory for the keys and values of queries, such as 512MiB or 4GiB, instead of a share",
+        unset="as --memory-fraction says",
         minimum=1,
-        metavar="TOKENS",
+        metavar="BYTES",
+        size=True,
+    )
+    deterministic: bool = option(
+        False,
+        "same bits of every score, whatever else is in a batch or is cached; slower",
     )
     threads: int | None = option(
         None, "CPU threads of the model", unset="torch's own choice", minimum=1, maximum=1024

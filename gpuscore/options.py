@@ -1,6 +1,7 @@
 """One configuration field as flags, environment and file see it: its names, and what it takes."""
 
 import json
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from gpuscore.errors import ConfigError
 ConfigT = TypeVar("ConfigT")
 
 SHOWN_CHARACTERS = 60  # of a value in an error
+_SIZE = re.compile(r"([0-9]{1,15})(|KiB|MiB|GiB|TiB)")
+_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Option:
     maximum: float | None
     metavar: str
     positional: bool
+    size: bool
 
     @property
     def flag(self) -> str:
@@ -41,6 +45,8 @@ class Option:
     @property
     def supported(self) -> str:
         """The values it takes, to follow "must be"."""
+        if self.size:
+            return f"a size such as 512MiB or 4GiB, in bytes at least {self.minimum}"
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         nouns = {bool: "true or false", str: "a non-empty string", int: "an integer"}
@@ -62,8 +68,15 @@ class Option:
         at_least = self.minimum is None or value >= self.minimum
         return at_least and (self.maximum is None or value <= self.maximum)
 
+    def read(self, value: object) -> Any:
+        """A value as a file or an argument has it: as it is, except that a size may be text."""
+        return self.from_text(value) if self.size and isinstance(value, str) else value
+
     def from_text(self, text: str) -> Any:
         """The value that a text stands for; the text itself where it is none of this type."""
+        if self.size:
+            found = _SIZE.fullmatch(text)
+            return int(found[1]) * _UNITS[found[2]] if found else text
         if self.kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}.get(text, text)
         if self.kind is str or "_" in text or text != text.strip() or not text.isascii():
@@ -83,11 +96,16 @@ def options(*configs: type) -> Iterator[Option]:
 
 
 def checked(config: ConfigT) -> ConfigT:
-    """The same configuration; raises ConfigError on a value of wrong type or out of range."""
+    """The same configuration, with sizes in bytes.
+
+    Raises:
+        ConfigError: a value is of the wrong type or out of range.
+    """
+    values = {item.name: item.read(getattr(config, item.name)) for item in options(type(config))}
     for item in options(type(config)):
-        if problem := item.problem(getattr(config, item.name)):
+        if problem := item.problem(values[item.name]):
             raise ConfigError(f"{item.name} {problem}")
-    return config
+    return type(config)(**values)
 
 
 def shown(value: object) -> str:

@@ -59,7 +59,7 @@ class Scorer:
 
     def __init__(self, model: str | ModelConfig = "demo", **options: object) -> None:
         config = model if isinstance(model, ModelConfig) else ModelConfig(model, **options)  # type: ignore[arg-type]
-        checked(config)
+        config = checked(config)
         directory = model_directory(config.model, config.revision)
         backend = create_backend(plan_backend(directory, config))
         self._engine = Engine(backend, EngineConfig())

@@ -109,7 +109,8 @@ def _from_file(path: str) -> dict[str, Setting]:
             )
         if key not in OPTIONS:
             raise ConfigError(f"{path}: there is no key {shown(key)}{_closest(key, OPTIONS)}")
-        values[key] = _setting(OPTIONS[key], value, f"{path}: {key}", f"file {path}")
+        item = OPTIONS[key]
+        values[key] = _setting(item, item.read(value), f"{path}: {key}", f"file {path}")
     return values
 
 

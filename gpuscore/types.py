@@ -135,3 +135,6 @@ class BackendLimits:
     vocab_rows: int  # valid token ids are 0 <= id < vocab_rows
     token_buckets: tuple[int, ...] = ()  # padded batch sizes; empty = ragged
     identity: str = ""  # of model, revision and dtype: what cached keys and values belong to
+    # 0, or: a row's result has the same bits in every batch, if the chunks of a sequence end at
+    # multiples of this many tokens and if where a prompt is cut depends on its query alone.
+    deterministic_chunk: int = 0

@@ -37,6 +37,7 @@ def main(factory: str, descriptor: str, parent: str) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())  # on the server's own standard error, in its format
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.getLogger("gpuscore").setLevel(logging.INFO)
     module, function = factory.split(":")
     with socket.socket(fileno=int(descriptor)) as sock:
         return run(sock, getattr(import_module(module), function))

@@ -36,7 +36,7 @@ def two_values(item):
     if item.kind is str:
         return "first value", "1"
     low = item.minimum or 0
-    return (item.kind(low + 7), item.kind(low + 8)) if item.kind is int else (low + 0.5, low + 1.0)
+    return (item.kind(low + 7), item.kind(low + 8)) if item.kind is int else (low + 0.5, low + 0.75)
 
 
 def read(tmp_path, given):
@@ -153,6 +153,11 @@ def wrong_values(item):
         ("BODY_TIMEOUT", "7", 7.0),
         ("BODY_TIMEOUT", "1e1", 10.0),
         ("MODEL", "true", "true"),
+        ("KV_CACHE_SIZE", "7", 7),
+        ("KV_CACHE_SIZE", "512KiB", 512 * 2**10),
+        ("KV_CACHE_SIZE", "512MiB", 512 * 2**20),
+        ("KV_CACHE_SIZE", "4GiB", 4 * 2**30),
+        ("KV_CACHE_SIZE", "1TiB", 2**40),
     ],
 )
 def test_how_the_environment_writes_values(name, text, want):
@@ -174,6 +179,25 @@ def test_how_the_environment_writes_values(name, text, want):
         ("BODY_TIMEOUT", "10s", 'must be a number from 0.1 to 86400, got "10s"'),
         ("BODY_TIMEOUT", "nan", "must be a number from 0.1 to 86400, got nan"),
         ("BODY_TIMEOUT", "inf", "must be a number from 0.1 to 86400, got inf"),
+        *(
+            (
+                "KV_CACHE_SIZE",
+                text,
+                f"must be a size such as 512MiB or 4GiB, in bytes at least 1, {got}",
+            )
+            for text, got in (
+                ("4GB", 'got "4GB"'),
+                ("4gib", 'got "4gib"'),
+                ("4 GiB", 'got "4 GiB"'),
+                ("1.5GiB", 'got "1.5GiB"'),
+                ("-1GiB", 'got "-1GiB"'),
+                ("GiB", 'got "GiB"'),
+                ("٤GiB", 'got "٤GiB"'),
+                ("0MiB", "got 0"),
+                ("9" * 5000, f'got "{"9" * 59}...'),
+            )
+        ),
+        ("MEMORY_FRACTION", "1.1", "must be a number from 0.05 to 1.0, got 1.1"),
         ("DEVICE", "tpu", 'must be one of auto, cpu, cuda, got "tpu"'),
         ("MODEL", "a\nb" * 99, None),
     ],
@@ -192,6 +216,17 @@ def test_a_wrong_variable(name, text, want):
 def test_an_empty_variable_is_an_unset_one(name):
     settings = read_settings({}, {"GPUSCORE_" + name.upper(): ""})
     assert settings == read_settings({}, {})
+
+
+def test_a_size_may_be_text_everywhere(tmp_path):
+    path = tmp_path / "gpuscore.toml"
+    for text, want in (("'4GiB'", 2**32), ("4096", 4096), ("'4096'", 4096)):
+        path.write_text(f"kv_cache_size = {text}\n")
+        assert read_settings({"config": str(path)}, {}).chosen["kv_cache_size"].value == want
+    assert parsed(["--kv-cache-size", "3MiB"])["kv_cache_size"] == 3 * 2**20
+    assert checked(ModelConfig(kv_cache_size="3MiB")).kv_cache_size == 3 * 2**20
+    with pytest.raises(ConfigError, match='kv_cache_size must be a size .*, got "3MB"'):
+        checked(ModelConfig(kv_cache_size="3MB"))
 
 
 def test_an_empty_string_is_no_value_elsewhere(tmp_path):
@@ -281,6 +316,8 @@ def test_what_kubernetes_injects_is_recognised(variable, value):
         ("body_timeout = true", "body_timeout must be a number from 0.1 to 86400, got true"),
         ("body_timeout = nan", "body_timeout must be a number from 0.1 to 86400, got nan"),
         (f"body_timeout = 1{'0' * 400}", "must be a number from 0.1 to 86400, got 1000"),
+        ("kv_cache_size = '4GB'", "kv_cache_size must be a size such as 512MiB or 4GiB, in bytes"),
+        ("kv_cache_size = 4.0", "in bytes at least 1, got 4.0"),
         ("model = 7", "model must be a non-empty string, got 7"),
         ("device = 'gpu'", 'device must be one of auto, cpu, cuda, got "gpu"'),
         ("port = ", "Invalid value (at line 1"),

@@ -4,6 +4,7 @@ This keeps the parity tests honest: a comparison that these defects slip through
 """
 
 import dataclasses
+from copy import copy
 
 import numpy as np
 import pytest
@@ -43,14 +44,12 @@ def test_without_a_defect(tiny_model, family):
 def items_do_not_see_the_parent(monkeypatch):
     patched(
         monkeypatch,
-        attention_plan,
-        "_dense_passes",
+        attention_plan._Planner,
+        "dense_passes",
         lambda make: (
-            lambda *a: tuple(
-                dataclasses.replace(part, parent=slice(0, 0))
-                for part in make(*a)
-                if len(part.slots)
-            )
+            lambda *a: [
+                dataclasses.replace(part, before=()) for part in make(*a) if len(part.slots)
+            ]
         ),
     )
 
@@ -58,14 +57,12 @@ def items_do_not_see_the_parent(monkeypatch):
 def items_do_not_see_the_cached_prefix(monkeypatch):
     patched(
         monkeypatch,
-        attention_plan,
-        "_dense_passes",
+        attention_plan._Planner,
+        "dense_passes",
         lambda make: (
-            lambda *a: tuple(
-                dataclasses.replace(part, slots=part.slots[:0])
-                for part in make(*a)
-                if part.parent.stop > part.parent.start
-            )
+            lambda *a: [
+                dataclasses.replace(part, slots=part.slots[:0]) for part in make(*a) if part.before
+            ]
         ),
     )
 
@@ -87,9 +84,15 @@ def items_see_each_other(monkeypatch):
     """All segments of a batch run as one, causally."""
 
     def blur(make):
-        return lambda starts, lengths, *a: make(starts[:1], np.array([lengths.sum()]), *a)
+        def groups(planner):
+            blurred = copy(planner)
+            blurred.starts = planner.starts[:1]
+            blurred.lengths = planner.lengths.sum(keepdims=True)
+            return make(blurred)
 
-    patched(monkeypatch, attention_plan, "_causal_groups", blur)
+        return groups
+
+    patched(monkeypatch, attention_plan._Planner, "causal_groups", blur)
 
 
 def the_merge_ignores_the_weights(monkeypatch):
@@ -119,7 +122,7 @@ def all_positions_are_scaled(monkeypatch):
         monkeypatch,
         decoder,
         "rotary_tables",
-        lambda tables: lambda positions, f: tables(positions * 2, f),
+        lambda tables: lambda positions, **f: tables(positions * 2, **f),
     )
 
 
@@ -146,7 +149,7 @@ def labels_are_off_by_one(monkeypatch):
         monkeypatch,
         backend,
         "label_logits",
-        lambda run: lambda h, w, r, ids, **k: run(h, w, r, ids - 1, **k),
+        lambda run: lambda h, w, r, ids, **k: run(h, w, r, (ids - 1).clamp(min=0), **k),
     )
 
 

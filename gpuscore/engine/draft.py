@@ -4,23 +4,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpuscore.engine.jobs import Job, Share
+from gpuscore.engine.jobs import Share
 from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
-from gpuscore.types import Int32Array, PackedBatch
+from gpuscore.types import BackendLimits, Int32Array, PackedBatch
 
 
-def draft_batch(shares: Sequence[Share], page_size: int) -> PackedBatch:
+def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:
     """The batch that computes these shares, in this order."""
     segments: list[Segment] = []
     prefixes: list[Prefix] = []
     for share in shares:
-        _add_share(share, page_size, segments, prefixes)
+        _add_share(share, limits, segments, prefixes)
     need_top = any(share.job.request.need_top for share in shares)
     return pack(segments, prefixes, need_top=need_top)
 
 
 def _add_share(
-    share: Share, page_size: int, segments: list[Segment], prefixes: list[Prefix]
+    share: Share, limits: BackendLimits, segments: list[Segment], prefixes: list[Prefix]
 ) -> None:
     job, request, (start, stop) = share.job, share.job.request, share.query
     pages = _pages(job.query_pages)
@@ -29,7 +29,7 @@ def _add_share(
         prefixes.append(Prefix(start, pages))
     if stop > start:
         parent = len(segments)
-        slots = page_slots(pages, start, stop, page_size)
+        slots = page_slots(pages, start, stop, limits.page_size)
         segments.append(Segment(request.query_ids[start:stop], start, row, slots=slots))
     for item in share.items:
         segments.append(
@@ -43,40 +43,47 @@ def _add_share(
             )
         )
     if share.long is not None:
-        _add_long_chunk(share, page_size, segments, prefixes)
+        _add_long_chunk(share, limits, segments, prefixes)
 
 
 def _add_long_chunk(
-    share: Share, page_size: int, segments: list[Segment], prefixes: list[Prefix]
+    share: Share, limits: BackendLimits, segments: list[Segment], prefixes: list[Prefix]
 ) -> None:
     """A chunk of an item that is longer than a batch.
 
-    Its sequence shares the query's full pages and recomputes the rest of the query, because two
-    sequences cannot continue the same half-filled page.
+    Its sequence shares the query's pages up to `long_base` and recomputes the rest of the query,
+    because two sequences cannot continue the same half-filled page. The rest and the item are
+    segments of their own, so that the item begins where it does in a short item's batch.
     """
     assert share.long is not None  # noqa: S101  (the caller saw to it)
     job, request, (item, start, stop) = share.job, share.job.request, share.long
-    base = job.cut // page_size * page_size
+    base, page_size = long_base(job.cut, limits), limits.page_size
+    rest = job.cut - base
     pages = np.concatenate((_pages(job.query_pages)[: base // page_size], _pages(job.item_pages)))
-    tokens = np.concatenate((request.query_ids[base:], request.item_ids[item]))
     prefixes.append(Prefix(base + start, pages))
-    segments.append(
-        Segment(
-            tokens[start:stop],
-            base + start,
-            len(prefixes) - 1,
-            slots=None
-            if share.long_ends
-            else page_slots(pages, base + start, base + stop, page_size),
-            label_ids=request.label_ids[item] if share.long_ends else None,
-            need_lse=request.need_lse and share.long_ends,
-        )
-    )
+
+    def add(tokens: Int32Array, first: int, parent: int, scored: bool) -> None:
+        last = first + len(tokens)
+        slots = None if share.long_ends else page_slots(pages, first, last, page_size)
+        labels = request.label_ids[item] if scored else None
+        need_lse = request.need_lse and scored
+        row = len(prefixes) - 1
+        segments.append(Segment(tokens, first, row, parent, slots, labels, need_lse))
+
+    parent = -1
+    if start < rest:
+        parent = len(segments)
+        add(request.query_ids[base + start : min(base + stop, job.cut)], base + start, -1, False)
+    if stop > rest:
+        first = max(0, start - rest)
+        tokens = request.item_ids[item][first : stop - rest]
+        add(tokens, job.cut + first, parent, share.long_ends)
 
 
-def long_length(job: Job, item: int, page_size: int) -> int:
-    """Tokens to compute for a long item: what follows the query's last full page."""
-    return job.cut % page_size + len(job.request.item_ids[item])
+def long_base(cut: int, limits: BackendLimits) -> int:
+    """Query tokens whose pages a long item shares: whole pages, and whole chunks."""
+    whole = max(limits.page_size, limits.deterministic_chunk)
+    return cut // whole * whole
 
 
 def _pages(pages: Int32Array | None) -> Int32Array:

@@ -13,6 +13,7 @@ from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
 from gpuscore.engine.runner import Progress, Runner, Ticket
+from gpuscore.engine.same_bits import check_same_bits
 from gpuscore.errors import GpuscoreError, InsufficientMemory, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
@@ -29,6 +30,9 @@ class Engine:
         config: how much may be queued.
         clock: in seconds, monotonic.
         after_step: called from the engine's thread whenever it may have answered requests.
+
+    Raises:
+        ConfigError: the backend says that it is deterministic and is not.
     """
 
     def __init__(
@@ -42,6 +46,8 @@ class Engine:
         self.clock = clock
         self._after_step = after_step
         self._backend = backend
+        if backend.limits.deterministic_chunk:
+            check_same_bits(backend)
         self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()

@@ -11,7 +11,7 @@ import numpy as np
 from gpuscore.backends.base import Backend, OutOfMemory, Pending
 from gpuscore.engine.jobs import Job, Share, Work
 from gpuscore.engine.outcome import resolve
-from gpuscore.engine.scheduler import MIN_BUDGET, Scheduler
+from gpuscore.engine.scheduler import Scheduler
 from gpuscore.errors import (
     DeadlineExceeded,
     GpuscoreError,
@@ -216,7 +216,7 @@ class Runner:
             return
         logger.warning("out of memory on a batch of %d tokens", work.batch.num_tokens)
         self.retried_batches += 1
-        if work.is_minimal(MIN_BUDGET):
+        if work.is_minimal(self.scheduler.min_budget):
             shown = _caused(InsufficientMemory("not even one item fits the device's memory"), error)
             self._fail(work.shares[0].job, shown)
         self.scheduler.failed(work)

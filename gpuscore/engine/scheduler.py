@@ -17,13 +17,13 @@ from collections import deque
 
 import numpy as np
 
-from gpuscore.engine.draft import draft_batch, long_length
+from gpuscore.engine.draft import draft_batch, long_base
 from gpuscore.engine.jobs import Job, Share, Work
 from gpuscore.engine.pages import PageKey, PagePool, page_keys
 from gpuscore.types import BackendLimits, ScoreRequest
 
 QUANTUM = 512  # tokens that a request may take per round
-MIN_BUDGET = 16  # below, out-of-memory batches are not halved further
+MIN_BUDGET = 16  # tokens; below, out-of-memory batches are not halved further
 RECOVERY = 32  # batches after which a budget that was halved is doubled again
 
 
@@ -35,6 +35,8 @@ class Scheduler:
         self.pages = PagePool(limits.num_pages)
         self.prefix_cache = prefix_cache
         self.budget = limits.max_tokens
+        self.chunk = max(1, limits.deterministic_chunk)  # parts of a sequence are multiples of it
+        self.min_budget = max(MIN_BUDGET, self.chunk)  # batches are not halved below
         self.cached_tokens = 0  # query tokens found in the cache so far
         self._waiting: list[Job] = []  # for pages, by order
         self._active: dict[int, deque[Job]] = {}  # by priority; jobs with work to hand out
@@ -86,7 +88,7 @@ class Scheduler:
         self._active = {priority: ring for priority, ring in self._active.items() if ring}
         if not shares:
             return None
-        return Work(draft_batch(list(shares.values()), self.limits.page_size), (*shares.values(),))
+        return Work(draft_batch([*shares.values()], self.limits), (*shares.values(),))
 
     def succeeded(self, work: Work) -> None:
         """A batch was collected: from now on others can find the query pages it wrote."""
@@ -112,7 +114,7 @@ class Scheduler:
     def shrink(self) -> None:
         """Out of memory: give up cached pages and make batches half as long."""
         self.pages.evict(self.limits.num_pages)
-        self.budget = max(min(MIN_BUDGET, self.budget), self.budget // 2)
+        self.budget = max(min(self.min_budget, self.budget), self.budget // 2)
         self._successes = 0
 
     def retry_alone(self, job: Job, item: int) -> None:
@@ -135,7 +137,7 @@ class Scheduler:
     def _take_pages(self, job: Job) -> bool:
         """Give a job all its pages; False if too few are left or others compute what it lacks."""
         keys = self._keys(job)
-        found = self.pages.find(keys)
+        found = self._whole_chunks(self.pages.find(keys))
         job.lacks = keys[len(found)].digest if len(found) < len(keys) else b""
         for_query, for_items = self._pages_needed(job.request)
         new = None
@@ -154,14 +156,20 @@ class Scheduler:
             self._computing[key.digest] = job
         return True
 
+    def _whole_chunks(self, found: list[int]) -> list[int]:
+        """Pages up to the last place where a sequence may go on."""
+        count = len(found) * self.limits.page_size // self.chunk * self.chunk
+        whole = count // self.limits.page_size
+        self.pages.release(found[whole:])
+        return found[:whole]
+
     def _keys(self, job: Job) -> tuple[PageKey, ...]:
         if job.keys is None:
             job.keys = ()
             if self.prefix_cache:
                 request, size = job.request, self.limits.page_size
-                job.keys = tuple(
-                    page_keys(self.limits.identity, request.salt, request.query_ids, size)
-                )
+                tokens = request.query_ids[: job.cut // self.chunk * self.chunk]
+                job.keys = tuple(page_keys(self.limits.identity, request.salt, tokens, size))
         return job.keys
 
     def _publish(self, job: Job, length: int) -> None:
@@ -181,7 +189,8 @@ class Scheduler:
         for_query = -(-cut // page_size)
         if longest <= self.limits.max_tokens:
             return for_query, 0
-        return for_query, -(-(cut + longest) // page_size) - cut // page_size
+        shared = long_base(cut, self.limits) // page_size
+        return for_query, -(-(cut + longest) // page_size) - shared
 
     def _settle(self, share: Share) -> None:
         share.job.running.remove(share)
@@ -240,16 +249,19 @@ class Scheduler:
         """
         job = share.job
         if job.query_done < job.cut:
-            return 1
+            return min(self.chunk, job.cut - job.query_done)
         if job.short:
             return len(job.request.item_ids[job.short[0]])
-        return None if share.long is not None or share.query[1] > share.query[0] else 1
+        if share.long is not None or share.query[1] > share.query[0]:
+            return None
+        rest = job.cut - long_base(job.cut, self.limits)
+        return self.chunk if job.long_done or self.chunk == 1 else max(self.chunk, rest)
 
     def _take(self, share: Share, allowance: int) -> int:
         """Move up to `allowance` tokens of work from the job to its share; returns how many."""
         job, left = share.job, allowance
         if job.query_done < job.cut:
-            stop = min(job.cut, job.query_done + left)
+            stop = self._chunk_end(job.query_done, left, job.cut)
             left -= stop - job.query_done
             share.query, job.query_done = (share.query[0], stop), stop
         if job.query_done == job.cut:
@@ -265,14 +277,20 @@ class Scheduler:
     def _take_long(self, share: Share, allowance: int) -> int:
         job = share.job
         item, start = job.long[0], job.long_done
-        length = long_length(job, item, self.limits.page_size)
-        stop = min(length, start + allowance)
+        rest = job.cut - long_base(job.cut, self.limits)
+        length = rest + len(job.request.item_ids[item])
+        stop = rest + self._chunk_end(start - rest, allowance, length - rest)
         share.long, share.long_ends = (item, start, stop), stop == length
         job.long_done = stop
         if share.long_ends:
             job.long.popleft()
             job.long_done = 0
         return stop - start
+
+    def _chunk_end(self, start: int, allowance: int, end: int) -> int:
+        """How far a sequence may run from `start` in at most `allowance` tokens."""
+        stop = start + allowance
+        return end if stop >= end else max(start, stop // self.chunk * self.chunk)
 
     def _alone_batch(self) -> Work | None:
         job, item = self._alone.popleft()
@@ -283,7 +301,7 @@ class Scheduler:
         share = Share(job, job.epoch, (job.cut, job.cut), [item])
         share.tokens = len(job.request.item_ids[item])
         job.running.append(share)
-        return Work(draft_batch([share], self.limits.page_size), (share,), alone=True)
+        return Work(draft_batch([share], self.limits), (share,), alone=True)
 
     def _take_back(self, job: Job) -> None:
         """Undo what every running share of a job took."""

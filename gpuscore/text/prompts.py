@@ -88,7 +88,11 @@ class PromptBuilder:
         parts = None if is_text else self._ids_at_once(given)
         if parts is None:
             prompts, query_len = (self._text_prompts if is_text else self._id_prompts)(given)
-            parts = factor(self._checked(prompts, cancelled), query_len)
+            checked = self._checked(prompts, cancelled)
+            if self.backend.deterministic_chunk:
+                parts = split(checked, self._fixed_cut(given, is_text))
+            else:
+                parts = factor(checked, query_len)
         query, items = parts
         request = ScoreRequest(
             query, items, labels, need_lse=given.need_lse, priority=given.priority
@@ -141,6 +145,8 @@ class PromptBuilder:
         size = len(given.query) + sum(map(len, given.items))
         if given.item_first or size > self.limits.max_request_tokens:
             return None
+        if self.backend.deterministic_chunk:
+            return None
         return factor_ids(
             given.query,  # type: ignore[arg-type]
             given.items,  # type: ignore[arg-type]
@@ -168,6 +174,14 @@ class PromptBuilder:
             return encoder.joined(query, items, given.item_first), 0  # not looked at
         prompt, alone = encoder.joined(query, [*items, ""], item_first=False)
         return iter([prompt]), _common_prefix(prompt, alone)
+
+    def _fixed_cut(self, given: ScoreInput, is_text: bool) -> int:
+        """A cut that depends on the query alone, before the last token that all prompts share."""
+        if given.item_first:
+            return 0
+        query: str = given.query if is_text else ""  # type: ignore[assignment]
+        shared = self._need_encoder("items").num_shared(query) if is_text else len(given.query)
+        return max(0, shared - 1)
 
     def _checked(
         self, prompts: Iterator[Int32Array], cancelled: Callable[[], bool]
@@ -219,6 +233,16 @@ def factor(
     shortest = min(s + len(tail) for s, tail in zip(shared, tails, strict=True))
     cut = min(*shared, shortest - 1) if len(shared) > 1 else min(query_len, shortest - 1)
     items = (np.concatenate((first[cut:s], tail)) for s, tail in zip(shared, tails, strict=True))
+    return first[:cut], tuple(items)
+
+
+def split(prompts: Iterable[Int32Array], cut: int) -> tuple[Int32Array, tuple[Int32Array, ...]]:
+    """Split prompts, the same up to `cut` and longer than it, into one query and an item each."""
+    first, items = None, []
+    for prompt in prompts:
+        first = prompt if first is None else first
+        items.append(prompt[cut:].copy())  # and not a view, which would keep the whole prompt
+    assert first is not None  # noqa: S101  (there is at least one)
     return first[:cut], tuple(items)
 
 

@@ -59,6 +59,17 @@ class TextEncoder:
             return self._before(items, head, guard, tail)
         return self._after(head, guard, tail, items)
 
+    def num_shared(self, query: str) -> int:
+        """How many first tokens every prompt of `joined(query, ..., item_first=False)` has.
+
+        It depends on the query alone; 0 where nothing is certain.
+        """
+        cut = self._boundaries and self._boundaries.last(query)
+        if not cut:
+            return 0
+        (shared,) = self._ids([query[:cut]], special=False)
+        return len(self._specials.opening) + len(shared)
+
     def _after(
         self, head: str, guard: str, tail: str, items: Iterable[str]
     ) -> Iterator[Int32Array]:

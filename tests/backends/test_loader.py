@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import plan
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.options import checked
 from support.models import LLAMA3_ROPE, random_ids, reference_logprobs
 
 SLIDING = ["sliding_attention"] * 3
@@ -116,12 +116,13 @@ def test_gemma_in_float16_is_refused(copy, family):
     ("options", "message"),
     [
         ({"max_model_len": 513}, "over the model's max_position_embeddings 512"),
-        ({"kv_cache_tokens": 100}, "needs 528 tokens of KV cache, 112 are available"),
+        ({"kv_cache_size": "200KiB"}, "512 needs 528 tokens of KV cache, 0.4 MiB, 256 are availab"),
+        ({"kv_cache_size": 2**20, "memory_fraction": 0.5}, "both size the KV cache; set one"),
     ],
 )
 def test_option_refusals(copy, options, message):
     with pytest.raises(ConfigError, match=message):
-        plan_backend(copy(), ModelConfig(**options))
+        plan_backend(copy(), checked(ModelConfig(**options)))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -256,17 +257,3 @@ def test_auto_dtype_is_the_checkpoints_where_the_cpu_has_it(copy, monkeypatch, n
     assert plan_backend(directory, ModelConfig()).dtype == expected
     assert plan_backend(directory, ModelConfig(dtype="bfloat16")).dtype == torch.bfloat16
     assert plan_backend(directory, ModelConfig(dtype="float32")).dtype == torch.float32
-
-
-def test_memory_of_a_container(tmp_path):
-    """The cgroup's limit counts where there is one, else what the machine has available."""
-    assert plan._cgroup_bytes(tmp_path) == sys.maxsize
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("300\n")
-    assert plan._cgroup_bytes(tmp_path) == sys.maxsize
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert plan._cgroup_bytes(tmp_path) == 700
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:  5 kB\n")
-    assert plan._available_bytes(meminfo) == 5 * 1024
-    assert plan._available_bytes(tmp_path / "none") > 2**20

@@ -806,7 +806,7 @@ class TestMemoryAndBugs:
     def test_a_request_over_all_memory(self, model):
         """`serve` refuses to start with so little memory, so the parts are put together here."""
         plan = plan_backend(model[0], ModelConfig(str(model[0])))
-        small = replace(plan, limits=replace(plan.limits, num_pages=2))
+        small = replace(plan, pages=replace(plan.pages, needed=2, most=2))
         with service_of(small, model[0]) as service:
             fits = {"query": [5] * 32, "items": [[6], [7]], "label_token_ids": [3]}
             before = ask_app(service, fits).json()["scores"]

@@ -44,8 +44,10 @@ class SimulatedBackend:
 
     def __init__(self, rng: np.random.Generator, faults: dict[str, float]) -> None:
         size = int(rng.choice([1, 2, 4]))
+        most = int(rng.choice([5, 17, 40]))
         self.limits = BackendLimits(
-            max_tokens=int(rng.choice([5, 17, 40])),
+            max_tokens=most,
+            deterministic_chunk=min(most // size, int(rng.choice([0, 0, 1, 3]))) * size,
             page_size=size,
             num_pages=int(rng.integers(100, 200)) // size,
             max_model_len=90,
@@ -121,7 +123,11 @@ class SimulatedRunner(Runner):
 
     def _launch(self, work: Work, planned: float):  # type: ignore[no-untyped-def]
         tenants = []
+        chunk = self.scheduler.chunk
         for share in work.shares:
+            start, stop = share.query
+            assert start % chunk == 0 or start == stop == share.job.cut
+            assert stop % chunk == 0 or stop == share.job.cut
             prefixes = (bool(share.items) or share.query[1] > share.query[0]) + bool(share.long)
             tenants += [int(share.job.request.salt)] * prefixes
         self.backend.tenants = tenants  # type: ignore[attr-defined]

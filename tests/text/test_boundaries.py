@@ -28,6 +28,18 @@ def test_a_plain_query_is_cut_near_its_end(name):
     assert len(ENGLISH) - bounds.last(ENGLISH) < 60
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_all_prompts_share_depends_on_the_query_alone(name):
+    encoder = pair(name)[1]
+    for query in (ENGLISH, ENGLISH[:-7], ENGLISH + "\n", "ab"):
+        count = encoder.num_shared(query)
+        items = ["", "s", " dog", "\n\n", ENGLISH, "\u0301x"]
+        prompts = [*encoder.joined(query, items, item_first=False)]
+        assert all((prompt[:count] == prompts[0][:count]).all() for prompt in prompts)
+        assert min(map(len, prompts)) >= count
+    assert encoder.num_shared(ENGLISH) > 0
+
+
 def test_chinese_without_spaces_is_cut():
     text = "\u4f60\u597d\uff0c\u4e16\u754c\u3002" * 20
     assert pair("qwen2")[1]._boundaries.last(text) == len(text) - 1

@@ -14,7 +14,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gpuscore.backends.torch.attention_plan import AttentionPlan, DensePass, plan_attention
+from gpuscore.backends.torch.attention_plan import (
+    AttentionPlan,
+    DensePass,
+    Tiling,
+    plan_attention,
+)
 from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types import PackedBatch
@@ -35,13 +40,15 @@ class ExtendAttention:
         pool: KVPool,
         impl: Implementation,
         merge: Merge,
+        tiling: Tiling | None = None,
     ) -> None:
         plans = {
-            window: plan_attention(batch, pool.page_size, window, pool.device)
+            window: plan_attention(batch, pool.page_size, window, pool.device, tiling)
             for window in set(config.windows)
         }
         self.plans = [plans[window] for window in config.windows]
         self.pool, self.impl, self.merge = pool, impl, merge
+        self.skip_hidden = tiling is None  # which keys are hidden depends on the rows of a call
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -60,7 +67,14 @@ class ExtendAttention:
 
     def _partial(self, q: Tensor, k: Tensor, v: Tensor, **visible: Any) -> tuple[Tensor, Tensor]:
         return partial_attention(
-            q, k, v, scale=self.scale, softcap=self.softcap, impl=self.impl, **visible
+            q,
+            k,
+            v,
+            scale=self.scale,
+            softcap=self.softcap,
+            skip_hidden=self.skip_hidden,
+            impl=self.impl,
+            **visible,
         )
 
     def _causal(
@@ -82,37 +96,41 @@ class ExtendAttention:
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         for group in plan.scored:
             k_g, v_g = (_by_head(x, group.gather) for x in (k, v))
-            o, log_sum = self._partial(
-                q[group.rows].unsqueeze(2), k_g, v_g, key_mask=group.key_mask
-            )
-            out[group.rows] = o.squeeze(2)
-            lse[group.rows] = log_sum.squeeze(2)
+            q_g = q[group.rows].unsqueeze(2).expand(-1, -1, group.times, -1)
+            o, log_sum = self._partial(q_g, k_g, v_g, key_mask=group.key_mask)
+            real = group.rows[: group.count]
+            out[real] = o[: group.count, :, 0]
+            lse[real] = log_sum[: group.count, :, 0]
         return out, lse
 
     def _add_dense(
         self, layer: int, part: DensePass, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> None:
         shared = self._shared_keys(layer, part, k, v)
-        o, log_sum = self._partial(
-            q[part.rows].transpose(0, 1).unsqueeze(0), *shared, first_key=part.first_key
-        )
-        merged, _ = self.merge(
-            out[part.rows],
-            lse[part.rows],
-            o.squeeze(0).transpose(0, 1),
-            log_sum.squeeze(0).transpose(0, 1),
-        )
-        out[part.rows] = merged
+        for call in part.calls:
+            o, log_sum = self._partial(
+                q[call.rows].transpose(0, 1).unsqueeze(0), *shared, first_key=call.first_key
+            )
+            merged, _ = self.merge(
+                out[call.rows],
+                lse[call.rows],
+                o.squeeze(0).transpose(0, 1),
+                log_sum.squeeze(0).transpose(0, 1),
+            )
+            real = call.rows if isinstance(call.rows, slice) else call.rows[: call.count]
+            out[real] = merged[: call.count]
 
     def _shared_keys(
         self, layer: int, part: DensePass, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """k, v [1, Hkv, P + parent rows, D], contiguous."""
-        own = tuple(x[part.parent].transpose(0, 1).contiguous() for x in (k, v))
-        if len(part.slots):
-            cached = self.pool.read(layer, part.slots)
-            own = tuple(torch.cat(pair, dim=1) for pair in zip(cached, own, strict=True))
-        return own[0].unsqueeze(0), own[1].unsqueeze(0)
+        """k, v [1, Hkv, P + rows before, D], contiguous."""
+        cached = self.pool.read(layer, part.slots) if len(part.slots) else None
+        sides = []
+        for side, own in enumerate((k, v)):
+            parts = [] if cached is None else [cached[side]]
+            parts += [own[rows].transpose(0, 1) for rows in part.before]
+            sides.append(torch.cat(parts, dim=1).contiguous().unsqueeze(0))
+        return sides[0], sides[1]
 
 
 def _by_head(x: Tensor, gather: Tensor) -> Tensor:

@@ -1,6 +1,13 @@
-"""Index tensors of one batch for attention, made once and shared by all layers of a window."""
+"""Index tensors of one batch for attention, made once and shared by all layers of a window.
+
+With a `Tiling` every call of an attention operator has a shape that follows from a row's own
+sequence: segments fall into blocks at fixed places, rows that share keys are taken a fixed number
+at a time, and so are blocks of one length. So a row's bits do not depend on what else is in the
+batch, nor on which of the keys before it were computed in an earlier one.
+"""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -8,24 +15,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.types import Int32Array, PackedBatch
+from gpuscore.types import PackedBatch
 
 Rows: TypeAlias = Tensor | slice
+
+# With tiling, rows and keys of a call are a multiple of it. torch's CPU operator lays the work
+# spaces of its threads end to end, and MKL's products round differently at other alignments, so
+# that a row's bits would depend on which thread it falls to.
+ALIGNED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Fixed numbers of rows; a segment begins at a multiple of `block` of its own sequence."""
+
+    block: int  # rows that attend to each other in one causal pass; what is before them is shared
+    rows: int  # of a dense pass
+    group: int  # about, of all blocks of one length that are side by side
+
+
+@dataclass(frozen=True, slots=True)
+class DenseCall:
+    """Query rows of one call; with tiling, copies of the last one follow after `count`."""
+
+    rows: Rows
+    count: int
+    first_key: Tensor | None  # [rows], counted from the first shared key; None = all are seen
 
 
 @dataclass(frozen=True, slots=True)
 class DensePass:
-    """Query rows that all see the same shared keys: cached slots, then a parent's rows."""
+    """Query rows that all see the same shared keys: cached slots, then rows of this batch."""
 
-    rows: Rows
+    calls: tuple[DenseCall, ...]
     slots: Tensor  # [P]; without those that no row's window reaches
-    parent: slice  # rows of this batch, may be empty
-    first_key: Tensor | None  # [rows], counted from the first of `slots`; None = all are seen
+    before: tuple[slice, ...]  # rows of a parent, and of earlier blocks of the same segment
 
 
 @dataclass(frozen=True, slots=True)
 class CausalGroup:
-    """Whole segments of similar length, side by side.
+    """Whole blocks of similar length, side by side.
 
     Shorter ones are filled up by repeating their own last row, which no earlier row sees.
     """
@@ -38,9 +67,14 @@ class CausalGroup:
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """Single scored rows with the part of their own segment that they see."""
+    """Single scored rows with the part of their own block that they see.
+
+    With tiling, copies of the last one follow after `count`, and each is computed several times.
+    """
 
     rows: Tensor  # [n] of the scored rows
+    count: int
+    times: int
     gather: Tensor  # [n, length] rows of the batch
     key_mask: Tensor  # bool [n, length]
 
@@ -58,56 +92,142 @@ class AttentionPlan:
 
 
 def plan_attention(
-    batch: PackedBatch, page_size: int, window: int | None, device: torch.device
-) -> AttentionPlan:
-    """The plan of `batch` for layers whose rows see the last `window` positions (None = all)."""
-    lengths = np.diff(batch.cu_seqlens)
-    segment_of = np.repeat(np.arange(len(lengths)), lengths)
-    kept = np.flatnonzero(batch.slot_mapping >= 0)
-    every_row, scored = np.arange(len(segment_of)), batch.score_rows
-    return AttentionPlan(
-        kept_rows=_index(kept, device),
-        kept_slots=_index(batch.slot_mapping[kept], device),
-        dense=_dense_passes(batch, every_row, segment_of, page_size, window, device),
-        causal=_causal_groups(batch.cu_seqlens[:-1], lengths, window, device),
-        scored_dense=_dense_passes(batch, scored, segment_of, page_size, window, device),
-        scored=_scored_groups(batch, segment_of[scored], window, device),
-    )
-
-
-def _dense_passes(
     batch: PackedBatch,
-    rows: np.ndarray,
-    segment_of: np.ndarray,
     page_size: int,
     window: int | None,
     device: torch.device,
-) -> tuple[DensePass, ...]:
-    """One pass per (request, parent) that has any shared keys, over those of `rows` that see them.
+    tiling: Tiling | None = None,
+) -> AttentionPlan:
+    """The plan of `batch` for layers whose rows see the last `window` positions (None = all)."""
+    planner = _Planner(batch, page_size, window, device, tiling)
+    kept = np.flatnonzero(batch.slot_mapping >= 0)
+    return AttentionPlan(
+        kept_rows=_index(kept, device),
+        kept_slots=_index(batch.slot_mapping[kept], device),
+        dense=tuple(planner.dense_passes(np.arange(batch.num_tokens))),
+        causal=tuple(planner.causal_groups()),
+        scored_dense=tuple(planner.dense_passes(batch.score_rows)),
+        scored=tuple(planner.scored_groups()),
+    )
 
-    The passes index into `rows`.
-    """
-    if len(rows) == 0:
-        return ()
-    keys = np.stack((batch.request_of[segment_of[rows]], batch.parent[segment_of[rows]]))
-    pairs, group_of_row = np.unique(keys, axis=1, return_inverse=True)
-    passes = []
-    for group, (request, parent) in enumerate(pairs.T):
-        members = np.flatnonzero(group_of_row.reshape(-1) == group)
-        first = _first_positions(batch.positions[rows[members]], window)
-        slots = _prefix_slots(batch, int(request), page_size)
-        start, stop = (0, 0) if parent < 0 else batch.cu_seqlens[parent : parent + 2]
-        reached = int(first.min())  # nobody sees the keys before it
-        start = min(stop, start + max(0, reached - len(slots)))
-        slots = slots[reached:]
-        num_keys = len(slots) + int(stop - start)
-        if num_keys:
-            edge = None if first.max() == reached else _index(first - reached, device)
-            parent_rows = slice(int(start), int(stop))
-            passes.append(
-                DensePass(_rows(members, device), _index(slots, device), parent_rows, edge)
+
+class _Planner:
+    """One batch divided into blocks: whole segments, or with tiling pieces of them."""
+
+    def __init__(
+        self,
+        batch: PackedBatch,
+        page_size: int,
+        window: int | None,
+        device: torch.device,
+        tiling: Tiling | None,
+    ) -> None:
+        self.batch, self.page_size, self.window = batch, page_size, window
+        self.device, self.tiling = device, tiling
+        lengths = np.diff(batch.cu_seqlens)
+        block = tiling.block if tiling else max(1, int(lengths.max(initial=0)))
+        counts = -(-lengths // block)  # blocks of each segment
+        self.segments = np.repeat(np.arange(len(lengths)), counts)
+        nth = np.arange(len(self.segments)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.before = nth * block  # rows of a block's segment before it
+        self.starts = batch.cu_seqlens[self.segments] + self.before
+        self.lengths = np.minimum(lengths[self.segments] - self.before, block)
+        self.block_of = np.repeat(np.arange(len(self.segments)), self.lengths)  # [T]
+
+    def dense_passes(self, rows: np.ndarray) -> Iterator[DensePass]:
+        """One pass for all of `rows` that share the same keys, where there are any.
+
+        The passes index into `rows`.
+        """
+        if len(rows) == 0:
+            return
+        blocks = self.block_of[rows]
+        segments = self.segments[blocks]
+        later = np.where(self.before[blocks] > 0, blocks, -1)  # sees rows of its own segment
+        keys = np.stack((self.batch.request_of[segments], self.batch.parent[segments], later))
+        shared, group_of_row = np.unique(keys, axis=1, return_inverse=True)
+        for group, (request, parent, block) in enumerate(shared.T.tolist()):
+            members = np.flatnonzero(group_of_row.reshape(-1) == group)
+            first = _first_positions(self.batch.positions[rows[members]], self.window)
+            slots = _prefix_slots(self.batch, request, self.page_size)
+            # Nobody sees the keys before it. With tiling they are masked and not left out, because
+            # it depends on the other rows of the pass.
+            reached = int(first.min()) if self.tiling is None else 0
+            before = _without(self._before(parent, block), reached - len(slots))
+            slots = slots[reached:]
+            if len(slots) or before:
+                masked = self.window is not None if self.tiling else first.max() > reached
+                calls = tuple(self._dense_calls(members, first - reached if masked else None))
+                yield DensePass(calls, _index(slots, self.device), before)
+
+    def _before(self, parent: int, block: int) -> list[slice]:
+        """Rows of this batch that are before a block's own: its parent's, then its segment's."""
+        slices = []
+        if parent >= 0:
+            slices.append(slice(*self.batch.cu_seqlens[parent : parent + 2].tolist()))
+        if block >= 0:
+            start = int(self.starts[block])
+            slices.append(slice(start - int(self.before[block]), start))
+        return slices
+
+    def _dense_calls(self, members: np.ndarray, edge: np.ndarray | None) -> Iterator[DenseCall]:
+        if self.tiling is None:
+            first_key = None if edge is None else _index(edge, self.device)
+            yield DenseCall(_rows(members, self.device), len(members), first_key)
+            return
+        for chosen, count in _filled(np.arange(len(members)), self.tiling.rows):
+            first_key = None if edge is None else _index(edge[chosen], self.device)
+            yield DenseCall(_index(members[chosen], self.device), count, first_key)
+
+    def causal_groups(self) -> Iterator[CausalGroup]:
+        for size, blocks, count in self._alike(self.lengths):
+            offsets = np.arange(size)
+            own = self.lengths[blocks, None]
+            gather = self.starts[blocks, None] + np.minimum(offsets, own - 1)
+            keep = np.flatnonzero((offsets < own)[:count].reshape(-1))
+            rows = gather.reshape(-1)[keep]
+            first = None
+            if self.window is not None and size > self.window:
+                first = _index(_first_positions(offsets, self.window), self.device)
+            yield CausalGroup(
+                _index(gather, self.device),
+                _index(keep, self.device),
+                _index(rows, self.device),
+                first,
             )
-    return tuple(passes)
+
+    def scored_groups(self) -> Iterator[ScoredGroup]:
+        last = self.batch.score_rows
+        visible = last - self.starts[self.block_of[last]] + 1
+        if self.window is not None:
+            visible = np.minimum(visible, self.window)
+        starts = last - visible + 1
+        times = ALIGNED if self.tiling else 1
+        for size, rows, count in self._alike(visible):
+            offsets = np.arange(size)
+            own = visible[rows, None]
+            gather = starts[rows, None] + np.minimum(offsets, own - 1)
+            yield ScoredGroup(
+                _index(rows, self.device),
+                count,
+                times,
+                _index(gather, self.device),
+                torch.from_numpy(offsets < own).to(self.device),
+            )
+
+    def _alike(self, lengths: np.ndarray) -> Iterator[tuple[int, np.ndarray, int]]:
+        """Groups by padded length: that length, indices into `lengths`, how many are no copies."""
+        groups = defaultdict(list)
+        unit = ALIGNED if self.tiling else 1
+        for index, length in enumerate(lengths.tolist()):
+            groups[padded_length(-(-length // unit) * unit)].append(index)
+        for size, members in groups.items():
+            indices = np.asarray(members)
+            if self.tiling is None:
+                yield size, indices, len(indices)
+                continue
+            for chosen, count in _filled(indices, max(1, self.tiling.group // size)):
+                yield size, chosen, count
 
 
 def _first_positions(positions: np.ndarray, window: int | None) -> np.ndarray:
@@ -123,48 +243,22 @@ def _prefix_slots(batch: PackedBatch, request: int, page_size: int) -> np.ndarra
     return (pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[:length]
 
 
-def _causal_groups(
-    starts: Int32Array, lengths: np.ndarray, window: int | None, device: torch.device
-) -> tuple[CausalGroup, ...]:
-    groups = []
-    for size, segments in _by_padded_length(lengths).items():
-        offsets = np.arange(size)
-        own = lengths[segments, None]
-        gather = starts[segments, None] + np.minimum(offsets, own - 1)
-        keep = np.flatnonzero((offsets < own).reshape(-1))
-        rows = gather.reshape(-1)[keep]
-        first = None
-        if window is not None and size > window:
-            first = _index(_first_positions(offsets, window), device)
-        groups.append(
-            CausalGroup(_index(gather, device), _index(keep, device), _index(rows, device), first)
-        )
-    return tuple(groups)
+def _without(slices: list[slice], skip: int) -> tuple[slice, ...]:
+    """`slices` without the first `skip` rows of them together, and without empty ones."""
+    left = []
+    for rows in slices:
+        start = min(rows.stop, rows.start + max(0, skip))
+        skip -= rows.stop - rows.start
+        if rows.stop > start:
+            left.append(slice(start, rows.stop))
+    return tuple(left)
 
 
-def _scored_groups(
-    batch: PackedBatch, segments: np.ndarray, window: int | None, device: torch.device
-) -> tuple[ScoredGroup, ...]:
-    visible = batch.score_rows - batch.cu_seqlens[segments] + 1
-    if window is not None:
-        visible = np.minimum(visible, window)
-    starts = batch.score_rows - visible + 1
-    groups = []
-    for size, rows in _by_padded_length(visible).items():
-        offsets = np.arange(size)
-        own = visible[rows, None]
-        gather = starts[rows, None] + np.minimum(offsets, own - 1)
-        mask = torch.from_numpy(offsets < own).to(device)
-        groups.append(ScoredGroup(_index(rows, device), _index(gather, device), mask))
-    return tuple(groups)
-
-
-def _by_padded_length(lengths: np.ndarray) -> dict[int, np.ndarray]:
-    """Indices by padded length: at most 1/4 more than the length, so few groups, little waste."""
-    groups = defaultdict(list)
-    for index, length in enumerate(lengths.tolist()):
-        groups[padded_length(length)].append(index)
-    return {size: np.asarray(members) for size, members in groups.items()}
+def _filled(indices: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, int]]:
+    """`size` of them at a time, filled up by repeating the last one; and how many are no copies."""
+    for start in range(0, len(indices), size):
+        part = indices[start : start + size]
+        yield np.pad(part, (0, size - len(part)), mode="edge"), len(part)
 
 
 def padded_length(length: int) -> int:

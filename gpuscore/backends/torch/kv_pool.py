@@ -1,5 +1,8 @@
 """Keys and values of cached query tokens, by slot (slot = page * page_size + offset)."""
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -14,7 +17,8 @@ def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
 class KVPool:
     """Per layer and side one tensor [Hkv, slots, D], so that a gather comes out head by head.
 
-    Starts as zeros, which the operating system provides lazily: unused pages cost no memory.
+    Starts as zeros. On a CPU the operating system provides them when they are first written, so
+    pages that were never used cost no memory.
     """
 
     def __init__(
@@ -28,10 +32,7 @@ class KVPool:
         self.page_size, self.device = page_size, device
         shape = (config.num_kv_heads, num_pages * page_size, config.head_dim)
         self.layers = [
-            (
-                torch.zeros(shape, dtype=dtype, device=device),
-                torch.zeros(shape, dtype=dtype, device=device),
-            )
+            (_zeros(shape, dtype, device), _zeros(shape, dtype, device))
             for _ in range(config.num_layers)
         ]
 
@@ -44,3 +45,11 @@ class KVPool:
         """k, v [Hkv, n, D] of slots [n]."""
         k, v = self.layers[layer]
         return k.index_select(1, slots), v.index_select(1, slots)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch.zeros would write them, and so take all the memory at once.
+    fresh = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(fresh, dtype=dtype).view(shape)

@@ -1,25 +1,29 @@
 """What to load, in which dtype, and how much of it: decided before any weight is read."""
 
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from gpuscore.backends.torch.compiler import use_compiler
+from gpuscore.backends.torch.deterministic import TILING, steady_threads
 from gpuscore.backends.torch.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.torch.kv_pool import bytes_per_token
+from gpuscore.backends.torch.memory import memory_of
 from gpuscore.backends.torch.models import Family, read_family
 from gpuscore.backends.torch.models.decoder import weight_shapes
 from gpuscore.backends.torch.models.names import layer_weights
+from gpuscore.backends.torch.sizing import PagePlan
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types import BackendLimits
 
 PAGE_SIZE = {"cpu": 16, "cuda": 64}
 MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
-KV_FRACTION = 0.5  # of the memory that is left once the weights are in
+# Of the memory that weights and the largest batch leave. On a GPU the rest is for fragmentation; on
+# a CPU also for the server's own process, the requests that wait, and whatever else runs there.
+MEMORY_FRACTION = {"cpu": 0.7, "cuda": 0.9}
+CPU_PROMPTS, CPU_TOKENS = 4, 65536  # pages for so many full prompts, and at least so many tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,26 @@ class BackendPlan:
     family: Family
     device: torch.device
     dtype: torch.dtype
-    limits: BackendLimits
+    max_tokens: int  # of one batch
+    max_model_len: int
+    pages: PagePlan
     weight_bytes: int
-    kv_bytes: int
     threads: int | None
     compile: bool
+    deterministic: bool
+    identity: str  # see BackendLimits
+
+    def limits(self, num_pages: int) -> BackendLimits:
+        """Those of the backend; how many pages there are is known once the weights are loaded."""
+        return BackendLimits(
+            max_tokens=self.max_tokens,
+            page_size=self.pages.size,
+            num_pages=num_pages,
+            max_model_len=self.max_model_len,
+            vocab_rows=self.family.config.vocab_size,
+            identity=self.identity,
+            deterministic_chunk=TILING.block if self.deterministic else 0,
+        )
 
 
 def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
@@ -44,28 +63,45 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
     dtype = _dtype(family.config, config.dtype, device)
     max_len = _max_model_len(family.config, config.max_model_len)
     weight_bytes = count_parameters(family.config) * dtype.itemsize
-    page_size = PAGE_SIZE[device.type]
-    per_page = page_size * bytes_per_token(family.config, dtype)
-    num_pages = _num_pages(config, max_len, page_size, per_page, weight_bytes, device)
-    limits = BackendLimits(
-        max_tokens=config.max_batch_tokens or MAX_BATCH_TOKENS[device.type],
-        page_size=page_size,
-        num_pages=num_pages,
-        max_model_len=max_len,
-        vocab_rows=family.config.vocab_size,
-        identity=f"{directory} {config.revision} {dtype}",
-    )
+    pages = _page_plan(family.config, config, max_len, dtype, device)
+    # Refused at once, and not after the weights were read, what cannot fit even beside no batch.
+    pages.count(memory_of(device).free() - weight_bytes, 0)
     return BackendPlan(
         directory=str(directory),
         family=family,
         device=device,
         dtype=dtype,
-        limits=limits,
+        max_tokens=_max_tokens(config, device),
+        max_model_len=max_len,
+        pages=pages,
         weight_bytes=weight_bytes,
-        kv_bytes=num_pages * per_page,
-        threads=config.threads,
+        threads=_threads(family.config, config, device),
         compile=use_compiler(config.compile, device, count_parameters(family.config)),
+        deterministic=config.deterministic,
+        identity=f"{directory} {config.revision} {dtype}",
     )
+
+
+def _threads(model: DecoderConfig, config: ModelConfig, device: torch.device) -> int | None:
+    if not config.deterministic or device.type != "cpu":
+        return config.threads
+    threads = config.threads or torch.get_num_threads()
+    steady = steady_threads(model, threads)
+    if config.threads is not None and steady < threads:
+        raise ConfigError(
+            f"--threads {threads} do not share this model's work evenly, which --deterministic "
+            f"needs; the next lower number that does is {steady}"
+        )
+    return steady
+
+
+def _max_tokens(config: ModelConfig, device: torch.device) -> int:
+    limit = config.max_batch_tokens or MAX_BATCH_TOKENS[device.type]
+    if config.deterministic and limit < TILING.block:
+        raise ConfigError(
+            f"--max-batch-tokens {limit} is under the {TILING.block} of --deterministic"
+        )
+    return limit
 
 
 def count_parameters(config: DecoderConfig) -> int:
@@ -120,48 +156,23 @@ def _max_model_len(config: DecoderConfig, wanted: int | None) -> int:
     return wanted or limit
 
 
-def _num_pages(
-    config: ModelConfig,
+def _page_plan(
+    config: DecoderConfig,
+    wanted: ModelConfig,
     max_len: int,
-    page_size: int,
-    per_page: int,
-    weight_bytes: int,
+    dtype: torch.dtype,
     device: torch.device,
-) -> int:
-    """Enough for one prompt of full length; by default for several, as memory allows."""
-    needed = -(-max_len // page_size) + 1  # a long item recomputes up to one page of its query
-    if config.kv_cache_tokens is not None:
-        pages = -(-config.kv_cache_tokens // page_size)
-    else:
-        room = int((_free_bytes(device) - weight_bytes) * KV_FRACTION) // per_page
-        pages = min(max(4 * needed, -(-65536 // page_size)), room)
-    if pages < needed:
-        raise ConfigError(
-            f"a prompt of --max-model-len {max_len} needs {needed * page_size} tokens of KV cache, "
-            f"{max(pages, 0) * page_size} are available; lower --max-model-len "
-            "or raise --kv-cache-tokens"
-        )
-    return pages
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return min(_available_bytes(Path("/proc/meminfo")), _cgroup_bytes(Path("/sys/fs/cgroup")))
-
-
-def _available_bytes(meminfo: Path) -> int:
-    """What the machine can give without swapping; all of it where there is no /proc."""
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _cgroup_bytes(cgroup: Path) -> int:
-    """What a container's own limit leaves (cgroup v2), which /proc/meminfo does not know."""
-    limit, used = cgroup / "memory.max", cgroup / "memory.current"
-    if limit.is_file() and used.is_file() and (text := limit.read_text().strip()).isdigit():
-        return int(text) - int(used.read_text())
-    return sys.maxsize
+) -> PagePlan:
+    if wanted.kv_cache_size is not None and wanted.memory_fraction is not None:
+        raise ConfigError("--kv-cache-size and --memory-fraction both size the KV cache; set one")
+    size = PAGE_SIZE[device.type]
+    needed = -(-max_len // size) + 1  # a long item recomputes up to one page of its query
+    return PagePlan(
+        size=size,
+        page_bytes=size * bytes_per_token(config, dtype),
+        max_model_len=max_len,
+        needed=needed,
+        most=max(CPU_PROMPTS * needed, CPU_TOKENS // size) if device.type == "cpu" else None,
+        fraction=wanted.memory_fraction or MEMORY_FRACTION[device.type],
+        exact_bytes=wanted.kv_cache_size,
+    )

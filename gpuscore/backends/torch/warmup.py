@@ -1,56 +1,86 @@
-"""Batches that touch what traffic will: every layout of attention, full and with a single row."""
+"""Batches made up at start: for lazy set-up before traffic, and for the memory of the largest."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from gpuscore.types import PackedBatch
 
+SMALL = 64  # tokens of a batch that only sets things up
+LABELS = 16384  # of a largest batch, more than the label head looks at in one tile
 
-def warmup_batches(num_tokens: int, page_size: int) -> Iterator[PackedBatch]:
-    """Batches of token 0.
+
+def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
+    """Small batches of token 0, in every layout.
 
     A query that fills a page, then items on those pages, a query with items beside it, a lone row.
     """
-    yield _batch([num_tokens], [-1], kept=min(page_size, num_tokens))
-    item = max(1, num_tokens // 4)
-    if num_tokens >= 4:
-        yield _batch([item, item, item], [-1, -1, -1], cached=page_size)
-        yield _batch([item, item, item], [-1, 0, 0])
-    yield _batch([1], [-1])
+    size = min(max_tokens, SMALL)
+    yield _batch([size], kept=min(page_size, size), scored=1, page_size=page_size)
+    if size >= 4:
+        items = [size // 4] * 3
+        yield _batch(items, cached=page_size, scored=2, page_size=page_size)
+        yield _batch(items, parents=[-1, 0, 0], scored=2, page_size=page_size)
+    yield _batch([1], scored=1, page_size=page_size)
+
+
+def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
+    """The full batches that take the most memory, with all that can be asked of a row.
+
+    Items of one token behind the longest prefix: attention fills each of them up to four rows,
+    every row is scored, and the keys of the prefix are gathered. No other layout came near it. And
+    the end of the longest prompt, in one segment that is kept: its rows reach back differently far
+    in layers with a window.
+
+    Prefixes are the first page over and over, so a pool of that page is enough.
+    """
+    labels = -(-LABELS // max_tokens)
+    items, end = [1] * max_tokens, min(max_tokens, max_model_len)
+    prefix, before = max_model_len - 1, max_model_len - end
+    yield _batch(items, cached=prefix, scored=max_tokens, labels=labels, page_size=page_size)
+    yield _batch([end], cached=before, kept=end, scored=1, page_size=page_size)
 
 
 def _batch(
-    lengths: list[int], parents: list[int], *, kept: int = 0, cached: int = 0
+    lengths: Sequence[int],
+    *,
+    page_size: int,
+    scored: int,
+    parents: Sequence[int] | None = None,
+    cached: int = 0,
+    kept: int = 0,
+    labels: int = 1,
 ) -> PackedBatch:
-    """Segments of one request on page 0, the last two of them scored.
+    """Segments of one request on page 0, with log-sum-exp and top token.
 
     Args:
         lengths: tokens of each segment.
-        parents: the segment that each continues, or -1.
-        kept: how many tokens of the first segment are written to page 0.
-        cached: how many tokens of page 0 are the request's prefix.
+        scored: how many segments, the last ones, are scored.
+        parents: the segment that each continues, or -1; None = all -1.
+        cached: length of the request's prefix.
+        kept: how many tokens of the first segment are written, to slots of page 0 in turn.
+        labels: of each scored row.
     """
-    int32 = np.int32
+    int32, count = np.int32, len(lengths)
     ends = np.cumsum(lengths)
-    starts = np.array([cached if p < 0 else cached + lengths[p] for p in parents])
-    scored = ends[-2:] - 1
+    parent = np.full(count, -1, int32) if parents is None else np.array(parents, int32)
+    starts = cached + np.where(parent < 0, 0, np.array(lengths)[parent])
     slots = np.full(ends[-1], -1, int32)
-    slots[:kept] = np.arange(kept)
+    slots[:kept] = np.arange(kept) % page_size
     return PackedBatch(
         token_ids=np.zeros(ends[-1], int32),
         positions=np.concatenate(
             [start + np.arange(n) for start, n in zip(starts, lengths, strict=True)]
         ).astype(int32),
         cu_seqlens=np.concatenate([[0], ends]).astype(int32),
-        parent=np.array(parents, int32),
-        request_of=np.zeros(len(lengths), int32),
+        parent=parent,
+        request_of=np.zeros(count, int32),
         prefix_lens=np.array([cached], int32),
-        page_table=np.zeros((1, 1), int32),
+        page_table=np.zeros((1, -(-cached // page_size)), int32),
         slot_mapping=slots,
-        score_rows=scored.astype(int32),
-        cu_labels=np.arange(len(scored) + 1, dtype=int32),
-        label_token_ids=np.zeros(len(scored), int32),
-        need_lse=np.ones(len(scored), bool),
-        need_top=False,
+        score_rows=(ends[count - scored :] - 1).astype(int32),
+        cu_labels=(np.arange(scored + 1) * labels).astype(int32),
+        label_token_ids=np.zeros(scored * labels, int32),
+        need_lse=np.ones(scored, bool),
+        need_top=True,
     )

@@ -29,6 +29,7 @@ def partial_attention(
     key_mask: Tensor | None = None,
     first_key: Tensor | None = None,
     softcap: float | None = None,
+    skip_hidden: bool = True,
     impl: Implementation,
 ) -> tuple[Tensor, Tensor]:
     """Attend `q` to `k`, `v`.
@@ -43,7 +44,10 @@ def partial_attention(
             window. Not together with `key_mask`. Hidden keys must still be finite.
         softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax
             and the log-sum-exp.
-        impl: "reference" (any device) or "cpu".
+        skip_hidden: allow leaving out keys that `first_key` hides from all rows computed together.
+            Without it the order of every sum is that of all S keys, so that a row's bits do not
+            depend on the other rows' windows.
+        impl: "reference" (any device, never leaves out any) or "cpu".
 
     Returns:
         out [B, H, M, D] in q's dtype, and lse [B, H, M], natural log (float32; float64 for float64
@@ -53,9 +57,12 @@ def partial_attention(
         ValueError: shapes do not fit.
     """
     _check(q, k, v, causal, key_mask, first_key)
-    run = reference.partial_attention if impl == "reference" else cpu.partial_attention
     visible = Visibility(causal, key_mask, first_key)
-    return run(q, k, v, scale=scale, visible=visible, softcap=softcap)
+    if impl == "reference":
+        return reference.partial_attention(q, k, v, scale=scale, visible=visible, softcap=softcap)
+    return cpu.partial_attention(
+        q, k, v, scale=scale, visible=visible, softcap=softcap, skip_hidden=skip_hidden
+    )
 
 
 def merge_partials(

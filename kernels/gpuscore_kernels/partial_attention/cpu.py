@@ -14,7 +14,14 @@ CAPPED_TILE = 1 << 21  # scores, float32, that a pass with a soft-cap holds at a
 
 
 def partial_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, visible: Visibility, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    visible: Visibility,
+    softcap: float | None,
+    skip_hidden: bool,
 ) -> tuple[Tensor, Tensor]:
     if 0 in q.shape or k.shape[2] == 0:
         return _nothing(q)
@@ -22,7 +29,7 @@ def partial_attention(
         return _flash(q, k, v, scale, visible)
     out, lse = _nothing(q)
     for rows in _row_tiles(q, k, softcap):
-        keys = visible.span(rows, k.shape[2])
+        keys = visible.span(rows, k.shape[2]) if skip_hidden else slice(0, k.shape[2])
         if keys.stop > keys.start:
             hidden = visible.hidden(rows, keys, q.device)
             tile = q[:, :, rows], k[:, :, keys], v[:, :, keys]
@@ -44,7 +51,8 @@ def _row_tiles(q: Tensor, k: Tensor, softcap: float | None) -> list[slice]:
     batch, heads, rows, _ = q.shape
     step = ROW_TILE
     if softcap is not None:
-        step = max(1, min(step, CAPPED_TILE // (batch * heads * k.shape[2])))
+        most = max(1, min(step, CAPPED_TILE // (batch * heads * k.shape[2])))
+        step = 1 << (most.bit_length() - 1)  # so that few row counts need a smaller last tile
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 

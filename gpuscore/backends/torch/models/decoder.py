@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ from gpuscore.backends.torch.models.layers import (
     rotary_tables,
 )
 from gpuscore.backends.torch.models.mixture import mixture_mlp
+from gpuscore.backends.torch.tiles import ByRows, all_at_once
 
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.
@@ -68,9 +70,15 @@ class Decoder:
     """Weights and configuration of one model; `forward` keeps no state."""
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights, compiler: Compiler = eagerly
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        compiler: Compiler = eagerly,
+        by_rows: ByRows = all_at_once,
     ) -> None:
         self.config = config
+        self._by_rows = by_rows
+        self._q_size = config.num_heads * config.head_dim
         self.weights = weights
         self._rms_norm = compiler(rms_norm)
         self._add_and_norm = compiler(add_and_norm)
@@ -90,21 +98,76 @@ class Decoder:
         The last layer computes keys and values of every row, because later batches may read
         them, but queries, output projection and MLP of the scored rows only.
         """
-        rotary = {rope: rotary_tables(positions, f) for rope, f in self.frequencies.items()}
+        rotary = {
+            rope: self._by_rows(partial(rotary_tables, frequencies=f), positions)
+            for rope, f in self.frequencies.items()
+        }
         x = self._embed(token_ids)
         delta: Tensor | None = None  # what the MLP before adds to x
-        last = len(self.weights.layers) - 1
-        for index, layer in enumerate(self.weights.layers):
-            x, normed = self._residual(x, delta, layer.input_norm)
-            rows = score_rows if index == last else None
-            q, k, v = self._qkv(layer, normed, rotary[self.ropes[index]], rows)
+        *layers, last = self.weights.layers
+        for index, layer in enumerate(layers):
+            cos, sin = rotary[self.ropes[index]]
+            x, q, k, v = self._by_rows(partial(self._before, layer), x, cos, sin, delta)
             attended = attend(index, q, k, v).flatten(1)
-            x = x if rows is None else x.index_select(0, rows)
-            delta = functional.linear(attended, layer.o, layer.o_bias)
-            delta = self._post_norm(delta, layer.post_attention_norm)
-            x, normed = self._residual(x, delta, layer.mlp_norm)
-            delta = self._post_norm(self._mlp(layer.mlp, normed), layer.post_mlp_norm)
-        return self._residual(x, delta, self.weights.final_norm)[1]
+            x, delta = self._by_rows(partial(self._after, layer), x, attended)
+        cos, sin = rotary[self.ropes[-1]]
+        x, normed, k, v = self._by_rows(partial(self._keys, last), x, cos, sin, delta)
+        x, *chosen = (rows.index_select(0, score_rows) for rows in (x, normed, cos, sin))
+        (q,) = self._by_rows(partial(self._queries, last), *chosen)
+        attended = attend(len(layers), q, k, v).flatten(1)
+        x, delta = self._by_rows(partial(self._after, last), x, attended)
+        return self._by_rows(self._final_norm, x, delta)[1]
+
+    def _before(
+        self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, delta: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x + delta, and of all rows q [T, H, D], k and v [T, Hkv, D]; q and k rotated."""
+        x, normed = self._residual(x, delta, layer.input_norm)
+        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        q, kv = qkv.tensor_split([self._q_size], dim=-1)
+        return x, self._rotated(q, cos, sin, layer.q_norm), *self._keys_values(layer, kv, cos, sin)
+
+    def _keys(
+        self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, delta: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x + delta, its norm, and k and v of all rows."""
+        x, normed = self._residual(x, delta, layer.input_norm)
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[self._q_size :]
+        kv = functional.linear(normed, layer.qkv[self._q_size :], bias)
+        return x, normed, *self._keys_values(layer, kv, cos, sin)
+
+    def _queries(
+        self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor]:
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[: self._q_size]
+        q = functional.linear(normed, layer.qkv[: self._q_size], bias)
+        return (self._rotated(q, cos, sin, layer.q_norm),)
+
+    def _keys_values(
+        self, layer: LayerWeights, kv: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        k, v = kv.chunk(2, dim=-1)
+        return self._rotated(k, cos, sin, layer.k_norm), self._heads(v)
+
+    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None) -> Tensor:
+        c = self.config
+        rotated: Tensor = self._norm_and_rotate(
+            self._heads(x), cos, sin, norm, c.rms_norm_eps, c.one_plus_norms
+        )
+        return rotated
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.reshape(len(x), x.shape[1] // self.config.head_dim, self.config.head_dim)
+
+    def _after(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream after attention, and what the MLP adds to it."""
+        delta = functional.linear(attended, layer.o, layer.o_bias)
+        delta = self._post_norm(delta, layer.post_attention_norm)
+        x, normed = self._residual(x, delta, layer.mlp_norm)
+        return x, self._post_norm(self._mlp(layer.mlp, normed), layer.post_mlp_norm)
+
+    def _final_norm(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return self._residual(x, delta, self.weights.final_norm)
 
     def _residual(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """x + delta, and its norm."""
@@ -135,40 +198,6 @@ class Decoder:
             inner = self._gated(functional.linear(x, mlp.gate_up, mlp.gate_up_bias), activation)
             return functional.linear(inner, mlp.down, mlp.down_bias)
         return mixture_mlp(x, mlp.router, mlp.gate_up, mlp.down, mlp.mixture, activation)
-
-    def _qkv(
-        self,
-        layer: LayerWeights,
-        x: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        rows: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [M, H, D] of `rows` (None = all), k and v [T, Hkv, D]; q and k rotated."""
-        c = self.config
-        q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        cos, sin = rotary
-        if rows is None:
-            qkv = functional.linear(x, layer.qkv, layer.qkv_bias)
-            q, k, v = torch.split(qkv, [q_size, kv_size, kv_size], dim=-1)
-            q_rotary = rotary
-        else:
-            q_bias, kv_bias = (
-                (None, None)
-                if layer.qkv_bias is None
-                else (layer.qkv_bias[:q_size], layer.qkv_bias[q_size:])
-            )
-            q = functional.linear(x.index_select(0, rows), layer.qkv[:q_size], q_bias)
-            k, v = functional.linear(x, layer.qkv[q_size:], kv_bias).chunk(2, dim=-1)
-            q_rotary = (cos.index_select(0, rows), sin.index_select(0, rows))
-        q, k, v = (
-            part.reshape(len(part), part.shape[1] // c.head_dim, c.head_dim) for part in (q, k, v)
-        )
-        norm = c.rms_norm_eps, c.one_plus_norms
-        return (
-            self._norm_and_rotate(q, *q_rotary, layer.q_norm, *norm),
-            self._norm_and_rotate(k, cos, sin, layer.k_norm, *norm),
-            v,
-        )
 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, torch.Size]:

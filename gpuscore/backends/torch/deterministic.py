@@ -1,0 +1,49 @@
+"""What `--deterministic` asks of torch: tiles of one shape, and threads that share work evenly."""
+
+from collections.abc import Iterator
+
+from gpuscore.backends.torch.attention_plan import Tiling
+from gpuscore.backends.torch.hf_config import DecoderConfig
+from gpuscore.backends.torch.models import mixture
+from gpuscore_kernels.label_head import tile_shapes
+
+# Rows of every call of an operator: few enough that a small request does not cost many times more,
+# and a multiple of every page size.
+TILING = Tiling(block=128, rows=128, group=512)
+
+GRAIN = 32768  # elements below which torch gives element-wise work to one thread more
+VECTOR = 16  # elements; the widest vector of float32, or two
+
+
+def steady_threads(config: DecoderConfig, threads: int) -> int:
+    """The most threads, up to `threads`, among which all element-wise work falls evenly.
+
+    torch computes what is left over at the end of a thread's share without vectors, and functions
+    such as exp then round differently. The share of n elements is n / t, t = min(threads, n / GRAIN
+    rounded up), so a tile's rows would get other bits near the ends of shares. One or two threads
+    always divide a tile's rows evenly.
+    """
+    if config.attention_softcap is not None:
+        return min(threads, 2)  # its scores are as many as there are keys
+    sizes = list(_elements(config))
+    return next(t for t in range(threads, 0, -1) if all(_is_even(size, t) for size in sizes))
+
+
+def _is_even(elements: int, threads: int) -> bool:
+    used = min(threads, -(-elements // GRAIN))
+    return elements % (used * VECTOR) == 0 or used == 1
+
+
+def _elements(config: DecoderConfig) -> Iterator[int]:
+    """Sizes of what is computed element by element in one tile, over every product of a layer."""
+    heads = config.num_heads + 2 * config.num_kv_heads
+    inner = config.intermediate_size
+    for width in (config.hidden_size, heads * config.head_dim, inner, 2 * inner):
+        yield TILING.rows * width
+    for kv in (config.num_heads, config.num_kv_heads):
+        yield TILING.rows * kv * config.head_dim
+    if config.mixture is not None:
+        yield mixture.TILE * config.mixture.intermediate_size
+        yield TILING.rows * config.mixture.top_k * config.hidden_size
+    for rows, vocab in tile_shapes(TILING.rows, config.vocab_size, config.hidden_size):
+        yield rows * vocab

@@ -1,0 +1,200 @@
+"""`--deterministic`: the same bits alone, packed, cached, chunked and beside other requests."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore import Scorer
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.torch.tiles import all_at_once
+from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.engine.engine import Engine
+from gpuscore.errors import ConfigError
+from gpuscore.text.prompts import PromptBuilder, ScoreInput
+from support.models import random_ids
+
+LABELS = [3, 17, 399]
+UNLIMITED = RequestLimits(max_items=10**6, max_labels=10**6, max_request_tokens=10**6)
+
+
+class Scoring:
+    """An engine with a model; `bits` of a request are all float32 numbers that it gave."""
+
+    def __init__(self, directory, **options):
+        config = ModelConfig(str(directory), deterministic=True, compile="off", **options)
+        self.backend = create_backend(plan_backend(directory, config))
+        self.engine = Engine(self.backend, EngineConfig())
+        self.builder = PromptBuilder(None, self.backend.limits, UNLIMITED)
+        self.salts = 0
+
+    def submit(self, query, items, salt=None) -> Future:
+        """Queue a request; without a salt it finds nothing in the cache."""
+        if salt is None:
+            self.salts += 1
+            salt = f"only {self.salts}"
+        given = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
+        request = self.builder.build(given)
+        object.__setattr__(request, "salt", salt)
+        return self.engine.score(request)
+
+    def bits(self, query, items, salt=None):
+        return bits_of(self.submit(query, items, salt))
+
+
+def bits_of(future):
+    result = future.result(60)
+    rows = np.column_stack((np.stack(result.label_logits), result.lse))
+    return rows.view(np.int32)
+
+
+@pytest.fixture
+def scoring(tiny_model):
+    made = []
+
+    def make(family="qwen3", overrides=None, **options):
+        directory, _ = tiny_model(family, max_position_embeddings=1024, **(overrides or {}))
+        made.append(Scoring(directory, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.engine.close()
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(5)
+
+
+def some_items(rng, count, longest=40):
+    return [random_ids(rng, int(n)) for n in rng.integers(0, longest, count)]
+
+
+FAMILIES = [
+    ("qwen3", "float32"),
+    ("qwen3", "bfloat16"),
+    ("llama", "float32"),
+    ("mistral", "float32"),
+    ("gemma2", "float32"),
+    ("gemma3", "bfloat16"),
+    ("qwen3_moe", "float32"),
+]
+
+
+@pytest.mark.parametrize(("family", "dtype"), FAMILIES)
+def test_same_bits_in_every_batch(scoring, rng, family, dtype):
+    one = scoring(family, dtype=dtype, max_batch_tokens=600)
+    query, items = random_ids(rng, 301), [*some_items(rng, 11), random_ids(rng, 290)]
+    alone = np.concatenate([one.bits(query, [item]) for item in items])
+    assert len(np.unique(alone[:, 0])) == len(items)  # not all the same by mistake
+
+    order = rng.permutation(len(items))
+    packed = one.bits(query, [items[i] for i in order])
+    np.testing.assert_array_equal(packed, alone[order])
+
+    cold = one.bits(query, items, salt="kept")
+    before = one.engine.stats().cached_tokens
+    warm = one.bits(query, items, salt="kept")
+    assert one.engine.stats().cached_tokens > before
+    np.testing.assert_array_equal(cold, alone)
+    np.testing.assert_array_equal(warm, alone)
+
+    others = [
+        one.submit(random_ids(rng, int(n)), some_items(rng, 5)) for n in rng.integers(1, 400, 6)
+    ]
+    crowd = [one.submit(query, items, salt="kept"), *others, one.submit(query, items[3:5])]
+    np.testing.assert_array_equal(bits_of(crowd[0]), alone)
+    np.testing.assert_array_equal(bits_of(crowd[-1]), alone[3:5])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_chunks_do_not_show(scoring, rng, family):
+    """A budget so small that queries and items run in chunks, and one where nothing does."""
+    query, items = random_ids(rng, 417), [random_ids(rng, n) for n in (1, 130, 260, 300, 5)]
+    small = scoring(family, dtype="float32", max_batch_tokens=128)
+    whole = scoring(family, dtype="float32", max_batch_tokens=4096)
+    want = whole.bits(query, items)
+    np.testing.assert_array_equal(small.bits(query, items), want)
+    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), want)
+    np.testing.assert_array_equal(small.bits(query, items, salt="kept"), want)
+    odd = scoring(family, dtype="float32", max_batch_tokens=333)
+    np.testing.assert_array_equal(odd.bits(query, items), want)
+
+
+def test_another_query_with_the_same_beginning(scoring, rng):
+    """Its last block is shorter, so what the other one cached of it must not be used."""
+    one = scoring(dtype="float32", max_batch_tokens=600)
+    start, items = random_ids(rng, 300), some_items(rng, 4)
+    query = start + random_ids(rng, 100)
+    want = one.bits(query, items)
+    one.bits(start, items, salt="shared")
+    np.testing.assert_array_equal(one.bits(query, items, salt="shared"), want)
+
+
+def test_two_threads(scoring, rng):
+    threads = torch.get_num_threads()
+    try:
+        one = scoring(dtype="float32", threads=2, overrides={"hidden_size": 96})
+        query, items = random_ids(rng, 200), some_items(rng, 9)
+        alone = np.concatenate([one.bits(query, [item]) for item in items])
+        np.testing.assert_array_equal(one.bits(query, items), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_close_to_the_usual_scores(scoring, rng, tiny_model):
+    one = scoring("gemma2", dtype="float32")
+    directory, _ = tiny_model("gemma2")
+    usual = create_backend(plan_backend(directory, ModelConfig(str(directory), dtype="float32")))
+    engine = Engine(usual, EngineConfig())
+    query, items = random_ids(rng, 260), some_items(rng, 9)
+    given = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
+    request = PromptBuilder(None, usual.limits, UNLIMITED).build(given)
+    want = bits_of(engine.score(request)).view(np.float32)
+    engine.close()
+    np.testing.assert_allclose(one.bits(query, items).view(np.float32), want, atol=1e-4, rtol=0)
+
+
+def test_threads_share_work_evenly(tiny_model):
+    directory, _ = tiny_model("qwen3", hidden_size=1208)  # 128 x 1208 / 3 is no whole vector
+    config = ModelConfig(str(directory), deterministic=True, threads=3)
+    with pytest.raises(ConfigError, match="--threads 3 .* the next lower number that does is 2"):
+        plan_backend(directory, config)
+    assert plan_backend(directory, replace(config, threads=2)).threads == 2
+    assert plan_backend(directory, replace(config, threads=3, deterministic=False)).threads == 3
+
+
+def test_a_false_claim_is_refused(tiny_model, monkeypatch):
+    """Products over all rows at once, whatever their number: caught before anything is served."""
+    monkeypatch.setattr("gpuscore.backends.torch.backend.in_tiles", lambda size: all_at_once)
+    directory, _ = tiny_model("qwen3", hidden_size=96)
+    config = ModelConfig(str(directory), deterministic=True, dtype="float32")
+    backend = create_backend(plan_backend(directory, config))
+    with pytest.raises(ConfigError, match="items depend on the batch"):
+        Engine(backend, EngineConfig())
+    backend.close()
+
+
+@pytest.mark.parametrize("item_first", [False, True])
+def test_text(item_first):
+    query = "Customer wants: a red lamp, a blue chair. Answer yes or no.\n" * 12
+    items = ["red lamp", "blue lamp", "red lamp, and more", " a chair", "", "red"]
+    with Scorer("demo", deterministic=True) as scorer:
+
+        def score(some):
+            found = scorer.score(query, some, labels=["yes", "no"], item_first=item_first)
+            return found.scores
+
+        alone = np.concatenate([score([item]) for item in items])
+        np.testing.assert_array_equal(score(items), alone)
+        np.testing.assert_array_equal(score(items[::-1])[::-1], alone)
+        np.testing.assert_array_equal(score([items[2], items[0]]), alone[[2, 0]])
+
+
+def test_batches_under_one_chunk_are_refused(tiny_model):
+    directory, _ = tiny_model("qwen3")
+    with pytest.raises(ConfigError, match="--max-batch-tokens 127 is under the 128"):
+        plan_backend(directory, ModelConfig("x", deterministic=True, max_batch_tokens=127))

@@ -1,0 +1,322 @@
+"""Promise: pages take what weights and the largest batch leave, as measured, and no batch more."""
+
+import json
+import logging
+import re
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore.backends import plan_backend
+from gpuscore.backends.base import OutOfMemory
+from gpuscore.backends.torch import plan as plan_module
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.memory import (
+    DeviceMemory,
+    HostMemory,
+    available_bytes,
+    cgroup_bytes,
+)
+from gpuscore.backends.torch.sizing import shortened
+from gpuscore.backends.torch.warmup import largest_batches
+from gpuscore.config import ModelConfig
+from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
+from gpuscore.errors import ConfigError
+from support.layouts import int32, item_segments
+from support.models import random_ids
+from support.serving import serving
+
+MIB = 2**20
+WIDE = {  # a model whose batches take tens of megabytes, nearly all of it in attention
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+}
+LARGEST = 1024  # tokens of its batches
+PAGE = 16 * 2 * 3 * 2 * 16 * 4  # bytes: tokens, sides, layers, KV heads, head size, float32
+NEEDED = 512 // 16 + 1  # pages of a prompt of full length
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the peak")
+
+
+class SetMemory:
+    """So much memory, and batches that take so much."""
+
+    def __init__(self, free, batch):
+        self.left, self.batch, self.trims = free, batch, 0
+
+    def free(self):
+        return self.left
+
+    def growth(self, run):
+        run()
+        return self.batch
+
+    def trim(self):
+        self.trims += 1
+
+
+@pytest.fixture
+def backend_of(tiny_model):
+    """backend_of(memory, family, **options of ModelConfig)"""
+    made = []
+
+    def make(memory=None, family="qwen3", overrides=None, **options):
+        directory, _ = tiny_model(family, **(overrides or {}))
+        config = ModelConfig(str(directory), dtype="float32", **options)
+        made.append(TorchBackend(plan_backend(directory, config), memory))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    ("memory", "options", "pages"),
+    [
+        (SetMemory(2**40, 5 * MIB), {}, 65536 // 16),  # more are of no use on a CPU
+        (SetMemory(5 * MIB + 100 * PAGE, 5 * MIB), {}, 70),
+        (SetMemory(5 * MIB + 100 * PAGE, 5 * MIB), {"memory_fraction": 0.5}, 50),
+        (SetMemory(5 * MIB + 100 * PAGE, 5 * MIB), {"kv_cache_size": 99 * PAGE + 1}, 99),
+        (SetMemory(2**40, 5 * MIB), {"kv_cache_size": 5000 * PAGE}, 5000),
+        (SetMemory(200 * PAGE, None), {}, 70),  # not known: half is for a batch
+    ],
+)
+def test_the_number_of_pages(memory, options, pages, backend_of, caplog):
+    with caplog.at_level(logging.INFO, logger="gpuscore"):
+        backend = backend_of(memory, **options)
+    assert backend.limits.num_pages == pages
+    assert {k.shape[1] for pair in backend.pool.layers for k in pair} == {pages * 16}
+    assert len(backend.pool.layers) == len(backend.decoder.weights.layers) == 3
+    assert memory.trims, "what the measurement took is given back"
+    (line,) = (record.getMessage() for record in caplog.records)
+    kind = "estimated" if memory.batch is None else "measured"
+    assert re.fullmatch(
+        rf"memory: weights 0.4 MiB, largest batch [\d.]+ MiB \({kind}\), "
+        rf"KV cache {pages * PAGE / MIB:.1f} MiB: {pages} pages, {pages * 16} tokens",
+        line,
+    )
+
+
+def test_a_server_logs_the_numbers(tmp_path):
+    with serving("demo", "--kv-cache-size", "64MiB", log=tmp_path / "log"):
+        pass
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    (line,) = (line for line in lines if line["event"] == "log")
+    assert line["level"] == "info"
+    assert re.match(
+        r"memory: weights [\d.]+ MiB, largest batch .* KV cache 64.0 MiB", line["message"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("memory", "options", "message"),
+    [
+        (
+            SetMemory(5 * MIB + 47 * PAGE, 5 * MIB),  # 0.7 of 47 are 32
+            {},
+            "a prompt of --max-model-len 512 needs 528 tokens of KV cache, 0.4 MiB, 512 are "
+            "available (the weights leave 5.6 MiB, the largest batch takes 5.0 MiB, 0.7 of the "
+            "rest is for pages); lower --max-model-len or --max-batch-tokens",
+        ),
+        (
+            SetMemory(5 * MIB, 6 * MIB),
+            {},
+            "a prompt of --max-model-len 512 needs 528 tokens of KV cache, 0.4 MiB, 0 are "
+            "available (the weights leave 5.0 MiB, the largest batch takes 6.0 MiB, 0.7 of the "
+            "rest is for pages); lower --max-model-len or --max-batch-tokens",
+        ),
+        (
+            SetMemory(6 * MIB, 5 * MIB),
+            {"kv_cache_size": 2 * MIB},
+            "--kv-cache-size is 2.0 MiB, but the weights leave 6.0 MiB, the largest batch takes "
+            "5.0 MiB; lower --kv-cache-size or --max-batch-tokens",
+        ),
+    ],
+)
+def test_too_little_is_refused_in_a_sentence(memory, options, message, backend_of):
+    with pytest.raises(ConfigError) as error:
+        backend_of(memory, **options)
+    assert str(error.value) == message
+
+
+def test_just_enough(backend_of):
+    backend = backend_of(SetMemory(5 * MIB + 48 * PAGE, 5 * MIB))
+    assert backend.limits.num_pages == NEEDED
+
+
+def test_a_batch_that_does_not_fit(backend_of):
+    class Full(SetMemory):
+        def growth(self, run):
+            raise OutOfMemory("no")
+
+    with pytest.raises(ConfigError, match="--max-batch-tokens 77 does not fit into the memory"):
+        backend_of(Full(2**40, 0), max_batch_tokens=77)
+
+
+def test_what_cannot_fit_is_refused_before_the_weights_are_read(tiny_model, tmp_path, monkeypatch):
+    """In a container that is too small, from config.json alone."""
+    directory, _ = tiny_model()
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    (tmp_path / "memory.max").write_text(str(50 * MIB))
+    (tmp_path / "memory.current").write_text(str(49 * MIB))
+    memory = HostMemory(cgroup=tmp_path)
+    monkeypatch.setattr(plan_module, "memory_of", lambda device: memory)
+    with pytest.raises(ConfigError, match=r"needs 528 tokens of KV cache, 0\.4 MiB, 0 are avail"):
+        plan_backend(tmp_path, ModelConfig())
+
+
+def random_batch(rng, backend):
+    """A full batch: a query part that is kept, and items of many lengths over a long prefix."""
+    longest = int(rng.choice([1, 2, 5, 20, 63, 300]))
+    prefix = int(rng.integers(0, 512 - longest))
+    size, pages = backend.limits.page_size, int32(np.arange(64))
+    query = int(rng.choice([0, 1, 100, LARGEST // 2]))
+    lengths = rng.integers(1, longest + 1, LARGEST).tolist()
+    while query + sum(lengths) > LARGEST:
+        lengths.pop()
+    segments = []
+    if query:
+        slots = page_slots(pages, prefix, prefix + query, size)
+        segments.append(Segment(int32(random_ids(rng, query)), prefix, 0, slots=slots))
+    items = [random_ids(rng, n) for n in lengths]
+    parent = 0 if query else -1
+    labels = rng.integers(0, 400, int(rng.choice([1, 2, 40]))).tolist()
+    segments += item_segments(items, prefix + query, 0, parent, labels)
+    return pack(segments, [Prefix(prefix, pages[: -(-prefix // size)])], need_top=True)
+
+
+@linux_only
+def test_no_batch_takes_more_than_was_measured(backend_of, tiny_model):
+    """Nor does the measurement keep what it took: what is left are weights and a little."""
+    memory = HostMemory()
+    found = []
+
+    class Noting(HostMemory):
+        def growth(self, run):
+            found.append(super().growth(run))
+            return found[-1]
+
+    tiny_model("qwen3", **WIDE)  # written now, so that transformers' memory does not count
+    memory.trim()
+    before = memory._status("VmRSS")
+    backend = backend_of(Noting(), overrides=WIDE, max_batch_tokens=LARGEST)
+    kept = memory._status("VmRSS") - before - backend.plan.weight_bytes
+    (measured,) = found
+    assert measured > 40 * MIB, "too little to tell anything"
+    assert kept < 16 * MIB
+    rng = np.random.default_rng(0)
+    batches = [random_batch(rng, backend) for _ in range(10)]
+    before = memory._status("VmRSS")
+    assert memory._reset_peak()
+    backend._run_all(batches)
+    pages = 64 * backend.plan.pages.page_bytes  # those that the queries write
+    assert memory._status("VmHWM") - before < measured + pages + 16 * MIB
+
+
+@linux_only
+def test_the_peak_counts_though_it_is_over(tmp_path):
+    memory = HostMemory()
+    grown = memory.growth(lambda: torch.ones(40 * MIB // 4))
+    assert 40 * MIB <= grown < 2 * 40 * MIB + 16 * MIB
+    blind = HostMemory(proc=tmp_path)
+    ran = []
+    assert blind.growth(lambda: ran.append(1)) is None
+    assert ran == [1]
+
+
+@linux_only
+def test_unused_pages_cost_nothing(backend_of):
+    """And they are zeros, in every dtype."""
+    config = backend_of(SetMemory(2**40, 0)).plan.family.config
+    memory = HostMemory()
+    for dtype in (torch.float32, torch.bfloat16):
+        before = memory._status("VmRSS")
+        pool = KVPool(config, 100_000, 16, dtype, torch.device("cpu"))
+        assert sum(k.nbytes + v.nbytes for k, v in pool.layers) > 500 * MIB
+        assert memory._status("VmRSS") - before < 8 * MIB
+        k, v = pool.read(0, torch.arange(7, 1_600_000, 300_001))
+        assert not k.any()
+        assert not v.any()
+
+
+def test_a_shortened_model_has_a_layer_of_each_kind(backend_of):
+    windows = {"qwen3": (None, None), "gemma3": (20, None, 20), "qwen3_moe": (None, None, None)}
+    for family, want in windows.items():
+        backend = backend_of(SetMemory(2**40, 0), family)
+        config, weights = shortened(backend.plan.family.config, backend.decoder.weights)
+        assert config.windows == want
+        assert config.num_layers == len(weights.layers) == len(want)
+        assert weights.layers[-1] is backend.decoder.weights.layers[-1]
+        if config.mixture is not None:
+            assert config.mixture.layers == (True, False, True)
+
+
+def test_the_largest_batches_are_within_the_limits(backend_of):
+    """Also where a prompt is shorter than a batch, or a batch a single token."""
+    for max_batch_tokens, max_model_len in ((1, 512), (7, 1), (2048, 3), (63, 64)):
+        backend = backend_of(
+            SetMemory(2**40, 0), max_batch_tokens=max_batch_tokens, max_model_len=max_model_len
+        )
+        for batch in largest_batches(max_batch_tokens, max_model_len, 16):
+            lengths = np.diff(batch.cu_seqlens)
+            assert 0 < batch.num_tokens <= max_batch_tokens
+            assert batch.prefix_lens[0] + lengths.max() == max_model_len
+            assert batch.positions.max() == max_model_len - 1
+            backend.collect(backend.extend(batch))
+
+
+def test_memory_of_a_container(tmp_path):
+    """The cgroup's limit counts where there is one, else what the machine has available."""
+    assert cgroup_bytes(tmp_path) == sys.maxsize
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("300\n")
+    assert cgroup_bytes(tmp_path) == sys.maxsize
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert cgroup_bytes(tmp_path) == 700
+    stat = "anon 100\nfile 90\ninactive_file 50\nactive_file 30\nunevictable 7\n"
+    (tmp_path / "memory.stat").write_text(stat)
+    assert cgroup_bytes(tmp_path) == 780, "a checkpoint just read is no memory in use"
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:  5 kB\n")
+    assert available_bytes(meminfo) == 5 * 1024
+    assert available_bytes(tmp_path / "none") > 2**20
+
+
+def test_memory_of_an_older_container(tmp_path):
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("1000\n")
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("400\n")
+    assert cgroup_bytes(tmp_path) == 600
+
+
+def test_mapped_weights_are_not_free(tmp_path):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "meminfo").write_text("MemAvailable: 500 kB\n")
+    (tmp_path / "self" / "status").write_text("VmRSS:  300 kB\nRssFile:  120 kB\n")
+    assert HostMemory(tmp_path, tmp_path).free() == 380 * 1024
+
+
+def test_arithmetic_of_a_device(monkeypatch):
+    """No CUDA here: what torch would say is set. The allocator takes 300, others 40 beside it."""
+    state = {"free": 1000, "reserved": 100, "peak": 100}
+    calls = {
+        "mem_get_info": lambda device: (state["free"], 2000),
+        "memory_reserved": lambda device: state["reserved"],
+        "max_memory_reserved": lambda device: state["peak"],
+        "reset_peak_memory_stats": lambda device: None,
+        "synchronize": lambda device: None,
+        "empty_cache": lambda: None,
+    }
+    for name, call in calls.items():
+        monkeypatch.setattr(torch.cuda, name, call)
+    memory = DeviceMemory(torch.device("cuda"))
+    run = partial(state.update, free=1000 - 250 - 40, reserved=350, peak=400)
+    assert memory.growth(run) == 340
+    assert memory.free() == 710

@@ -1,0 +1,108 @@
+"""Scores do not depend on what else happens: cold, warm, chunked, packed, alone, co-batched.
+
+Worlds of random requests with shared beginnings, in flight together over a small pool of pages,
+some of them cancelled; every answer is compared with transformers on each prompt alone, and with
+`--deterministic` bit for bit with an engine that scores nothing else.
+"""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.engine.engine import Engine
+from gpuscore.types import ScoreRequest
+from support.models import random_ids, reference_logprobs
+
+LABELS = np.array([3, 17, 399], np.int32)
+
+
+def make_engine(directory, **options):
+    config = ModelConfig(str(directory), dtype="float32", compile="off", **options)
+    return Engine(create_backend(plan_backend(directory, config)), EngineConfig())
+
+
+def some_requests(rng, count, fixed_cut):
+    """Queries that begin alike in part; items of 1 token up to more than a batch."""
+    stems = [random_ids(rng, n) for n in (150, 290)]
+    for _ in range(count):
+        stem = stems[rng.integers(2)]
+        query = stem[: int(rng.integers(0, len(stem) + 1))] + random_ids(rng, int(rng.integers(30)))
+        longest = int(rng.choice([2, 20, 190]))
+        items = [random_ids(rng, int(n)) for n in rng.integers(1, longest, int(rng.integers(1, 7)))]
+        if fixed_cut and query:  # where a builder would cut, from the query alone
+            items, query = [query[-1:] + item for item in items], query[:-1]
+        yield ScoreRequest(
+            np.array(query, np.int32),
+            tuple(np.array(item, np.int32) for item in items),
+            (LABELS,) * len(items),
+            need_lse=True,
+            priority=int(rng.integers(2)),
+            salt=str(rng.integers(2)),
+        )
+
+
+def rows_of(result):
+    return np.column_stack((np.stack(result.label_logits), result.lse))
+
+
+def in_flight_together(engine, rng, requests):
+    """Their results, None for those that were given up; submitted from several threads."""
+    futures = [None] * len(requests)
+
+    def submit(indices):
+        for index in indices:
+            futures[index] = engine.score(requests[index])
+
+    parts = np.array_split(rng.permutation(len(requests)), 3)
+    threads = [threading.Thread(target=submit, args=(part,)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in rng.choice(len(requests), 2, replace=False):
+        futures[index].cancel()
+    return [None if f.cancelled() else f.result(60) for f in futures]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_as_transformers_alone(tiny_model, seed):
+    rng = np.random.default_rng(seed)
+    directory, model = tiny_model("qwen3")
+    engine = make_engine(
+        directory, max_batch_tokens=int(rng.choice([33, 128, 700])), max_model_len=512
+    )
+    requests = [*some_requests(rng, 14, fixed_cut=False)]
+    results = in_flight_together(engine, rng, requests)
+    engine.close()
+    for request, result in zip(requests, results, strict=True):
+        if result is not None:
+            query = request.query_ids.tolist()
+            want = reference_logprobs(model, [query + i.tolist() for i in request.item_ids])
+            rows = rows_of(result)
+            got = rows[:, :-1] - rows[:, -1:]
+            np.testing.assert_allclose(got, want[:, LABELS], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bit_for_bit_with_deterministic(tiny_model, seed):
+    rng = np.random.default_rng(seed)
+    directory, _ = tiny_model(("qwen3", "gemma3")[seed % 2])
+    options = {"deterministic": True, "max_model_len": 512}
+    engine = make_engine(directory, max_batch_tokens=int(rng.choice([128, 200, 700])), **options)
+    lonely = make_engine(directory, **options)
+    requests = [*some_requests(rng, 14, fixed_cut=True)]
+    results = in_flight_together(engine, rng, requests)
+    for request, result in zip(requests, results, strict=True):
+        if result is None:
+            continue
+        for index, item in enumerate(request.item_ids):
+            alone = replace(request, item_ids=(item,), label_ids=(LABELS,), salt=f"{id(item)}")
+            want = rows_of(lonely.score(alone).result(60))
+            got = rows_of(result)[index : index + 1]
+            np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32))
+    engine.close()
+    lonely.close()
