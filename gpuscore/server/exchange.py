@@ -4,11 +4,13 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Scope
 
 from gpuscore.errors import GpuscoreError
+from gpuscore.server.parser import Head
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,26 @@ def head_of(status: int, *fields: Fields) -> bytes:
             parts += (name, b": ", value, b"\r\n")
     parts.append(b"\r\n")
     return b"".join(parts)
+
+
+def scope_of(head: Head, addresses: tuple[Any, Any]) -> Scope:
+    """A request's head as ASGI has it; `addresses` are the server's and the client's."""
+    path = head.path.decode("latin-1")
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": head.version,
+        "server": addresses[0],
+        "client": addresses[1],
+        "scheme": "http",
+        "method": head.method.decode("latin-1"),
+        "root_path": "",
+        "path": unquote(path) if "%" in path else path,
+        "raw_path": head.path,
+        "query_string": head.target[len(head.path) + 1 :],
+        "headers": head.fields,
+        "state": {},
+    }
 
 
 class Channel(Protocol):

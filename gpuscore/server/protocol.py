@@ -5,7 +5,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
 
 import uvicorn
 from starlette.types import ASGIApp, Scope
@@ -13,9 +12,10 @@ from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
-from gpuscore.server.answers import error_json
+from gpuscore.server.answers import error_parts
 from gpuscore.server.app import SCORE_PATH
-from gpuscore.server.exchange import CLOSE, Exchange, Fields, head_of
+from gpuscore.server.deadline import Deadline
+from gpuscore.server.exchange import CLOSE, Exchange, Fields, head_of, scope_of
 from gpuscore.server.gate import Gate
 from gpuscore.server.heads import head_refusal
 from gpuscore.server.operations import Operations, server_timing
@@ -25,16 +25,13 @@ from gpuscore.server.record import UNMATCHED, RequestRecord, new_record, record_
 KEEP_ALIVE = 5.0  # seconds that a connection may be idle
 LINGER = 2.0  # seconds for a client that still sends although it was answered for good
 SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read for the connection's sake
-NEVER = float("inf")
 
 _SCORE_PATH = SCORE_PATH.encode()
 
 
 class ScoreProtocol(asyncio.Protocol):
     """The deadline of a head runs from the connection's opening, or from a later request's first
-    byte; that of a body from the end of its head. One timer serves them all: when it fires although
-    the deadline has moved on, it is set again.
-    """
+    byte; that of a body from the end of its head."""
 
     def __init__(
         self,
@@ -64,8 +61,7 @@ class ScoreProtocol(asyncio.Protocol):
         self._paused = False
         self._looked = -1  # the round in which the gate was last asked
         self._drained: asyncio.Future[None] | None = None  # while the client takes no answers
-        self._deadline = NEVER
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = Deadline(self._loop, self._late)
 
     # What asyncio calls.
 
@@ -79,7 +75,7 @@ class ScoreProtocol(asyncio.Protocol):
         self._state.connections.add(self)  # type: ignore[arg-type]  # a union of uvicorn's own
         local, remote = map(transport.get_extra_info, ("sockname", "peername"))
         self._addresses = local and local[:2], remote and remote[:2]
-        self._set_deadline(self._config.header_timeout)
+        self._deadline.set(self._config.header_timeout)
 
     def data_received(self, data: bytes) -> None:
         if self._failure is not None:
@@ -90,7 +86,7 @@ class ScoreProtocol(asyncio.Protocol):
         except GpuscoreError as error:
             self._fail(error)
         if idle and self._used and self._parser.in_head and self._parser.begun:
-            self._set_deadline(self._config.header_timeout)
+            self._deadline.set(self._config.header_timeout)
         if self._exchanges and self._exchanges[0].task is None:
             self._begin(self._exchanges[0])
 
@@ -98,9 +94,7 @@ class ScoreProtocol(asyncio.Protocol):
         if self._transport is None:  # turned away
             return
         self._state.connections.discard(self)
-        self._deadline = NEVER
-        if self._timer is not None:
-            self._timer.cancel()
+        self._deadline.close()
         self.resume_writing()
         for exchange in self._exchanges:
             self._abandon(exchange)
@@ -139,7 +133,7 @@ class ScoreProtocol(asyncio.Protocol):
         self._exchanges.append(exchange)
         self._reading = exchange
         if len(self._exchanges) == 1:
-            self._set_deadline(self._config.body_timeout)
+            self._deadline.set(self._config.body_timeout)
         else:
             self.pause_reading()  # until it is this one's turn
 
@@ -159,9 +153,9 @@ class ScoreProtocol(asyncio.Protocol):
             if self._closing and self._transport is not None:
                 self._transport.close()
             elif not self._exchanges:
-                self._set_deadline(KEEP_ALIVE)
+                self._deadline.set(KEEP_ALIVE)
             return
-        self._deadline = NEVER
+        self._deadline.clear()
         exchange.complete = True
         if len(self._exchanges) == 1:
             self.resume_reading()  # or a client that leaves would not be seen
@@ -244,10 +238,10 @@ class ScoreProtocol(asyncio.Protocol):
             self.resume_reading()
         if self._exchanges:
             if not self._exchanges[0].complete:
-                self._set_deadline(self._config.body_timeout)
+                self._deadline.set(self._config.body_timeout)
             self._begin(self._exchanges[0])
         else:
-            self._set_deadline(self._config.header_timeout if self._parser.begun else KEEP_ALIVE)
+            self._deadline.set(self._config.header_timeout if self._parser.begun else KEEP_ALIVE)
 
     def _discard(self, keep_alive: bool) -> None:
         """Read what is left of a request that was answered, or its sender sees a reset."""
@@ -255,7 +249,7 @@ class ScoreProtocol(asyncio.Protocol):
         self._closing = not keep_alive
         self.resume_reading()
         if self._closing:
-            self._set_deadline(LINGER)
+            self._deadline.set(LINGER)
 
     def _turn_away(self, head: Head, error: Overloaded) -> bool:
         """Refuse at the head, unless the request deserves another answer."""
@@ -270,7 +264,7 @@ class ScoreProtocol(asyncio.Protocol):
         keep_alive = keep_alive and not head.values(b"expect")
         self._write_error(record, error, keep_alive)
         self._operations.finish(record, head.fields)
-        self._set_deadline(self._config.body_timeout)
+        self._deadline.set(self._config.body_timeout)
         self._discard(keep_alive)
         return True
 
@@ -302,21 +296,12 @@ class ScoreProtocol(asyncio.Protocol):
         transport.close()
 
     def _write_error(self, record: RequestRecord, error: GpuscoreError, keep_alive: bool) -> None:
-        body = error_json(error)
+        timing = server_timing(record) if self._config.timing_headers else None
         record.refuse(error.status, error.code)
+        fields, body = error_parts(error, record.request_id, timing)
         record.bytes_out = len(body)
-        fields = [
-            (b"content-type", b"application/json"),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", record.request_id.encode()),
-        ]
-        if error.retry_after is not None:
-            fields.append((b"retry-after", b"%d" % error.retry_after))
-        if self._config.timing_headers:
-            fields.append((b"server-timing", server_timing(record).encode()))
-        if not keep_alive:
-            fields.append(CLOSE)
-        self.write(head_of(error.status, self.default_fields, fields) + body)
+        close = () if keep_alive else (CLOSE,)
+        self.write(head_of(error.status, self.default_fields, fields, close) + body)
 
     def _abandon(self, exchange: Exchange) -> None:
         """Nobody waits for its answer any more."""
@@ -329,44 +314,16 @@ class ScoreProtocol(asyncio.Protocol):
 
     def _scope(self, head: Head) -> Scope:
         """As ASGI has it, with the request's record."""
-        path = head.path.decode("latin-1")
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": head.version,
-            "server": self._addresses[0],
-            "client": self._addresses[1],
-            "scheme": "http",
-            "method": head.method.decode("latin-1"),
-            "root_path": "",
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": head.path,
-            "query_string": head.target[len(head.path) + 1 :],
-            "headers": head.fields,
-            "state": {"draining": self._gate.draining},
-        }
+        scope = scope_of(head, self._addresses)
+        scope["state"]["draining"] = self._gate.draining
         record_of(scope)
         return scope
 
-    # Deadlines.
-
-    def _set_deadline(self, seconds: float) -> None:
-        self._deadline = when = self._loop.time() + seconds
-        if self._timer is not None and self._timer.when() > when:
-            self._timer.cancel()
-            self._timer = None
-        if self._timer is None:
-            self._timer = self._loop.call_at(when, self._look_at_clock)
-
-    def _look_at_clock(self) -> None:
-        self._timer = None
-        if self._deadline > self._loop.time():
-            if self._deadline != NEVER:
-                self._timer = self._loop.call_at(self._deadline, self._look_at_clock)
-        elif self._transport is not None and not self._transport.is_closing():
-            self._late(self._transport)
-
-    def _late(self, transport: asyncio.Transport) -> None:
+    def _late(self) -> None:
+        """The deadline is over."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
         head, body = self._config.header_timeout, self._config.body_timeout
         if self._reading is not None:
             self._fail(RequestTimeout(f"the body was not complete after {body:g} seconds"))
