@@ -80,7 +80,7 @@ class Exchange:
     """
 
     __slots__ = (
-        *("scope", "keep_alive", "expects_continue", "scoring", "counted"),
+        *("scope", "keep_alive", "expects_continue", "scoring", "tenant", "counted"),
         *("size", "complete", "gone", "over", "written", "task"),
         *("_channel", "_loop", "_parts", "_unread", "_proceeds", "_delivered", "_error"),
         *("_waiter", "_start", "_running"),
@@ -92,6 +92,7 @@ class Exchange:
         self.scope, self.keep_alive = scope, keep_alive
         self.expects_continue = False
         self.scoring = False  # POST /v1/score
+        self.tenant = ""  # whose it is, if it is scoring and has a valid key
         self.counted = False  # by the gate, as in flight
         self.size = 0  # bytes of the body, as far as the gate has counted them
         self.complete = False  # the whole request is here

@@ -6,7 +6,7 @@ parser, and a refusal is a few bytes that the connection writes at once.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from gpuscore.config import ServerConfig
@@ -34,6 +34,7 @@ class Gate:
         self.requests = 0
         self.bytes = 0
         self.tenant = keys.tenant
+        self._tenants: Counter[str] = Counter()  # requests in flight of each
         self._service, self._config, self._rounds = service, config, rounds
         self._turns: deque[tuple[Exchange, Callable[[], None]]] = deque()
         # Too many requests at one time of a round are so for the rest of it, however many ask.
@@ -49,10 +50,11 @@ class Gate:
     def draining(self) -> bool:
         return self._service.draining
 
-    def refusal(self, announced: int, own: int = 0) -> Overloaded | None:
+    def refusal(self, tenant: str, announced: int, own: int = 0) -> Overloaded | None:
         """Why a request would not be let in now, if it would not.
 
         Args:
+            tenant: whose it is.
             announced: bytes of its body that are still to come, as far as is known.
             own: bytes that came already.
 
@@ -71,6 +73,10 @@ class Gate:
                 retry_after=backlog.retry_after,
             )
             return self._refusal
+        if self._tenants[tenant] >= self._config.max_inflight_per_key:
+            return Overloaded(
+                f"{self._tenants[tenant]} requests of this API key are in flight", retry_after=1
+            )
         others, limit = self.bytes - own, self._config.max_queued_bytes
         if others and self.bytes + announced > limit:
             return Overloaded(
@@ -88,12 +94,13 @@ class Gate:
         self.bytes += size
         exchange.size += size
         full = self.bytes > self._config.max_queued_bytes
-        return self.refusal(0, exchange.size) if full else None
+        return self.refusal(exchange.tenant, 0, exchange.size) if full else None
 
     def enter(self, exchange: Exchange, start: Callable[[], None]) -> None:
         """Count a complete request, and call `start` in its turn: now, if nobody waits."""
         exchange.counted = True
         self.requests += 1
+        self._tenants[exchange.tenant] += 1
         if not self._turns and self._has_time():
             self._start(exchange, start)
             return
@@ -104,7 +111,11 @@ class Gate:
 
     def leave(self, exchange: Exchange) -> None:
         """An exchange is over, however it ended."""
-        self.requests -= exchange.counted
+        if exchange.counted:
+            self.requests -= 1
+            self._tenants[exchange.tenant] -= 1
+            if not self._tenants[exchange.tenant]:
+                del self._tenants[exchange.tenant]
         self.bytes -= exchange.size
         exchange.counted, exchange.size = False, 0
 

@@ -121,15 +121,16 @@ class ScoreProtocol(asyncio.Protocol):
     def on_head(self, head: Head) -> None:
         self._used = True
         scoring = head.method == b"POST" and head.path == _SCORE_PATH
-        if scoring and not self._exchanges:
-            refusal = self._gate.refusal(head.length or 0)
+        tenant = self._gate.tenant(head.values(b"authorization")) if scoring else None
+        if tenant is not None and not self._exchanges:
+            refusal = self._gate.refusal(tenant, head.length or 0)
             self._looked = self._gate.round
-            if refusal is not None and self._turn_away(head, refusal):
+            if refusal is not None and self._turn_away(head, tenant, refusal):
                 return
         scope = self._scope(head)
         exchange = Exchange(self, self._loop, scope, head.keep_alive)
         exchange.expects_continue = b"100-continue" in map(bytes.lower, head.values(b"expect"))
-        exchange.scoring = scoring
+        exchange.scoring, exchange.tenant = scoring, tenant or ""
         self._exchanges.append(exchange)
         self._reading = exchange
         if len(self._exchanges) == 1:
@@ -215,7 +216,7 @@ class ScoreProtocol(asyncio.Protocol):
         looked = self._looked == self._gate.round  # at its head, just now
         refusal = None
         if exchange.scoring and not looked:
-            refusal = self._gate.refusal(0, exchange.size)
+            refusal = self._gate.refusal(exchange.tenant, 0, exchange.size)
         if refusal is not None:
             exchange.refuse(refusal)
         if exchange.scoring and refusal is None:
@@ -231,7 +232,7 @@ class ScoreProtocol(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """The first exchange is over, and its request was complete."""
-        if self._failure is not None:
+        if self._failure is not None and not self._exchanges:
             self._refuse(self._failure)
             return
         if len(self._exchanges) <= 1:
@@ -251,12 +252,11 @@ class ScoreProtocol(asyncio.Protocol):
         if self._closing:
             self._deadline.set(LINGER)
 
-    def _turn_away(self, head: Head, error: Overloaded) -> bool:
+    def _turn_away(self, head: Head, tenant: str, error: Overloaded) -> bool:
         """Refuse at the head, unless the request deserves another answer."""
         record = new_record(head.method, head.fields)
-        tenant = self._gate.tenant(head.values(b"authorization"))
         bad = head_refusal(head.fields, len(head.target), self._config)
-        if tenant is None or record.bad_request_id or bad is not None:
+        if record.bad_request_id or bad is not None:
             return False
         record.route, record.tenant = SCORE_PATH, tenant
         length = head.length

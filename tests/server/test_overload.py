@@ -61,6 +61,15 @@ def test_in_one_piece_and_in_a_pipeline(busy):
         check_error(connection.reply(), 404, "not_found", None)
 
 
+def test_rubbish_behind_good_requests(full):
+    """Those before it are answered, each with its own answer."""
+    with Connection(full) as connection:
+        one = connection.head(body=body_of(1, 2)) + body_of(1, 2)
+        connection.send(one * 2 + connection.head("GET", "/health") + b"\x16\x03\x01\r\n\r\n")
+        assert [connection.reply().status for _ in range(4)] == [200, 200, 200, 400]
+        assert connection.closed
+
+
 @pytest.mark.parametrize(
     ("fields", "length"),
     [((), 2**16 + 1), (("Transfer-Encoding: chunked",), None), (("Expect: 100-continue",), 9)],
@@ -164,3 +173,13 @@ def test_a_long_wait():
                 connection.send(connection.head(body=b" " * 4000))
                 refused(connection, "a wait of about")
             assert slow.reply().status == 200
+
+
+def test_requests_of_one_key():
+    with tape_server(server={"max_inflight_per_key": 1}) as (_, client):
+        with in_flight(client, tape_child.SLOW) as slow:
+            with Connection(client) as connection:
+                connection.send(connection.head(length=9))
+                refused(connection, "1 requests of this API key are in flight")
+            assert slow.reply().status == 200
+        assert client.post("/v1/score", content=body_of(1), headers=JSON).status_code == 200
