@@ -21,33 +21,35 @@ from gpuscore.config import (
     RequestLimits,
     ServerConfig,
 )
-from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError
+from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout
 from gpuscore.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
 from gpuscore.hub import model_directory
 from gpuscore.options import plain
 from gpuscore.settings import DEFAULT, Settings, read_settings
 
-EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_CONFIG = 0, 1, 70, 78
+EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
 LONG_INPUT = 200  # items from which a progress bar is shown
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code.
 
-    0 done, 1 failed, 2 usage, 70 the engine cannot be kept running, 78 cannot be served; 128 + n:
-    signal n came twice, or its drain ran out of time.
+    0 done, 1 failed, 2 usage, 70 the engine cannot be kept running, 75 the model was not ready in
+    time, 78 cannot be served; 128 + n: signal n came twice, or its drain ran out of time.
     """
     values = _parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     command: Callable[[argparse.Namespace, Settings], int] = values.command
+    settings = Settings({})
     try:
-        return command(values, read_settings(vars(values), os.environ))
+        settings = read_settings(vars(values), os.environ)
+        return command(values, settings)
     except ConfigError as error:
-        print(f"gpuscore: {error}", file=sys.stderr)
+        print(f"gpuscore: {error}{settings.sources(str(error))}", file=sys.stderr)
         return EXIT_CONFIG
     except EngineFailed as error:
-        print(f"gpuscore: {error}", file=sys.stderr)
-        return EXIT_ENGINE
+        print(f"gpuscore: {error}{settings.sources(str(error))}", file=sys.stderr)
+        return EXIT_TEMPORARY if isinstance(error, LoadTimeout) else EXIT_ENGINE
     except GpuscoreError as error:
         print(f"gpuscore: {error.message}", file=sys.stderr)
         return EXIT_FAILED

@@ -218,6 +218,16 @@ class EngineConfig:
         maximum=86400,
         metavar="SECONDS",
     )
+    # Weights that fill a GPU of 141 GB take 24 minutes from a disk of 100 MB/s. Without a limit, a
+    # load that hangs looks alive to whoever asks /health.
+    load_timeout: float = option(
+        1800.0,
+        "time for loading and warming the model, downloads not included; then the engine's process "
+        "is ended",
+        minimum=0.1,
+        maximum=86400,
+        metavar="SECONDS",
+    )
 
 
 @dataclass(frozen=True, slots=True)

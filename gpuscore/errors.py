@@ -128,3 +128,7 @@ class ConfigError(Exception):
 
 class EngineFailed(Exception):
     """The engine's process cannot be kept running; in one sentence why."""
+
+
+class LoadTimeout(EngineFailed):
+    """The model was not ready in time when the server started; another start may go better."""

@@ -21,7 +21,7 @@ def model_directory(model: str, revision: str | None = None) -> Path:
     if path.is_dir():
         return path
     if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") > 1:
-        raise ConfigError(f"model directory {model} does not exist")
+        raise ConfigError(f"MODEL {model}: the directory does not exist")
     return _from_hub(model, revision)
 
 
@@ -37,17 +37,17 @@ def _from_hub(model: str, revision: str | None) -> Path:
     )
 
     offline = (
-        f"{model} is not a directory here and the Hugging Face hub cannot be reached; download it "
-        f"on a connected machine (`hf download {model} --local-dir DIR`) and pass DIR"
+        f"MODEL {model} is not a directory here and the Hugging Face hub cannot be reached; "
+        f"download it on a connected machine (`hf download {model} --local-dir DIR`) and pass DIR"
     )
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=_WANTED))
     except HFValidationError as error:
-        raise ConfigError(f"{model} is neither a directory nor a valid hub name") from error
+        raise ConfigError(f"MODEL {model} is neither a directory nor a valid hub name") from error
     except RevisionNotFoundError as error:
-        raise ConfigError(f"{model} has no revision {revision} on the hub") from error
+        raise ConfigError(f"MODEL {model} has no --revision {revision} on the hub") from error
     except RepositoryNotFoundError as error:
-        raise ConfigError(f"the hub has no model {model}, or it needs a login") from error
+        raise ConfigError(f"the hub has no MODEL {model}, or it needs a login") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
         raise ConfigError(offline) from error
     except (HfHubHTTPError, OSError) as error:

@@ -39,6 +39,11 @@ class Option:
         return self.name if self.positional else "--" + self.name.replace("_", "-")
 
     @property
+    def message_name(self) -> str:
+        """What messages call it."""
+        return self.metavar if self.positional else self.flag
+
+    @property
     def variable(self) -> str:
         return PREFIX + self.name.upper()
 

@@ -19,6 +19,7 @@ from gpuscore.options import ConfigT, Option, options, shown
 DEFAULT, COMMAND_LINE = "default", "command line"
 OPTIONS = {item.name: item for item in options()}
 (CONFIG,) = options(FileConfig)
+_FLAG = re.compile(r"(?<![\w-])(?:--[a-z][a-z-]*[a-z]|MODEL)(?![\w-])")  # as in error messages
 # What Kubernetes sets in every pod for a Service called gpuscore or gpuscore-something.
 KUBERNETES = re.compile(
     PREFIX + r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)=.*"
@@ -40,6 +41,21 @@ class Settings:
     """One checked value per field of the configuration, by field name."""
 
     chosen: Mapping[str, Setting]
+
+    def sources(self, message: str) -> str:
+        """What to add to an error: where the values of the flags that it names were set.
+
+        Nothing for those of the command line, which the reader has just written, and for defaults.
+        """
+        named = dict.fromkeys(_FLAG.findall(message))
+        by_flag = {item.message_name: self.chosen.get(item.name) for item in OPTIONS.values()}
+        found = [(name, setting) for name in named if (setting := by_flag.get(name))]
+        places = [
+            f"{name} is set by {setting.source}"
+            for name, setting in found
+            if setting.source not in (DEFAULT, COMMAND_LINE)
+        ]
+        return f" ({', '.join(places)})" if places else ""
 
     def make(self, config: type[ConfigT]) -> ConfigT:
         return config(**{item.name: self.chosen[item.name].value for item in options(config)})

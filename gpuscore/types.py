@@ -3,7 +3,7 @@
 Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labels in all, P pages.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import numpy as np
@@ -54,20 +54,70 @@ class Timings:
     device: float  # until its last result was collected
 
 
+# Upper bounds of the sizes that `Sizes` tells apart.
+BATCH_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+BATCH_ITEMS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)  # 0: nothing but a chunk of something longer
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many of each size there were; `counts` has one more than there are bounds."""
+
+    counts: tuple[int, ...]
+    total: int  # of all sizes
+
+    def __add__(self, other: "Sizes") -> "Sizes":
+        counts = tuple(one + two for one, two in zip(self.counts, other.counts, strict=True))
+        return Sizes(counts, self.total + other.total)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """What an engine has done so far. These only grow; ValueError for wrong numbers of counts."""
+
+    batches: int  # collected
+    computed_tokens: int
+    cached_tokens: int  # of prompts, that the prefix cache held
+    evicted_pages: int  # cached pages given up for others
+    oom_retried: int  # batches that ran out of memory, their work handed out again ...
+    oom_failed: int  # ... or, at the smallest size, given up with its request
+    nonfinite_rows: int  # computed; an item is computed twice before its request fails
+    batch_tokens: Sizes
+    batch_items: Sizes  # scored rows
+
+    def __post_init__(self) -> None:
+        for sizes, bounds in ((self.batch_tokens, BATCH_TOKENS), (self.batch_items, BATCH_ITEMS)):
+            if len(sizes.counts) != len(bounds) + 1:
+                raise ValueError(f"{len(sizes.counts)} counts for {len(bounds)} bounds")
+
+    def __add__(self, other: "EngineCounters") -> "EngineCounters":
+        names = [item.name for item in fields(self)]
+        return EngineCounters(**{n: getattr(self, n) + getattr(other, n) for n in names})
+
+
+NO_COUNTERS = EngineCounters(
+    *(0,) * 7,
+    batch_tokens=Sizes((0,) * (len(BATCH_TOKENS) + 1), 0),
+    batch_items=Sizes((0,) * (len(BATCH_ITEMS) + 1), 0),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What an engine is doing; counters only grow."""
+    """What an engine is doing, and has done."""
 
     requests: int  # admitted and not yet answered
     tokens: int  # of those requests
     pages_free: int
     pages_cached: int  # not in use, their content may be found again
     pages_used: int
-    batches: int  # counter
-    computed_tokens: int  # counter
-    cached_tokens: int  # counter: prompt tokens that the prefix cache held
-    retried_batches: int  # counter
     tokens_per_second: float  # while working, smoothed
+    counters: EngineCounters
+    restarts: int = 0  # of its process; the counters outlive them
+    heartbeat_age: float = 0.0  # seconds since its process last gave a sign of life
+
+
+NO_STATS = EngineStats(0, 0, 0, 0, 0, 0.0, NO_COUNTERS)
 
 
 @dataclass(frozen=True, slots=True)

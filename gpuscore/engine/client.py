@@ -24,8 +24,6 @@ from gpuscore.engine.supervisor import Patience, Supervisor
 from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
-_NOTHING_YET = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0)
-
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
@@ -49,7 +47,7 @@ class EngineClient:
         self._ids = count()
         self._issued = 0
         self._waiting: dict[int, _Waiting] = {}
-        self.backlog = Backlog(start.engine, lambda: self.stats().tokens_per_second)
+        self.backlog = Backlog(start.engine, lambda: self._supervisor.rate)
         self._send: Send | None = None  # None while no child is ready
         self._closing = False
         self._supervisor = Supervisor(command, start, self, patience or Patience())
@@ -64,6 +62,7 @@ class EngineClient:
 
         Raises:
             ConfigError: it cannot be served.
+            LoadTimeout: it was not ready within the `load_timeout`.
             EngineFailed: the child was lost, or the client closed, before it was ready.
         """
         return self._supervisor.started.result()
@@ -92,8 +91,8 @@ class EngineClient:
         return self._supervisor.restarts
 
     def stats(self) -> EngineStats:
-        """What the child said a moment ago; all 0 before it is ready for the first time."""
-        return self._supervisor.stats or _NOTHING_YET
+        """What the child said a moment ago; of one that is lost only the counters are left."""
+        return self._supervisor.stats
 
     def score(self, request: ScoreRequest) -> "Future[ScoreResult]":
         """Queue a request; never blocks. Cancelling the future drops what has not run yet.

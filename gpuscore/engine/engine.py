@@ -78,11 +78,8 @@ class Engine:
                 pages_free=pages.num_free,
                 pages_cached=pages.num_cached,
                 pages_used=pages.num_used,
-                batches=self._runner.batches,
-                computed_tokens=self._runner.computed_tokens,
-                cached_tokens=self._runner.scheduler.cached_tokens,
-                retried_batches=self._runner.retried_batches,
                 tokens_per_second=self._rate,
+                counters=self._runner.counters(),
             )
 
     def score(
@@ -182,11 +179,11 @@ class Engine:
             return not self._closing
 
     def _step(self) -> None:
-        start, done = self.clock(), self._runner.computed_tokens
+        start, done = self.clock(), self._runner.tally.computed_tokens
         self._runner.step()
         # A batch is launched in one step and collected in another, so only sums tell the rate.
         elapsed = max(0.0, self.clock() - start)
         kept = math.exp(-elapsed / RATE_SECONDS)
         self._busy = kept * self._busy + elapsed
-        self._done = kept * self._done + self._runner.computed_tokens - done
+        self._done = kept * self._done + self._runner.tally.computed_tokens - done
         self._rate = self._done / self._busy if self._busy > 0 else 0.0

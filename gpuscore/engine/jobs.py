@@ -19,6 +19,7 @@ class Job:
     short: deque[int] = field(default_factory=deque)
     long: deque[int] = field(default_factory=deque)
     long_done: int = 0  # tokens of long[0] handed out, the query's last part page included
+    retried: set[int] = field(default_factory=set)  # long items whose row was not finite
     query_done: int = 0  # tokens of the query handed out
     query_pages: Int32Array | None = None  # None until the job has its pages
     item_pages: Int32Array | None = None  # for long items

@@ -42,6 +42,7 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
+        self.evicted = 0  # so far
         self._free = list(range(num_pages - 1, -1, -1))
         self._references = np.zeros(num_pages, dtype=np.int64)
         self._page_of: dict[bytes, int] = {}  # digest -> published page
@@ -112,6 +113,7 @@ class PagePool:
             page, _ = self._idle.popitem(last=False)
             del self._page_of[self._key_of.pop(page).digest]
             self._free.append(page)
+            self.evicted += 1
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless free, cached and used pages are all pages, each once."""

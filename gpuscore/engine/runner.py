@@ -12,6 +12,7 @@ from gpuscore.backends.base import Backend, OutOfMemory, Pending
 from gpuscore.engine.jobs import Job, Share, Work
 from gpuscore.engine.outcome import resolve
 from gpuscore.engine.scheduler import Scheduler
+from gpuscore.engine.tally import Tally
 from gpuscore.errors import (
     DeadlineExceeded,
     GpuscoreError,
@@ -19,9 +20,21 @@ from gpuscore.errors import (
     InternalError,
     NonfiniteScore,
 )
-from gpuscore.types import BoolArray, Float32Array, RowScores, ScoreRequest, ScoreResult, Timings
+from gpuscore.types import (
+    BoolArray,
+    EngineCounters,
+    Float32Array,
+    RowScores,
+    ScoreRequest,
+    ScoreResult,
+    Timings,
+)
 
 logger = logging.getLogger(__name__)
+
+# Out of memory so often in a row, a batch has long been as small as it gets (at 16, from a million
+# tokens): small pieces that always fit one batch are not tried for ever.
+MAX_OUT_OF_MEMORY = 16
 
 Progress = Callable[[int], None]  # called with the number of items scored so far
 
@@ -63,9 +76,8 @@ class Runner:
         self.backend = backend
         self.clock = clock
         self.scheduler = Scheduler(backend.limits, prefix_cache=prefix_cache)
-        self.batches = 0  # collected so far ...
-        self.computed_tokens = 0  # ... and their tokens
-        self.retried_batches = 0
+        self.tally = Tally()
+        self._out_of_memory = 0  # batches in a row
         self._tickets: dict[Job, Ticket] = {}
         self._running: tuple[Work, Pending] | None = None
 
@@ -86,6 +98,11 @@ class Runner:
             self._finish(*self._running)
         self._running = launched
         return 0 if work is None else work.batch.num_tokens
+
+    def counters(self) -> EngineCounters:
+        """What was done so far; may be called from any thread."""
+        scheduler = self.scheduler
+        return self.tally.counters(scheduler.cached_tokens, scheduler.pages.evicted)
 
     def fail_all(self, error: GpuscoreError) -> None:
         """Answer everything that waits with `error`; the device's work is abandoned."""
@@ -116,8 +133,8 @@ class Runner:
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
             self._batch_failed(work, error)
             return
-        self.batches += 1
-        self.computed_tokens += work.batch.num_tokens
+        self.tally.collected(work.batch)
+        self._out_of_memory = 0
         valid = [share.valid for share in work.shares]
         self.scheduler.succeeded(work)
         row = 0
@@ -135,11 +152,12 @@ class Runner:
         rows = slice(first_row, first_row + len(items))
         bounds = work.batch.cu_labels[first_row : first_row + len(items) + 1].tolist()
         finite = self._finite_rows(ticket, scores, rows, bounds)
+        self.tally.nonfinite_rows += len(items) - int(np.count_nonzero(finite))
         for index, item in enumerate(items):
             if finite[index]:
                 logits = scores.label_logits[bounds[index] : bounds[index + 1]]
                 ticket.label_logits[item] = logits
-            elif work.alone:
+            elif work.alone or item in share.job.retried:
                 self._fail(share.job, _nonfinite(item))
                 return
             else:
@@ -215,10 +233,14 @@ class Runner:
             self.scheduler.failed(work)
             return
         logger.warning("out of memory on a batch of %d tokens", work.batch.num_tokens)
-        self.retried_batches += 1
-        if work.is_minimal(self.scheduler.min_budget):
+        self._out_of_memory += 1
+        minimal = work.is_minimal(self.scheduler.min_budget)
+        if minimal or self._out_of_memory > MAX_OUT_OF_MEMORY:
+            self.tally.oom_failed += 1
             shown = _caused(InsufficientMemory("not even one item fits the device's memory"), error)
             self._fail(work.shares[0].job, shown)
+        else:
+            self.tally.oom_retried += 1
         self.scheduler.failed(work)
         self.scheduler.shrink()
 

@@ -118,8 +118,13 @@ class Scheduler:
         self._successes = 0
 
     def retry_alone(self, job: Job, item: int) -> None:
-        """Run an item once more, in a batch of its own."""
-        self._alone.append((job, item))
+        """Run an item once more, in a batch of its own; one that is too long for that in chunks."""
+        if len(job.request.item_ids[item]) <= self.limits.max_tokens:
+            self._alone.append((job, item))
+        else:
+            job.retried.add(item)
+            job.long.append(item)
+            self._activate(job)
 
     # ---- pages ----
 
@@ -306,14 +311,20 @@ class Scheduler:
     def _take_back(self, job: Job) -> None:
         """Undo what every running share of a job took."""
         job.epoch += 1
+        chunks = []  # of long items, the last one first
         for share in reversed(job.running):
             if share.epoch != job.epoch - 1:
                 continue
             job.query_done = min(job.query_done, share.query[0])
             job.short.extendleft(reversed(share.items))
             if share.long is not None:
+                chunks.append(share.long)
                 if share.long_ends:
                     job.long.appendleft(share.long[0])
-                job.long_done = 0
+        if chunks:
+            # The next item's chunks are written over the pages of the one before, which then has
+            # nothing to go on from.
+            one_item = len({item for item, _, _ in chunks}) == 1
+            job.long_done = chunks[-1][1] if one_item else 0
         if not job.removed:
             self._activate(job)

@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Protocol
 
@@ -25,8 +25,8 @@ from gpuscore.engine.messages import (
     encode,
 )
 from gpuscore.engine.process import EngineProcess
-from gpuscore.errors import ConfigError, EngineFailed
-from gpuscore.types import BackendLimits, EngineStats
+from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
+from gpuscore.types import NO_COUNTERS, NO_STATS, BackendLimits, EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +74,16 @@ class Supervisor:
         self.planned: Future[str] = Future()
         self.started: Future[BackendLimits] = Future()
         self.ended: Future[None] = Future()  # with EngineFailed once it is given up
-        self.stats: EngineStats | None = None  # as of the last heartbeat
         self.pid: int | None = None
         self.restarts = 0  # counter
         self._command, self._start, self._owner = command, start, owner
         self._patience = patience
         self._closing = threading.Event()
+        self._stats = NO_STATS  # as of the last heartbeat; counters of all children together
+        self._past = NO_COUNTERS  # of the children before
+        self._heard = monotonic()  # when a child that was ready last gave a sign of life
         self._silence = 0.0  # seconds without a sign of the child that runs
+        self._loading = 0.0  # seconds that it took to be ready, so far
         self._spawned = 0.0  # when it was started
         self._ready_at: float | None = None
         self._load_seconds = 1.0
@@ -99,6 +102,18 @@ class Supervisor:
         """Whether the child is ready, and was heard of just now."""
         heard = self._ready_at is not None and self._silence <= self._patience.silent
         return heard and self._thread.is_alive()
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the child last said. Counters go on from those of the children before it, as far as
+        heartbeats have told: what a child did in its last quarter of a second is not in them."""
+        age = max(0.0, monotonic() - self._heard)
+        return replace(self._stats, restarts=self.restarts, heartbeat_age=age)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, as the child last said; 0 while that is unknown."""
+        return self._stats.tokens_per_second
 
     @property
     def retry_after(self) -> int:
@@ -127,6 +142,8 @@ class Supervisor:
             if self._closing.is_set():
                 return
             failures = 1 if served >= self._patience.forgiven else failures + 1
+            if not self.started.done() and self._loading > self._start.engine.load_timeout:
+                raise LoadTimeout(reason)
             if not self.started.done():
                 raise EngineFailed(f"the engine's process was lost at start: {reason}")
             if failures >= self._patience.max_failures:
@@ -144,7 +161,8 @@ class Supervisor:
             process = EngineProcess(self._command)
         except OSError as error:
             return f"it cannot be started ({error})", 0.0
-        self.pid, self._silence, self._spawned = process.pid, 0.0, monotonic()
+        self.pid, self._spawned = process.pid, monotonic()
+        self._silence = self._loading = 0.0
         process.writer.put(lambda: encode(self._start))
         patience = 0.0
         try:
@@ -157,7 +175,9 @@ class Supervisor:
             reason = f"it sent {error}"
         finally:
             served = 0.0 if self._ready_at is None else monotonic() - self._ready_at
-            self._ready_at = self.stats = None
+            self._ready_at = None
+            self._past = self._stats.counters
+            self._stats = replace(NO_STATS, counters=self._past)
             self._owner.on_lost()
             ended = process.end(patience)
         return reason or ended, served
@@ -173,20 +193,38 @@ class Supervisor:
             if frames or process.reader.in_bulk:
                 # Fewer bytes that complete nothing may be heartbeats inside a frame without end.
                 self._silence, process.reader.in_bulk = 0.0, False
+                if self._ready_at is not None:
+                    self._heard = monotonic()
             else:
-                # Capped, because what this process itself has slept through says nothing.
-                self._silence += min(monotonic() - before, 2 * TICK)
+                self._silence += _passed(before)
+            if self._ready_at is None:
+                self._loading += _passed(before)
             before = monotonic()
-            if self._ready_at is not None and self._silence > self._patience.stopped:
-                return f"no sign of life for {self._silence:.1f} s"
+            if reason := self._overdue():
+                return reason
         process.writer.put(lambda: encode(Close()))
         return "closed"
+
+    def _overdue(self) -> str:
+        """Why the process is to be ended because of what it did not say, if it is."""
+        limit = self._start.engine.load_timeout
+        if self._ready_at is not None:
+            late = self._silence > self._patience.stopped
+            return f"no sign of life for {self._silence:.1f} s" if late else ""
+        if self._loading <= limit:
+            return ""
+        doing = "load and warm the model" if self.planned.done() else "import its framework"
+        return (
+            f"the engine did not {doing} within --load-timeout {limit:g} s: something hangs, or "
+            "the limit is too short for this machine"
+        )
 
     def _handle(self, process: EngineProcess, message: FromChild) -> str:
         """Why the process is to be ended, if it is."""
         match message:
             case Heartbeat():
-                self.stats = message.stats
+                counters = self._past + message.stats.counters
+                self._stats = replace(message.stats, counters=counters)
                 if message.stalled > self._start.engine.engine_timeout:
                     return f"the engine has not got on for {message.stalled:.1f} s"
             case Result() | Failure():
@@ -213,6 +251,11 @@ class Supervisor:
         if not self.started.done():
             self.started.set_result(limits)
         return ""
+
+
+def _passed(since: float) -> float:
+    """Seconds, capped: what this process itself has slept through says nothing of the child."""
+    return min(monotonic() - since, 2 * TICK)
 
 
 def _same_model(one: BackendLimits, other: BackendLimits) -> bool:

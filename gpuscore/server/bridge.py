@@ -23,6 +23,7 @@ class Engine(Protocol):
 class _Call:
     request: ScoreRequest
     answer: "asyncio.Future[ScoreResult]"
+    taken: Callable[[], None]
     future: "Future[ScoreResult] | None" = None  # once the engine has it
 
 
@@ -41,9 +42,10 @@ class Bridge:
         self._coming: deque[_Call] = deque()
         self._waking = False
 
-    async def score(self, request: ScoreRequest) -> ScoreResult:
-        """As `Engine.score`; when the caller is cancelled the engine drops the request."""
-        call = _Call(request, self.loop.create_future())
+    async def score(self, request: ScoreRequest, taken: Callable[[], None]) -> ScoreResult:
+        """As `Engine.score`; `taken` is called when the engine has admitted the request. When the
+        caller is cancelled the engine drops it."""
+        call = _Call(request, self.loop.create_future(), taken)
         if not self._going:
             self.loop.call_soon(self._send)
         self._going.append(call)
@@ -67,6 +69,7 @@ class Bridge:
                 call.answer.set_exception(outcome)
             else:
                 call.future = outcome
+                call.taken()
                 outcome.add_done_callback(partial(self._done, call))
 
     def _done(self, call: _Call, _: "Future[ScoreResult]") -> None:

@@ -1,5 +1,6 @@
 """Watches every request from its head to its end: its id, its record, and who is told of it."""
 
+import asyncio
 from collections.abc import Iterable
 from time import monotonic
 from typing import Protocol
@@ -17,6 +18,8 @@ from gpuscore.server.record import (
     record_of,
 )
 from gpuscore.server.service import ScoringService
+
+LOOP_PERIOD = 0.1  # seconds between two looks at how late the event loop is
 
 
 class Tracer(Protocol):
@@ -52,6 +55,13 @@ class Operations:
         if self.log is not None and self.log_requests:
             self.log.write(request_line(record))
 
+    async def watch_loop(self) -> None:
+        """Measure the event loop that this runs in, until cancelled."""
+        while True:
+            due = monotonic() + LOOP_PERIOD
+            await asyncio.sleep(LOOP_PERIOD)
+            self.metrics.loop_was_late(max(0.0, monotonic() - due))
+
     def _state(self) -> ServerState:
         model = self.service.model
         return ServerState(
@@ -60,7 +70,8 @@ class Operations:
             running=self.running,
             log_lines_dropped=self.log.dropped if self.log is not None else 0,
             connections_refused=self.connections_refused,
-            engine=model.engine.stats() if model is not None and model.engine.alive else None,
+            engine=model.engine.stats() if model is not None else None,
+            engine_alive=model is not None and model.engine.alive,
         )
 
 

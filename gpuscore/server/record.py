@@ -13,6 +13,8 @@ from typing import Any
 from gpuscore.types import Timings
 
 STAGES = ("tokenize", "queue", "batch", "device", "respond")
+# How far a request has come: its body is read and checked, ..., its answer is made.
+RECEIVE, TOKENIZE, ENGINE, RESPOND = PROGRESS = ("receive", "tokenize", "engine", "respond")
 UNMATCHED = "unmatched"  # route of what matches none: paths are the caller's text
 OTHER_METHOD = "other"
 CLIENT_LEFT, LEFT_CODE = 499, "client_left"  # nginx's number; never on the wire
@@ -42,15 +44,22 @@ class RequestRecord:
     tenant: str | None = None
     bytes_in: int = 0  # of the body, as far as it was read
     bytes_out: int = 0  # of the answer's body
+    progress: str = RECEIVE  # one of PROGRESS
     items: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     trace_id: str | None = None
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start and seconds
 
+    @property
+    def accepted(self) -> bool:
+        """Whether the engine has taken it."""
+        return self.progress in (ENGINE, RESPOND)
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time a stage, also one that fails."""
+        """Time one of PROGRESS, also one that fails."""
+        self.progress = name
         start = monotonic()
         try:
             yield

@@ -45,10 +45,14 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, service: ScoringService, drain_timeout: float
+        self,
+        config: uvicorn.Config,
+        service: ScoringService,
+        operations: Operations,
+        drain_timeout: float,
     ) -> None:
         super().__init__(config)
-        self.service = service
+        self.service, self._operations = service, operations
         self.exit_code = EXIT_OK
         self._drain_timeout = drain_timeout
         self._drain_end = 0.0
@@ -71,6 +75,13 @@ class Server(uvicorn.Server):
         elif not self.force_exit:  # a second signal: do not wait for what is in flight
             self.force_exit = True
             threading.Thread(target=self._exit_anyway, daemon=True).start()
+
+    async def main_loop(self) -> None:
+        watching = asyncio.create_task(self._operations.watch_loop())
+        try:
+            await super().main_loop()
+        finally:
+            watching.cancel()
 
     async def on_tick(self, counter: int) -> bool:
         if await super().on_tick(counter):
@@ -124,7 +135,8 @@ def serve(
         operations = Operations(service, log, tracer, config.log_requests)
         app = create_app(service, config, keys, operations)
         protocol = partial(ScoreProtocol, server_config=config, operations=operations, gate=gate)
-        server = Server(_uvicorn_config(app, config, protocol), service, config.drain_timeout)
+        uvicorn_config = _uvicorn_config(app, config, protocol)
+        server = Server(uvicorn_config, service, operations, config.drain_timeout)
         listener = _bind(config)
         listener.rounds = rounds
         try:
@@ -205,7 +217,9 @@ def _bind(config: ServerConfig) -> Listener:
         sock = socket.create_server((config.host, config.port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:  # OverflowError: a port over 65535
         reason = getattr(error, "strerror", None) or "no such port"
-        raise ConfigError(f"cannot bind {config.host}:{config.port}: {reason}") from error
+        raise ConfigError(
+            f"cannot bind --host {config.host} --port {config.port}: {reason}"
+        ) from error
     # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol;
     # without it an answer of more than one packet may wait 40 ms for an ACK.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

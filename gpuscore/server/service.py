@@ -24,7 +24,7 @@ from gpuscore.engine.scores import (
 )
 from gpuscore.errors import GpuscoreError, ModelNotFound, Overloaded, Unavailable
 from gpuscore.server.bridge import Bridge
-from gpuscore.server.record import RequestRecord
+from gpuscore.server.record import ENGINE, RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import (
     PromptTokensDetails,
     ScoreAnswer,
@@ -163,7 +163,7 @@ class ScoringService:
             raise ModelNotFound(f"this server has one model: {self.names[0]}", param="model")
         model = self._loaded()
         with self._admitted(tenant):
-            with record.stage("tokenize"):
+            with record.stage(TOKENIZE):
                 request = await self._build(model.builder, given)
             result = None
             if request is not None:
@@ -174,9 +174,10 @@ class ScoringService:
                 refusal = model.engine.backlog.wait_refusal(request.num_tokens, longest)
                 if refusal is not None:
                     raise refusal
-                result = await self._bridge_to(model.engine).score(request)
+                bridge = self._bridge_to(model.engine)
+                result = await bridge.score(request, partial(_taken, record))
                 record.engine_stages(submitted, result.timings)
-            with record.stage("respond"):
+            with record.stage(RESPOND):
                 answer = partial(_answer, name, body, request, result, temperature)
                 small = request is None or len(request.item_ids) <= SMALL_ITEMS
                 encoded, usage = answer() if small else await self._in_thread(answer)
@@ -245,6 +246,10 @@ def _is_small(given: ScoreInput) -> bool:
     if any(isinstance(item, str) for item in given.items):
         return False
     return len(given.query) + sum(map(len, given.items)) <= SMALL_TOKENS
+
+
+def _taken(record: RequestRecord) -> None:
+    record.progress = ENGINE
 
 
 def _answer(

@@ -115,7 +115,7 @@ def test_chunks_do_not_show(scoring, rng, family):
     """A budget so small that queries and items run in chunks, and one where nothing does."""
     query, items = random_ids(rng, 417), [random_ids(rng, n) for n in (1, 130, 260, 300, 5)]
     small = scoring(family, dtype="float32", max_batch_tokens=128)
-    whole = scoring(family, dtype="float32", max_batch_tokens=4096)
+    whole = scoring(family, dtype="float32", max_batch_tokens=1300)
     want = whole.bits(query, items)
     np.testing.assert_array_equal(small.bits(query, items), want)
     np.testing.assert_array_equal(small.bits(query, items, salt="kept"), want)

@@ -193,8 +193,7 @@ def random_batch(rng, backend):
 
 
 @linux_only
-def test_no_batch_takes_more_than_was_measured(backend_of, tiny_model):
-    """Nor does the measurement keep what it took: what is left are weights and a little."""
+def test_no_batch_takes_more_than_was_measured(backend_of):
     memory = HostMemory()
     found = []
 
@@ -203,14 +202,9 @@ def test_no_batch_takes_more_than_was_measured(backend_of, tiny_model):
             found.append(super().growth(run))
             return found[-1]
 
-    tiny_model("qwen3", **WIDE)  # written now, so that transformers' memory does not count
-    memory.trim()
-    before = memory._status("VmRSS")
     backend = backend_of(Noting(), overrides=WIDE, max_batch_tokens=LARGEST)
-    kept = memory._status("VmRSS") - before - backend.plan.weight_bytes
     (measured,) = found
     assert measured > 40 * MIB, "too little to tell anything"
-    assert kept < 16 * MIB
     rng = np.random.default_rng(0)
     batches = [random_batch(rng, backend) for _ in range(10)]
     before = memory._status("VmRSS")
@@ -229,6 +223,19 @@ def test_the_peak_counts_though_it_is_over(tmp_path):
     ran = []
     assert blind.growth(lambda: ran.append(1)) is None
     assert ran == [1]
+
+
+@linux_only
+def test_freed_memory_is_given_back():
+    """Also below a block that is still in use, where the C library keeps it by itself."""
+    memory = HostMemory()
+    blocks = [bytes(100_000) for _ in range(1000)]
+    last = blocks.pop()
+    blocks.clear()
+    before = memory._status("RssAnon")
+    memory.trim()
+    assert before - memory._status("RssAnon") > 40 * MIB
+    assert len(last) == 100_000
 
 
 @linux_only

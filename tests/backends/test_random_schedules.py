@@ -21,7 +21,12 @@ LABELS = np.array([3, 17, 399], np.int32)
 
 
 def make_engine(directory, **options):
-    config = ModelConfig(str(directory), dtype="float32", compile="off", **options)
+    """With room for little more than the longest prompt: requests wait, pages are evicted."""
+    config = ModelConfig(
+        str(directory), dtype="float32", compile="off", max_model_len=512, **options
+    )
+    pages = plan_backend(directory, config).pages
+    config = replace(config, kv_cache_size=pages.needed * 3 // 2 * pages.page_bytes)
     return Engine(create_backend(plan_backend(directory, config)), EngineConfig())
 
 
@@ -72,9 +77,7 @@ def in_flight_together(engine, rng, requests):
 def test_as_transformers_alone(tiny_model, seed):
     rng = np.random.default_rng(seed)
     directory, model = tiny_model("qwen3")
-    engine = make_engine(
-        directory, max_batch_tokens=int(rng.choice([33, 128, 700])), max_model_len=512
-    )
+    engine = make_engine(directory, max_batch_tokens=int(rng.choice([33, 128, 700])))
     requests = [*some_requests(rng, 14, fixed_cut=False)]
     results = in_flight_together(engine, rng, requests)
     engine.close()
@@ -91,9 +94,9 @@ def test_as_transformers_alone(tiny_model, seed):
 def test_bit_for_bit_with_deterministic(tiny_model, seed):
     rng = np.random.default_rng(seed)
     directory, _ = tiny_model(("qwen3", "gemma3")[seed % 2])
-    options = {"deterministic": True, "max_model_len": 512}
-    engine = make_engine(directory, max_batch_tokens=int(rng.choice([128, 200, 700])), **options)
-    lonely = make_engine(directory, **options)
+    budget = int(rng.choice([128, 200, 700]))
+    engine = make_engine(directory, deterministic=True, max_batch_tokens=budget)
+    lonely = make_engine(directory, deterministic=True)
     requests = [*some_requests(rng, 14, fixed_cut=True)]
     results = in_flight_together(engine, rng, requests)
     for request, result in zip(requests, results, strict=True):

@@ -20,6 +20,7 @@ from gpuscore.errors import (
     ConfigError,
     EngineFailed,
     InsufficientMemory,
+    LoadTimeout,
     Overloaded,
     Unavailable,
 )
@@ -230,6 +231,33 @@ def test_a_child_that_is_lost_at_start(make_client):
     assert client.wait_planned() == "broken"
     with pytest.raises(EngineFailed, match="lost at start: exit code 5"):
         client.wait_ready()
+
+
+@pytest.mark.parametrize(
+    ("factory", "doing"), [("slow_load", "load and warm"), ("hanging_import", "import its fr")]
+)
+def test_a_load_that_hangs(make_client, factory, doing):
+    client = make_client(factory, load_timeout=1.5)
+    start = time.monotonic()
+    with pytest.raises(LoadTimeout, match=f"did not {doing}.* within --load-timeout 1.5 s: "):
+        client.wait_ready()
+    assert 1.4 < time.monotonic() - start < 4
+    with pytest.raises(LoadTimeout):
+        client.wait_ended()
+    assert not running(client.pid)
+
+
+def test_a_later_load_that_hangs_is_a_loss(make_client, tmp_path, monkeypatch):
+    """The first child was ready, so it is tried again like any other that is lost."""
+    monkeypatch.setenv("TAPE_MARK", str(tmp_path / "mark"))
+    patience = Patience(first_delay=0.05, max_failures=3)
+    client = make_client("slow_second_load", patience, load_timeout=2)
+    client.wait_ready()
+    os.kill(client.pid, signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="3 times in a row, last: the engine did not load") as e:
+        client.wait_ended()
+    assert not isinstance(e.value, LoadTimeout)
+    assert client.restarts == 2
 
 
 def test_closing_while_loading_does_not_wait(make_client):

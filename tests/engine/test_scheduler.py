@@ -274,13 +274,29 @@ def test_out_of_memory_halves_the_batches_and_they_recover():
     run(runner)
     for ticket in tickets:
         check(ticket)
-    assert runner.retried_batches >= 3
+    assert runner.counters().oom_retried >= 3
     assert runner.scheduler.budget < 256
     limit[0] = 1000
     later = submit(runner, request_of(rng, 60, [9] * 1500))
     run(runner)
     check(later)
     assert runner.scheduler.budget == 256
+
+
+@pytest.mark.parametrize("failing", range(1, 12))
+def test_a_failed_chunk_of_a_long_item_costs_itself_and_the_one_launched_since(failing):
+    backend = TapeBackend(
+        max_tokens=32,
+        num_pages=128,
+        fault=lambda step: OutOfMemory("once") if step == failing else None,
+    )
+    runner = Runner(backend)
+    request = request_of(np.random.default_rng(0), 10, [400])
+    ticket = submit(runner, request)
+    run(runner)
+    check(ticket)
+    once = 10 + 2 + 400  # the query, its last part page again, the item
+    assert once < sum(batch.num_tokens for batch in backend.batches) <= once + 2 * 32
 
 
 def test_an_item_that_never_fits_fails_its_own_request_only():
@@ -301,6 +317,41 @@ def test_an_item_that_never_fits_fails_its_own_request_only():
     assert isinstance(bad.future.exception(), InsufficientMemory)
     for ticket in good:
         check(ticket)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_long_item_that_is_not_finite_runs_again_in_chunks(always):
+    backend = TapeBackend(max_tokens=32, num_pages=128)
+    collect, spoilt = backend.collect, []
+
+    def spoil(pending):
+        scores = collect(pending)
+        if len(scores.label_logits) and (always or not spoilt):
+            spoilt.append(scores)
+            nan = np.full_like(scores.label_logits, np.nan)
+            scores = dataclasses.replace(scores, label_logits=nan)
+        return scores
+
+    backend.collect = spoil
+    runner = Runner(backend)
+    ticket = submit(runner, request_of(np.random.default_rng(0), 10, [100]))
+    run(runner)
+    if always:
+        assert isinstance(ticket.future.exception(), NonfiniteScore)
+        assert len(spoilt) == 2
+    else:
+        check(ticket)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_small_requests_are_not_tried_for_ever(count):
+    """Where nothing fits, however little, nobody waits for it to fit."""
+    rng = np.random.default_rng(0)
+    runner = Runner(TapeBackend(fault=lambda step: OutOfMemory("always")))
+    tickets = [submit(runner, request_of(rng, 2, [1, 1])) for _ in range(count)]
+    run(runner)
+    for ticket in tickets:
+        assert isinstance(ticket.future.exception(), InsufficientMemory)
 
 
 def test_a_deadline_drops_what_has_not_run():

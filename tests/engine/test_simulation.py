@@ -5,6 +5,7 @@
 
 import logging
 import os
+from collections import Counter
 
 import pytest
 
@@ -47,6 +48,28 @@ def test_a_seed_replays_exactly():
             t.future.cancelled() or repr(t.future.exception()) for t in second.tickets
         ]
         assert (first.backend.slots == second.backend.slots).all()
+
+
+def taken_back(job):
+    """The chunks of long items that taking back a job's work now would undo, in order."""
+    return [share.long for share in job.running if share.valid and share.long]
+
+
+def test_the_worlds_hold_failing_chunks_of_long_items(monkeypatch):
+    """An item that goes on from the failed chunk, and one whose pages the next item has taken."""
+    take_back = Scheduler._take_back
+    seen = Counter()
+
+    def counted(self, job):
+        chunks = taken_back(job)
+        if chunks and chunks[0][1] > 0:
+            seen["overwritten" if chunks[0][0] != chunks[-1][0] else "goes on"] += 1
+        take_back(self, job)
+
+    monkeypatch.setattr(Scheduler, "_take_back", counted)
+    all_of_them(500)
+    assert seen["goes on"] >= 10, seen
+    assert seen["overwritten"] >= 3, seen
 
 
 def shared_before_collect(monkeypatch):
@@ -129,6 +152,31 @@ def what_ran_meanwhile_counts(monkeypatch):
     monkeypatch.setattr(Scheduler, "_take_back", without_epoch)
 
 
+def the_failed_chunk_of_a_long_item_is_left_out(monkeypatch):
+    """It goes back, but not far enough."""
+    take_back = Scheduler._take_back
+
+    def too_late(self, job):
+        chunks = taken_back(job)
+        take_back(self, job)
+        if chunks and not job.removed and chunks[0][0] == chunks[-1][0]:
+            job.long_done = chunks[0][2]
+
+    monkeypatch.setattr(Scheduler, "_take_back", too_late)
+
+
+def pages_that_the_next_long_item_took_are_believed(monkeypatch):
+    take_back = Scheduler._take_back
+
+    def trusting(self, job):
+        chunks = taken_back(job)
+        take_back(self, job)
+        if chunks:
+            job.long_done = chunks[0][1]
+
+    monkeypatch.setattr(Scheduler, "_take_back", trusting)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -138,6 +186,8 @@ def what_ran_meanwhile_counts(monkeypatch):
         the_wrong_parent,
         tenants_share_pages,
         what_ran_meanwhile_counts,
+        the_failed_chunk_of_a_long_item_is_left_out,
+        pages_that_the_next_long_item_took_are_believed,
     ],
     ids=lambda plant: plant.__name__,
 )

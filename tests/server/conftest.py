@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from support.models import make_model
 from support.serving import RunningServer, serving
+from support.watching import ALICE, BOB, Watched, collector
 from support.wire import KEYS, POISON, canary, connected
 
 
@@ -98,3 +99,37 @@ def unharmed(request, first_answers) -> Iterator[None]:
     yield
     for name in used:
         assert canary(request.getfixturevalue(name)) == first_answers[name]
+
+
+@pytest.fixture(scope="session")
+def watched(model, tmp_path_factory) -> Iterator[Watched]:
+    """A server with two keys and short times, its log and the collector of its traces."""
+    directory = tmp_path_factory.mktemp("watched")
+    keys, log = directory / "keys", directory / "log"
+    keys.write_text(f"{ALICE}\n{BOB}\n", encoding="utf-8")
+    flags = {
+        "--threads": 1,
+        "--served-model-name": "tiny",
+        "--api-key-file": keys,
+        "--max-body-bytes": 2**20,
+        "--max-headers": 20,
+        "--max-header-bytes": 2048,
+        "--header-timeout": 0.3,
+        "--body-timeout": 1,
+        "--request-timeout": 20,
+    }
+    arguments = [str(part) for flag in flags.items() for part in flag]
+    with (
+        collector() as (endpoint, traces),
+        serving(
+            model[0],
+            *arguments,
+            "--timing-headers",
+            "--otlp-endpoint",
+            endpoint,
+            environment={"OTEL_BSP_SCHEDULE_DELAY": "200"},
+            log=log,
+        ) as server,
+        connected(server, ALICE) as client,
+    ):
+        yield Watched(server.url, client, log, traces)

@@ -105,7 +105,7 @@ def test_a_client_that_leaves_frees_the_engine(model, client):
 
 
 def test_a_port_in_use(client, model):
-    assert "cannot bind 127.0.0.1" in refused_start(model[0], "--port", client.base_url.port)
+    assert "cannot bind --host 127.0.0.1" in refused_start(model[0], "--port", client.base_url.port)
 
 
 def test_it_answers_while_loading_and_stops_with_the_reason(model, tmp_path):

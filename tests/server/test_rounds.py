@@ -92,13 +92,17 @@ def request(priority=0):
 
 
 def test_requests_of_a_round_go_together_and_answers_come_in_portions():
-    engine, rounds = Engine(), Rounds()
+    engine, rounds, admitted = Engine(), Rounds(), []
 
     async def main():
         bridge = Bridge(engine, lambda: 16)
-        tasks = [asyncio.create_task(bridge.score(request())) for _ in range(100)]
-        refused = asyncio.create_task(bridge.score(request(priority=1)))
-        left = asyncio.create_task(bridge.score(request()))
+
+        def taken():
+            admitted.append(1)
+
+        tasks = [asyncio.create_task(bridge.score(request(), taken)) for _ in range(100)]
+        refused = asyncio.create_task(bridge.score(request(priority=1), taken))
+        left = asyncio.create_task(bridge.score(request(), taken))
         while not engine.calls:
             await asyncio.sleep(0)
         left.cancel()
@@ -111,6 +115,7 @@ def test_requests_of_a_round_go_together_and_answers_come_in_portions():
 
     assert run_in(rounds, main) == list(range(100))
     assert engine.calls == [102]
+    assert len(admitted) == 101, "not the one that was refused"
     assert engine.futures[101].cancelled()
 
 
@@ -120,7 +125,7 @@ def test_a_bug_of_the_engine_reaches_who_waits():
             raise KeyError("a bug")
 
     async def main():
-        await Bridge(Broken(), lambda: 16).score(request())
+        await Bridge(Broken(), lambda: 16).score(request(), print)
 
     with pytest.raises(KeyError):
         asyncio.run(main())

@@ -14,14 +14,8 @@ import pytest
 
 from support import tape_child
 from support.serving import children, running, serving, wait_until
-from support.tape_serving import JSON, PATIENCE, body_of, in_flight, tape_server
+from support.tape_serving import JSON, PATIENCE, body_of, engine_of, in_flight, tape_server
 from support.wire import Connection, canary, check_error, connected, retry_after
-
-
-def engine_of(server):
-    """The process id of the server's child."""
-    (pid,) = children(server.process.pid)
-    return pid
 
 
 def scores(client):
@@ -98,6 +92,19 @@ def test_a_crash_loop_gives_up():
         error = server.process.stderr.read()
         assert "the engine failed 3 times in a row, last: exit code 9" in error
         assert "Traceback" not in error
+
+
+def test_a_model_that_is_never_ready(tmp_path):
+    """The real program, whose engine is stopped while it loads."""
+    log = tmp_path / "log"
+    limit = {"GPUSCORE_LOAD_TIMEOUT": "1.5"}
+    with serving("demo", environment=limit, wait=False, log=log) as server:
+        wait_until(lambda: children(server.process.pid))
+        os.kill(engine_of(server), signal.SIGSTOP)
+        assert server.process.wait(timeout=20) == 75
+    last = log.read_text().splitlines()[-1]
+    assert "within --load-timeout 1.5 s" in last
+    assert last.endswith("(--load-timeout is set by environment GPUSCORE_LOAD_TIMEOUT)")
 
 
 def test_the_child_dies_with_its_parent():

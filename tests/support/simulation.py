@@ -73,6 +73,7 @@ class SimulatedBackend:
             error = OutOfMemory("simulated")
         elif self.strikes("crash"):
             error = RuntimeError("simulated")
+        assert batch.num_tokens <= self.limits.max_tokens, "over the token budget"
         kept = batch.slot_mapping >= 0
         assert len(np.unique(batch.slot_mapping[kept])) == kept.sum(), "two tokens in one slot"
         rows = self._rows(batch)
@@ -200,7 +201,7 @@ class World:
         query = self.queries[int(rng.integers(len(self.queries)))]
         if rng.random() < 0.3:  # a static prefix under another suffix
             query = np.concatenate([query, self._tokens(int(rng.integers(1, 20)))])
-        longest = int(rng.choice([4, 4, 12, 30]))
+        longest = int(rng.choice([4, 12, 30, 60]))
         items = [self._tokens(int(n)) for n in rng.integers(1, longest, int(rng.integers(1, 7)))]
         request = ScoreRequest(
             query,

@@ -12,9 +12,38 @@ from gpuscore.server.app import create_app
 from gpuscore.server.auth import ApiKeys
 from gpuscore.server.service import LoadedModel, ScoringService
 from gpuscore.text.prompts import PromptBuilder
-from gpuscore.types import BackendLimits, EngineStats, ScoreResult, Timings
+from gpuscore.types import (
+    BATCH_ITEMS,
+    BATCH_TOKENS,
+    BackendLimits,
+    EngineCounters,
+    EngineStats,
+    ScoreResult,
+    Sizes,
+    Timings,
+)
 
-STATS = EngineStats(3, 500, 70, 20, 10, 6, 7000, 800, 2, 1234.5)
+STATS = EngineStats(
+    requests=3,
+    tokens=500,
+    pages_free=70,
+    pages_cached=20,
+    pages_used=10,
+    tokens_per_second=1234.5,
+    counters=EngineCounters(
+        batches=6,
+        computed_tokens=7000,
+        cached_tokens=800,
+        evicted_pages=9,
+        oom_retried=4,
+        oom_failed=2,
+        nonfinite_rows=11,
+        batch_tokens=Sizes((1, 0, 2, *(0,) * (len(BATCH_TOKENS) - 3), 3), 7000),
+        batch_items=Sizes((4, 2, *(0,) * (len(BATCH_ITEMS) - 1)), 2),
+    ),
+    restarts=5,
+    heartbeat_age=0.125,
+)
 
 
 class StubEngine:

@@ -5,13 +5,15 @@ import os
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from gpuscore.backends.base import Prepared
+from gpuscore.backends.base import OutOfMemory, Prepared
 from support.tape import TapeBackend
 
 SLOW, STUCK, CRASH, DEAD_LOOP, GARBAGE, HALF_FRAME, HUGE_FRAME, FROZEN = range(900, 908)
+NO_MEMORY, NO_NUMBER = 908, 909
 SLOW_SECONDS = 1.0
 
 
@@ -31,11 +33,17 @@ class MischievousTape(TapeBackend):
         if FROZEN in tokens:
             frozen = np.full_like(result.label_logits, gc.get_freeze_count())
             result = replace(result, label_logits=frozen)
+        if NO_NUMBER in tokens:
+            result = replace(result, label_logits=np.full_like(result.label_logits, np.nan))
         return result
 
 
 def _die_quietly():
     raise SystemExit  # no Exception: it ends the engine's thread, not the process
+
+
+def _out_of_memory():
+    raise OutOfMemory("simulated")
 
 
 def _write(data):
@@ -48,6 +56,7 @@ ACTIONS = {
     STUCK: lambda: time.sleep(3600),
     CRASH: lambda: os._exit(9),
     DEAD_LOOP: _die_quietly,
+    NO_MEMORY: _out_of_memory,
     GARBAGE: lambda: _write(b"\x03\x00\x00\x00\xc1\xc1\xc1"),
     HALF_FRAME: lambda: _write(b"\xff\xff\xff\x3fabc"),  # of a legal size
     HUGE_FRAME: lambda: _write(b"\xff\xff\xff\xff"),
@@ -67,6 +76,19 @@ def refuse(directory, config):
 
 def break_at_load(directory, config):
     return Prepared("broken", lambda: time.sleep(0.2) or os._exit(5))
+
+
+def slow_second_load(directory, config):
+    """The first child leaves a mark, and those that find it hang."""
+    mark = Path(os.environ["TAPE_MARK"])
+    if mark.exists():
+        return slow_load(directory, config)
+    mark.touch()
+    return prepare(directory, config)
+
+
+def hanging_import(directory, config):
+    time.sleep(3600)
 
 
 def slow_load(directory, config):

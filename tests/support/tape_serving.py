@@ -1,4 +1,4 @@
-"""A real server over the tape, in a process of its own (`tape_server`), and requests to it."""
+"""A real server over the tape, whose engine's process starts at once."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.serving import RunningServer
+from support.serving import RunningServer, children
 from support.wire import Connection, connected
 
 # Restarts late enough to be seen, gives up soon enough to wait for.
@@ -43,6 +43,12 @@ def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare"):
     finally:
         process.kill()
         process.communicate()
+
+
+def engine_of(server):
+    """The process id of the server's child."""
+    (pid,) = children(server.process.pid)
+    return pid
 
 
 def body_of(*tokens):

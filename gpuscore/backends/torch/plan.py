@@ -166,7 +166,9 @@ def _page_plan(
     if wanted.kv_cache_size is not None and wanted.memory_fraction is not None:
         raise ConfigError("--kv-cache-size and --memory-fraction both size the KV cache; set one")
     size = PAGE_SIZE[device.type]
-    needed = -(-max_len // size) + 1  # a long item recomputes up to one page of its query
+    # A long item recomputes up to one page of its query, or up to one chunk.
+    again = TILING.block // size if wanted.deterministic else 1
+    needed = -(-max_len // size) + again
     return PagePlan(
         size=size,
         page_bytes=size * bytes_per_token(config, dtype),

@@ -1,0 +1,55 @@
+"""What the runner counts, batch by batch."""
+
+from bisect import bisect_left
+
+from gpuscore.types import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, PackedBatch, Sizes
+
+
+class Tally:
+    """Written by the engine's thread, read by any: each number is right, not all of one moment."""
+
+    def __init__(self) -> None:
+        self.oom_retried = 0
+        self.oom_failed = 0
+        self.nonfinite_rows = 0
+        self._batches = 0
+        self._tokens = _SizeCount(BATCH_TOKENS)
+        self._items = _SizeCount(BATCH_ITEMS)
+
+    def collected(self, batch: PackedBatch) -> None:
+        self._batches += 1
+        self._tokens.add(batch.num_tokens)
+        self._items.add(len(batch.score_rows))
+
+    @property
+    def computed_tokens(self) -> int:
+        return self._tokens.total
+
+    def counters(self, cached_tokens: int, evicted_pages: int) -> EngineCounters:
+        """All of it, with what the scheduler has counted."""
+        tokens = self._tokens.sizes()
+        return EngineCounters(
+            batches=self._batches,
+            computed_tokens=tokens.total,
+            cached_tokens=cached_tokens,
+            evicted_pages=evicted_pages,
+            oom_retried=self.oom_retried,
+            oom_failed=self.oom_failed,
+            nonfinite_rows=self.nonfinite_rows,
+            batch_tokens=tokens,
+            batch_items=self._items.sizes(),
+        )
+
+
+class _SizeCount:
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0
+
+    def add(self, size: int) -> None:
+        self._counts[bisect_left(self._bounds, size)] += 1
+        self.total += size
+
+    def sizes(self) -> Sizes:
+        return Sizes(tuple(self._counts), self.total)

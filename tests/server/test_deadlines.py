@@ -1,0 +1,66 @@
+"""Promise: the engine is told by when a request is wanted, and whose it is."""
+
+import json
+import time
+
+import pytest
+
+from gpuscore.server.service import cache_salt
+from support.stub import ask, stub_service
+from support.watching import ALICE, BOB, BODY, TIMEOUT
+from support.wire import check_error
+
+
+class TestDeadline:
+    @pytest.mark.parametrize(
+        "given", ["0", "-1", "+5", "1.5", "1e3", "", "x", "20001", "9" * 5000, "٧", "5,5"]
+    )
+    def test_a_header_that_is_none_is_refused_by_name(self, watched, given):
+        sent = [(TIMEOUT, given[:1500].encode()), ("Content-Type", "application/json")]
+        reply = watched.client.post("/v1/score", content=json.dumps(BODY), headers=sent)
+        message = check_error(reply, 400, "invalid_request", TIMEOUT)
+        assert "from 1 to 20000" in message
+
+    def test_given_twice(self, watched):
+        reply = watched.client.post(
+            "/v1/score", json=BODY, headers=[(TIMEOUT, "9"), (TIMEOUT, "9")]
+        )
+        check_error(reply, 400, "invalid_request", TIMEOUT)
+
+    @pytest.mark.parametrize("given", ["20000", "5000", "007000"])
+    def test_enough_time(self, watched, given):
+        reply = watched.client.post("/v1/score", json=BODY, headers={TIMEOUT: given})
+        assert reply.status_code == 200
+
+    @pytest.mark.parametrize(("headers", "seconds"), [({}, 120), ({TIMEOUT: "500"}, 0.5)])
+    def test_the_engine_is_told(self, headers, seconds):
+        service = stub_service()
+        start = time.monotonic()
+        request = {"method": "POST", "url": "/v1/score", "json": BODY, "headers": headers}
+        assert ask(service, request)[0].status_code == 200
+        (got,) = service.model.engine.requests
+        assert start + seconds <= got.deadline <= time.monotonic() + seconds
+
+
+class TestSalt:
+    """Prefixes are shared within an API key only, and within a salt of it."""
+
+    def test_the_engine_is_told(self):
+        service = stub_service()
+        bodies = [BODY, BODY | {"cache_salt": "s"}]
+        requests = [
+            {"method": "POST", "url": "/v1/score", "json": body, "headers": {"Authorization": key}}
+            for key in (f"Bearer {ALICE}", f"Bearer {BOB}")
+            for body in (*bodies, *bodies)
+        ]
+        replies = ask(service, *requests, keys=[ALICE.encode(), BOB.encode()])
+        assert {reply.status_code for reply in replies} == {200}
+        salts = [request.salt for request in service.model.engine.requests]
+        assert salts[0:2] == salts[2:4]
+        assert salts[4:6] == salts[6:8]
+        assert len(set(salts)) == 4
+
+    def test_no_pair_looks_like_another(self):
+        pairs = [("a", None), ("a", "b"), ("ab", None), ("b", "a"), ("no-key", None)]
+        assert len({cache_salt(*pair) for pair in pairs}) == len(pairs)
+        assert "b" * 20 not in cache_salt("a", "b" * 20)

@@ -1,0 +1,89 @@
+"""Promise: the log says what the server does, on short lines, and stops nobody."""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import time
+from uuid import uuid4
+
+from gpuscore.server.log import JsonFormatter, LogWriter, request_line
+from gpuscore.server.record import STAGES, RequestRecord
+from support.watching import ALICE, BODY, CANARY
+from support.wire import post
+
+
+class TestLog:
+    def test_the_line_of_a_scored_request(self, watched):
+        name, body = uuid4().hex, json.dumps(BODY).encode()
+        start = time.monotonic()
+        reply = post(watched.client, body, X_Request_Id=name)
+        seconds = time.monotonic() - start
+        usage = reply.json()["usage"]
+        line = watched.line(name)
+        stages = [line.pop(f"{stage}_ms") for stage in STAGES]
+        assert all(stage >= 0 for stage in stages)
+        assert 0 < sum(stages) <= line["total_ms"] <= 1000 * seconds
+        assert line.pop("time").endswith("Z")
+        assert int(line.pop("trace_id"), 16)
+        assert line.pop("total_ms")
+        assert line == {
+            "level": "info",
+            "event": "request",
+            "request_id": name,
+            "method": "POST",
+            "route": "/v1/score",
+            "status": 200,
+            "code": None,
+            "tenant": hashlib.sha256(ALICE.encode()).hexdigest()[:8],
+            "items": 3,
+            "prompt_tokens": usage["prompt_tokens"],
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "bytes_in": len(body),
+            "bytes_out": len(reply.content),
+        }
+
+    def test_the_longest_line_is_short(self):
+        record = RequestRecord("x" * 128, method="CONNECT", route="/v1/score", code="x" * 30)
+        record.tenant, record.trace_id, record.status = "f" * 16, "f" * 32, 503
+        record.items = record.prompt_tokens = record.cached_tokens = record.bytes_in = 2**40
+        record.stages = dict.fromkeys(STAGES, (0.0, 1e5 / 3))
+        assert len(request_line(record)) < 1024
+
+    def test_an_exception_is_shown_without_its_message(self):
+        stream = io.StringIO()
+        logger = logging.Logger("test")
+        logger.addHandler(logging.StreamHandler(stream))
+        logger.handlers[0].setFormatter(JsonFormatter())
+        try:
+            raise KeyError(CANARY)
+        except KeyError:
+            logger.exception("failed after %d items", 3)
+        logger.error("x" * 10**6)
+        first, second = map(json.loads, stream.getvalue().splitlines())
+        assert (first["message"], first["exception"]) == ("failed after 3 items", "KeyError")
+        assert "test_log.py" in first["traceback"]
+        assert CANARY.lower() not in json.dumps(first).lower()
+        assert len(json.dumps(second)) < 2500
+
+    def test_a_reader_that_has_stopped_stops_nobody(self):
+        reading, writing = os.pipe()
+        writer = LogWriter(writing, capacity=1000)
+        start = time.monotonic()
+        for number in range(20_000):
+            writer.write(b"%063d\n" % number)
+            if number == 1000:
+                time.sleep(0.2)  # the thread is stuck in a full pipe from now on
+        writer.close(0.2)
+        assert time.monotonic() - start < 3
+        assert writer.dropped > 15_000
+        got = os.read(reading, 2**16)
+        assert got.startswith(b"0" * 63 + b"\n")
+        os.close(reading)
+
+    def test_what_was_written_is_there_after_close(self, tmp_path):
+        with (tmp_path / "log").open("wb") as file, LogWriter(file.fileno()) as writer:
+            for number in range(500):
+                writer.write(b"%d\n" % number)
+        assert (tmp_path / "log").read_text().split() == [str(n) for n in range(500)]

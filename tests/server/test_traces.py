@@ -1,0 +1,153 @@
+"""Promise: traces and timing headers tell the stages of a request, to those who asked for them."""
+
+import os
+import subprocess
+import sys
+from uuid import uuid4
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from gpuscore.config import ServerConfig
+from gpuscore.errors import ConfigError
+from gpuscore.server.operations import Operations
+from gpuscore.server.record import STAGES
+from gpuscore.server.spans import SpanTracer
+from gpuscore.server.tracing import read_tracer
+from support.serving import wait_until
+from support.stub import ask, stub_service
+from support.watching import BODY
+from support.wire import score
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+class TestTraces:
+    @staticmethod
+    def spans(*headers, body=BODY):
+        """Finished spans of one score request."""
+        exporter, provider = InMemorySpanExporter(), TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        service = stub_service()
+        operations = Operations(service, tracer=SpanTracer(provider))
+        request = {"method": "POST", "url": "/v1/score", "json": body, "headers": list(headers)}
+        ask(service, request, operations=operations)
+        return exporter.get_finished_spans()
+
+    def test_a_span_and_its_stages_in_the_callers_trace(self):
+        *stages, span = self.spans(
+            ("traceparent", f"00-{TRACE}-{PARENT}-01"), ("X-Request-Id", "r")
+        )
+        assert f"{span.context.trace_id:032x}" == TRACE
+        assert f"{span.parent.span_id:016x}" == PARENT
+        assert span.name == "POST /v1/score"
+        assert span.attributes["gpuscore.request_id"] == "r"
+        assert span.attributes["http.response.status_code"] == 200
+        assert span.attributes["gpuscore.items"] == 3
+        assert [stage.name for stage in stages] == list(STAGES)
+        for stage in stages:
+            assert stage.parent.span_id == span.context.span_id
+            assert span.start_time <= stage.start_time <= stage.end_time
+        starts = [stage.start_time for stage in stages]
+        assert starts == sorted(starts)
+
+    def test_an_error(self):
+        (span,) = self.spans(body={"items": 1})
+        assert span.attributes["error.type"] == "invalid_request"
+        assert "gpuscore.items" not in span.attributes
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            [],
+            [""],
+            [f"00-{TRACE}-{PARENT}"],
+            [f"00-{'0' * 32}-{PARENT}-01"],
+            [f"00-{TRACE}-{'0' * 16}-01"],
+            [f"ff-{TRACE}-{PARENT}-01"],
+            [f"00-{TRACE[:-1]}-{PARENT}-01"],
+            [f"00-{TRACE[:-1]}z-{PARENT}-01"],
+            [f"00-{TRACE}-{PARENT}-01-x"],
+            [f"00-{TRACE}-{PARENT}-01"] * 2,
+        ],
+    )
+    def test_anything_else_begins_a_trace(self, given):
+        *_, span = self.spans(*(("traceparent", one) for one in given))
+        assert span.parent is None
+        assert f"{span.context.trace_id:032x}" != TRACE
+
+    def test_a_trace_that_is_not_sampled(self):
+        assert not self.spans(("traceparent", f"00-{TRACE}-{PARENT}-00"))
+
+    def test_they_reach_a_collector(self, watched):
+        name = uuid4().hex
+        headers = {"X-Request-Id": name, "traceparent": f"00-{TRACE}-{PARENT}-01"}
+        assert watched.client.post("/v1/score", json=BODY, headers=headers).status_code == 200
+        assert watched.line(name)["trace_id"] == TRACE
+        wait_until(lambda: any(span.trace_id.hex() == TRACE for span in watched.spans()), 5)
+        mine = [span.name for span in watched.spans() if span.trace_id.hex() == TRACE]
+        assert sorted(mine) == sorted([*STAGES, "POST /v1/score"])
+
+    @pytest.mark.parametrize(
+        ("endpoint", "environment", "want"),
+        [
+            ("collector:4318", {}, "must begin with http:// or https://"),
+            ("http://c", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "must be http/protobuf"),
+        ],
+    )
+    def test_what_cannot_be_done_is_refused(self, endpoint, environment, want):
+        with pytest.raises(ConfigError, match=want):
+            read_tracer(ServerConfig(otlp_endpoint=endpoint), environment)
+
+    ASKED = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+
+    def test_who_asks_for_traces(self):
+        assert read_tracer(ServerConfig(), {}) is None
+        assert read_tracer(ServerConfig(), self.ASKED | {"OTEL_TRACES_EXPORTER": "none"}) is None
+        off = self.ASKED | {"OTEL_SDK_DISABLED": "true"}
+        assert read_tracer(ServerConfig(otlp_endpoint="http://c"), off) is None
+        tracer = read_tracer(ServerConfig(), self.ASKED)
+        assert tracer is not None
+        tracer.close()
+
+    @pytest.mark.parametrize(
+        ("flags", "asked"),
+        [
+            ([], "OTEL_EXPORTER_OTLP_ENDPOINT"),
+            (["--otlp-endpoint", "http://127.0.0.1:9"], "--otlp-endpoint"),
+        ],
+    )
+    def test_without_the_extra(self, flags, asked):
+        """It works, and says what is missing where traces are asked for."""
+        code = (
+            "import sys; sys.modules['opentelemetry.sdk'] = None\n"
+            "import gpuscore.server.run, gpuscore.server.app\n"
+            "from gpuscore.cli import main\n"
+            "sys.exit(main(['serve', *sys.argv[1:]]))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, *flags],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=os.environ | (self.ASKED if not flags else {}),
+        )
+        assert done.returncode == 78, done.stderr
+        assert done.stderr.startswith(f"gpuscore: {asked} asks for traces")
+        assert "pip install 'gpuscore[otel]'" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+class TestTimingHeaders:
+    def test_the_stages_of_a_request(self, watched):
+        header = score(watched.client, **BODY).headers["server-timing"]
+        parts = dict(part.split(";dur=") for part in header.split(", "))
+        assert list(parts) == [*STAGES, "total"]
+        values = [float(value) for value in parts.values()]
+        assert 0 < sum(values[:-1]) <= values[-1] + 0.01
+
+    def test_only_when_asked(self, client):
+        assert "server-timing" not in score(client, **BODY).headers

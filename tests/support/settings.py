@@ -1,0 +1,67 @@
+"""Settings read from all their sources, each written as a user would."""
+
+import argparse
+import json
+
+import pytest
+
+from gpuscore.config import CONFIGS, FileConfig
+from gpuscore.flags import add_flags
+from gpuscore.options import options
+from gpuscore.settings import read_settings
+
+OPTIONS = list(options())
+
+
+SOURCES = ("file", "environment", "command line")  # from the weakest to the strongest
+
+
+SECRET = "key-that-nobody-may-see"
+
+
+each_option = pytest.mark.parametrize("item", OPTIONS, ids=lambda item: item.name)
+
+
+def two_values(item):
+    """Two valid values, neither the default, except that a bool has only one such."""
+    if item.kind is bool:
+        return True, False
+    if item.choices:
+        return item.choices[-2:]
+    if item.kind is str:
+        return "first value", "1"
+    low = item.minimum or 0
+    return (item.kind(low + 7), item.kind(low + 8)) if item.kind is int else (low + 0.5, low + 0.75)
+
+
+def read(tmp_path, given):
+    """Settings from {source: {name: value}}, each source written as a user would."""
+    arguments, environment = [], {"HOME": "/", "PATH": "/bin"}
+    if "file" in given:
+        path = tmp_path / "gpuscore.toml"
+        path.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in given["file"].items()))
+        environment["GPUSCORE_CONFIG"] = str(path)
+    for name, value in given.get("environment", {}).items():
+        environment["GPUSCORE_" + name.upper()] = as_text(value)
+    for name, value in given.get("command line", {}).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(flag if value else flag.replace("--", "--no-"))
+        else:
+            arguments += [as_text(value)] if name == "model" else [flag, as_text(value)]
+    return read_settings(parsed(arguments), environment)
+
+
+def parsed(arguments):
+    parser = argparse.ArgumentParser()
+    add_flags(parser, *CONFIGS, FileConfig)
+    return vars(parser.parse_args(arguments))
+
+
+def as_text(value):
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def source_name(source, item, tmp_path):
+    names = {"file": f"file {tmp_path / 'gpuscore.toml'}", "environment": f"environment {item}"}
+    return names.get(source, source)

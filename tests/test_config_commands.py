@@ -1,0 +1,197 @@
+"""Promise: the program shows where its values come from, and refuses what it cannot serve."""
+
+import os
+import socket
+import subprocess
+
+import httpx
+import pytest
+
+from gpuscore.cli import main
+from gpuscore.config import CONFIGS, ModelConfig
+from gpuscore.options import options
+from support.serving import COMMAND, serving
+from support.settings import OPTIONS, SECRET, SOURCES
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+@pytest.mark.parametrize("command", ["serve", "score", "info"])
+def test_help_is_readable(command, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= int(columns)
+    assert lines[0].startswith(f"usage: gpuscore {command} [MODEL] ")
+    assert not lines[1], "a usage of one line"
+    for wanted in ("--max-batch-tokens TOKENS", "GPUSCORE_MAX_BATCH_TOKENS=4096", "--config FILE"):
+        assert wanted in text
+    assert not any(word in text for word in ("INT", "FLOAT", "STR", "==SUPPRESS==", "None"))
+    shown = " ".join(text.split())
+    for item in options(*(CONFIGS if command != "score" else (ModelConfig,))):
+        assert (item.metavar if item.positional else item.flag) in text
+        assert shown.count(item.help) == 1
+    if command == "serve":
+        for default in ("8000", "127.0.0.1", "10000", "16777216"):
+            assert text.count(default) == 1, "a default is shown once"
+
+
+def gpuscore(*arguments, **environment):
+    return subprocess.run(
+        [COMMAND, *map(str, arguments)],
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["serve", "score", "info"])
+def test_the_program_refuses_a_wrong_configuration(command, tmp_path):
+    path = tmp_path / "gpuscore.toml"
+    path.write_text("prot = 9000\n")
+    words = ["--query", "q", "--items", "-", "--labels", "a"] if command == "score" else []
+    for arguments, environment, want in (
+        (["--config", path], {}, f'{path}: there is no key "prot"; the closest is port;'),
+        ([], {"GPUSCORE_MAX_ITEMS": "0"}, "GPUSCORE_MAX_ITEMS must be an integer of at least 1"),
+    ):
+        done = gpuscore(command, *words, *arguments, **environment)
+        assert done.returncode == 78
+        assert done.stderr.startswith(f"gpuscore: {want}")
+        assert done.stderr.count("\n") == 1
+        assert not done.stdout
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(
+    ("name", "value", "want"),
+    [
+        ("host", "0.0.0.0", "--host 0.0.0.0 is reachable"),
+        ("api_key_file", "/no/such", "--api-key-file /no/such: "),
+        ("otlp_endpoint", "collector", "--otlp-endpoint must begin with"),
+        ("model", "not a name!", "MODEL not a name! is neither a directory"),
+    ],
+)
+def test_what_turns_out_wrong_later_names_its_source_too(
+    name, value, want, source, tmp_path, monkeypatch, capsys
+):
+    (item,) = [item for item in options() if item.name == name]
+    arguments, place = [], f"environment {item.variable}"
+    if source == "file":
+        path = tmp_path / "gpuscore.toml"
+        path.write_text(f'{name} = "{value}"\n')
+        arguments, place = ["--config", str(path)], f"file {path}"
+    elif source == "environment":
+        monkeypatch.setenv(item.variable, value)
+    else:
+        arguments = [value] if item.positional else [item.flag, value]
+    assert main(["serve", *arguments]) == 78
+    error = capsys.readouterr().err
+    assert error.startswith(f"gpuscore: {want}")
+    if source == "command line":
+        assert "is set by" not in error
+    else:
+        assert error.endswith(f" ({item.message_name} is set by {place})\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "want"),
+    [
+        ("max_model_len", 99999, "--max-model-len 99999 is over"),
+        ("kv_cache_size", 1, "lower --max-model-len or raise --kv-cache-size"),
+    ],
+)
+def test_so_does_what_only_the_engines_process_finds(name, value, want):
+    variable, flag = f"GPUSCORE_{name.upper()}", "--" + name.replace("_", "-")
+    done = gpuscore("serve", **{variable: str(value)})
+    assert done.returncode == 78
+    assert want in done.stderr
+    assert done.stderr.endswith(f" ({flag} is set by environment {variable})\n")
+
+
+def table(output):
+    """{name: (star, value, source)} of the second section of `gpuscore info`."""
+    _, _, section = output.partition("\n\n")
+    head, *lines = section.splitlines()
+    assert head.split() == ["setting", "value", "source"]
+    value, source = head.index("value"), head.index("source")
+    return {
+        line[2:value].strip(): (line[:2], line[value:source].strip(), line[source:])
+        for line in lines
+    }
+
+
+def test_info_shows_where_values_come_from(tmp_path):
+    path = tmp_path / "gpuscore.toml"
+    path.write_text("max_batch_tokens = 512\nmax_items = 5\nport = 1\nrequest_timeout = 7.5\n")
+    environment = {"GPUSCORE_PORT": "9000", "GPUSCORE_INSECURE": "1", "GPUSCORE_API_KEY": SECRET}
+    done = gpuscore("info", "--config", path, "demo", "--host", "::1", **environment)
+    assert done.returncode == 0, done.stderr
+    assert "one forward pass                    512 tokens" in done.stdout
+    rows = table(done.stdout)
+    assert list(rows) == [item.name for item in OPTIONS]
+    assert {name: row for name, row in rows.items() if row[2] != "default"} == {
+        "model": ("* ", "demo", "command line"),
+        "max_batch_tokens": ("* ", "512", f"file {path}"),
+        "host": ("* ", "::1", "command line"),
+        "port": ("* ", "9000", "environment GPUSCORE_PORT"),
+        "insecure": ("* ", "true", "environment GPUSCORE_INSECURE"),
+        "request_timeout": ("* ", "7.5", f"file {path}"),
+        "max_items": ("* ", "5", f"file {path}"),
+    }
+    assert rows["max_labels"] == ("  ", "128", "default")
+    assert rows["body_timeout"] == ("  ", "30", "default")
+    assert rows["threads"] == ("  ", "not set", "default")
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_info_of_a_model_that_cannot_be_served_still_shows_them(capsys, monkeypatch):
+    monkeypatch.setenv("GPUSCORE_MODEL", "/no/such")
+    assert main(["info"]) == 78
+    shown = capsys.readouterr()
+    assert "environment GPUSCORE_MODEL" in shown.out
+    assert shown.err == (
+        "gpuscore: MODEL /no/such: the directory does not exist "
+        "(MODEL is set by environment GPUSCORE_MODEL)\n"
+    )
+
+
+def test_score_takes_its_model_from_the_environment(tmp_path):
+    """The file holds keys of the server, which score checks and does not use."""
+    path = tmp_path / "gpuscore.toml"
+    path.write_text('model = "/no/such"\nport = 80\nthreads = 1\n')
+    words = ["score", "--query", "q", "--items", "-", "--labels", "yes", "--json"]
+    done = gpuscore(*words, GPUSCORE_CONFIG=str(path), GPUSCORE_MODEL="demo")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert gpuscore(*words, GPUSCORE_CONFIG=str(path)).returncode == 78
+
+
+def test_serve_binds_the_port_of_the_environment(tmp_path):
+    path = tmp_path / "gpuscore.toml"
+    path.write_text('port = 1\nserved_model_name = "from-the-file"\nthreads = 1\n')
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {"GPUSCORE_PORT": str(port), "GPUSCORE_MAX_ITEMS": "1"}
+    with serving("demo", "--config", str(path), port=(), environment=environment) as server:
+        assert server.address == ("127.0.0.1", port)
+        models = httpx.get(f"{server.url}/v1/models").json()
+        assert models["data"][0]["id"] == "from-the-file"
+        body = {"query": "q", "items": ["a", "b"], "labels": ["yes"]}
+        reply = httpx.post(f"{server.url}/v1/score", json=body)
+        assert reply.json()["error"]["code"] == "too_many_items"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["serve", "--api-key", SECRET], ["info", f"--api-key={SECRET}"], ["--api-key", SECRET]],
+)
+def test_a_key_on_the_command_line_is_refused_and_not_repeated(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "set GPUSCORE_API_KEY or --api-key-file" in error
+    assert SECRET not in error

@@ -1,0 +1,214 @@
+"""Promise: no mistake in a configuration passes, and every one is named with its place."""
+
+import json
+
+import pytest
+
+from gpuscore import Scorer
+from gpuscore.errors import ConfigError
+from gpuscore.settings import read_settings
+from support.settings import SECRET, SOURCES, each_option, read
+
+
+@each_option
+def test_what_is_out_of_range_is_refused_wherever_it_is(item, tmp_path):
+    for value in wrong_values(item):
+        for source in SOURCES[:1] if item.choices else SOURCES:
+            with pytest.raises(ConfigError) as error:
+                read(tmp_path, {source: {item.name: value}})
+            place = {
+                "file": f"{tmp_path / 'gpuscore.toml'}: {item.name}",
+                "environment": f"GPUSCORE_{item.name.upper()}",
+                "command line": item.flag,
+            }[source]
+            want = f"{place} must be {item.supported}, got {json.dumps(value)}"
+            assert str(error.value) == want
+
+
+def wrong_values(item):
+    if item.choices:
+        return ["", "other"]
+    values = [item.minimum - 1] if item.minimum else []
+    return values + ([item.kind(item.maximum + 1)] if item.maximum is not None else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "want"),
+    [
+        ("INSECURE", "yes", 'must be true or false, got "yes"'),
+        ("INSECURE", "True", 'must be true or false, got "True"'),
+        ("PORT", "80.0", 'must be an integer from 0 to 65535, got "80.0"'),
+        ("PORT", "8_000", 'must be an integer from 0 to 65535, got "8_000"'),
+        ("PORT", " 80", 'must be an integer from 0 to 65535, got " 80"'),
+        ("PORT", "٨٠", 'must be an integer from 0 to 65535, got "٨٠"'),
+        ("PORT", "true", 'must be an integer from 0 to 65535, got "true"'),
+        ("PORT", "9" * 5000, f'got "{"9" * 59}...'),
+        ("BODY_TIMEOUT", "10s", 'must be a number from 0.1 to 86400, got "10s"'),
+        ("BODY_TIMEOUT", "nan", "must be a number from 0.1 to 86400, got nan"),
+        ("BODY_TIMEOUT", "inf", "must be a number from 0.1 to 86400, got inf"),
+        *(
+            (
+                "KV_CACHE_SIZE",
+                text,
+                f"must be a size such as 512MiB or 4GiB, in bytes at least 1, {got}",
+            )
+            for text, got in (
+                ("4GB", 'got "4GB"'),
+                ("4gib", 'got "4gib"'),
+                ("4 GiB", 'got "4 GiB"'),
+                ("1.5GiB", 'got "1.5GiB"'),
+                ("-1GiB", 'got "-1GiB"'),
+                ("GiB", 'got "GiB"'),
+                ("٤GiB", 'got "٤GiB"'),
+                ("0MiB", "got 0"),
+                ("9" * 5000, f'got "{"9" * 59}...'),
+            )
+        ),
+        ("MEMORY_FRACTION", "1.1", "must be a number from 0.05 to 1.0, got 1.1"),
+        ("DEVICE", "tpu", 'must be one of auto, cpu, cuda, got "tpu"'),
+        ("MODEL", "a\nb" * 99, None),
+    ],
+)
+def test_a_wrong_variable(name, text, want):
+    if want is None:  # any text may be a model's name; what it is not is for others to say
+        assert read_settings({}, {f"GPUSCORE_{name}": text}).chosen["model"].value == text
+        return
+    with pytest.raises(ConfigError) as error:
+        read_settings({}, {f"GPUSCORE_{name}": text})
+    assert str(error.value).startswith(f"GPUSCORE_{name} must be ")
+    assert want in str(error.value)
+
+
+def test_an_empty_string_is_no_value_elsewhere(tmp_path):
+    for name in ("model", "host", "served_model_name"):
+        for source in ("file", "command line"):
+            with pytest.raises(ConfigError, match='must be a non-empty string, got ""'):
+                read(tmp_path, {source: {name: ""}})
+    with pytest.raises(ConfigError, match="--config must be a non-empty string"):
+        read_settings({"config": ""}, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "want"),
+    [
+        ("GPUSCORE_PROT", "the closest is GPUSCORE_PORT; `gpuscore serve --help` shows all"),
+        ("GPUSCORE_MAX_BATCH_TOKEN", "the closest is GPUSCORE_MAX_BATCH_TOKENS;"),
+        ("GPUSCORE_MAX-ITEMS", "the closest is GPUSCORE_MAX_ITEMS;"),
+        ("GPUSCORE_port", "the closest is GPUSCORE_PORT;"),
+        ("GPUSCORE_APIKEY", "the closest is GPUSCORE_API_KEY;"),
+        ("GPUSCORE_CONFIGS", "the closest is GPUSCORE_CONFIG;"),
+        ("GPUSCORE_XYZZY", "GPUSCORE_XYZZY; `gpuscore serve --help` shows all"),
+        ("GPUSCORE_", "GPUSCORE_; `gpuscore serve --help` shows all"),
+    ],
+)
+@pytest.mark.parametrize("value", [SECRET, ""])
+def test_an_unknown_variable(variable, value, want):
+    with pytest.raises(ConfigError) as error:
+        read_settings({}, {variable: value})
+    assert str(error.value).startswith(f"there is no environment variable {variable};")
+    assert want in str(error.value)
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PORT", "tcp://10.0.0.1:8000"),
+        ("SERVICE_HOST", "10.0.0.1"),
+        ("SERVICE_PORT", "8000"),
+        ("SERVICE_PORT_HTTP", "8000"),
+        ("PORT_8000_TCP", "tcp://10.0.0.1:8000"),
+        ("PORT_8000_TCP_PROTO", "tcp"),
+        ("PORT_8000_TCP_PORT", "8000"),
+        ("PORT_8000_TCP_ADDR", "10.0.0.1"),
+        ("PORT_53_UDP_ADDR", "10.0.0.1"),
+        ("CPU_SERVICE_HOST", "10.0.0.1"),  # of a Service called gpuscore-cpu
+        ("CPU_PORT", "tcp://10.0.0.1:8000"),
+    ],
+)
+def test_what_kubernetes_injects_is_recognised(variable, value):
+    """Named as such before anything else that is wrong, GPUSCORE_PORT for a port included."""
+    environment = {f"GPUSCORE_{variable}": value, "GPUSCORE_AAA": "1", "GPUSCORE_HOST": "0.0.0.0"}
+    with pytest.raises(ConfigError, match="set by Kubernetes") as error:
+        read_settings({}, environment)
+    assert f"GPUSCORE_{variable}={value}" in str(error.value)
+    assert "enableServiceLinks: false" in str(error.value)
+    assert "rename the Service" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("prot = 1", 'there is no key "prot"; the closest is port; `gpuscore serve --help`'),
+        ("max-items = 1", "the closest is max_items;"),
+        ("Port = 1", "the closest is port;"),
+        ("GPUSCORE_PORT = 1", "the closest is port;"),
+        ("xyzzy = 1", 'there is no key "xyzzy"; `gpuscore serve --help` shows all'),
+        ('"a\\nb" = 1', r'there is no key "a\nb"; '),
+        ("config = 'other.toml'", 'there is no key "config"; '),
+        (f"apikey = '{SECRET}'", 'there is no key "apikey"; '),
+        (f"api_key = '{SECRET}'", "api_key is a secret and must not be in this file: set GPUSCORE"),
+        (f"api_key_file = ['{SECRET}']", "api_key_file must be a non-empty string, got an array"),
+        (f"api_key = '{SECRET}'\napi_key = '{SECRET}'", "api_key is set a second time in line 2"),
+        ("[server]\nport = 1", '"server" is a table; supported: one line per option'),
+        ("server.port = 1", '"server" is a table; '),
+        (
+            "port = 1\nhost = '::1'\nport = 1",
+            "port is set a second time in line 3; supported:",
+        ),
+        ("port = '8000'", 'port must be an integer from 0 to 65535, got "8000"'),
+        ("port = 8000.0", "port must be an integer from 0 to 65535, got 8000.0"),
+        ("port = true", "port must be an integer from 0 to 65535, got true"),
+        ("port = 1979-05-27", "port must be an integer from 0 to 65535, got 1979-05-27"),
+        ("max_items = 0", "max_items must be an integer of at least 1, got 0"),
+        ("insecure = 1", "insecure must be true or false, got 1"),
+        ("insecure = 'true'", 'insecure must be true or false, got "true"'),
+        ("body_timeout = true", "body_timeout must be a number from 0.1 to 86400, got true"),
+        ("body_timeout = nan", "body_timeout must be a number from 0.1 to 86400, got nan"),
+        (f"body_timeout = 1{'0' * 400}", "must be a number from 0.1 to 86400, got 1000"),
+        ("kv_cache_size = '4GB'", "kv_cache_size must be a size such as 512MiB or 4GiB, in bytes"),
+        ("kv_cache_size = 4.0", "in bytes at least 1, got 4.0"),
+        ("model = 7", "model must be a non-empty string, got 7"),
+        ("device = 'gpu'", 'device must be one of auto, cpu, cuda, got "gpu"'),
+        ("port = ", "Invalid value (at line 1"),
+        ("port 8000", "(at line 1"),
+        ("max_items = " + "[" * 9999, "recursion"),
+        ("port = " + "9" * 5000, "4300"),
+        (b"\xff", "can't decode"),
+    ],
+)
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_wrong_file(text, want, end, tmp_path):
+    path = tmp_path / "gpuscore.toml"
+    path.write_bytes(text if isinstance(text, bytes) else (text + end).encode())
+    with pytest.raises(ConfigError) as error:
+        read_settings({"config": str(path)}, {})
+    message = str(error.value)
+    assert str(path) in message
+    assert want in message
+    assert SECRET not in message
+    assert "\n" not in message
+    assert len(message) < 300
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    for path in (tmp_path / "none.toml", tmp_path):
+        for flags, environment in (
+            ({"config": str(path)}, {}),
+            ({}, {"GPUSCORE_CONFIG": str(path)}),
+        ):
+            with pytest.raises(ConfigError, match=f"configuration file {path}: "):
+                read_settings(flags, environment)
+
+
+def test_an_overridden_source_is_checked_all_the_same(tmp_path):
+    wrong = {"file": {"port": 70000}, "environment": {"port": 70000}}
+    for source in wrong:
+        with pytest.raises(ConfigError, match="got 70000"):
+            read(tmp_path, {source: wrong[source], "command line": {"port": 1}})
+
+
+@pytest.mark.parametrize("options", [{"threads": "1"}, {"threads": 1.0}, {"threads": True}])
+def test_the_library_coerces_nothing(options):
+    with pytest.raises(ConfigError, match="threads must be an integer from 1 to 1024, got "):
+        Scorer("demo", **options)
