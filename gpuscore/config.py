@@ -139,6 +139,21 @@ class ServerConfig:
     max_inflight_per_key: int = option(
         256, "requests in flight of one API key before 429", minimum=1
     )
+    max_queued_bytes: int = option(
+        256 * 2**20,
+        "request bodies in memory before 429 (one request is always admitted)",
+        minimum=1,
+        metavar="BYTES",
+    )
+    # Proxies and load balancers give up after 60 seconds by default: half of that for the work of
+    # others, half for the request's own.
+    max_queue_seconds: float = option(
+        30.0,
+        "expected wait for the work of other requests before 429, from the measured token rate",
+        minimum=0.1,
+        maximum=86400,
+        metavar="SECONDS",
+    )
     header_timeout: float = option(
         10.0, "time for a complete request head", minimum=0.1, maximum=86400, metavar="SECONDS"
     )
@@ -191,6 +206,9 @@ class EngineConfig:
         "work in flight before 429 (one request is always admitted)",
         minimum=1,
         metavar="TOKENS",
+    )
+    max_queued_items: int = option(
+        200000, "items in flight before 429 (one request is always admitted)", minimum=1
     )
     prefix_cache: bool = option(True, "keep the keys and values of queries for later requests")
     engine_timeout: float = option(

@@ -5,8 +5,10 @@ import logging
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -14,7 +16,7 @@ from time import monotonic, sleep
 from gpuscore.backends.base import Backend, Pending, Prepared
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.engine.frames import FrameReader, FrameWriter, ProtocolError
+from gpuscore.engine.frames import FrameReader, FrameWriter, Make, ProtocolError
 from gpuscore.engine.messages import (
     Cancel,
     Close,
@@ -35,7 +37,7 @@ from gpuscore.engine.messages import (
     to_request,
 )
 from gpuscore.errors import ConfigError, GpuscoreError
-from gpuscore.types import BackendLimits, PackedBatch, RowScores, ScoreResult
+from gpuscore.types import BackendLimits, PackedBatch, RowScores, ScoreRequest, ScoreResult
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +55,9 @@ def run(sock: socket.socket, prepare: Prepare) -> int:
     writer = FrameWriter(sock, "answers")
     messages = _messages(FrameReader(sock))
     try:
-        start = next(messages)
-        if not isinstance(start, Start):
-            raise ProtocolError("the first message is not Start")
+        start, *more = next(messages)
+        if more or not isinstance(start, Start):
+            raise ProtocolError("the first message is not Start alone")
         _Worker(start, prepare, writer).serve(messages)
     except EOFError:
         return EXIT_FAILED  # at once: a batch under way is for nobody
@@ -69,10 +71,11 @@ def run(sock: socket.socket, prepare: Prepare) -> int:
     return EXIT_OK
 
 
-def _messages(reader: FrameReader) -> Iterator[ToChild]:
+def _messages(reader: FrameReader) -> Iterator[list[ToChild]]:
+    """All that came in together, and so on."""
     while True:
-        for frame in reader.read():
-            yield decode_to_child(frame)
+        if frames := reader.read():
+            yield [decode_to_child(frame) for frame in frames]
 
 
 def _send(writer: FrameWriter, message: Message) -> None:
@@ -87,7 +90,8 @@ class _Worker:
         _send(writer, Planned(prepared.about))
         backend = WatchedBackend(prepared.load())
         backend.warmup()
-        self._engine = Engine(backend, start.engine)
+        self._answers: deque[Make] = deque()  # of the step under way
+        self._engine = Engine(backend, start.engine, after_step=self._send_answers)
         self._backend, self._writer = backend, writer
         self._futures: dict[int, Future[ScoreResult]] = {}
         self._closing = False
@@ -97,38 +101,58 @@ class _Worker:
         _send(writer, Ready(backend.limits))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
-    def serve(self, messages: Iterator[ToChild]) -> None:
-        for message in messages:
-            match message:
-                case Score():
-                    self._score(message)
-                case Cancel():
-                    if future := self._futures.get(message.id):
-                        future.cancel()
-                case Close():
-                    self._closing = True
-                    self._engine.close()
-                    return
-                case Start():
-                    raise ProtocolError("Start twice")
+    def serve(self, messages: Iterator[list[ToChild]]) -> None:
+        for together in messages:
+            scores: list[Score] = []
+            for message in together:
+                match message:
+                    case Score():
+                        scores.append(message)
+                    case Cancel():
+                        self._score(scores)
+                        scores = []
+                        if future := self._futures.get(message.id):
+                            future.cancel()
+                    case Close():
+                        self._closing = True
+                        self._engine.close()
+                        return
+                    case Start():
+                        raise ProtocolError("Start twice")
+            self._score(scores)
 
-    def _score(self, message: Score) -> None:
-        try:
-            request = to_request(message, self._engine.limits.vocab_rows)
-            future = self._engine.score(request)
-        except (GpuscoreError, ProtocolError) as error:
-            if isinstance(error, ProtocolError):
+    def _score(self, messages: list[Score]) -> None:
+        known: list[int] = []
+        requests: list[ScoreRequest] = []
+        for message in messages:
+            try:
+                requests.append(to_request(message, self._engine.limits.vocab_rows))
+                known.append(message.id)
+            except ProtocolError as error:
                 logger.error("a request that does not hold together: %s", error)
-            _send(self._writer, failure_message(message.id, error))
-            return
-        self._futures[message.id] = future
-        future.add_done_callback(partial(self._answer, message.id))
+                _send(self._writer, failure_message(message.id, error))
+        for id, outcome in zip(known, self._engine.score_all(requests), strict=True):
+            if isinstance(outcome, GpuscoreError):
+                _send(self._writer, failure_message(id, outcome))
+            else:
+                self._futures[id] = outcome
+                outcome.add_done_callback(partial(self._answer, id))
+        self._send_answers()  # those that were there before their callback
 
     def _answer(self, id: int, future: "Future[ScoreResult]") -> None:
-        """Runs in the engine's thread; the encoding does not."""
+        """Runs in the engine's thread, or in `_score`; the encoding does not."""
         del self._futures[id]
         if not future.cancelled():
-            self._writer.put(lambda: encode(_outcome(id, future)))
+            self._answers.append(lambda: encode(_outcome(id, future)))
+
+    def _send_answers(self) -> None:
+        """All of a step at once: each waking of the writer, and of the parent, has its price."""
+        answers = []
+        with suppress(IndexError):
+            while True:  # both threads may be here
+                answers.append(self._answers.popleft())
+        if answers:
+            self._writer.put(*answers)
 
     def _beat(self) -> None:
         while self._engine.alive:

@@ -1,12 +1,14 @@
 """`EngineClient`: an `Engine` that lives in a process of its own."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 
-from gpuscore.engine.frames import MAX_FRAME, Make, ProtocolError
+from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
+from gpuscore.engine.frames import MAX_FRAME, ProtocolError, Send
 from gpuscore.engine.messages import (
     Cancel,
     Failure,
@@ -18,8 +20,8 @@ from gpuscore.engine.messages import (
     to_result,
 )
 from gpuscore.engine.outcome import resolve
-from gpuscore.engine.supervisor import MAX_RETRY_AFTER, Patience, Supervisor
-from gpuscore.errors import Overloaded, TooManyTokens, Unavailable
+from gpuscore.engine.supervisor import Patience, Supervisor
+from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 
@@ -41,13 +43,12 @@ class EngineClient:
     def __init__(
         self, command: Sequence[str], start: Start, patience: Patience | None = None
     ) -> None:
-        self.config = start.engine
         self._lock = threading.Lock()
         self._ids = count()
         self._issued = 0
         self._waiting: dict[int, _Waiting] = {}
-        self._tokens = 0  # of those requests
-        self._send: Callable[[Make], None] | None = None  # None while no child is ready
+        self.backlog = Backlog(start.engine, lambda: self._supervisor.rate)
+        self._send: Send | None = None  # None while no child is ready
         self._closing = False
         self._supervisor = Supervisor(command, start, self, patience or Patience())
         self._supervisor.start()
@@ -99,18 +100,39 @@ class EngineClient:
         Raises:
             Overloaded, Unavailable: at once; all other errors come with the future.
         """
-        future: Future[ScoreResult] = Future()
+        (outcome,) = self.score_all([request])
+        if isinstance(outcome, GpuscoreError):
+            raise outcome
+        return outcome
+
+    def score_all(
+        self, requests: Sequence[ScoreRequest]
+    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+        """As `score` for each of them; they go over the pipe together."""
+        outcomes: list[Future[ScoreResult] | GpuscoreError] = []
+        ids: list[int] = []
         with self._lock:
             send = self._send if self.alive else None
-            if send is None:
-                raise Unavailable("the engine is not running", retry_after=self._retry_after())
-            self._admit(request.num_tokens)
-            id = next(self._ids)
-            self._issued = id + 1
-            self._waiting[id] = _Waiting(request, future)
-        send(lambda: self._encode(id))
-        future.add_done_callback(lambda _: self._leave(id, send))
-        return future
+            for request in requests:
+                try:
+                    if send is None:
+                        after = self._retry_after()
+                        raise Unavailable("the engine is not running", retry_after=after)
+                    self.backlog.admit(request)  # on this side too: a full pipe is no queue
+                except GpuscoreError as error:
+                    outcomes.append(error)
+                    continue
+                future: Future[ScoreResult] = Future()
+                ids.append(id := next(self._ids))
+                self._waiting[id] = _Waiting(request, future)
+                outcomes.append(future)
+            self._issued = ids[-1] + 1 if ids else self._issued
+        if send is not None:
+            send(*(partial(self._encode, id) for id in ids))
+            admitted = (outcome for outcome in outcomes if isinstance(outcome, Future))
+            for id, future in zip(ids, admitted, strict=True):
+                future.add_done_callback(partial(self._leave, id, send))
+        return outcomes
 
     def close(self) -> None:
         """End the child after the batch in flight; what still waits fails with `Unavailable`."""
@@ -118,7 +140,7 @@ class EngineClient:
         self._fail_all()
         self._supervisor.close()
 
-    def on_ready(self, send: Callable[[Make], None]) -> None:
+    def on_ready(self, send: Send) -> None:
         with self._lock:
             self._send = send
 
@@ -139,23 +161,10 @@ class EngineClient:
         else:
             resolve(waiting.future, to_result(answer, waiting.request))
 
-    def _admit(self, tokens: int) -> None:
-        """The limits of `EngineConfig`, on this side too: a full pipe is no queue."""
-        requests, config = len(self._waiting), self.config
-        full = requests >= config.max_queued_requests
-        if full or (requests and self._tokens + tokens > config.max_queued_tokens):
-            rate = self.stats().tokens_per_second
-            seconds = round(self._tokens / rate) if rate > 0 else 1
-            raise Overloaded(
-                f"{requests} requests with {self._tokens} tokens are in flight",
-                retry_after=max(1, min(MAX_RETRY_AFTER, seconds)),
-            )
-        self._tokens += tokens
-
-    def _leave(self, id: int, send: Callable[[Make], None]) -> None:
+    def _leave(self, id: int, send: Send, _: "Future[ScoreResult]") -> None:
         with self._lock:
             waiting = self._waiting.pop(id)
-            self._tokens -= waiting.request.num_tokens
+            self.backlog.leave(waiting.request)
         if waiting.future.cancelled():
             send(lambda: encode(Cancel(id)))
 

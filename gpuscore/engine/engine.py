@@ -1,45 +1,59 @@
 """`Engine.score`: admission, a queue, and the one thread that drives the runner."""
 
 import logging
+import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from time import monotonic
 
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
+from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
 from gpuscore.engine.runner import Progress, Runner, Ticket
 from gpuscore.engine.same_bits import check_same_bits
-from gpuscore.errors import InsufficientMemory, Overloaded, Unavailable
+from gpuscore.errors import GpuscoreError, InsufficientMemory, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 logger = logging.getLogger(__name__)
 
-MAX_RETRY_AFTER = 30  # seconds
+RATE_SECONDS = 5.0  # of work, over which the token rate is averaged
 
 
 class Engine:
     """Thread-safe front of a `Runner`; `close` fails what is still waiting.
+
+    Args:
+        backend: computes the batches.
+        config: how much may be queued.
+        clock: in seconds, monotonic.
+        after_step: called from the engine's thread whenever it may have answered requests.
 
     Raises:
         ConfigError: the backend says that it is deterministic and is not.
     """
 
     def __init__(
-        self, backend: Backend, config: EngineConfig, clock: Callable[[], float] = monotonic
+        self,
+        backend: Backend,
+        config: EngineConfig,
+        clock: Callable[[], float] = monotonic,
+        after_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
         self.clock = clock
+        self._after_step = after_step
         self._backend = backend
         if backend.limits.deterministic_chunk:
             check_same_bits(backend)
         self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()
-        self._requests = 0
-        self._tokens = 0
-        self._rate = 0.0  # tokens per second while working, smoothed
+        self._done = self._busy = 0.0  # tokens and seconds of work, what is long ago counts less
+        self._rate = 0.0  # tokens per second while working
+        self.backlog = Backlog(config, lambda: self._rate)
         self._closing = False
         self._failed = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -59,8 +73,8 @@ class Engine:
         pages = self._runner.scheduler.pages
         with self._condition:
             return EngineStats(
-                requests=self._requests,
-                tokens=self._tokens,
+                requests=self.backlog.requests,
+                tokens=self.backlog.tokens,
                 pages_free=pages.num_free,
                 pages_cached=pages.num_cached,
                 pages_used=pages.num_used,
@@ -82,21 +96,47 @@ class Engine:
             InsufficientMemory: the request cannot run even alone.
             Unavailable: the engine is closed or has failed.
         """
+        (outcome,) = self._queue([request], progress)
+        if isinstance(outcome, GpuscoreError):
+            raise outcome
+        return outcome
+
+    def score_all(
+        self, requests: Sequence[ScoreRequest]
+    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+        """As `score` for each of them; they are queued at once, so one batch may have them all."""
+        return self._queue(requests, None)
+
+    def _queue(
+        self, requests: Sequence[ScoreRequest], progress: Progress | None
+    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+        outcomes: list[Future[ScoreResult] | GpuscoreError] = []
+        arrived = self.clock()
+        with self._condition:
+            for request in requests:
+                try:
+                    self._admit(request)
+                except GpuscoreError as error:
+                    outcomes.append(error)
+                    continue
+                future: Future[ScoreResult] = Future()
+                self._inbox.append(Ticket(request, future, progress, arrived))
+                outcomes.append(future)
+            self._condition.notify()
+        for request, outcome in zip(requests, outcomes, strict=True):
+            if isinstance(outcome, Future):
+                outcome.add_done_callback(partial(self._leave, request))
+        return outcomes
+
+    def _admit(self, request: ScoreRequest) -> None:
         if not self._runner.scheduler.fits(request):
             raise InsufficientMemory(
                 f"the request's {len(request.query_ids)} shared tokens and longest item need more "
                 f"than the {self.limits.num_pages * self.limits.page_size} tokens of KV cache"
             )
-        future: Future[ScoreResult] = Future()
-        ticket = Ticket(request, future, progress, self.clock())
-        with self._condition:
-            if not self.alive:
-                raise Unavailable("the engine is not running", retry_after=MAX_RETRY_AFTER)
-            self._admit(request.num_tokens)
-            self._inbox.append(ticket)
-            self._condition.notify()
-        future.add_done_callback(lambda _: self._leave(request.num_tokens))
-        return future
+        if not self.alive:
+            raise Unavailable("the engine is not running", retry_after=MAX_RETRY_AFTER)
+        self.backlog.admit(request)
 
     def close(self) -> None:
         """Stop after the batch in flight; whatever still waits fails with `Unavailable`."""
@@ -106,30 +146,16 @@ class Engine:
         self._thread.join()
         self._backend.close()
 
-    def _admit(self, tokens: int) -> None:
-        full = self._requests >= self.config.max_queued_requests
-        if full or (self._requests and self._tokens + tokens > self.config.max_queued_tokens):
-            raise Overloaded(
-                f"{self._requests} requests with {self._tokens} tokens are in flight",
-                retry_after=self._retry_after(),
-            )
-        self._requests += 1
-        self._tokens += tokens
-
-    def _leave(self, tokens: int) -> None:
+    def _leave(self, request: ScoreRequest, _: "Future[ScoreResult]") -> None:
         with self._condition:
-            self._requests -= 1
-            self._tokens -= tokens
+            self.backlog.leave(request)
             self._condition.notify()  # a cancelled request is dropped at the next step
-
-    def _retry_after(self) -> int:
-        seconds = self._tokens / self._rate if self._rate else 1
-        return max(1, min(MAX_RETRY_AFTER, round(seconds)))
 
     def _loop(self) -> None:
         try:
             while self._take_inbox():
                 self._step()
+                self._after_step()
         except Exception:
             self._failed = True
             logger.exception("the engine loop failed")
@@ -141,6 +167,7 @@ class Engine:
             for ticket in waiting:
                 self._runner.add(ticket)
             self._runner.fail_all(Unavailable("the engine stopped", retry_after=MAX_RETRY_AFTER))
+            self._after_step()
 
     def _take_inbox(self) -> bool:
         """Move new requests to the runner, waiting while there is nothing to do at all."""
@@ -152,9 +179,11 @@ class Engine:
             return not self._closing
 
     def _step(self) -> None:
-        start = self.clock()
-        tokens = self._runner.step()
-        elapsed = self.clock() - start
-        if tokens and elapsed > 0:
-            rate = tokens / elapsed
-            self._rate = rate if not self._rate else 0.9 * self._rate + 0.1 * rate
+        start, done = self.clock(), self._runner.tally.computed_tokens
+        self._runner.step()
+        # A batch is launched in one step and collected in another, so only sums tell the rate.
+        elapsed = max(0.0, self.clock() - start)
+        kept = math.exp(-elapsed / RATE_SECONDS)
+        self._busy = kept * self._busy + elapsed
+        self._done = kept * self._done + self._runner.tally.computed_tokens - done
+        self._rate = self._done / self._busy if self._busy > 0 else 0.0

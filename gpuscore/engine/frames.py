@@ -7,6 +7,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
@@ -16,6 +17,12 @@ _PIECE = 2**20
 _BULK = 2**14  # far more than the heartbeats of a tick
 
 Make = Callable[[], bytes | None]  # encodes a message, or says that nobody needs it any more
+
+
+class Send(Protocol):
+    """Takes messages, which are sent in this order; never waits."""
+
+    def __call__(self, *messages: Make) -> None: ...
 
 
 class ProtocolError(Exception):
@@ -87,9 +94,9 @@ class FrameWriter:
     def idle(self) -> bool:
         return not self._queue and not self._sending
 
-    def put(self, make: Make) -> None:
+    def put(self, *messages: Make) -> None:
         with self._condition:
-            self._queue.append(make)
+            self._queue.extend(messages)
             self._condition.notify()
 
     def close(self) -> None:
@@ -102,9 +109,9 @@ class FrameWriter:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        while (make := self._next()) is not None:
+        while messages := self._next():
             try:
-                self._send(make())
+                self._send(messages)
             except OSError:
                 return  # the other side is gone, which the reader notices
             except Exception:
@@ -112,22 +119,28 @@ class FrameWriter:
                 self._sock.shutdown(socket.SHUT_RDWR)  # better no engine than one that waits
                 return
 
-    def _next(self) -> Make | None:
+    def _next(self) -> list[Make]:
+        """All that is queued, at least one; nothing once it is closed."""
         with self._condition:
             self._sending = False
             while not self._queue and not self._closing:
                 self._condition.wait()
-            if not self._queue:
-                return None
-            self._sending = True
-            return self._queue.popleft()
+            messages = list(self._queue)
+            self._queue.clear()
+            self._sending = bool(messages)
+            return messages
 
-    def _send(self, frame: bytes | None) -> None:
-        if frame is None:
-            return
-        head = _HEAD.pack(len(frame))
-        if len(frame) < _PIECE:
-            self._sock.sendall(head + frame)  # one system call for all that is not large
-        else:
-            self._sock.sendall(head)
-            self._sock.sendall(frame)
+    def _send(self, messages: list[Make]) -> None:
+        """One system call for all that is not large: each wakes the other process."""
+        buffer = bytearray()
+        for make in messages:
+            frame = make()
+            if frame is None:
+                continue
+            buffer += _HEAD.pack(len(frame))
+            buffer += frame
+            if len(buffer) >= _PIECE:
+                self._sock.sendall(buffer)
+                buffer = bytearray()
+        if buffer:
+            self._sock.sendall(buffer)

@@ -171,7 +171,7 @@ def to_request(message: Score, vocab_rows: int) -> ScoreRequest:
     query, items = _array(message.query, _INT32), _array(message.items, _INT32)
     labels = _array(message.labels, _INT32)
     for ids in (query, items, labels):
-        if ids.size and not (ids.min() >= 0 and ids.max() < vocab_rows):
+        if ids.size and ids.view(np.uint32).max() >= vocab_rows:  # negative ones look large
             raise ProtocolError(f"a token id outside 0 to {vocab_rows - 1}")
     item_ids = _split(items, _array(message.item_counts, _INT32))
     label_ids = _split(labels, _array(message.label_counts, _INT32))
@@ -214,7 +214,7 @@ def to_result(message: Result, request: ScoreRequest) -> ScoreResult:
         raise ProtocolError(f"a result is not that of {count} items")
     if not np.isfinite(logits).all() or (lse is not None and not np.isfinite(lse).all()):
         raise ProtocolError("a result is not finite")
-    rows = _split(logits, np.fromiter(map(len, request.label_ids), np.int32, count))
+    rows = _rows(logits, request.label_ids)
     return ScoreResult(rows, lse, top_ids, message.computed_tokens, message.timings)
 
 
@@ -247,6 +247,16 @@ def _array(data: bytes, dtype: "np.dtype[ArrayT]") -> NDArray[ArrayT]:
     if len(data) % dtype.itemsize:
         raise ProtocolError(f"{len(data)} bytes of {dtype.itemsize}-byte numbers")
     return np.frombuffer(data, dtype)
+
+
+def _rows(
+    logits: NDArray[np.float32], label_ids: tuple[Int32Array, ...]
+) -> tuple[NDArray[np.float32], ...]:
+    """The logits of each item; mostly all items have the same labels."""
+    count, first = len(label_ids), label_ids[0]
+    if all(ids is first for ids in label_ids) and len(logits) == count * len(first):
+        return tuple(logits.reshape(count, len(first)))
+    return _split(logits, np.fromiter(map(len, label_ids), np.int32, count))
 
 
 def _split(values: NDArray[ArrayT], counts: Int32Array) -> tuple[NDArray[ArrayT], ...]:

@@ -3,13 +3,14 @@
 import logging
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Protocol
 
-from gpuscore.engine.frames import Make, ProtocolError
+from gpuscore.engine.admission import MAX_RETRY_AFTER
+from gpuscore.engine.frames import ProtocolError, Send
 from gpuscore.engine.messages import (
     Close,
     Failure,
@@ -30,7 +31,6 @@ from gpuscore.types import NO_COUNTERS, NO_STATS, BackendLimits, EngineStats
 logger = logging.getLogger(__name__)
 
 TICK = 0.1  # seconds between two looks at a silent child
-MAX_RETRY_AFTER = 30  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Patience:
 class Owner(Protocol):
     """Who is told about the child; all calls come from the supervisor's thread."""
 
-    def on_ready(self, send: Callable[[Make], None]) -> None:
+    def on_ready(self, send: Send) -> None:
         """A child is ready; `send` takes messages to it, without waiting."""
 
     def on_answer(self, answer: Result | Failure) -> None:
@@ -109,6 +109,11 @@ class Supervisor:
         heartbeats have told: what a child did in its last quarter of a second is not in them."""
         age = max(0.0, monotonic() - self._heard)
         return replace(self._stats, restarts=self.restarts, heartbeat_age=age)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, as the child last said; 0 while that is unknown."""
+        return self._stats.tokens_per_second
 
     @property
     def retry_after(self) -> int:

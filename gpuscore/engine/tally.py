@@ -21,6 +21,10 @@ class Tally:
         self._tokens.add(batch.num_tokens)
         self._items.add(len(batch.score_rows))
 
+    @property
+    def computed_tokens(self) -> int:
+        return self._tokens.total
+
     def counters(self, cached_tokens: int, evicted_pages: int) -> EngineCounters:
         """All of it, with what the scheduler has counted."""
         tokens = self._tokens.sizes()
@@ -41,11 +45,11 @@ class _SizeCount:
     def __init__(self, bounds: tuple[int, ...]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
-        self._total = 0
+        self.total = 0
 
     def add(self, size: int) -> None:
         self._counts[bisect_left(self._bounds, size)] += 1
-        self._total += size
+        self.total += size
 
     def sizes(self) -> Sizes:
-        return Sizes(tuple(self._counts), self._total)
+        return Sizes(tuple(self._counts), self.total)

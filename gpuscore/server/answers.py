@@ -44,6 +44,23 @@ def error_headers(error: GpuscoreError) -> dict[str, str]:
     return headers
 
 
+def error_parts(
+    error: GpuscoreError, request_id: str, timing: str | None
+) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Header fields and body, for a connection that answers by itself."""
+    body = error_json(error)
+    fields = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id.encode()),
+    ]
+    if error.retry_after is not None:
+        fields.append((b"retry-after", b"%d" % error.retry_after))
+    if timing is not None:
+        fields.append((b"server-timing", timing.encode()))
+    return fields, body
+
+
 class _ErrorResponse(Response):
     """A response that notes its error in the request's record."""
 

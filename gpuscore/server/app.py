@@ -80,7 +80,7 @@ def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> 
         """Probabilities of label tokens after each `query + item` prompt."""
         seconds = request_seconds(request, config.request_timeout)
         check_content_type(request)
-        if service.draining:
+        if request.scope["state"].get("draining", service.draining):  # when it came
             await read_body(request, config)  # or its sender would see a reset, not the answer
             raise service.shutting_down()
         with service.in_flight():
@@ -88,7 +88,7 @@ def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> 
             deadline = monotonic() + seconds
             body, record = decode_body(received), record_of(request.scope)
             work = service.score(body, request.scope["state"]["tenant"], deadline, record)
-            answer = await _while_connected(request, work, deadline, seconds)
+            answer = await _in_time(work, deadline, seconds)
             return Response(answer, media_type="application/json")
 
     @app.get("/health", summary="Process and engine alive")
@@ -124,34 +124,27 @@ def _model_card(service: ScoringService) -> dict[str, Any]:
     return card | {"max_model_len": service.model.engine.limits.max_model_len}
 
 
-async def _while_connected(
-    request: Request, work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float
-) -> AnswerT:
-    """Run `work`; cancel it when the client leaves or the time (of `seconds`) is up."""
-    caller, gone = asyncio.current_task(), False
+async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float) -> AnswerT:
+    """Run `work`; cancel it when the time (of `seconds`) is up. When the client leaves, the
+    connection cancels all of the task."""
+    task, late = asyncio.current_task(), False
+    assert task is not None  # noqa: S101  (a handler runs in a task)
 
-    async def watch() -> None:
-        nonlocal gone
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        if caller is not None:
-            caller.cancel()
+    def end() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    # What asyncio.timeout does, at a quarter of its price.
+    timer = asyncio.get_running_loop().call_later(max(0.0, deadline - monotonic()), end)
     try:
-        async with asyncio.timeout(max(0.0, deadline - monotonic())) as limit:
-            return await work
+        return await work
     except asyncio.CancelledError:
-        if gone and caller is not None and not caller.uncancel():
-            raise ClientDisconnect from None
-        raise  # by someone else: the server stops
-    except TimeoutError:
-        if limit.expired():
+        if late and task.uncancel() == 0:
             raise DeadlineExceeded(f"no answer after {seconds:g} seconds") from None
-        raise
+        raise  # by somebody else
     finally:
-        watcher.cancel()
+        timer.cancel()
 
 
 async def _on_gpuscore_error(request: Request, error: Exception) -> Response:
@@ -215,7 +208,8 @@ class OuterMiddleware:
             await self.app(scope, receive, send)
             return
         send = self._closing(send)
-        refusal = head_refusal(scope, self.config)
+        target = len(scope["raw_path"]) + len(scope["query_string"])
+        refusal = head_refusal(scope["headers"], target, self.config)
         if refusal is not None:
             await error_response(refusal, {"Connection": "close"})(scope, receive, send)
             return

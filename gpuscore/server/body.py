@@ -1,14 +1,9 @@
-"""Reads a request body under a byte cap and a deadline; never through the framework's parser."""
-
-import asyncio
-from collections.abc import AsyncIterator
+"""Reads a request body under a byte cap; never through the framework's parser."""
 
 from starlette.requests import Request
 
 from gpuscore.config import ServerConfig
-from gpuscore.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
-
-_DISCARD_SECONDS = 2.0  # given to a client that is still sending when it is refused
+from gpuscore.errors import BodyTooLarge, UnsupportedMediaType
 
 
 def check_content_type(request: Request) -> None:
@@ -22,40 +17,22 @@ def check_content_type(request: Request) -> None:
 
 
 async def read_body(request: Request, config: ServerConfig) -> bytes:
-    """The whole body.
+    """The whole body. How long it may take is the connection's affair, and so is reading on after
+    an answer that came before its end.
 
     Raises:
         BodyTooLarge: more than `max_body_bytes`, announced or sent.
-        RequestTimeout: not complete after `body_timeout` seconds.
+        Overloaded: more bodies are in flight than there is memory for.
         ClientDisconnect: the client left.
     """
     limit = config.max_body_bytes
-    stream = request.stream()
     announced = request.headers.get("content-length")
     if announced is not None and int(announced) > limit:  # the HTTP parser saw to the digits
-        raise await _too_large(stream, limit)
-    try:
-        async with asyncio.timeout(config.body_timeout):
-            body = bytearray()
-            async for part in stream:
-                body += part
-                if len(body) > limit:
-                    break
-    except TimeoutError:
-        raise RequestTimeout(
-            f"the body was not complete after {config.body_timeout:g} seconds"
-        ) from None
-    if len(body) > limit:
-        raise await _too_large(stream, limit)
-    return bytes(body)
-
-
-async def _too_large(stream: AsyncIterator[bytes], limit: int) -> BodyTooLarge:
-    """Read on for a moment, or the client would see a reset instead of the answer."""
-    try:
-        async with asyncio.timeout(_DISCARD_SECONDS):
-            async for _ in stream:
-                pass
-    except TimeoutError:
-        pass
-    return BodyTooLarge(f"the body is over {limit} bytes")
+        raise BodyTooLarge(f"the body is over {limit} bytes")
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(f"the body is over {limit} bytes")
+    return b"".join(parts)

@@ -13,11 +13,11 @@ TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 _DIGITS = re.compile(r"[0-9]{1,9}")
 
 
-def head_refusal(scope: Scope, config: ServerConfig) -> GpuscoreError | None:
-    """What is wrong with a request's head on any route, if anything."""
-    headers = scope["headers"]
-    size = sum(len(name) + len(value) + 4 for name, value in headers)
-    size += len(scope["raw_path"]) + len(scope["query_string"])
+def head_refusal(
+    headers: list[tuple[bytes, bytes]], target: int, config: ServerConfig
+) -> GpuscoreError | None:
+    """What is wrong with a request's head on any route, if anything; `target` is in bytes."""
+    size = target + sum(len(name) + len(value) + 4 for name, value in headers)
     if len(headers) > config.max_headers or size > config.max_header_bytes:
         return HeaderTooLarge(
             f"the request head has {len(headers)} fields and {size} bytes, the limits are "

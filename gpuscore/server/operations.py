@@ -5,10 +5,8 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import Protocol
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpuscore.errors import GpuscoreError
 from gpuscore.server.log import LogWriter, request_line
 from gpuscore.server.metrics import Metrics, ServerState
 from gpuscore.server.record import (
@@ -17,7 +15,6 @@ from gpuscore.server.record import (
     UNMATCHED,
     Headers,
     RequestRecord,
-    new_request_id,
     record_of,
 )
 from gpuscore.server.service import ScoringService
@@ -57,13 +54,6 @@ class Operations:
             record.trace_id = self.tracer.finished(record, headers)
         if self.log is not None and self.log_requests:
             self.log.write(request_line(record))
-
-    def refused(self, error: GpuscoreError) -> str:
-        """Note a refusal of what was not even a request; returns the id to answer with."""
-        record = RequestRecord(new_request_id())
-        record.refuse(error.status, error.code)
-        self.finish(record)
-        return record.request_id
 
     async def watch_loop(self) -> None:
         """Measure the event loop that this runs in, until cancelled."""
@@ -112,10 +102,10 @@ class OperationsMiddleware:
     def _marked(self, send: Send, record: RequestRecord) -> Send:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = record.request_id
+                more = [(b"x-request-id", record.request_id.encode())]
                 if self.timing_headers:
-                    headers["Server-Timing"] = server_timing(record)
+                    more.append((b"server-timing", server_timing(record).encode()))
+                message["headers"] = [*message["headers"], *more]
                 record.status = record.status or message["status"]
             else:
                 record.bytes_out += len(message.get("body", b""))

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
+from secrets import token_hex
 from time import monotonic
 from typing import Any
-from uuid import uuid4
 
 from gpuscore.types import Timings
 
@@ -17,8 +18,13 @@ RECEIVE, TOKENIZE, ENGINE, RESPOND = PROGRESS = ("receive", "tokenize", "engine"
 UNMATCHED = "unmatched"  # route of what matches none: paths are the caller's text
 OTHER_METHOD = "other"
 CLIENT_LEFT, LEFT_CODE = 499, "client_left"  # nginx's number; never on the wire
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"})
+_METHODS = {
+    name.encode(): name
+    for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
+}
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+_PROCESS, _numbers = token_hex(10), count()
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
@@ -80,15 +86,20 @@ def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
     """The record of a request, made on first sight of it."""
     state = scope.setdefault("state", {})
     if "record" not in state:
-        request_id, good = _request_id(scope["headers"])
-        method = scope["method"] if scope["method"] in _METHODS else OTHER_METHOD
-        state["record"] = RequestRecord(request_id, not good, method)
+        state["record"] = new_record(scope["method"].encode("latin-1"), scope["headers"])
     record: RequestRecord = state["record"]
     return record
 
 
+def new_record(method: bytes, headers: Headers) -> RequestRecord:
+    """The record of a request with this head."""
+    request_id, good = _request_id(headers)
+    return RequestRecord(request_id, not good, _METHODS.get(method, OTHER_METHOD))
+
+
 def new_request_id() -> str:
-    return uuid4().hex
+    """Nobody else's: random digits of this process, then a number."""
+    return f"{_PROCESS}{next(_numbers):012x}"
 
 
 def _request_id(headers: Headers) -> tuple[str, bool]:

@@ -20,10 +20,12 @@ from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.app import create_app
 from gpuscore.server.auth import ApiKeys
+from gpuscore.server.gate import Gate
 from gpuscore.server.log import LogWriter, json_logging
 from gpuscore.server.operations import Operations
 from gpuscore.server.protocol import ScoreProtocol
-from gpuscore.server.service import LoadedModel, ScoringService
+from gpuscore.server.rounds import Listener, Rounds
+from gpuscore.server.service import ANSWERS, LoadedModel, ScoringService
 
 if TYPE_CHECKING:
     from gpuscore.server.spans import SpanTracer
@@ -125,14 +127,20 @@ def serve(
         ConfigError: an address that cannot be bound, or what `load` raises.
         EngineFailed: the engine was lost at start, or too often since.
     """
-    service = ScoringService(names, config.max_inflight_per_key)
+    service = ScoringService(names, config.max_inflight_per_key, config.max_queue_seconds)
+    rounds = Rounds()
+    service.answers_per_round = partial(rounds.pieces, ANSWERS)
+    gate = Gate(service, config, keys, rounds)
     with LogWriter() as log, json_logging(log):
         operations = Operations(service, log, tracer, config.log_requests)
         app = create_app(service, config, keys, operations)
-        uvicorn_config = _uvicorn_config(app, config, operations)
+        protocol = partial(ScoreProtocol, server_config=config, operations=operations, gate=gate)
+        uvicorn_config = _uvicorn_config(app, config, protocol)
         server = Server(uvicorn_config, service, operations, config.drain_timeout)
+        listener = _bind(config)
+        listener.rounds = rounds
         try:
-            return _run(server, service, _bind(config), load, announce)
+            return _run(server, service, listener, load, announce)
         finally:
             if tracer is not None:
                 tracer.close()
@@ -141,7 +149,7 @@ def serve(
 def _run(
     server: Server,
     service: ScoringService,
-    sock: socket.socket,
+    sock: Listener,
     load: Callable[[], LoadedModel],
     announce: Callable[[str], None],
 ) -> int:
@@ -153,7 +161,8 @@ def _run(
         daemon=True,
     )
     thread.start()
-    asyncio.run(server.serve(sockets=[sock]))
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(sock.rounds)) as runner:
+        runner.run(server.serve(sockets=[sock]))
     service.close()
     if outcome:
         raise outcome[0]
@@ -184,24 +193,25 @@ def _load(
         server.should_exit = True
 
 
-def _uvicorn_config(app: object, config: ServerConfig, operations: Operations) -> uvicorn.Config:
+def _uvicorn_config(
+    app: object, config: ServerConfig, protocol: Callable[..., asyncio.Protocol]
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         host=config.host,
         port=config.port,
-        http=partial(ScoreProtocol, server_config=config, operations=operations),  # type: ignore[arg-type]
+        http=protocol,  # type: ignore[arg-type]  # uvicorn wants a class
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        h11_max_incomplete_event_size=config.max_header_bytes,
         timeout_graceful_shutdown=round(LAST_ANSWERS),
     )
 
 
-def _bind(config: ServerConfig) -> socket.socket:
+def _bind(config: ServerConfig) -> Listener:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         sock = socket.create_server((config.host, config.port), family=family, backlog=2048)
@@ -210,7 +220,7 @@ def _bind(config: ServerConfig) -> socket.socket:
         raise ConfigError(
             f"cannot bind --host {config.host} --port {config.port}: {reason}"
         ) from error
-    # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol; an
-    # answer goes out as head and body, and without it the body waits 40 ms for the head's ACK.
+    # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol;
+    # without it an answer of more than one packet may wait 40 ms for an ACK.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+    return Listener(fileno=sock.detach())

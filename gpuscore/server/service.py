@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,13 +15,15 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from gpuscore.engine.admission import Backlog
 from gpuscore.engine.scores import (
     check_temperature,
     label_logprobs,
     label_mass,
     label_scores,
 )
-from gpuscore.errors import ModelNotFound, Overloaded, Unavailable
+from gpuscore.errors import GpuscoreError, ModelNotFound, Overloaded, Unavailable
+from gpuscore.server.bridge import Bridge
 from gpuscore.server.record import ENGINE, RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import (
     PromptTokensDetails,
@@ -36,6 +39,7 @@ ResultT = TypeVar("ResultT")
 
 DEFAULT_MODEL = "default"
 LOADING_RETRY_AFTER = 5  # seconds
+ANSWERS = 16  # of the engine, that a round of the event loop takes in
 
 # Up to here a request of token ids is worked on in about a millisecond, on the event loop itself.
 SMALL_ITEMS = 64
@@ -51,7 +55,12 @@ class ScoringEngine(Protocol):
     @property
     def alive(self) -> bool: ...
 
-    def score(self, request: ScoreRequest) -> "Future[ScoreResult]": ...
+    @property
+    def backlog(self) -> Backlog: ...
+
+    def score_all(
+        self, requests: list[ScoreRequest]
+    ) -> "list[Future[ScoreResult] | GpuscoreError]": ...
 
     def stats(self) -> EngineStats: ...
 
@@ -73,15 +82,23 @@ class LoadedModel:
 class ScoringService:
     """Serves one model, from before it is loaded until after it is drained."""
 
-    def __init__(self, names: tuple[str, ...], max_inflight_per_key: int) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        max_inflight_per_key: int,
+        max_queue_seconds: float = math.inf,
+    ) -> None:
         self.names = names  # first the one shown in /v1/models
         self.model: LoadedModel | None = None
         self.draining = False
         self.abandoned = False
         self.failed = False
-        self._max_inflight = max_inflight_per_key
+        self.answers_per_round: Callable[[], int] = lambda: ANSWERS  # that the loop takes in
+        self.turns = 0  # requests that are complete and wait until their work is begun
+        self._max_inflight, self._max_wait = max_inflight_per_key, max_queue_seconds
         self._inflight: Counter[str] = Counter()
         self._handlers: set[asyncio.Task[Any]] = set()
+        self._bridge: Bridge | None = None
         # Text and all that is large is worked on here, never on the event loop.
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
 
@@ -96,7 +113,7 @@ class ScoringService:
     @property
     def busy(self) -> bool:
         """Whether a request that came before the drain is not answered yet."""
-        return bool(self._handlers)
+        return bool(self._handlers) or self.turns > 0
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
@@ -153,9 +170,12 @@ class ScoringService:
                 salt = cache_salt(tenant, body.cache_salt)
                 request = replace(request, salt=salt, deadline=deadline)
                 submitted = monotonic()
-                future = model.engine.score(request)
-                record.progress = ENGINE
-                result = await asyncio.wrap_future(future)
+                longest = min(self._max_wait, deadline - submitted)
+                refusal = model.engine.backlog.wait_refusal(request.num_tokens, longest)
+                if refusal is not None:
+                    raise refusal
+                bridge = self._bridge_to(model.engine)
+                result = await bridge.score(request, partial(_taken, record))
                 record.engine_stages(submitted, result.timings)
             with record.stage(RESPOND):
                 answer = partial(_answer, name, body, request, result, temperature)
@@ -164,6 +184,11 @@ class ScoringService:
             record.prompt_tokens = usage.prompt_tokens
             record.cached_tokens = usage.prompt_tokens_details.cached_tokens
             return encoded
+
+    def _bridge_to(self, engine: ScoringEngine) -> Bridge:
+        if self._bridge is None or self._bridge.loop is not asyncio.get_running_loop():
+            self._bridge = Bridge(engine, self.answers_per_round)
+        return self._bridge
 
     async def _build(self, builder: PromptBuilder, given: ScoreInput) -> ScoreRequest | None:
         if _is_small(given):
@@ -221,6 +246,10 @@ def _is_small(given: ScoreInput) -> bool:
     if any(isinstance(item, str) for item in given.items):
         return False
     return len(given.query) + sum(map(len, given.items)) <= SMALL_TOKENS
+
+
+def _taken(record: RequestRecord) -> None:
+    record.progress = ENGINE
 
 
 def _answer(

@@ -32,6 +32,8 @@ from gpuscore.text.ids import factor_ids
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types import NO_TOKENS, BackendLimits, Int32Array, ScoreRequest
 
+FEW = 16  # ids, such as labels, that are checked one by one
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreInput:
@@ -121,17 +123,19 @@ class PromptBuilder:
 
     def _ids(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
         """int32 [n], every id one that the model's weights know."""
+        rows = self.backend.vocab_rows
+        if 0 < len(values) <= FEW and all(type(id) is int and 0 <= id < rows for id in values):
+            return np.array(values, dtype=np.int32)  # a tenth of the time of what follows
         ids = np.asarray(values)
         if ids.size == 0:
             return NO_TOKENS
         if ids.dtype not in (np.int64, np.int32) or ids.ndim != 1:
             raise InvalidRequest(f"{param} must hold integers of at most 64 bits", param=param)
-        wrong = (ids < 0) | (ids >= self.backend.vocab_rows)
+        wrong = (ids < 0) | (ids >= rows)
         if wrong.any():
             index = int(wrong.argmax())
             raise TokenIdOutOfRange(
-                f"{param} holds token id {ids[index]}, "
-                f"valid are 0 to {self.backend.vocab_rows - 1}",
+                f"{param} holds token id {ids[index]}, valid are 0 to {rows - 1}",
                 param=param,
             )
         return ids.astype(np.int32)

@@ -6,7 +6,8 @@ from concurrent.futures import Future
 import httpx
 import numpy as np
 
-from gpuscore.config import RequestLimits, ServerConfig
+from gpuscore.config import EngineConfig, RequestLimits, ServerConfig
+from gpuscore.engine.admission import Backlog
 from gpuscore.server.app import create_app
 from gpuscore.server.auth import ApiKeys
 from gpuscore.server.service import LoadedModel, ScoringService
@@ -55,11 +56,15 @@ class StubEngine:
 
     def __init__(self):
         self.requests = []
+        self.backlog = Backlog(EngineConfig(), lambda: STATS.tokens_per_second)
 
     def stats(self):
         return STATS
 
-    def score(self, request):
+    def score_all(self, requests):
+        return [self._score(request) for request in requests]
+
+    def _score(self, request):
         self.requests.append(request)
         future = Future()
         logits = tuple(np.zeros(len(ids), np.float32) for ids in request.label_ids)

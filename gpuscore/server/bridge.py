@@ -1,0 +1,96 @@
+"""Between the event loop and the engine's threads: requests that begin in one round of the loop go
+to the engine together, and answers that come together wake the loop once."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from gpuscore.errors import GpuscoreError
+from gpuscore.types import ScoreRequest, ScoreResult
+
+
+class Engine(Protocol):
+    def score_all(
+        self, requests: list[ScoreRequest]
+    ) -> "list[Future[ScoreResult] | GpuscoreError]": ...
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    request: ScoreRequest
+    answer: "asyncio.Future[ScoreResult]"
+    taken: Callable[[], None]
+    future: "Future[ScoreResult] | None" = None  # once the engine has it
+
+
+class Bridge:
+    """For one event loop; all methods run on it, but for `_done`.
+
+    Args:
+        engine: gets the requests.
+        pieces: how many answers a round of the loop takes; the others wait for the next.
+    """
+
+    def __init__(self, engine: Engine, pieces: Callable[[], int]) -> None:
+        self._engine, self._pieces = engine, pieces
+        self.loop = asyncio.get_running_loop()
+        self._going: list[_Call] = []
+        self._coming: deque[_Call] = deque()
+        self._waking = False
+
+    async def score(self, request: ScoreRequest, taken: Callable[[], None]) -> ScoreResult:
+        """As `Engine.score`; `taken` is called when the engine has admitted the request. When the
+        caller is cancelled the engine drops it."""
+        call = _Call(request, self.loop.create_future(), taken)
+        if not self._going:
+            self.loop.call_soon(self._send)
+        self._going.append(call)
+        try:
+            return await call.answer
+        finally:
+            if call.future is not None and not call.future.done():
+                call.future.cancel()
+
+    def _send(self) -> None:
+        calls = [call for call in self._going if not call.answer.done()]
+        self._going = []
+        try:
+            outcomes = self._engine.score_all([call.request for call in calls])
+        except Exception as error:  # noqa: BLE001  (a bug, and those who wait have to hear of it)
+            for call in calls:
+                call.answer.set_exception(error)
+            return
+        for call, outcome in zip(calls, outcomes, strict=True):
+            if isinstance(outcome, GpuscoreError):
+                call.answer.set_exception(outcome)
+            else:
+                call.future = outcome
+                call.taken()
+                outcome.add_done_callback(partial(self._done, call))
+
+    def _done(self, call: _Call, _: "Future[ScoreResult]") -> None:
+        """Runs in whichever thread answers."""
+        self._coming.append(call)
+        if not self._waking and not self.loop.is_closed():
+            self._waking = True
+            self.loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._waking = False  # before looking, so that nothing is overlooked
+        for _ in range(min(self._pieces(), len(self._coming))):
+            call = self._coming.popleft()
+            future, answer = call.future, call.answer
+            if future is None or future.cancelled() or answer.done():
+                continue
+            error = future.exception()
+            if error is None:
+                answer.set_result(future.result())
+            else:
+                answer.set_exception(error)
+        if self._coming and not self._waking:
+            self._waking = True
+            self.loop.call_soon(self._deliver)

@@ -1,0 +1,41 @@
+"""One deadline of a connection, which moves often and is hardly ever met."""
+
+import asyncio
+from collections.abc import Callable
+
+NEVER = float("inf")
+
+
+class Deadline:
+    """Calls `met` once it is over. A timer that fires although the deadline has moved on meanwhile
+    is set again, so moving it costs no timer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, met: Callable[[], None]) -> None:
+        self._loop, self._met = loop, met
+        self._when = NEVER
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float) -> None:
+        self._when = when = self._loop.time() + seconds
+        if self._timer is not None and self._timer.when() > when:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(when, self._look)
+
+    def clear(self) -> None:
+        self._when = NEVER
+
+    def close(self) -> None:
+        self.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._when <= self._loop.time():
+            self.clear()
+            self._met()
+        elif self._when != NEVER:
+            self._timer = self._loop.call_at(self._when, self._look)

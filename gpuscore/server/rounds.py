@@ -1,0 +1,62 @@
+"""Rounds of the event loop: when the one under way began, and how many connections it takes in.
+
+A round handles what was ready when it began. What becomes ready meanwhile waits for the next, so
+the length of a round is how late the server is.
+"""
+
+import selectors
+import socket
+from time import monotonic
+from typing import Any
+
+ACCEPTS = 128  # connections taken in per round; the kernel keeps the others
+FEW = 16  # of them in a round that is late, so that nobody waits for ever
+LATE = 0.1  # seconds; the age of a late round
+# Of a round's length, per piece of work in the next. A piece takes about half a millisecond, so
+# work gets a third of the time at least, however many sockets there are to read and to refuse.
+PIECE = 0.0015
+
+
+class Rounds(selectors.DefaultSelector):
+    """The loop's selector, which is where a round begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+        self.began = monotonic()
+        self._last = 0.0  # seconds that the round before took
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._last = self.age
+        ready = super().select(timeout)
+        self.number += 1
+        self.began = monotonic()
+        return ready
+
+    def pieces(self, few: int) -> int:
+        """How many requests the round should begin, or end; `few` of a short one."""
+        return max(few, int(self._last / PIECE))
+
+    @property
+    def age(self) -> float:
+        """Seconds since the round began."""
+        return monotonic() - self.began
+
+
+class Listener(socket.socket):
+    """A listening socket that says it has nothing to accept when the loop has enough to do.
+
+    asyncio accepts up to its whole backlog in one go, and looks again in the next round.
+    """
+
+    rounds: Rounds
+    _round = -1
+    _accepted = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self._round != self.rounds.number:
+            self._round, self._accepted = self.rounds.number, 0
+        if self._accepted >= (FEW if self.rounds.age > LATE else ACCEPTS):
+            raise BlockingIOError
+        self._accepted += 1
+        return super().accept()

@@ -1,0 +1,185 @@
+"""Promise: a server with too much to do says so at once, at a request's head, and stays in step."""
+
+import json
+import time
+
+import pytest
+
+from support import tape_child
+from support.serving import wait_until
+from support.tape_serving import JSON, body_of, in_flight, tape_server
+from support.wire import Connection, check_error, retry_after
+
+SCORE = ("POST", "/v1/score")
+
+
+@pytest.fixture(scope="module")
+def full():
+    """A server that takes one request, and the client whose request keeps it busy for a second."""
+    with tape_server(server={"max_body_bytes": 10**6}, engine={"max_queued_requests": 1}) as tape:
+        yield tape[1]
+
+
+@pytest.fixture
+def busy(full):
+    with in_flight(full, tape_child.SLOW) as slow:
+        yield full
+        assert slow.reply().status == 200
+
+
+def refused(connection, reason="1 requests with 1 tokens are in flight"):
+    reply = connection.reply()
+    assert reason in check_error(reply, 429, "overloaded", None)
+    assert 1 <= retry_after(reply) <= 30
+    assert len(reply.headers["x-request-id"]) > 0
+    return reply
+
+
+def test_at_the_head(busy):
+    """The answer comes although the body does not; then the body, and requests go on behind it."""
+    body = body_of(1, 2)
+    with Connection(busy) as connection:
+        for _ in range(2):
+            start = time.monotonic()
+            connection.send(connection.head(*SCORE, "X-Request-Id: it-is-me", body=body))
+            reply = refused(connection)
+            assert time.monotonic() - start < 0.3
+            assert reply.headers["x-request-id"] == "it-is-me"
+            assert "connection" not in reply.headers
+            connection.send(body)
+        connection.request("GET", "/health")
+        assert connection.reply().status == 200
+
+
+def test_in_one_piece_and_in_a_pipeline(busy):
+    body = body_of(1, 2)
+    with Connection(busy) as connection:
+        one = connection.head(body=body) + body
+        connection.send(one * 3 + connection.head("GET", "/nowhere"))
+        for _ in range(3):
+            refused(connection)
+        check_error(connection.reply(), 404, "not_found", None)
+
+
+def test_rubbish_behind_good_requests(full):
+    """Those before it are answered, each with its own answer."""
+    with Connection(full) as connection:
+        one = connection.head(body=body_of(1, 2)) + body_of(1, 2)
+        connection.send(one * 2 + connection.head("GET", "/health") + b"\x16\x03\x01\r\n\r\n")
+        assert [connection.reply().status for _ in range(4)] == [200, 200, 200, 400]
+        assert connection.closed
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [((), 2**16 + 1), (("Transfer-Encoding: chunked",), None), (("Expect: 100-continue",), 9)],
+    ids=["large", "chunked", "asks first"],
+)
+def test_a_body_that_is_not_worth_reading(busy, fields, length):
+    with Connection(busy) as connection:
+        connection.request(*SCORE, *fields, length=length)
+        assert refused(connection).headers["connection"] == "close"
+        assert connection.closed
+
+
+def test_a_client_that_sends_first_and_then_listens(busy):
+    """It sees the answer, no reset."""
+    reply = busy.post("/v1/score", content=b"[" * 900_000, headers=JSON)
+    check_error(reply, 429, "overloaded", None)
+
+
+def test_other_answers_go_first(busy):
+    with Connection(busy) as connection:
+        connection.request(*SCORE, "X-Request-Id: no id", body=body_of(1))
+        check_error(connection.reply(), 400, "invalid_request", "X-Request-Id")
+        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+            connection.request("GET", path)
+            assert connection.reply().status == 200
+        connection.request("GET", "/v1/score")
+        check_error(connection.reply(), 405, "method_not_allowed", None)
+
+
+def test_it_is_counted(busy):
+    def count():
+        lines = busy.get("/metrics").text.splitlines()
+        found = [line for line in lines if 'status="429"' in line and "requests_total{" in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+
+    before = count()
+    with Connection(busy) as connection:
+        connection.request(body=body_of(1))
+        refused(connection)
+    assert count() - before == 1
+
+
+def test_the_place_of_a_client_that_left_is_free(full):
+    with in_flight(full, tape_child.SLOW):
+        pass
+    wait_until(lambda: full.post("/v1/score", content=body_of(1), headers=JSON).status_code == 200)
+
+
+def test_a_body_that_comes_too_late(full):
+    """Let in at its head, it finds the place taken once it is complete."""
+    body = body_of(1, 2)
+    with Connection(full) as connection:
+        connection.send(connection.head(body=body) + body[:3])
+        with in_flight(full, tape_child.SLOW):
+            connection.send(body[3:])
+            refused(connection)
+            connection.request("GET", "/health")
+            assert connection.reply().status == 200
+
+
+def test_bodies_in_memory():
+    large = json.dumps({"items": [[tape_child.SLOW]], "label_token_ids": [3]}).encode()
+    large += b" " * (60_000 - len(large))
+    with tape_server(server={"max_queued_bytes": 100_000}) as (_, client):
+        assert client.post("/v1/score", content=large + b" " * 10**6, headers=JSON).is_success
+        with Connection(client) as slow, Connection(client) as other, Connection(client) as third:
+            slow.request(body=large)
+            time.sleep(0.2)
+            other.send(other.head(length=40_001))
+            refused(other, "bodies of 60000 bytes are in flight, the limit is 100000 bytes")
+            third.send(third.head(length=40_000) + b" " * 20_000)  # there is room for it ...
+            assert third.silent
+            chunked = ("Content-Type: application/json", "Transfer-Encoding: chunked")
+            with Connection(client) as fourth:
+                fourth.send(fourth.head(*SCORE, *chunked) + b"8000\r\n" + b" " * 0x8000 + b"\r\n")
+                refused(fourth, "the limit is 100000")  # ... but not for those that came since
+            assert slow.reply().status == 200
+
+
+def test_items_in_flight():
+    with tape_server(engine={"max_queued_items": 3}) as (_, client):
+        body = {"items": [[1], [2], [3]], "label_token_ids": [3]}
+        with in_flight(client, tape_child.SLOW) as slow:
+            reply = client.post("/v1/score", json=body)
+            message = check_error(reply, 429, "overloaded", None)
+            assert "1 items of 3 that are allowed" in message
+            assert slow.reply().status == 200
+        assert client.post("/v1/score", json=body).status_code == 200
+
+
+def test_a_long_wait():
+    """The child works at about a token a second, so a few of them are a wait."""
+    limits = {"max_queue_seconds": 2.0}
+    with tape_server(server=limits) as (_, client):
+        with in_flight(client, tape_child.SLOW) as slow:
+            assert slow.reply().status == 200  # and the rate is known
+        time.sleep(0.6)
+        tokens = [tape_child.SLOW] + [1] * 400
+        with in_flight(client, *tokens) as slow:
+            with Connection(client) as connection:
+                connection.send(connection.head(body=b" " * 4000))
+                refused(connection, "a wait of about")
+            assert slow.reply().status == 200
+
+
+def test_requests_of_one_key():
+    with tape_server(server={"max_inflight_per_key": 1}) as (_, client):
+        with in_flight(client, tape_child.SLOW) as slow:
+            with Connection(client) as connection:
+                connection.send(connection.head(length=9))
+                refused(connection, "1 requests of this API key are in flight")
+            assert slow.reply().status == 200
+        assert client.post("/v1/score", content=body_of(1), headers=JSON).status_code == 200

@@ -1,0 +1,131 @@
+"""Promise: no round of the event loop is so long that a refusal or a probe would wait for it."""
+
+import asyncio
+import socket
+import threading
+import time
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from gpuscore.errors import Overloaded
+from gpuscore.server.bridge import Bridge
+from gpuscore.server.rounds import ACCEPTS, FEW, LATE, Listener, Rounds
+from gpuscore.types import NO_TOKENS, ScoreRequest
+
+LABELS = (np.array([3], np.int32),)
+
+
+def run_in(rounds, main):
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(rounds)) as runner:
+        return runner.run(main())
+
+
+def test_a_long_round_is_followed_by_more_work():
+    rounds = Rounds()
+
+    async def main():
+        await asyncio.sleep(0)
+        short = rounds.pieces(8)
+        time.sleep(0.15)  # as thousands of sockets that are ready would
+        assert rounds.age >= 0.15
+        await asyncio.sleep(0)
+        return short, rounds.pieces(8)
+
+    short, long = run_in(rounds, main)
+    assert short == 8
+    assert long >= 100
+
+
+def test_connections_are_taken_in_by_portions():
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as opened:
+        address = opened.getsockname()
+        listener = Listener(fileno=opened.detach())
+    listener.rounds = Rounds()
+    listener.setblocking(False)
+    clients = [socket.create_connection(address) for _ in range(ACCEPTS + FEW + 1)]
+
+    def accepted():
+        found = []
+        while True:
+            try:
+                found.append(listener.accept()[0])
+            except BlockingIOError:
+                for connection in found:
+                    connection.close()
+                return len(found)
+
+    assert accepted() == ACCEPTS
+    assert accepted() == 0
+    listener.rounds.number += 1
+    listener.rounds.began -= 2 * LATE
+    assert accepted() == FEW
+    listener.rounds.number += 1
+    assert accepted() == 1
+    for closed in [listener, *clients]:
+        closed.close()
+
+
+class Engine:
+    """Keeps what it gets; answers from a thread."""
+
+    def __init__(self):
+        self.calls, self.futures = [], []
+
+    def score_all(self, requests):
+        self.calls.append(len(requests))
+        futures = [Future() for _ in requests]
+        self.futures += futures
+        return [
+            Overloaded("full") if r.priority else f for r, f in zip(requests, futures, strict=True)
+        ]
+
+    def answer_all(self):
+        for number, future in enumerate(self.futures):
+            if future.set_running_or_notify_cancel():
+                future.set_result(number)
+
+
+def request(priority=0):
+    return ScoreRequest(NO_TOKENS, (np.array([5], np.int32),), LABELS, True, priority=priority)
+
+
+def test_requests_of_a_round_go_together_and_answers_come_in_portions():
+    engine, rounds, admitted = Engine(), Rounds(), []
+
+    async def main():
+        bridge = Bridge(engine, lambda: 16)
+
+        def taken():
+            admitted.append(1)
+
+        tasks = [asyncio.create_task(bridge.score(request(), taken)) for _ in range(100)]
+        refused = asyncio.create_task(bridge.score(request(priority=1), taken))
+        left = asyncio.create_task(bridge.score(request(), taken))
+        while not engine.calls:
+            await asyncio.sleep(0)
+        left.cancel()
+        with pytest.raises(Overloaded):
+            await refused
+        threading.Thread(target=engine.answer_all).start()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        assert sum(task.done() for task in tasks) <= 32
+        return await asyncio.gather(*tasks)
+
+    assert run_in(rounds, main) == list(range(100))
+    assert engine.calls == [102]
+    assert len(admitted) == 101, "not the one that was refused"
+    assert engine.futures[101].cancelled()
+
+
+def test_a_bug_of_the_engine_reaches_who_waits():
+    class Broken:
+        def score_all(self, requests):
+            raise KeyError("a bug")
+
+    async def main():
+        await Bridge(Broken(), lambda: 16).score(request(), print)
+
+    with pytest.raises(KeyError):
+        asyncio.run(main())
