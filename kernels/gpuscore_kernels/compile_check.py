@@ -20,7 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -195,12 +195,12 @@ def _measure_key(key: Key) -> Measured | str:
         return f"{type(error).__name__}: {error}"
 
 
-def measure_all(chosen: Sequence[Key], processes: int) -> Iterator[Measured | str]:
+def measure_all(chosen: Sequence[Key], processes: int) -> Iterator[tuple[Key, Measured | str]]:
     """In the order of `chosen`; several variants are compiled at a time."""
     # Triton is not safe to fork once LLVM has run.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        yield from pool.map(_measure_key, chosen)
+        yield from zip(chosen, pool.map(_measure_key, chosen), strict=True)
 
 
 def read_baseline(kernel: str) -> Baseline:
@@ -220,10 +220,10 @@ def write_baselines(results: Mapping[Key, Measured]) -> None:
         (PACKAGE / kernel / BASELINE).write_text("{\n" + lines + "\n}\n")
 
 
-def check(chosen: Sequence[Key], baselines: Mapping[str, Baseline], processes: int) -> int:
-    """Compile and print one line for each; returns how many failed."""
+def check(results: Iterable[tuple[Key, Measured | str]], baselines: Mapping[str, Baseline]) -> int:
+    """Print one line for each; returns how many failed."""
     failed = 0
-    for key, got in zip(chosen, measure_all(chosen, processes), strict=True):
+    for key, got in results:
         kernel, name, arch = key
         if isinstance(got, str):
             numbers, found = "not compiled", [got]
@@ -262,11 +262,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("TRITON_INTERPRET=1 turns kernels into Python; nothing can be compiled")
         return 2
     chosen = list(keys(quick=not (options.all or options.update)))
+    results = measure_all(chosen, options.processes)
     if options.update:
-        measured = zip(chosen, measure_all(chosen, options.processes), strict=True)
+        measured = list(results)
         write_baselines({key: got for key, got in measured if isinstance(got, Measured)})
-    baselines = {kernel: read_baseline(kernel) for kernel in kernels()}
-    failed = check(chosen, baselines, options.processes)
+        results = iter(measured)
+    failed = check(results, {kernel: read_baseline(kernel) for kernel in kernels()})
     if options.all and (left := stale(chosen)):
         print("\n".join(f"{row}: in {BASELINE}, but there is no such variant" for row in left))
         failed += len(left)
