@@ -14,8 +14,8 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test simulate check format demo bench-cpu bench-tokenise bench-serve image \
-        clean
+.PHONY: setup serve test check-kernels check-kernels-all simulate check format demo \
+        bench-cpu bench-tokenise bench-serve image clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,13 @@ serve: setup
 
 test: setup
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# Compiles the Triton kernels for every architecture, without a GPU: what make test compiles, and all.
+check-kernels: setup
+	$(BIN)/python -P -m gpuscore_kernels.compile_check
+
+check-kernels-all: setup
+	$(BIN)/python -P -m gpuscore_kernels.compile_check --all
 
 # More seeded worlds than the suite runs: make simulate SEEDS=100000
 SEEDS ?= 20000

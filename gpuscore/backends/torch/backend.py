@@ -25,6 +25,7 @@ from gpuscore.backends.torch.warmup import largest_batches, warmup_batches
 from gpuscore.errors import ConfigError
 from gpuscore.types import BackendLimits, Float32Array, PackedBatch, RowScores
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials
 from gpuscore_kernels.partial_attention.api import Implementation
 
@@ -145,9 +146,10 @@ class TorchBackend:
 
     def _label_head(self, hidden: Tensor, batch: PackedBatch) -> RowScores:
         head, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
+        impl: HeadImplementation = "reference"
         label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
         (logits,) = self._by_rows(
-            lambda rows, ids: (label_logits(hidden, head, rows, ids, softcap=cap),),
+            lambda rows, ids: (label_logits(hidden, head, rows, ids, softcap=cap, impl=impl),),
             self._to_device(label_rows),
             self._to_device(batch.label_token_ids),
         )
@@ -156,9 +158,11 @@ class TorchBackend:
             return RowScores(_numpy(logits), lse=None, top_ids=None)
         some_lse, *top = self._by_rows(
             lambda rows: _without_none(
-                vocab_statistics(rows, head, need_top=batch.need_top, softcap=cap)
+                vocab_statistics(
+                    hidden, head, rows, need_top=batch.need_top, softcap=cap, impl=impl
+                )
             ),
-            hidden.index_select(0, self._to_device(wanted)),
+            self._to_device(wanted),
         )
         lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
         lse[wanted] = _numpy(some_lse)
