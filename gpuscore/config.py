@@ -61,6 +61,13 @@ class ModelConfig:
         "without instructions for it",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
+    attention: str = option(
+        "auto",
+        "attention kernels; triton: one launch for pages and packed rows; two-pass: a library's "
+        "kernel over shared keys, then ours; torch: plain "
+        "operators; auto: torch on CPU and with --deterministic, triton on CUDA",
+        choices=("auto", "triton", "two-pass", "torch"),
+    )
     compile: str = option(
         "auto",
         "fuse element-wise work with torch.compile, on a CPU with a C++ compiler; auto: models of "

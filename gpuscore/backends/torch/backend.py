@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.backends.torch.attention import ExtendAttention
+from gpuscore.backends.torch.attention_backends import attention_factory
 from gpuscore.backends.torch.compiler import compiled, eagerly
 from gpuscore.backends.torch.deterministic import TILING
+from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.memory import Memory, memory_of
@@ -27,7 +28,6 @@ from gpuscore.types import BackendLimits, Float32Array, PackedBatch, RowScores
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials
-from gpuscore_kernels.partial_attention.api import Implementation
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ class TorchBackend:
         memory: tells how many pages there is room for; None = that of the plan's device.
 
     Raises:
-        ConfigError: a damaged checkpoint, or one that leaves too little memory.
+        ConfigError: a damaged checkpoint, or one that leaves too little memory, or an attention
+            backend that computes something else than the reference.
     """
 
     def __init__(self, plan: BackendPlan, memory: Memory | None = None) -> None:
@@ -53,7 +54,18 @@ class TorchBackend:
         weights = load_weights(Path(plan.directory), plan.family, plan.dtype, plan.device)
         self.tiling = TILING if plan.deterministic else None
         self._by_rows = in_tiles(self.tiling.rows) if self.tiling else all_at_once
-        self._merge = compiler(merge_partials)
+        self._attention = attention_factory(
+            plan.attention, plan.device, compiler(merge_partials), self.tiling
+        )
+        if plan.attention != "torch":  # which is what the others are compared with
+            check_known_answer(
+                plan.attention,
+                self._attention,
+                config,
+                plan.dtype,
+                plan.device,
+                plan.pages.size,
+            )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:
             # Only for the measurement: a few layers and a single page.
@@ -132,15 +144,12 @@ class TorchBackend:
 
     @torch.inference_mode()
     def _forward(self, batch: PackedBatch) -> RowScores:
-        impl: Implementation = "cpu" if self.device.type == "cpu" else "reference"
-        attend = ExtendAttention(
-            batch, self.decoder.config, self.pool, impl, self._merge, self.tiling
-        )
+        attention = self._attention(self.decoder.config, self.pool).plan(batch)
         hidden = self.decoder.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
             self._to_device(batch.score_rows),
-            attend,
+            attention.run,
         )
         return self._label_head(hidden, batch)
 

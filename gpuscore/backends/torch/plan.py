@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from gpuscore.backends.torch.attention_backends import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.deterministic import TILING, steady_threads
 from gpuscore.backends.torch.hf_config import DecoderConfig, RawConfig
@@ -41,6 +42,7 @@ class BackendPlan:
     threads: int | None
     compile: bool
     deterministic: bool
+    attention: str  # one of attention_backends.NAMES
     identity: str  # see BackendLimits
 
     def limits(self, num_pages: int) -> BackendLimits:
@@ -78,6 +80,9 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
         threads=_threads(family.config, config, device),
         compile=use_compiler(config.compile, device, count_parameters(family.config)),
         deterministic=config.deterministic,
+        attention=choose_attention(
+            config.attention, family.config, device, dtype, config.deterministic
+        ),
         identity=f"{directory} {config.revision} {dtype}",
     )
 
