@@ -10,11 +10,12 @@ from time import monotonic
 from typing import Any
 
 ACCEPTS = 128  # connections taken in per round; the kernel keeps the others
-FEW = 16  # of them in a round that is late, so that nobody waits for ever
-LATE = 0.1  # seconds; the age of a late round
-# Of a round's length, per piece of work in the next. A piece takes about half a millisecond, so
-# work gets a third of the time at least, however many sockets there are to read and to refuse.
-PIECE = 0.0015
+FEW = 64  # of them in a round that is late: enough that who is to be refused hears of it soon
+LATE = 0.5  # seconds; the age of a late round
+# Of a round's length, per piece of work in the next. A round begins requests and ends others, half a
+# millisecond or so each, so work gets about half of the time, however many sockets there are to
+# read and to refuse. Much more would keep rounds long once they are.
+PIECE = 0.002
 
 
 class Rounds(selectors.DefaultSelector):

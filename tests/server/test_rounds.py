@@ -35,7 +35,7 @@ def test_a_long_round_is_followed_by_more_work():
 
     short, long = run_in(rounds, main)
     assert short == 8
-    assert long >= 100
+    assert 30 <= long < 100, "more would keep rounds long"
 
 
 def test_connections_are_taken_in_by_portions():
