@@ -74,6 +74,12 @@ class ModelConfig:
         "100 million parameters or more",
         choices=("auto", "on", "off"),
     )
+    kernels: str = option(
+        "auto",
+        "what computes norms, rotary embedding, gated MLP and label head; triton: kernels of our "
+        "own; torch: plain operators; auto: torch on CPU, triton on CUDA",
+        choices=("auto", "triton", "torch"),
+    )
     max_batch_tokens: int | None = option(
         None,
         "tokens of one forward pass",

@@ -14,6 +14,7 @@ from gpuscore.backends.base import OutOfMemory
 from gpuscore.backends.torch.attention_backends import attention_factory
 from gpuscore.backends.torch.compiler import compiled, eagerly
 from gpuscore.backends.torch.deterministic import TILING
+from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.loader import load_weights
@@ -49,7 +50,8 @@ class TorchBackend:
             torch.set_num_threads(plan.threads)
         self.plan = plan
         self.device = plan.device
-        compiler = compiled if plan.compile else eagerly
+        compiler = in_triton if plan.kernels else compiled if plan.compile else eagerly
+        self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.family.config
         weights = load_weights(Path(plan.directory), plan.family, plan.dtype, plan.device)
         self.tiling = TILING if plan.deterministic else None
@@ -69,10 +71,10 @@ class TorchBackend:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:
             # Only for the measurement: a few layers and a single page.
-            self.decoder = Decoder(*shortened(config, weights), compiler, self._by_rows)
+            self.decoder = Decoder(*shortened(config, weights), compiler, self._by_rows, self._own)
             self.pool = self._make_pool(1)
             num_pages = self._count_pages(memory or memory_of(plan.device))
-            self.decoder = Decoder(config, weights, compiler, self._by_rows)
+            self.decoder = Decoder(config, weights, compiler, self._by_rows, self._own)
             self.pool = self._make_pool(num_pages)
         except BaseException:
             self.close()
@@ -155,10 +157,9 @@ class TorchBackend:
 
     def _label_head(self, hidden: Tensor, batch: PackedBatch) -> RowScores:
         head, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
-        impl: HeadImplementation = "reference"
         label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
         (logits,) = self._by_rows(
-            lambda rows, ids: (label_logits(hidden, head, rows, ids, softcap=cap, impl=impl),),
+            lambda rows, ids: (label_logits(hidden, head, rows, ids, softcap=cap, impl=self._own),),
             self._to_device(label_rows),
             self._to_device(batch.label_token_ids),
         )
@@ -168,7 +169,7 @@ class TorchBackend:
         some_lse, *top = self._by_rows(
             lambda rows: _without_none(
                 vocab_statistics(
-                    hidden, head, rows, need_top=batch.need_top, softcap=cap, impl=impl
+                    hidden, head, rows, need_top=batch.need_top, softcap=cap, impl=self._own
                 )
             ),
             self._to_device(wanted),

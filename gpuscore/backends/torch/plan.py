@@ -9,6 +9,7 @@ from gpuscore.backends.torch.attention_backends import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.deterministic import TILING, steady_threads
 from gpuscore.backends.torch.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.torch.kernels import use_kernels
 from gpuscore.backends.torch.kv_pool import bytes_per_token
 from gpuscore.backends.torch.memory import memory_of
 from gpuscore.backends.torch.models import Family, read_family
@@ -41,6 +42,7 @@ class BackendPlan:
     weight_bytes: int
     threads: int | None
     compile: bool
+    kernels: bool  # Triton's, for what is computed row by row
     deterministic: bool
     attention: str  # one of attention_backends.NAMES
     identity: str  # see BackendLimits
@@ -79,6 +81,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
         weight_bytes=weight_bytes,
         threads=_threads(family.config, config, device),
         compile=use_compiler(config.compile, device, count_parameters(family.config)),
+        kernels=use_kernels(config.kernels, device, dtype),
         deterministic=config.deterministic,
         attention=choose_attention(
             config.attention, family.config, device, dtype, config.deterministic

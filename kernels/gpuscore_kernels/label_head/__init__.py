@@ -1,4 +1,3 @@
-from gpuscore_kernels.label_head.api import label_logits, vocab_statistics
-from gpuscore_kernels.label_head.reference import tile_shapes
+from gpuscore_kernels.label_head.api import label_logits, tile_shapes, vocab_statistics
 
 __all__ = ["label_logits", "tile_shapes", "vocab_statistics"]

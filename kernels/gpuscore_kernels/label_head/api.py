@@ -10,7 +10,9 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from gpuscore_kernels.label_head import reference
-from gpuscore_kernels.label_head.reference import MAX_TILE
+from gpuscore_kernels.label_head.reference import MAX_TILE, tile_shapes
+
+__all__ = ["Implementation", "label_logits", "tile_shapes", "vocab_statistics"]
 
 Implementation: TypeAlias = Literal["reference", "triton"]
 

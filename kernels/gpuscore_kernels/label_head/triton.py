@@ -78,7 +78,8 @@ def label_logits_kernel(
     tl.store(out + label, logit)
 
 
-@triton.jit
+# Without this the number of rows would decide which code runs: one row, a multiple of 16, others.
+@triton.jit(do_not_specialize=["num_rows"])
 def slice_statistics_kernel(
     hidden,
     weight,
