@@ -15,7 +15,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-kernels test-gpu check-kernels check-kernels-all simulate check \
-        format demo bench-cpu bench-kernels bench-tokenise bench-serve image clean
+        format demo bench-cpu bench-kernels bench-attention bench-tokenise bench-serve image clean
 
 setup: $(STAMP)
 
@@ -79,6 +79,10 @@ bench-cpu: setup
 # Needs a CUDA device; torch and triton of PYTHON are enough.
 bench-kernels:
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/kernels.py $(ARGS)
+
+# Like test-gpu on a machine of its own; this one stops with a message without a CUDA device.
+bench-attention:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -P bench/attention.py $(ARGS)
 
 bench-tokenise: setup
 	$(BIN)/python -P bench/tokenise.py

@@ -64,9 +64,10 @@ class ModelConfig:
     attention: str = option(
         "auto",
         "attention kernels; triton: one launch for pages and packed rows; two-pass: a library's "
-        "kernel over shared keys, then ours; torch: plain "
-        "operators; auto: torch on CPU and with --deterministic, triton on CUDA",
-        choices=("auto", "triton", "two-pass", "torch"),
+        "kernel over shared keys, then ours; flashinfer, flashinfer-cascade: of an optional "
+        "package; torch: plain operators; auto: torch on CPU and with --deterministic, triton on "
+        "CUDA",
+        choices=("auto", "triton", "two-pass", "flashinfer", "flashinfer-cascade", "torch"),
     )
     compile: str = option(
         "auto",

@@ -61,6 +61,10 @@ def test_auto(model, monkeypatch, caplog):
         ("two-pass", "gemma2", {}, "neither sliding windows nor soft-caps"),
         ("two-pass", "qwen3", {"dtype": torch.float32}, "know no float32"),
         ("two-pass", "qwen3", {"deterministic": True}, "not with --deterministic"),
+        ("flashinfer", "qwen3", {"device": CPU}, "device is cpu"),
+        ("flashinfer", "qwen3", {"dtype": torch.float32}, "know no float32"),
+        ("flashinfer", "gemma3", {}, "sliding windows"),
+        ("flashinfer-cascade", "qwen3", {"head_dim": 80}, "supported: 64, 128, 256"),
     ],
 )
 def test_a_choice_that_cannot_run(
@@ -79,10 +83,19 @@ def test_a_choice_that_cannot_run(
         )
 
 
-def test_without_triton(model, monkeypatch):
+@pytest.mark.parametrize(("wanted", "package"), [("triton", "triton"), ("flashinfer", "Flash")])
+def test_without_the_package(model, monkeypatch, wanted, package):
     monkeypatch.setattr(attention_backends.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="triton is not installed"):
-        choose_attention("triton", model(), CUDA, torch.bfloat16, False)
+    with pytest.raises(ConfigError, match=f"{package}.* is not installed"):
+        choose_attention(wanted, model(), CUDA, torch.bfloat16, False)
+
+
+def test_the_interpreter_computes_no_bfloat16(model, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(attention_backends.importlib.util, "find_spec", lambda name: name)
+    assert choose_attention("triton", model(), CPU, torch.float16, False) == "triton"
+    with pytest.raises(ConfigError, match="interpreter computes bfloat16 wrongly"):
+        choose_attention("triton", model(), CPU, torch.bfloat16, False)
 
 
 def test_launch_configurations():
@@ -121,15 +134,16 @@ def check(model, factory, page_size=16):
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_a_right_answer(model, family, page_size):
     for name in ("torch", "two-pass"):
-        factory = attention_factory(name, CPU, merge_partials, None)
-        check(model(family), factory, page_size)
+        read = model(family)
+        factory = attention_factory(name, read, CPU, torch.float32, merge_partials, None)
+        check(read, factory, page_size)
 
 
 def overlooks(field, value):
     """A backend that takes something of a batch for `value`."""
 
     def factory(config, pool):
-        backend = TwoPassAttention(config, pool)
+        backend = TwoPassAttention(config, pool, "cpu")
         plan = backend.plan
 
         def blind(batch):

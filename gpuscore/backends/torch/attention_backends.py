@@ -21,6 +21,8 @@ from gpuscore.types import PackedBatch
 from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, config_for
 from gpuscore_kernels.partial_attention.api import Implementation
 
+FLASHINFER_HEADS = (64, 128, 256)
+
 logger = logging.getLogger(__name__)
 
 
@@ -63,7 +65,7 @@ def choose_attention(
         logger.warning("--attention is torch, which is slow on %s: %s", device.type, reason)
         return "torch"
     reason = _REASONS[wanted](model, device, dtype)
-    if deterministic and wanted in ("two-pass", "flashinfer"):
+    if deterministic and wanted not in ("torch", "triton"):
         reason = "its calls have shapes that depend on the batch, so not with --deterministic"
     if reason is not None:
         raise ConfigError(f"--attention {wanted}: {reason}")
@@ -71,7 +73,12 @@ def choose_attention(
 
 
 def attention_factory(
-    name: str, device: torch.device, merge: Merge, tiling: Tiling | None
+    name: str,
+    model: DecoderConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    merge: Merge,
+    tiling: Tiling | None,
 ) -> Factory:
     """Makes the backend of that name; what it needs is imported here."""
     if name == "triton":
@@ -79,9 +86,15 @@ def attention_factory(
 
         return lambda config, pool: TritonAttention(config, pool, steady=tiling is not None)
     if name == "two-pass":
-        from gpuscore.backends.torch.attention_two_pass import TwoPassAttention
+        from gpuscore.backends.torch.attention_two_pass import TwoPassAttention, choose_dense
 
-        return TwoPassAttention
+        dense = choose_dense(model, device, dtype)
+        return lambda config, pool: TwoPassAttention(config, pool, dense)
+    if name.startswith("flashinfer"):
+        from gpuscore.backends.torch.attention_flashinfer import FlashInfer, FlashInferAttention
+
+        library = FlashInfer(device, cascade=name == "flashinfer-cascade")
+        return lambda config, pool: FlashInferAttention(config, pool, library)
     impl: Implementation = "cpu" if device.type == "cpu" else "reference"
     return lambda config, pool: TorchAttention(config, pool, impl, merge, tiling)
 
@@ -117,9 +130,27 @@ def _why_not_two_pass(model: DecoderConfig, device: torch.device, dtype: torch.d
     return _why_not_triton(model, device, dtype)
 
 
+def _why_not_flashinfer(
+    model: DecoderConfig, device: torch.device, dtype: torch.dtype
+) -> str | None:
+    if importlib.util.find_spec("flashinfer") is None:
+        return "FlashInfer is not installed here; pip install flashinfer-python"
+    if device.type == "cpu":
+        return "device is cpu; supported: cuda"
+    if dtype == torch.float32:
+        return "its kernels know no float32; supported: bfloat16, float16"
+    if any(model.windows) or model.attention_softcap is not None:
+        return "it is not used here for models with sliding windows or soft-caps"
+    if model.head_dim not in FLASHINFER_HEADS:
+        return f"heads have {model.head_dim} numbers; supported: 64, 128, 256"
+    return None
+
+
 _REASONS = {
     "torch": _why_not_torch,
     "triton": _why_not_triton,
     "two-pass": _why_not_two_pass,
+    "flashinfer": _why_not_flashinfer,
+    "flashinfer-cascade": _why_not_flashinfer,
 }
 NAMES = tuple(_REASONS)

@@ -4,6 +4,7 @@ The dense pass is most of the work when many items share a long prefix, needs no
 libraries compute fastest; our kernel then goes on from its result with each row's own segment.
 """
 
+import logging
 import os
 from dataclasses import dataclass
 
@@ -23,15 +24,51 @@ from gpuscore_kernels.items_merge import items_merge
 from gpuscore_kernels.partial_attention import partial_attention
 from gpuscore_kernels.partial_attention.api import Implementation as DenseImplementation
 
+logger = logging.getLogger(__name__)
+
+CUDNN_HEAD = 128  # the largest that it computes
+CUDNN_ERROR = 2e-2  # absolute, of numbers around 1
+
+
+def choose_dense(
+    model: DecoderConfig, device: torch.device, dtype: torch.dtype
+) -> DenseImplementation:
+    """cuDNN on Hopper, if what this torch calls by that name works; else FlashAttention-2."""
+    if device.type == "cpu":
+        return "cpu"
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    if hopper and model.head_dim <= CUDNN_HEAD and _cudnn_works(model, device, dtype):
+        return "cudnn"
+    return "flash"
+
+
+def _cudnn_works(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether it runs for these heads, and returns a log-sum-exp that is one."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, heads, length, model.head_dim, generator=generator).to(dtype).to(device)
+        for heads, length in ((model.num_heads, 70), *2 * ((model.num_kv_heads, 333),))
+    )
+    want = partial_attention(q, k, v, scale=model.attention_scale, impl="reference")
+    try:
+        got = partial_attention(q, k, v, scale=model.attention_scale, impl="cudnn")
+    except RuntimeError as error:
+        logger.warning("two-pass attention without cuDNN, which does not run here: %s", error)
+        return False
+    errors = [float((a.float() - b.float()).abs().max()) for a, b in zip(got, want, strict=True)]
+    if not max(errors) <= CUDNN_ERROR:
+        logger.warning("two-pass attention without cuDNN, which is off by %.1e here", max(errors))
+        return False
+    return True
+
 
 class TwoPassAttention:
     """An attention backend; on a CPU without Triton's interpreter, pass two is plain torch."""
 
-    def __init__(self, config: DecoderConfig, pool: KVPool) -> None:
-        self.config, self.pool = config, pool
+    def __init__(self, config: DecoderConfig, pool: KVPool, dense: DenseImplementation) -> None:
+        self.config, self.pool, self.dense_impl = config, pool, dense
         self.tile_config = config_for(pool.device, config.head_dim, pool.dtype)
         on_cpu = pool.device.type == "cpu"
-        self.dense_impl: DenseImplementation = "cpu" if on_cpu else "flash"
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         self.merge_impl: Implementation = "reference" if on_cpu and not interpreted else "triton"
 

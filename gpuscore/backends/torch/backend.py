@@ -57,7 +57,12 @@ class TorchBackend:
         self.tiling = TILING if plan.deterministic else None
         self._by_rows = in_tiles(self.tiling.rows) if self.tiling else all_at_once
         self._attention = attention_factory(
-            plan.attention, plan.device, compiler(merge_partials), self.tiling
+            plan.attention,
+            config,
+            plan.device,
+            plan.dtype,
+            compiler(merge_partials),
+            self.tiling,
         )
         if plan.attention != "torch":  # which is what the others are compared with
             check_known_answer(

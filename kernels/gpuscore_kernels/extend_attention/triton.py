@@ -12,9 +12,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from gpuscore_kernels.compile_check import Variant
+from gpuscore_kernels.compile_check import ARCHES, Variant
 from gpuscore_kernels.extend_attention import layout as columns
-from gpuscore_kernels.extend_attention.config import CONFIGS, TileConfig, config_of
+from gpuscore_kernels.extend_attention.config import TileConfig, config_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -291,38 +291,42 @@ def constants(
 
 
 def variants() -> Iterator[Variant]:
-    """What is shipped: each configuration, and every compile-time choice with one of them."""
+    """Every configuration, and every compile-time choice with some of them."""
     every, merge = {"pool": True, "merge": False}, {"pool": False, "merge": True}
     plain: dict[str, Any] = {"window": None, "cap": False, "need_lse": False}
-    for arch, itemsize in CONFIGS:
-        number = "bf16" if itemsize == 2 else "fp32"
-        for dim, group in ((64, 4), (96, 1), (128, 2), (256, 2)):
-            quick = itemsize == 2 and dim == 128
-            yield _variant(arch, number, dim, group, every | plain, quick)
-        if itemsize == 2:
-            yield _variant(arch, number, 128, 2, merge | plain, arch == 90)
-            gemma = {"window": 4096, "cap": True, "need_lse": False}
-            yield _variant(arch, number, 256, 2, every | gemma, False)
-            yield _variant(arch, number, 128, 7, every | plain | {"need_lse": True}, False)
+    for dim, group in ((64, 4), (96, 1), (128, 2), (256, 2)):
+        yield from _variants("bf16", dim, group, every | plain, quick=ARCHES if dim == 128 else ())
+        yield from _variants("fp32", dim, group, every | plain)
+    yield from _variants("bf16", 128, 2, merge | plain, quick=(90,))
+    yield from _variants("bf16", 128, 7, every | plain | {"need_lse": True})
+    gemma = {"window": 4096, "cap": True, "need_lse": False}
+    yield from _variants("bf16", 256, 2, every | gemma)
 
 
-def _variant(
-    arch: int, number: str, dim: int, group: int, choices: dict[str, Any], quick: bool
-) -> Variant:
-    config = config_of(arch, dim, 2 if number == "bf16" else 4)
+def _variants(
+    number: str, dim: int, group: int, choices: dict[str, Any], quick: tuple[int, ...] = ()
+) -> Iterator[Variant]:
+    """One for each configuration that some architecture has."""
+    itemsize = 2 if number == "bf16" else 4
+    configs = {arch: config_of(arch, dim, itemsize) for arch in ARCHES}
     chosen = [name for name, value in choices.items() if value and name != "pool"]
-    return Variant(
-        name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, f"for sm_{arch}"]),
-        kernel=extend_attention_kernel,
-        signature=signature(number),
-        constexprs=constants(group, dim, config, **choices),
-        divisible=divisible(),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        arches=(arch,),
-        needs_wgmma=number == "bf16",
-        quick=(arch,) if quick else (),
-    )
+    for config in dict.fromkeys(configs.values()):
+        arches = tuple(arch for arch in ARCHES if configs[arch] == config)
+        tile = f"{config.rows}x{config.keys}"
+        yield Variant(
+            name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, tile]),
+            kernel=extend_attention_kernel,
+            signature=signature(number),
+            constexprs=constants(group, dim, config, **choices),
+            divisible=divisible(),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+            arches=arches,
+            needs_wgmma=itemsize == 2,
+            # float32 is there to compare with; a group of 7 divides by no power of two.
+            stack=dict.fromkeys(ARCHES, 96) if itemsize == 4 else {80: 32} if group == 7 else {},
+            quick=tuple(arch for arch in arches if arch in quick),
+        )
 
 
 def signature(number: str) -> dict[str, str]:

@@ -1,29 +1,17 @@
 """The torch backend end to end with `--attention triton`, in the interpreter or on a GPU."""
 
-import os
-
 import numpy as np
 import pytest
-import torch
-
-pytest.importorskip("triton")
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention import launch
+from support.kernels import INTERPRETED
 from support.layouts import Pages, int32, item_segments
 from support.models import random_ids
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytestmark = [
-    pytest.mark.skipif(
-        not INTERPRETED and not torch.cuda.is_available(),
-        reason="needs TRITON_INTERPRET=1 or a CUDA device",
-    ),
-    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
-]
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 
 
@@ -68,11 +56,13 @@ def scores(backend):
     return np.concatenate((result.label_logits, result.lse))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
-@pytest.mark.parametrize("attention", ["triton", "two-pass"])
-def test_the_same_scores_as_torch(make_backend, family, attention):
-    if attention == "two-pass" and (family != "qwen3" or not INTERPRETED):
-        pytest.skip("on a GPU neither float32 nor windows; on a CPU one model is enough")
+CHOICES = [("triton", "qwen3"), ("triton", "gemma2")]
+if INTERPRETED:  # on a GPU the libraries' kernels know no float32
+    CHOICES.append(("two-pass", "qwen3"))
+
+
+@pytest.mark.parametrize(("attention", "family"), CHOICES)
+def test_the_same_scores_as_torch(make_backend, attention, family):
     want = scores(make_backend(family, "torch"))
     got = scores(make_backend(family, attention))
     np.testing.assert_allclose(got, want, atol=2e-5, rtol=0)
@@ -88,11 +78,3 @@ def test_a_wrong_kernel_does_not_serve(make_backend, monkeypatch):
     monkeypatch.setattr(launch, "launch", off)
     with pytest.raises(ConfigError, match="--attention triton computes something else"):
         make_backend("qwen3", "triton")
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="about Triton's interpreter")
-def test_the_interpreter_computes_no_bfloat16(tiny_model):
-    directory, _ = tiny_model("qwen3", **SMALL)
-    config = ModelConfig(str(directory), attention="triton", dtype="bfloat16")
-    with pytest.raises(ConfigError, match="interpreter computes bfloat16 wrongly"):
-        plan_backend(directory, config)

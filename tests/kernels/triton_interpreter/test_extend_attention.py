@@ -3,45 +3,30 @@
 In the interpreter, or on a GPU where there is one.
 """
 
-import importlib.util
-import os
-from pathlib import Path
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton")
-
 from gpuscore_kernels.extend_attention import (
     TileConfig,
-    api,
     build_tiles,
     extend_attention,
     launch,
+    reference,
     upload,
 )
 from gpuscore_kernels.extend_attention import triton as kernels
 from gpuscore_kernels.items_merge import items_merge
 from support import oracle
 from support.attention import inputs, layout_of, relative_error, requests
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-pytestmark = [
-    pytest.mark.skipif(
-        not INTERPRETED and not torch.cuda.is_available(),
-        reason="needs TRITON_INTERPRET=1 or a CUDA device",
-    ),
-    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
-]
+from support.kernels import DEVICE, DTYPES, TOLERANCE, planted
 
 PAGE, PAGES = 32, 16
 HEADS = (2, 1)  # of queries, of keys
 CONFIG = TileConfig(rows=32, keys=32, own=16, num_warps=4, num_stages=1)
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 LSE_TOLERANCE = 1e-3
-GPU_ONLY = pytest.mark.skipif(INTERPRETED, reason="Triton's interpreter computes bfloat16 wrongly")
 
 BATCHES = {
     "a single token": [(0, 0, [1])],
@@ -53,15 +38,6 @@ BATCHES = {
 }
 MIXED = BATCHES["several requests"]
 SMALL = [(64, 37, [3, 5]), (5, 0, [2])]
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory():
-    """What torch.empty returns is full of NaN."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def table_of(batch, config, heads, **options):
@@ -112,8 +88,7 @@ def test_heads_that_share_keys(heads):
     close(errors(SMALL, heads=heads))
 
 
-@pytest.mark.parametrize("window", [1, 16, 40])
-@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize(("window", "softcap"), [(1, None), (16, 1.5), (40, None)])
 def test_windows_and_soft_caps(window, softcap):
     close(errors(MIXED, window=window, softcap=softcap))
 
@@ -122,9 +97,7 @@ def test_a_soft_cap_alone():
     close(errors(SMALL, softcap=0.7))
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=[GPU_ONLY, pytest.mark.gpu])]
-)
+@pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_short_numbers(dtype):
     close(errors(SMALL, dtype=dtype, dim=64), dtype)
     close(errors(SMALL, dtype=dtype, window=20, softcap=1.5), dtype)
@@ -212,7 +185,7 @@ def item_bits(config, window, request, item):
     return out[start : start + 21].cpu().numpy()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_items_merge(dtype):
     """Shared keys by the reference first; requests without any get -inf and NaN from it."""
     batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
@@ -222,9 +195,7 @@ def test_items_merge(dtype):
     exact = [x.double() for x in given.all()]
     options = {"scale": 0.3, "need_lse": True, "config": CONFIG}
     want, want_lse = extend_attention(*exact, whole, **options, impl="reference")
-    own_out, own_lse = api.reference.extend_attention(
-        *exact[:3], None, own, scale=0.3, softcap=None
-    )
+    own_out, own_lse = reference.extend_attention(*exact[:3], None, own, scale=0.3, softcap=None)
     shared_lse = want_lse + torch.log1p(-torch.exp(own_lse - want_lse))
     share = torch.exp(shared_lse - want_lse).unsqueeze(-1)
     shared = (want - torch.exp(own_lse - want_lse).unsqueeze(-1) * own_out) / share
@@ -260,17 +231,10 @@ DEFECTS = {
 }
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="one machine is enough")
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_is_visible(name, tmp_path, monkeypatch):
-    old, new = DEFECTS[name]
-    source = Path(kernels.__file__).read_text()
-    assert source.count(old) == 1
-    path = tmp_path / "defective.py"
-    path.write_text(source.replace(old, new))
-    spec = importlib.util.spec_from_file_location("defective", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(launch, "extend_attention_kernel", module.extend_attention_kernel)
-    error, lse_error = errors(SMALL, heads=(4, 2))
+    with planted(monkeypatch, kernels, *DEFECTS[name], tmp_path):
+        defective = sys.modules[kernels.__name__].extend_attention_kernel
+        monkeypatch.setattr(launch, "extend_attention_kernel", defective)
+        error, lse_error = errors(SMALL, heads=(4, 2))
     assert not (error <= 1e-3 and lse_error <= 1e-2)
