@@ -21,7 +21,7 @@ import sys
 from importlib import import_module
 
 from gpuscore.engine.child import run
-from gpuscore.server.log import JsonFormatter
+from gpuscore.server.log import LogWriter, json_logging
 
 TORCH = "gpuscore.backends:prepare"
 _PR_SET_PDEATHSIG = 1
@@ -34,12 +34,16 @@ def command(factory: str = TORCH) -> list[str]:
 
 def main(factory: str, descriptor: str, parent: str) -> int:
     _die_with(int(parent))
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter())  # on the server's own standard error, in its format
-    logging.basicConfig(handlers=[handler], level=logging.WARNING)
+    logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("gpuscore").setLevel(logging.INFO)
     module, function = factory.split(":")
-    with socket.socket(fileno=int(descriptor)) as sock:
+    # On the server's own standard error, in its format. It may be a pipe that nobody empties, for
+    # which nothing here may wait.
+    with (
+        LogWriter() as log,
+        json_logging(log),
+        socket.socket(fileno=int(descriptor)) as sock,
+    ):
         return run(sock, getattr(import_module(module), function))
 
 

@@ -94,12 +94,17 @@ def test_a_crash_loop_gives_up():
         assert "Traceback" not in error
 
 
+def commands(pids):
+    return " ".join(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in pids)
+
+
 def test_a_model_that_is_never_ready(tmp_path):
     """The real program, whose engine is stopped while it loads."""
     log = tmp_path / "log"
     limit = {"GPUSCORE_LOAD_TIMEOUT": "1.5"}
     with serving("demo", environment=limit, wait=False, log=log) as server:
-        wait_until(lambda: children(server.process.pid))
+        # Not before it has become another program: until then its parent waits with it.
+        wait_until(lambda: "gpuscore.worker" in commands(children(server.process.pid)))
         os.kill(engine_of(server), signal.SIGSTOP)
         assert server.process.wait(timeout=20) == 75
     last = log.read_text().splitlines()[-1]
@@ -186,7 +191,10 @@ def test_a_second_signal():
 
 
 def test_a_real_model(model):
-    """torch is in the child only, and the child that replaces it says the same."""
+    """torch is in the child only, and the child that replaces it says the same.
+
+    Also with a standard error that nobody empties, which the log of so many requests fills.
+    """
     with serving(model[0], "--threads", "1") as server, connected(server) as client:
         pid = engine_of(server)
         before = canary(client)
