@@ -14,8 +14,8 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test simulate check format demo bench-cpu bench-tokenise bench-serve image \
-        clean
+.PHONY: setup serve test test-kernels test-gpu check-kernels check-kernels-all simulate check \
+        format demo bench-cpu bench-kernels bench-attention bench-tokenise bench-serve image clean
 
 setup: $(STAMP)
 
@@ -33,6 +33,25 @@ serve: setup
 
 test: setup
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# Compiles the Triton kernels for every architecture, without a GPU: what make test compiles, and all.
+check-kernels: setup
+	$(BIN)/python -P -m gpuscore_kernels.compile_check
+
+check-kernels-all: setup
+	$(BIN)/python -P -m gpuscore_kernels.compile_check --all
+
+# The kernels' tests in Triton's interpreter, which make test also runs.
+test-kernels: setup
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton_interpreter
+
+# The same on a CUDA device, bfloat16 included. No virtual environment: torch, triton, transformers
+# and pytest of PYTHON are enough.
+test-gpu:
+	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	  { echo "make test-gpu needs a CUDA device"; exit 1; }
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
+	  -p no:cacheprovider tests/kernels/triton_interpreter
 
 # More seeded worlds than the suite runs: make simulate SEEDS=100000
 SEEDS ?= 20000
@@ -56,6 +75,14 @@ demo: setup
 
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py $(ARGS)
+
+# Needs a CUDA device; torch and triton of PYTHON are enough.
+bench-kernels:
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/kernels.py $(ARGS)
+
+# Like test-gpu on a machine of its own; this one stops with a message without a CUDA device.
+bench-attention:
+	PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -P bench/attention.py $(ARGS)
 
 bench-tokenise: setup
 	$(BIN)/python -P bench/tokenise.py

@@ -61,11 +61,25 @@ class ModelConfig:
         "without instructions for it",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
+    attention: str = option(
+        "auto",
+        "attention kernels; triton: one launch for pages and packed rows; two-pass: a library's "
+        "kernel over shared keys, then ours; flashinfer, flashinfer-cascade: of an optional "
+        "package; torch: plain operators; auto: torch on CPU and with --deterministic, triton on "
+        "CUDA",
+        choices=("auto", "triton", "two-pass", "flashinfer", "flashinfer-cascade", "torch"),
+    )
     compile: str = option(
         "auto",
         "fuse element-wise work with torch.compile, on a CPU with a C++ compiler; auto: models of "
         "100 million parameters or more",
         choices=("auto", "on", "off"),
+    )
+    kernels: str = option(
+        "auto",
+        "what computes norms, rotary embedding, gated MLP and label head; triton: kernels of our "
+        "own; torch: plain operators; auto: torch on CPU, triton on CUDA",
+        choices=("auto", "triton", "torch"),
     )
     max_batch_tokens: int | None = option(
         None,

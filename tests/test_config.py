@@ -10,15 +10,7 @@ from gpuscore.config import CONFIGS, EngineConfig, ModelConfig, ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.options import checked, options
 from gpuscore.settings import KUBERNETES, read_settings
-from support.settings import (
-    OPTIONS,
-    SOURCES,
-    each_option,
-    parsed,
-    read,
-    source_name,
-    two_values,
-)
+from support.settings import OPTIONS, SOURCES, each_option, parsed, read, source_name, two_values
 
 
 @each_option

@@ -159,7 +159,7 @@ def the_vocabulary_is_cut_short(monkeypatch):
         monkeypatch,
         backend,
         "vocab_statistics",
-        lambda run: lambda h, w, **k: run(h, w[: len(w) * 9 // 10], **k),
+        lambda run: lambda h, w, rows, **k: run(h, w[: len(w) * 9 // 10], rows, **k),
     )
 
 

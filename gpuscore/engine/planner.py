@@ -70,8 +70,9 @@ def pack(
 
 def page_slots(pages: Int32Array, start: int, stop: int, page_size: int) -> Int32Array:
     """Slots of the tokens at positions `start` to `stop` of a sequence kept in `pages`."""
-    positions = np.arange(start, stop)
-    return (pages[positions // page_size] * page_size + positions % page_size).astype(np.int32)
+    positions = np.arange(start, stop, dtype=np.int32)
+    slots: Int32Array = pages[positions // page_size] * page_size + positions % page_size
+    return slots
 
 
 def _slot_mapping(segments: Sequence[Segment], cu_seqlens: Int32Array) -> Int32Array:

@@ -12,9 +12,9 @@ from typing import Any
 ACCEPTS = 128  # connections taken in per round; the kernel keeps the others
 FEW = 64  # of them in a round that is late: enough that who is to be refused hears of it soon
 LATE = 0.5  # seconds; the age of a late round
-# Of a round's length, per piece of work in the next. A round begins requests and ends others, each
-# in half a millisecond or so, so work gets about half of the time, however many sockets there are
-# to read and to refuse. Much more would keep rounds long once they are.
+# Of a round's length, per piece of work in the next. A round begins requests and ends others, half
+# a millisecond or so each, so work gets about half of the time, however many sockets there are to
+# read and to refuse. Much more would keep rounds long once they are.
 PIECE = 0.002
 
 

@@ -71,7 +71,7 @@ def run(batch, impl, seed, window=None, softcap=None):
     exact = [x.double().numpy() for x in (q, k, v)]
     for layer, scored in ((0, None), (1, rows)):
         want = oracle(batch, PAGE_SIZE, *exact, *before[layer], window, softcap)
-        got = attend(layer, q if scored is None else q[scored], k, v).numpy()
+        got = attend.run(layer, q if scored is None else q[scored], k, v).numpy()
         want = want if scored is None else want[batch.score_rows]
         np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
     return pool, k, v

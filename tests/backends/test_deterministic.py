@@ -96,9 +96,9 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype):
     np.testing.assert_array_equal(packed, alone[order])
 
     cold = one.bits(query, items, salt="kept")
-    before = one.engine.stats().cached_tokens
+    before = one.engine.stats().counters.cached_tokens
     warm = one.bits(query, items, salt="kept")
-    assert one.engine.stats().cached_tokens > before
+    assert one.engine.stats().counters.cached_tokens > before
     np.testing.assert_array_equal(cold, alone)
     np.testing.assert_array_equal(warm, alone)
 

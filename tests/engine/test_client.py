@@ -64,7 +64,7 @@ def make_client(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared(make_client):
-    return make_client(engine_timeout=1.0, max_queued_requests=50)
+    return make_client(engine_timeout=2.0, max_queued_requests=50)
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_lost_child(client, here, harm):
     futures = [client.score(request_of(items=5)) for _ in range(3)]
     futures.append(client.score(request_of(getattr(tape_child, harm))))
     assert not wait(futures, timeout=10).not_done
-    assert time.monotonic() - start < {"STUCK": 3, "HALF_FRAME": 4}.get(harm, 2)
+    assert time.monotonic() - start < {"STUCK": 4, "HALF_FRAME": 4}.get(harm, 2)
     with pytest.raises(Unavailable) as failure:
         futures[-1].result(timeout=0)
     assert failure.value.retry_after >= 1
@@ -234,14 +234,15 @@ def test_a_child_that_is_lost_at_start(make_client):
 
 
 @pytest.mark.parametrize(
-    ("factory", "doing"), [("slow_load", "load and warm"), ("hanging_import", "import its fr")]
+    ("factory", "seconds", "doing"),
+    [("slow_load", 4, "load and warm"), ("hanging_import", 1.5, "import its fr")],
 )
-def test_a_load_that_hangs(make_client, factory, doing):
-    client = make_client(factory, load_timeout=1.5)
+def test_a_load_that_hangs(make_client, factory, seconds, doing):
+    client = make_client(factory, load_timeout=seconds)
     start = time.monotonic()
-    with pytest.raises(LoadTimeout, match=f"did not {doing}.* within --load-timeout 1.5 s: "):
+    with pytest.raises(LoadTimeout, match=f"did not {doing}.* within --load-timeout {seconds} s: "):
         client.wait_ready()
-    assert 1.4 < time.monotonic() - start < 4
+    assert seconds - 0.1 < time.monotonic() - start < seconds + 2.5
     with pytest.raises(LoadTimeout):
         client.wait_ended()
     assert not running(client.pid)
@@ -250,14 +251,14 @@ def test_a_load_that_hangs(make_client, factory, doing):
 def test_a_later_load_that_hangs_is_a_loss(make_client, tmp_path, monkeypatch):
     """The first child was ready, so it is tried again like any other that is lost."""
     monkeypatch.setenv("TAPE_MARK", str(tmp_path / "mark"))
-    patience = Patience(first_delay=0.05, max_failures=3)
-    client = make_client("slow_second_load", patience, load_timeout=2)
+    patience = Patience(first_delay=0.05, max_failures=2)
+    client = make_client("slow_second_load", patience, load_timeout=4)
     client.wait_ready()
     os.kill(client.pid, signal.SIGKILL)
-    with pytest.raises(EngineFailed, match="3 times in a row, last: the engine did not load") as e:
+    with pytest.raises(EngineFailed, match="2 times in a row, last: the engine did not load") as e:
         client.wait_ended()
     assert not isinstance(e.value, LoadTimeout)
-    assert client.restarts == 2
+    assert client.restarts == 1
 
 
 def test_closing_while_loading_does_not_wait(make_client):

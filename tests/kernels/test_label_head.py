@@ -1,11 +1,15 @@
 """The label head against NumPy float64, with tiles far smaller than the vocabulary."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
-from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels import label_head
 
+label_logits = partial(label_head.label_logits, impl="reference")
+vocab_statistics = partial(label_head.vocab_statistics, impl="reference")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -27,7 +31,9 @@ def test_statistics(rows, vocab, max_tile, dtype):
     assert lse.dtype == torch.float32, "logits stay float32 whatever the weights are"
     np.testing.assert_allclose(lse.numpy(), want, atol=1e-5, rtol=2e-6)
     np.testing.assert_array_equal(top.numpy(), logits.argmax(axis=1))
-    again, none = vocab_statistics(hidden, weight, need_top=False, max_tile=max_tile)
+    again, none = vocab_statistics(
+        hidden, weight, need_top=False, max_tile=max_tile, impl="reference"
+    )
     assert torch.equal(lse, again)
     assert none is None
 
@@ -47,6 +53,24 @@ def test_a_tie_goes_to_the_lowest_id():
     hidden, weight = torch.ones(1, 2), torch.tensor([[0.0, 1], [1, 1], [1, 1], [0, 0]])
     for max_tile in (1, 4, 100):
         assert vocab_statistics(hidden, weight, need_top=True, max_tile=max_tile)[1] == 1
+
+
+def test_chosen_rows():
+    hidden, weight, _ = make(9, 63, 17, torch.float32)
+    rows = torch.tensor([8, 0, 8])
+    chosen = vocab_statistics(hidden, weight, rows, need_top=True)
+    alone = vocab_statistics(hidden[rows], weight, need_top=True)
+    assert all(torch.equal(a, b) for a, b in zip(chosen, alone, strict=True))
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    hidden, weight = torch.zeros(2, 4), torch.zeros(9, 4)
+    with pytest.raises(ValueError, match="do not fit"):
+        vocab_statistics(hidden, weight[:, :3], need_top=False)
+    with pytest.raises(ValueError, match="do not fit"):
+        vocab_statistics(hidden.half(), weight, need_top=False)
+    with pytest.raises(ValueError, match="rows for"):
+        label_logits(hidden, weight, torch.zeros(2).long(), torch.zeros(3).long())
 
 
 def test_no_rows():

@@ -9,6 +9,7 @@ A sliding window narrows both: it counts positions, and the keys of a dense pass
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -30,8 +31,22 @@ from gpuscore_kernels.partial_attention.api import Implementation
 Merge: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+@dataclass(frozen=True, slots=True)
+class TorchAttention:
+    """The attention backend made of torch's own operators; the others are checked against it."""
+
+    config: DecoderConfig
+    pool: KVPool
+    impl: Implementation
+    merge: Merge
+    tiling: Tiling | None = None
+
+    def plan(self, batch: PackedBatch) -> "ExtendAttention":
+        return ExtendAttention(batch, self.config, self.pool, self.impl, self.merge, self.tiling)
+
+
 class ExtendAttention:
-    """`attend` of one batch; passed into the model as an argument."""
+    """Attention of one batch."""
 
     def __init__(
         self,
@@ -51,7 +66,7 @@ class ExtendAttention:
         self.skip_hidden = tiling is None  # which keys are hidden depends on the rows of a call
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan = self.plans[layer]
         if len(plan.kept_rows):
             self.pool.write(layer, plan.kept_slots, k[plan.kept_rows], v[plan.kept_rows])
@@ -106,7 +121,7 @@ class ExtendAttention:
     def _add_dense(
         self, layer: int, part: DensePass, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
     ) -> None:
-        shared = self._shared_keys(layer, part, k, v)
+        shared = shared_keys(self.pool, layer, part, k, v)
         for call in part.calls:
             o, log_sum = self._partial(
                 q[call.rows].transpose(0, 1).unsqueeze(0), *shared, first_key=call.first_key
@@ -120,17 +135,18 @@ class ExtendAttention:
             real = call.rows if isinstance(call.rows, slice) else call.rows[: call.count]
             out[real] = merged[: call.count]
 
-    def _shared_keys(
-        self, layer: int, part: DensePass, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """k, v [1, Hkv, P + rows before, D], contiguous."""
-        cached = self.pool.read(layer, part.slots) if len(part.slots) else None
-        sides = []
-        for side, own in enumerate((k, v)):
-            parts = [] if cached is None else [cached[side]]
-            parts += [own[rows].transpose(0, 1) for rows in part.before]
-            sides.append(torch.cat(parts, dim=1).contiguous().unsqueeze(0))
-        return sides[0], sides[1]
+
+def shared_keys(
+    pool: KVPool, layer: int, part: DensePass, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """k, v [1, Hkv, P + rows before, D], contiguous."""
+    cached = pool.read(layer, part.slots) if len(part.slots) else None
+    sides = []
+    for side, own in enumerate((k, v)):
+        parts = [] if cached is None else [cached[side]]
+        parts += [own[rows].transpose(0, 1) for rows in part.before]
+        sides.append(torch.cat(parts, dim=1).contiguous().unsqueeze(0))
+    return sides[0], sides[1]
 
 
 def _by_head(x: Tensor, gather: Tensor) -> Tensor:

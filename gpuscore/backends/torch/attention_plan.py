@@ -100,14 +100,31 @@ def plan_attention(
 ) -> AttentionPlan:
     """The plan of `batch` for layers whose rows see the last `window` positions (None = all)."""
     planner = _Planner(batch, page_size, window, device, tiling)
-    kept = np.flatnonzero(batch.slot_mapping >= 0)
+    kept_rows, kept_slots = kept(batch, device)
     return AttentionPlan(
-        kept_rows=_index(kept, device),
-        kept_slots=_index(batch.slot_mapping[kept], device),
+        kept_rows=kept_rows,
+        kept_slots=kept_slots,
         dense=tuple(planner.dense_passes(np.arange(batch.num_tokens))),
         causal=tuple(planner.causal_groups()),
         scored_dense=tuple(planner.dense_passes(batch.score_rows)),
         scored=tuple(planner.scored_groups()),
+    )
+
+
+def kept(batch: PackedBatch, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows whose keys and values are stored, and their slots."""
+    rows = np.flatnonzero(batch.slot_mapping >= 0)
+    return _index(rows, device), _index(batch.slot_mapping[rows], device)
+
+
+def plan_shared(
+    batch: PackedBatch, page_size: int, window: int | None, device: torch.device
+) -> tuple[tuple[DensePass, ...], tuple[DensePass, ...]]:
+    """Of a plan, what is about keys that rows share: for all rows, and for the scored ones."""
+    planner = _Planner(batch, page_size, window, device, None)
+    return (
+        tuple(planner.dense_passes(np.arange(batch.num_tokens))),
+        tuple(planner.dense_passes(batch.score_rows)),
     )
 
 

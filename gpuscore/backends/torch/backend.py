@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.backends.torch.attention import ExtendAttention
+from gpuscore.backends.torch.attention_backends import attention_factory
 from gpuscore.backends.torch.compiler import compiled, eagerly
 from gpuscore.backends.torch.deterministic import TILING
+from gpuscore.backends.torch.kernels import in_triton
+from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.memory import Memory, memory_of
@@ -25,8 +27,8 @@ from gpuscore.backends.torch.warmup import largest_batches, warmup_batches
 from gpuscore.errors import ConfigError
 from gpuscore.types import BackendLimits, Float32Array, PackedBatch, RowScores
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials
-from gpuscore_kernels.partial_attention.api import Implementation
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,8 @@ class TorchBackend:
         memory: tells how many pages there is room for; None = that of the plan's device.
 
     Raises:
-        ConfigError: a damaged checkpoint, or one that leaves too little memory.
+        ConfigError: a damaged checkpoint, or one that leaves too little memory, or an attention
+            backend that computes something else than the reference.
     """
 
     def __init__(self, plan: BackendPlan, memory: Memory | None = None) -> None:
@@ -47,19 +50,36 @@ class TorchBackend:
             torch.set_num_threads(plan.threads)
         self.plan = plan
         self.device = plan.device
-        compiler = compiled if plan.compile else eagerly
+        compiler = in_triton if plan.kernels else compiled if plan.compile else eagerly
+        self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.family.config
         weights = load_weights(Path(plan.directory), plan.family, plan.dtype, plan.device)
         self.tiling = TILING if plan.deterministic else None
         self._by_rows = in_tiles(self.tiling.rows) if self.tiling else all_at_once
-        self._merge = compiler(merge_partials)
+        self._attention = attention_factory(
+            plan.attention,
+            config,
+            plan.device,
+            plan.dtype,
+            compiler(merge_partials),
+            self.tiling,
+        )
+        if plan.attention != "torch":  # which is what the others are compared with
+            check_known_answer(
+                plan.attention,
+                self._attention,
+                config,
+                plan.dtype,
+                plan.device,
+                plan.pages.size,
+            )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:
             # Only for the measurement: a few layers and a single page.
-            self.decoder = Decoder(*shortened(config, weights), compiler, self._by_rows)
+            self.decoder = Decoder(*shortened(config, weights), compiler, self._by_rows, self._own)
             self.pool = self._make_pool(1)
             num_pages = self._count_pages(memory or memory_of(plan.device))
-            self.decoder = Decoder(config, weights, compiler, self._by_rows)
+            self.decoder = Decoder(config, weights, compiler, self._by_rows, self._own)
             self.pool = self._make_pool(num_pages)
         except BaseException:
             self.close()
@@ -131,15 +151,12 @@ class TorchBackend:
 
     @torch.inference_mode()
     def _forward(self, batch: PackedBatch) -> RowScores:
-        impl: Implementation = "cpu" if self.device.type == "cpu" else "reference"
-        attend = ExtendAttention(
-            batch, self.decoder.config, self.pool, impl, self._merge, self.tiling
-        )
+        attention = self._attention(self.decoder.config, self.pool).plan(batch)
         hidden = self.decoder.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
             self._to_device(batch.score_rows),
-            attend,
+            attention.run,
         )
         return self._label_head(hidden, batch)
 
@@ -147,7 +164,7 @@ class TorchBackend:
         head, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
         label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
         (logits,) = self._by_rows(
-            lambda rows, ids: (label_logits(hidden, head, rows, ids, softcap=cap),),
+            lambda rows, ids: (label_logits(hidden, head, rows, ids, softcap=cap, impl=self._own),),
             self._to_device(label_rows),
             self._to_device(batch.label_token_ids),
         )
@@ -156,9 +173,11 @@ class TorchBackend:
             return RowScores(_numpy(logits), lse=None, top_ids=None)
         some_lse, *top = self._by_rows(
             lambda rows: _without_none(
-                vocab_statistics(rows, head, need_top=batch.need_top, softcap=cap)
+                vocab_statistics(
+                    hidden, head, rows, need_top=batch.need_top, softcap=cap, impl=self._own
+                )
             ),
-            hidden.index_select(0, self._to_device(wanted)),
+            self._to_device(wanted),
         )
         lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
         lse[wanted] = _numpy(some_lse)

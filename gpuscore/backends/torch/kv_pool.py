@@ -29,7 +29,7 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.page_size, self.device = page_size, device
+        self.page_size, self.device, self.dtype = page_size, device, dtype
         shape = (config.num_kv_heads, num_pages * page_size, config.head_dim)
         self.layers = [
             (_zeros(shape, dtype, device), _zeros(shape, dtype, device))

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import torch
 
+from gpuscore.backends.torch.attention_backends import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.deterministic import TILING, steady_threads
 from gpuscore.backends.torch.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.torch.kernels import use_kernels
 from gpuscore.backends.torch.kv_pool import bytes_per_token
 from gpuscore.backends.torch.memory import memory_of
 from gpuscore.backends.torch.models import Family, read_family
@@ -40,7 +42,9 @@ class BackendPlan:
     weight_bytes: int
     threads: int | None
     compile: bool
+    kernels: bool  # Triton's, for what is computed row by row
     deterministic: bool
+    attention: str  # one of attention_backends.NAMES
     identity: str  # see BackendLimits
 
     def limits(self, num_pages: int) -> BackendLimits:
@@ -77,7 +81,11 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
         weight_bytes=weight_bytes,
         threads=_threads(family.config, config, device),
         compile=use_compiler(config.compile, device, count_parameters(family.config)),
+        kernels=use_kernels(config.kernels, device, dtype),
         deterministic=config.deterministic,
+        attention=choose_attention(
+            config.attention, family.config, device, dtype, config.deterministic
+        ),
         identity=f"{directory} {config.revision} {dtype}",
     )
 

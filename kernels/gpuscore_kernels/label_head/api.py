@@ -1,13 +1,20 @@
 """The LM head of a scorer: logits of a few label tokens, and the full-vocabulary log-sum-exp.
 
-All products are float32 (float64 for float64 inputs). Neither function holds more than `max_tile`
-elements of logits or of gathered or converted weights at a time.
+All products are float32 (float64 for float64 inputs), and [N, V] never exists. Rows come with the
+final norm, which the decoder takes together with the last sum of the residual stream
+(`add_rms_norm`).
 """
 
-import torch
+from typing import Literal, TypeAlias
+
 from torch import Tensor
 
-MAX_TILE = 1 << 22
+from gpuscore_kernels.label_head import reference
+from gpuscore_kernels.label_head.reference import MAX_TILE, tile_shapes
+
+__all__ = ["Implementation", "label_logits", "tile_shapes", "vocab_statistics"]
+
+Implementation: TypeAlias = Literal["reference", "triton"]
 
 
 def label_logits(
@@ -18,8 +25,9 @@ def label_logits(
     *,
     softcap: float | None = None,
     max_tile: int = MAX_TILE,
+    impl: Implementation,
 ) -> Tensor:
-    """Logit of token `label_ids[i]` in row `rows[i]`.
+    """Logit of token `label_ids[i]` in row `rows[i]`; reads these rows of the weights only.
 
     Args:
         hidden: [N, E] after the final norm.
@@ -27,77 +35,68 @@ def label_logits(
         rows: int [L], 0 <= rows < N.
         label_ids: int [L], 0 <= label_ids < V.
         softcap: logits z become softcap * tanh(z / softcap).
+        max_tile: elements of gathered weights that the reference holds at a time.
+        impl: "reference" (any device) or "triton".
 
     Returns:
         float [L]. Each is one dot product, so it does not depend on the other rows.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
     """
-    compute = torch.promote_types(hidden.dtype, torch.float32)
-    logits = torch.empty(len(rows), dtype=compute, device=hidden.device)
-    step = _power_of_two(max_tile // hidden.shape[1])
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
-        left = hidden.index_select(0, rows[part]).to(compute)
-        right = weight.index_select(0, label_ids[part]).to(compute)
-        logits[part] = _capped((left * right).sum(dim=1), softcap)
-    return logits
+    _check(hidden, weight)
+    if rows.shape != label_ids.shape or rows.dim() != 1:
+        raise ValueError(f"{tuple(rows.shape)} rows for {tuple(label_ids.shape)} labels")
+    if impl == "reference":
+        return reference.label_logits(hidden, weight, rows, label_ids, softcap, max_tile)
+    from gpuscore_kernels.label_head import triton
+
+    return triton.label_logits(hidden, weight, rows, label_ids, softcap)
 
 
 def vocab_statistics(
     hidden: Tensor,
     weight: Tensor,
+    rows: Tensor | None = None,
     *,
     need_top: bool,
     softcap: float | None = None,
     max_tile: int = MAX_TILE,
+    impl: Implementation,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-sum-exp over all V logits of each row, and the id of the largest (the lowest on a tie).
 
     Args:
         hidden: [N, E] after the final norm.
         weight: [V, E] of the LM head.
+        rows: int [M], the rows of `hidden` that are wanted; None = all.
         need_top: whether the best token is wanted.
         softcap: logits z become softcap * tanh(z / softcap).
+        max_tile: elements of logits and of converted weights that the reference holds at a time.
+        impl: "reference" (any device) or "triton".
 
     Returns:
-        lse float [N], natural log, and top_ids int64 [N] or None.
+        lse float [M], natural log, and top_ids int64 [M] or None. With "triton" the vocabulary
+        falls into slices whose number and order of summing depend on the device's architecture and
+        the dtype alone.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
     """
-    num_rows, width = hidden.shape
-    compute = torch.promote_types(hidden.dtype, torch.float32)
-    hidden = hidden.to(compute)
-    lse = torch.full((num_rows,), -torch.inf, dtype=compute, device=hidden.device)
-    best = lse.clone()
-    best_id = torch.zeros(num_rows, dtype=torch.int64, device=hidden.device)
-    vocab_step, row_step = _tile(width, max_tile)
-    for v0 in range(0, weight.shape[0], vocab_step):
-        tile = weight[v0 : v0 + vocab_step].to(compute)  # [v, E]
-        for n0 in range(0, num_rows, row_step):
-            rows = slice(n0, n0 + row_step)
-            logits = _capped(hidden[rows] @ tile.T, softcap)  # [n, v]
-            lse[rows] = torch.logaddexp(lse[rows], torch.logsumexp(logits, dim=1))
-            if need_top:
-                value, index = logits.max(dim=1)
-                better = value > best[rows]
-                best[rows] = torch.where(better, value, best[rows])
-                best_id[rows] = torch.where(better, index + v0, best_id[rows])
-    return lse, best_id if need_top else None
+    _check(hidden, weight)
+    if impl == "reference":
+        if rows is not None:
+            hidden = hidden.index_select(0, rows)
+        return reference.vocab_statistics(hidden, weight, need_top, softcap, max_tile)
+    from gpuscore_kernels.label_head import triton
+
+    return triton.vocab_statistics(hidden, weight, rows, need_top, softcap)
 
 
-def tile_shapes(num_rows: int, vocab: int, width: int) -> set[tuple[int, int]]:
-    """Shapes [n, v] of the logits that `vocab_statistics` holds at a time for 2^k rows [*, E]."""
-    vocab_step, row_step = _tile(width, MAX_TILE)
-    rows = min(num_rows, row_step)
-    return {(rows, v) for v in (min(vocab, vocab_step), vocab % vocab_step) if v}
-
-
-def _tile(width: int, max_tile: int) -> tuple[int, int]:
-    vocab_step = max(1, max_tile // width)
-    return vocab_step, _power_of_two(max_tile // vocab_step)
-
-
-def _power_of_two(most: int) -> int:
-    """The largest one that is not above `most`: so that 2^n rows fall into equal tiles."""
-    return 1 << (max(1, most).bit_length() - 1)
-
-
-def _capped(logits: Tensor, softcap: float | None) -> Tensor:
-    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+def _check(hidden: Tensor, weight: Tensor) -> None:
+    fits = hidden.dim() == weight.dim() == 2 and hidden.shape[1] == weight.shape[1]
+    if not fits or hidden.dtype != weight.dtype:
+        raise ValueError(
+            f"shapes or dtypes do not fit: hidden {tuple(hidden.shape)} {hidden.dtype}, "
+            f"weight {tuple(weight.shape)} {weight.dtype}"
+        )

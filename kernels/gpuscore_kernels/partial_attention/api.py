@@ -13,10 +13,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.partial_attention import cpu, reference
+from gpuscore_kernels.partial_attention import cpu, cuda, reference
 from gpuscore_kernels.partial_attention.visibility import Visibility
 
-Implementation: TypeAlias = Literal["reference", "cpu"]
+Implementation: TypeAlias = Literal["reference", "cpu", "flash", "cudnn"]
 
 
 def partial_attention(
@@ -47,16 +47,21 @@ def partial_attention(
         skip_hidden: allow leaving out keys that `first_key` hides from all rows computed together.
             Without it the order of every sum is that of all S keys, so that a row's bits do not
             depend on the other rows' windows.
-        impl: "reference" (any device, never leaves out any) or "cpu".
+        impl: "reference" (any device, never leaves out any), "cpu", or one of torch's for CUDA,
+            "flash" or "cudnn", which take float16 and bfloat16 and neither mask nor soft-cap.
 
     Returns:
         out [B, H, M, D] in q's dtype, and lse [B, H, M], natural log (float32; float64 for float64
         inputs). A row without visible keys has out 0 and lse -inf.
 
     Raises:
-        ValueError: shapes do not fit.
+        ValueError: shapes do not fit, or `impl` does not know one of the arguments.
     """
     _check(q, k, v, causal, key_mask, first_key)
+    if impl in ("flash", "cudnn"):
+        if causal or key_mask is not None or first_key is not None or softcap is not None:
+            raise ValueError(f"{impl} computes neither masks nor soft-caps")
+        return (cuda.flash if impl == "flash" else cuda.cudnn)(q, k, v, scale)
     visible = Visibility(causal, key_mask, first_key)
     if impl == "reference":
         return reference.partial_attention(q, k, v, scale=scale, visible=visible, softcap=softcap)

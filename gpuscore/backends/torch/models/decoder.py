@@ -21,6 +21,8 @@ from gpuscore.backends.torch.models.layers import (
 )
 from gpuscore.backends.torch.models.mixture import mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
+from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
+from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.
@@ -75,9 +77,11 @@ class Decoder:
         weights: DecoderWeights,
         compiler: Compiler = eagerly,
         by_rows: ByRows = all_at_once,
+        heads_in: Implementation = "reference",
     ) -> None:
         self.config = config
         self._by_rows = by_rows
+        self._heads_in: Implementation = heads_in
         self._q_size = config.num_heads * config.head_dim
         self.weights = weights
         self._rms_norm = compiler(rms_norm)
@@ -124,8 +128,8 @@ class Decoder:
         """x + delta, and of all rows q [T, H, D], k and v [T, Hkv, D]; q and k rotated."""
         x, normed = self._residual(x, delta, layer.input_norm)
         qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
-        q, kv = qkv.tensor_split([self._q_size], dim=-1)
-        return x, self._rotated(q, cos, sin, layer.q_norm), *self._keys_values(layer, kv, cos, sin)
+        heads = self.config.num_heads, self.config.num_kv_heads
+        return x, *self._split(layer, qkv, cos, sin, *heads)
 
     def _keys(
         self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, delta: Tensor | None
@@ -134,20 +138,39 @@ class Decoder:
         x, normed = self._residual(x, delta, layer.input_norm)
         bias = None if layer.qkv_bias is None else layer.qkv_bias[self._q_size :]
         kv = functional.linear(normed, layer.qkv[self._q_size :], bias)
-        return x, normed, *self._keys_values(layer, kv, cos, sin)
+        _, k, v = self._split(layer, kv, cos, sin, 0, self.config.num_kv_heads)
+        return x, normed, k, v
 
     def _queries(
         self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor]:
         bias = None if layer.qkv_bias is None else layer.qkv_bias[: self._q_size]
         q = functional.linear(normed, layer.qkv[: self._q_size], bias)
-        return (self._rotated(q, cos, sin, layer.q_norm),)
+        return self._split(layer, q, cos, sin, self.config.num_heads, 0)[:1]
 
-    def _keys_values(
-        self, layer: LayerWeights, kv: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _split(
+        self, layer: LayerWeights, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [T, heads, D], k and v [T, kv_heads, D] of the product with such weights."""
+        c = self.config
+        if self._heads_in == "triton":
+            return qk_norm_rope_store(
+                qkv,
+                cos.squeeze(1),
+                sin.squeeze(1),
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                eps=c.rms_norm_eps,
+                one_plus=c.one_plus_norms,
+                impl="triton",
+            )
+        q, kv = qkv.tensor_split([heads * c.head_dim], dim=-1)
         k, v = kv.chunk(2, dim=-1)
-        return self._rotated(k, cos, sin, layer.k_norm), self._heads(v)
+        q = self._rotated(q, cos, sin, layer.q_norm) if heads else self._heads(q)
+        k = self._rotated(k, cos, sin, layer.k_norm) if kv_heads else self._heads(k)
+        return q, k, self._heads(v)
 
     def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None) -> Tensor:
         c = self.config

@@ -8,22 +8,21 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gpuscore.backends.torch.hf_config import Llama3Rope, Rope
+from gpuscore_kernels.add_rms_norm.reference import rms_norm
+from gpuscore_kernels.gated.reference import gated
+from gpuscore_kernels.qk_norm_rope_store.reference import rotate
 
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-    """x [..., E], weight [E]; rounds where transformers does.
-
-    Llama's lineage rounds, then multiplies by the weight; Gemma's (`one_plus`) multiplies by
-    1 + weight in float32 and rounds afterwards.
-    """
-    wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if one_plus:
-        return (normed * (1 + weight.float())).to(x.dtype)
-    return weight * normed.to(x.dtype)
+__all__ = [
+    "add_and_norm",
+    "gated",
+    "inverse_frequencies",
+    "norm_and_rotate",
+    "rms_norm",
+    "rotary_tables",
+    "rotate",
+]
 
 
 def add_and_norm(
@@ -44,14 +43,6 @@ def norm_and_rotate(
 ) -> Tensor:
     """x [T, H, D]: the RMS norm of each head where the model has one, then the rotary embedding."""
     return rotate(x if weight is None else rms_norm(x, weight, eps, one_plus), cos, sin)
-
-
-def gated(gate_up: Tensor, activation: str) -> Tensor:
-    """act(gate) * up, where gate_up [T, 2I] holds the gate's columns, then the up projection's."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    if activation == "gelu_tanh":
-        return functional.gelu(gate, approximate="tanh") * up
-    return functional.silu(gate) * up
 
 
 def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
@@ -78,9 +69,3 @@ def rotary_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tenso
     """cos and sin, float32 [T, 1, D / 2]."""
     angles = positions.float().unsqueeze(1) * frequencies
     return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, H, D]: rotate the pairs (i, i + D / 2), in float32."""
-    left, right = x.float().chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)

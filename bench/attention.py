@@ -1,0 +1,195 @@
+"""Attention of one layer on a CUDA device: our kernels against libraries, checked before timed.
+
+Heads of Qwen3-0.6B (16 of queries, 8 of keys, 128 numbers), bfloat16, random keys. All ways compute
+the same batch; what differs from the float32 reference is not timed. TFLOP/s count 4 * heads * 128
+for each visible (query, key) pair, so masked work counts as none. The ceiling is torch's own matrix
+product in the same run.
+
+    python -P bench/attention.py            # both workloads
+    python -P bench/attention.py --cached   # with the shared prefix in pages
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuscore.backends.torch.attention import TorchAttention
+from gpuscore.backends.torch.attention_backends import (
+    attention_factory,
+    choose_attention,
+)
+from gpuscore.backends.torch.hf_config import DecoderConfig, Rope
+from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.engine.planner import Prefix, Segment, pack
+from gpuscore.errors import ConfigError
+from gpuscore.types import PackedBatch
+from gpuscore_kernels.partial_attention import merge_partials
+
+RESULTS = Path(__file__).parent / "results" / "attention.jsonl"
+WORKLOADS = {"2000 + 500 x 20": (2000, 500, 20), "120 + 10 x 180": (120, 10, 180)}
+HEADS, KV_HEADS, DIM, PAGE = 16, 8, 128, 64
+TOLERANCE = 2e-2
+WAYS = ("triton", "two-pass", "flashinfer", "flashinfer-cascade")
+CONFIG = DecoderConfig(
+    architecture="",
+    vocab_size=1,
+    hidden_size=1,
+    intermediate_size=1,
+    num_layers=2,
+    num_heads=HEADS,
+    num_kv_heads=KV_HEADS,
+    head_dim=DIM,
+    rms_norm_eps=1e-6,
+    rope=Rope(1e4),
+    max_position_embeddings=1,
+    windows=(None, None),
+    attention_scale=DIM**-0.5,
+    tie_word_embeddings=True,
+    checkpoint_dtype="bfloat16",
+)
+
+
+def make_batch(prefix: int, items: int, length: int, cached: bool) -> PackedBatch:
+    tokens = np.zeros(length, np.int32)
+    pages = np.arange(-(-prefix // PAGE) if cached else 0, dtype=np.int32)
+    first = [] if cached else [Segment(np.zeros(prefix, np.int32), 0, 0)]
+    parent, label = len(first) - 1, np.zeros(1, np.int32)
+    rest = [Segment(tokens, prefix, 0, parent=parent, label_ids=label) for _ in range(items)]
+    return pack(first + rest, [Prefix(prefix if cached else 0, pages)])
+
+
+def visible_pairs(prefix: int, items: int, length: int, cached: bool) -> int:
+    own = items * (length * prefix + length * (length + 1) // 2)
+    return own + (0 if cached else prefix * (prefix + 1) // 2)
+
+
+def milliseconds(run: Callable[[], object], rounds: int = 30) -> float:
+    """Median of single launches, by the device's clock."""
+    for _ in range(5):
+        run()
+    times = []
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def flex_attention(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+    """FlexAttention with a block mask of the rule; the mask is made before, not timed."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    lengths = torch.from_numpy(np.diff(batch.cu_seqlens).astype(np.int64))
+    segment = torch.repeat_interleave(torch.arange(len(lengths)), lengths).to(q.device)
+    parent = torch.from_numpy(batch.parent.astype(np.int64)).to(q.device)
+
+    def visible(_b: Tensor, _h: Tensor, row: Tensor, key: Tensor) -> Tensor:
+        own = (segment[row] == segment[key]) & (key <= row)
+        return own | (parent[segment[row]] == segment[key])
+
+    mask = create_block_mask(visible, None, None, len(q), len(k), device=q.device.type)
+    run = torch.compile(flex_attention)
+    sides = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
+    scale = CONFIG.attention_scale
+    return lambda: (
+        run(*sides, block_mask=mask, enable_gqa=True, scale=scale).squeeze(0).transpose(0, 1)
+    )
+
+
+def varlen(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+    """torch's FlashAttention-2 on ragged sequences: shared keys, own segments, merged by torch."""
+    starts = torch.from_numpy(batch.cu_seqlens).to(q.device)
+    prefix, longest = int(batch.cu_seqlens[1]), int(np.diff(batch.cu_seqlens).max())
+    queries, keys = (torch.tensor([0, n], device=q.device).int() for n in (len(q) - prefix, prefix))
+
+    def flash(q: Tensor, k: Tensor, v: Tensor, *lengths: object) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, *lengths, False, scale=CONFIG.attention_scale
+        )
+        return out, lse.transpose(0, 1)
+
+    def run() -> Tensor:
+        out, lse = flash(q, k, v, starts, starts, longest, longest, 0.0, True)
+        dense = (queries, keys, len(q) - prefix, prefix, 0.0, False)
+        shared = flash(q[prefix:], k[:prefix], v[:prefix], *dense)
+        out[prefix:] = merge_partials(out[prefix:], lse[prefix:], *shared)[0]
+        return out
+
+    return run
+
+
+def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.device) -> None:
+    batch = make_batch(*sizes, cached)
+    generator = torch.Generator(device).manual_seed(0)
+    pools = [KVPool(CONFIG, 64, PAGE, kind, device) for kind in (torch.bfloat16, torch.float32)]
+    for side in range(2):
+        pools[0].layers[0][side].normal_(generator=generator)
+        pools[1].layers[0][side].copy_(pools[0].layers[0][side])
+    q, k, v = (
+        torch.randn(batch.num_tokens, h, DIM, generator=generator, device=device).bfloat16()
+        for h in (HEADS, KV_HEADS, KV_HEADS)
+    )
+    exact = TorchAttention(CONFIG, pools[1], "reference", merge_partials).plan(batch)
+    want = exact.run(0, q.float(), k.float(), v.float())
+    flops = 4 * HEADS * DIM * visible_pairs(*sizes, cached)
+
+    def report(way: str, run: Callable[[], Tensor]) -> None:
+        error = float((run().float() - want).norm() / want.norm())
+        if not error <= TOLERANCE:
+            print(f"  {way:20} relative error {error:.1e}: not timed")
+            return
+        ms = milliseconds(run)
+        rate = flops / ms / 1e9
+        print(f"  {way:20} {ms:8.3f} ms {rate:8.1f} TFLOP/s   relative error {error:.1e}")
+        row = {"workload": name, "cached": cached, "way": way, "ms": ms, "tflops": rate}
+        row |= {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    print(f"{name}{', prefix cached' if cached else ''}: {batch.num_tokens} rows")
+    for way in WAYS:
+        try:
+            choose_attention(way, CONFIG, device, torch.bfloat16, False)
+        except ConfigError as error:
+            print(f"  {way:20} {error}")
+            continue
+        factory = attention_factory(way, CONFIG, device, torch.bfloat16, merge_partials, None)
+        planned = factory(CONFIG, pools[0]).plan(batch)
+        report(way, lambda planned=planned: planned.run(0, q, k, v))
+    if not cached:  # neither knows pages
+        report("torch varlen", varlen(batch, q, k, v))
+        report("FlexAttention", flex_attention(batch, q, k, v))
+
+
+def ceiling(device: torch.device) -> float:
+    """TFLOP/s of a large bfloat16 matrix product."""
+    a, b = (torch.randn(8192, 8192, device=device).bfloat16() for _ in range(2))
+    return 2 * 8192**3 / milliseconds(lambda: a @ b) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Attention kernels on a CUDA device.")
+    parser.add_argument("--cached", action="store_true", help="the shared prefix lies in pages")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this bench measures kernels for CUDA; torch sees no CUDA device here")
+    device = torch.device("cuda")
+    with torch.inference_mode():
+        print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
+        print(f"ceiling (8192^3 matrix product): {ceiling(device):.0f} TFLOP/s")
+        for name, sizes in WORKLOADS.items():
+            measure(name, sizes, options.cached, device)
+
+
+if __name__ == "__main__":
+    main()

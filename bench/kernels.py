@@ -1,0 +1,156 @@
+"""Row-by-row Triton kernels beside plain torch on a CUDA device: time and bytes per second.
+
+    make bench-kernels                     # 12,000 rows of the shape of Qwen3-0.6B
+    make bench-kernels ARGS='--rows 1920'
+
+Each result is compared with the reference before it is timed. Bytes are those that must be read and
+written once, so a rate is to be held against the copy of the same run, the memory's own ceiling.
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from report import keep, table
+
+from gpuscore_kernels.add_rms_norm import add_rms_norm
+from gpuscore_kernels.gated import gated
+from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
+DTYPE = torch.bfloat16
+TOLERANCE = 5e-3
+IMPLEMENTATIONS = ("triton", "reference")
+# Name, bytes, and the function of an implementation's name.
+Case: TypeAlias = tuple[str, int, Callable[[str], tuple[Tensor, ...]]]
+
+
+def main() -> int:
+    options = arguments()
+    if not torch.cuda.is_available():
+        print("bench/kernels.py needs a CUDA device; this torch sees none")
+        return 1
+    copy = copy_rate(options.repeat)
+    rows = []
+    for name, size, run in cases(options.rows, options.scored):
+        check(name, run("triton"), run("reference"))
+        ours, plain = (milliseconds(partial(run, i), options.repeat) for i in IMPLEMENTATIONS)
+        rows.append(
+            {
+                "kernel": name,
+                "ms": round(ours, 4),
+                "GB/s": round(size / ours / 1e6),
+                "of copy": f"{size / ours / 1e6 / copy:.0%}",
+                "torch ms": round(plain, 4),
+            }
+        )
+    device = torch.cuda.get_device_name()
+    print(f"{device}, {options.rows} rows, {options.scored} scored; copy {copy:.0f} GB/s")
+    print(table(rows))
+    keep(
+        "kernels",
+        {
+            "bench": "kernels",
+            "device": device,
+            "rows": options.rows,
+            "scored": options.scored,
+            "copy GB/s": round(copy),
+            "kernels": rows,
+        },
+    )
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=12000)
+    parser.add_argument("--scored", type=int, default=500)
+    parser.add_argument("--repeat", type=int, default=30)
+    return parser.parse_args()
+
+
+def cases(rows: int, scored: int) -> Iterator[Case]:
+    x, delta, weight = randn(rows, HIDDEN), randn(rows, HIDDEN), 1 + randn(HIDDEN)
+    yield (
+        "add_rms_norm",
+        4 * x.nbytes,
+        lambda impl: add_rms_norm(x, delta, weight, eps=1e-6, impl=impl),
+    )
+    gate_up = randn(rows, 2 * INNER)
+    yield "gated", gate_up.nbytes * 3 // 2, lambda impl: (gated(gate_up, "silu", impl=impl),)
+    qkv, norm = randn(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM), 1 + randn(HEAD_DIM)
+    angles = torch.randn(rows, HEAD_DIM // 2, device="cuda")
+    cos, sin = angles.cos(), angles.sin()
+    yield (
+        "qk_norm_rope_store",
+        2 * qkv.nbytes + 2 * cos.nbytes,
+        lambda impl: qk_norm_rope_store(
+            qkv,
+            cos,
+            sin,
+            num_heads=HEADS,
+            num_kv_heads=KV_HEADS,
+            q_norm=norm,
+            k_norm=norm,
+            eps=1e-6,
+            impl=impl,
+        ),
+    )
+    hidden, head = randn(scored, HIDDEN), randn(VOCAB, HIDDEN) / HIDDEN**0.5
+    labels = torch.randint(0, VOCAB, (2 * scored,), device="cuda")
+    own = torch.arange(scored, device="cuda").repeat_interleave(2)
+    yield (
+        "label_logits",
+        4 * scored * HIDDEN * hidden.itemsize,
+        lambda impl: (label_logits(hidden, head, own, labels, impl=impl),),
+    )
+    yield (
+        "vocab_statistics",
+        head.nbytes,
+        lambda impl: vocab_statistics(hidden, head, need_top=False, impl=impl)[:1],
+    )
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=DTYPE)
+
+
+def check(name: str, got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
+    for a, b in zip(got, want, strict=True):
+        error = (a.double() - b.double()).norm() / b.double().norm()
+        assert error <= TOLERANCE, f"{name}: relative error {error:.1e}"
+
+
+def milliseconds(run: Callable[[], object], repeat: int) -> float:
+    """Median time on the device; the first runs, which may compile, are left out."""
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeat):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def copy_rate(repeat: int) -> float:
+    """GB/s of copying 1 GiB, read and written."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / milliseconds(lambda: target.copy_(source), repeat) / 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())

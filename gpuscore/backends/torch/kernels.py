@@ -1,0 +1,75 @@
+"""The Triton forms of what a decoder computes row by row, and the choice of them (`--kernels`).
+
+The products themselves stay the library's, and so does whatever has no entry here.
+"""
+
+import importlib.util
+import logging
+import os
+
+import torch
+from torch import Tensor
+
+from gpuscore.backends.torch.compiler import Function
+from gpuscore.backends.torch.models.layers import add_and_norm, gated, rms_norm
+from gpuscore.errors import ConfigError
+from gpuscore_kernels import gated as gated_kernel
+from gpuscore_kernels.add_rms_norm import add_rms_norm
+
+logger = logging.getLogger(__name__)
+
+
+def use_kernels(wanted: str, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether to run them; raises ConfigError if that was asked for and is not possible."""
+    if wanted == "torch" or (wanted == "auto" and device.type == "cpu"):
+        return False
+    reason = _why_not(device, dtype)
+    if reason is None:
+        return True
+    if wanted == "triton":
+        raise ConfigError(f"--kernels triton: {reason}")
+    logger.warning("--kernels is torch, which is slow on %s: %s", device.type, reason)
+    return False
+
+
+def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed here; pip install triton"
+    if device.type == "cuda":
+        if torch.cuda.get_device_capability(device) < (8, 0):
+            return "the device is older than sm_80"
+        return None
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return "device is cpu; supported: cuda (and Triton's interpreter, for tests)"
+    if dtype == torch.bfloat16:
+        return "Triton's interpreter computes bfloat16 wrongly; supported: float16, float32"
+    return None
+
+
+def in_triton(function: Function) -> Function:
+    """The kernel that computes what `function` does, itself where there is none.
+
+    It stands where torch.compile does on a CPU: see `compiler.py`.
+    """
+    return _KERNELS.get(function, function)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+    return add_rms_norm(x, None, weight, eps=eps, one_plus=one_plus, impl="triton")[1]
+
+
+def _add_and_norm(
+    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
+) -> tuple[Tensor, Tensor]:
+    return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, impl="triton")
+
+
+def _gated(gate_up: Tensor, activation: str) -> Tensor:
+    return gated_kernel.gated(gate_up, activation, impl="triton")
+
+
+_KERNELS: dict[Function, Function] = {
+    rms_norm: _rms_norm,
+    add_and_norm: _add_and_norm,
+    gated: _gated,
+}

@@ -1,0 +1,55 @@
+"""The residual stream plus what a layer adds to it, and the RMS norm of the sum, in one pass."""
+
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from gpuscore_kernels.add_rms_norm import reference
+
+Implementation: TypeAlias = Literal["reference", "triton"]
+
+
+def add_rms_norm(
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    *,
+    eps: float,
+    one_plus: bool = False,
+    impl: Implementation,
+) -> tuple[Tensor, Tensor]:
+    """x + delta, and its norm.
+
+    Args:
+        x: [T, E]; rows may lie apart, elements of a row not.
+        delta: like x, or None for 0.
+        weight: [E].
+        eps: added to the mean square.
+        one_plus: Gemma's form: multiply by 1 + weight, before rounding to x's dtype.
+        impl: "reference" (any device) or "triton".
+
+    Returns:
+        sum [T, E], which is x itself without a delta, rounded to x's dtype before its square is
+        taken; and normed [T, E] in x's dtype.
+
+    Raises:
+        ValueError: shapes or dtypes do not fit.
+    """
+    _check(x, delta, weight)
+    if impl == "reference":
+        return reference.add_rms_norm(x, delta, weight, eps, one_plus)
+    from gpuscore_kernels.add_rms_norm import triton
+
+    return triton.add_rms_norm(x, delta, weight, eps, one_plus)
+
+
+def _check(x: Tensor, delta: Tensor | None, weight: Tensor) -> None:
+    if x.dim() != 2 or x.shape[1:] != weight.shape or x.dtype != weight.dtype:
+        raise ValueError(
+            f"shapes or dtypes do not fit: x {tuple(x.shape)} {x.dtype}, "
+            f"weight {tuple(weight.shape)} {weight.dtype}"
+        )
+    if delta is not None and (delta.shape != x.shape or delta.dtype != x.dtype):
+        raise ValueError(
+            f"delta must be {tuple(x.shape)} {x.dtype}, got {tuple(delta.shape)} {delta.dtype}"
+        )

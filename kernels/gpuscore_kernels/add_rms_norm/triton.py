@@ -1,0 +1,105 @@
+"""`add_rms_norm` as one Triton program per row, which it holds in registers."""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuscore_kernels.compile_check import Variant
+from gpuscore_kernels.launch import next_power_of_two, row_warps
+
+MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
+
+
+@triton.jit
+def add_rms_norm_kernel(
+    x,
+    delta,
+    weight,
+    total,
+    normed,
+    x_stride,
+    delta_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    ONE_PLUS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    if HAS_DELTA:
+        value += tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
+        tl.store(total + row * WIDTH + columns, value, mask=inside)
+    wide = value.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
+    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if ONE_PLUS:
+        wide = wide * (1.0 + scale)
+    else:
+        wide = wide.to(value.dtype).to(tl.float32) * scale
+    tl.store(normed + row * WIDTH + columns, wide.to(value.dtype), mask=inside)
+
+
+def add_rms_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
+) -> tuple[Tensor, Tensor]:
+    rows, width = x.shape
+    if width > MAX_WIDTH:
+        raise ValueError(f"a row has {width} elements; supported: {MAX_WIDTH}")
+    x = x if x.stride(1) == 1 else x.contiguous()
+    normed = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    total = x if delta is None else torch.empty_like(normed)
+    if rows == 0:
+        return total, normed
+    added = x if delta is None else delta if delta.stride(1) == 1 else delta.contiguous()
+    block = next_power_of_two(width)
+    add_rms_norm_kernel[(rows,)](
+        x,
+        added,
+        weight,
+        total,
+        normed,
+        x.stride(0),
+        added.stride(0),
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        HAS_DELTA=delta is not None,
+        ONE_PLUS=one_plus,
+        num_warps=row_warps(block),
+    )
+    return total, normed
+
+
+def variants() -> Iterator[Variant]:
+    pointers = ("x", "delta", "weight", "total", "normed")
+    for width, one_plus, has_delta, quick in (
+        (1024, False, True, (80, 89, 90, 120)),  # Qwen3-0.6B
+        (1024, False, False, ()),
+        (2304, True, True, (90,)),  # Gemma 2 2B
+        (2304, True, False, ()),
+        (4096, False, True, ()),  # Qwen3-8B
+        (8192, False, True, ()),  # Llama 70B
+    ):
+        block = next_power_of_two(width)
+        yield Variant(
+            name=f"width={width} one_plus={one_plus} delta={has_delta}",
+            kernel=add_rms_norm_kernel,
+            signature=dict.fromkeys(pointers, "*bf16")
+            | {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"},
+            constexprs={
+                "WIDTH": width,
+                "BLOCK": block,
+                "HAS_DELTA": has_delta,
+                "ONE_PLUS": one_plus,
+            },
+            divisible=(*pointers, "x_stride", "delta_stride"),
+            num_warps=row_warps(block),
+            num_stages=3,
+            quick=quick,
+        )

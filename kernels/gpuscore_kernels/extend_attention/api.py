@@ -1,0 +1,107 @@
+"""Attention of a packed batch over cached pages and over itself, in one launch.
+
+The mask rule: a row sees its request's cached prefix, all of its segment's parent and its own
+segment up to itself. Which keys that are is in a tile table (`tiles`), made once per batch.
+"""
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gpuscore_kernels.extend_attention import reference
+from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, TileConfig
+from gpuscore_kernels.extend_attention.table import DeviceTiles
+
+Implementation: TypeAlias = Literal["reference", "triton"]
+
+
+def extend_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool_k: Tensor,
+    pool_v: Tensor,
+    tiles: DeviceTiles,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    need_lse: bool = False,
+    config: TileConfig,
+    impl: Implementation,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend the query rows of `tiles`.
+
+    Args:
+        q: [M, H, D], the table's M rows; H is a multiple of Hkv, D at most 256.
+        k, v: [T, Hkv, D] of all rows of the batch.
+        pool_k, pool_v: [Hkv, slots, D], cached keys and values by slot. What lies in slots that no
+            row sees is never used, NaN included.
+        tiles: the batch's table, of the shape `config.shape(H // Hkv)`.
+        scale: factor on q k^T, over 0.
+        softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax
+            and the log-sum-exp.
+        need_lse: whether the log-sum-exp is wanted.
+        config: sizes of the kernel's tiles.
+        impl: "reference" (any device and number format) or "triton" (float32, float16 or bfloat16
+            on CUDA; in Triton's interpreter on a CPU, without bfloat16, which it computes wrongly).
+
+    Every tensor may have any strides but for its last dimension, which is contiguous.
+
+    Returns:
+        out [M, H, D] in q's dtype, and lse [M, H], natural log, float32 (None unless asked for).
+        Sums are float32; weights are rounded to v's dtype before they are multiplied with v.
+
+    Raises:
+        ValueError: shapes or number formats do not fit.
+    """
+    check(q, k, v, tiles, scale, config)
+    for pool in (pool_k, pool_v):
+        if pool.dim() != 3 or (pool.shape[0], pool.shape[2]) != k.shape[1:]:
+            raise ValueError(f"shapes do not fit: pool {tuple(pool.shape)}, k {tuple(k.shape)}")
+        _check_contiguous(pool)
+    if impl == "reference":
+        out, lse = reference.extend_attention(
+            q, k, v, (pool_k, pool_v), tiles, scale=scale, softcap=softcap
+        )
+        return out, lse if need_lse else None
+    from gpuscore_kernels.extend_attention.launch import launch
+
+    return launch(
+        q,
+        k,
+        v,
+        (pool_k, pool_v),
+        None,
+        tiles,
+        scale=scale,
+        softcap=softcap,
+        need_lse=need_lse,
+        config=config,
+    )
+
+
+def check(
+    q: Tensor, k: Tensor, v: Tensor, tiles: DeviceTiles, scale: float, config: TileConfig
+) -> None:
+    """Raises ValueError for what the kernels cannot compute."""
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.dim() != 3 or k.shape != v.shape or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
+        raise ValueError(f"shapes do not fit: {shapes}")
+    if q.shape[2] > MAX_HEAD_DIM:
+        raise ValueError(f"heads of {q.shape[2]} numbers; at most {MAX_HEAD_DIM} are supported")
+    if len(q) != tiles.rows.shape[1]:
+        raise ValueError(f"the table is of {tiles.rows.shape[1]} query rows, not of {len(q)}")
+    if tiles.shape != config.shape(q.shape[1] // k.shape[1]):
+        raise ValueError(f"the table's {tiles.shape} is not that of {config}")
+    if not scale > 0:
+        raise ValueError(f"scale is {scale}, but must be over 0")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"number formats differ: {q.dtype}, {k.dtype}, {v.dtype}")
+    for x in (q, k, v):
+        _check_contiguous(x)
+
+
+def _check_contiguous(x: Tensor) -> None:
+    if x.stride(-1) != 1 and torch.numel(x) > 1:
+        raise ValueError(f"the last dimension must be contiguous; strides are {x.stride()}")

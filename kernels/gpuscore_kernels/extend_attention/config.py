@@ -1,0 +1,97 @@
+"""Launch configurations of the Triton kernel: one per kind of GPU, head size and number format.
+
+The table is checked in and nothing is tuned while serving, so that a server's bits and speed do not
+depend on what it happened to time. Its values come from what compiles without spilling registers
+(Triton 3.6); they were not timed on GPUs yet.
+"""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from gpuscore_kernels.extend_attention.layout import TileShape
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """Sizes of the kernel's tiles, and how it is launched."""
+
+    rows: int  # of a query tile: tokens times heads of one KV head; a power of two, >= 16
+    keys: int  # of a full tile; a power of two, >= 16
+    own: int  # of a masked tile; likewise, divides `keys`
+    num_warps: int
+    num_stages: int
+
+    def shape(self, group: int) -> TileShape:
+        """For `group` heads per KV head.
+
+        Raises:
+            ValueError: more than `rows`.
+        """
+        if group > self.rows:
+            raise ValueError(f"{group} heads share one of keys; at most {self.rows} are supported")
+        return TileShape(self.rows // group, self.keys, self.own)
+
+    def steady(self) -> "TileConfig":
+        """Masked tiles as wide as full ones: a row's tiles do not depend on its neighbours."""
+        return TileConfig(self.rows, self.keys, self.keys, self.num_warps, self.num_stages)
+
+
+MAX_HEAD_DIM = 256
+
+_HALVES = {
+    80: {
+        64: TileConfig(128, 64, 32, 8, 2),
+        128: TileConfig(128, 32, 32, 8, 3),
+        256: TileConfig(64, 32, 32, 8, 2),
+    },
+    90: {
+        64: TileConfig(128, 64, 32, 8, 2),
+        128: TileConfig(128, 64, 32, 8, 2),
+        256: TileConfig(128, 32, 32, 8, 2),
+    },
+}
+# Matrix units have no exact float32, so its tiles are small; it is there to compare with.
+_SINGLES = {
+    64: TileConfig(64, 32, 32, 8, 1),
+    128: TileConfig(32, 32, 32, 8, 1),
+    256: TileConfig(32, 16, 16, 8, 1),
+}
+_INTERPRETED = TileConfig(64, 16, 16, 1, 1)  # fits the pages of a CPU
+CONFIGS = MappingProxyType(
+    {
+        (80, 2): _HALVES[80],  # A100
+        (89, 2): _HALVES[80],  # L4, L40S
+        (90, 2): _HALVES[90],  # H100, H200; on the others 64 keys spill registers
+        (120, 2): _HALVES[80],  # RTX PRO 6000
+        (80, 4): _SINGLES,
+        (89, 4): _SINGLES,
+        (90, 4): _SINGLES,
+        (120, 4): _SINGLES,
+    }
+)  # by (compute capability times ten, bytes of a number), then by head size rounded up
+
+
+def config_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> TileConfig:
+    """The configuration for a device; an unknown GPU has that of the one before it.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if device.type != "cuda":
+        return _INTERPRETED
+    major, minor = torch.cuda.get_device_capability(device)
+    return config_of(10 * major + minor, head_dim, dtype.itemsize)
+
+
+def config_of(arch: int, head_dim: int, itemsize: int) -> TileConfig:
+    """As `config_for`, for a compute capability times ten and bytes of a number."""
+    known = [a for a, size in CONFIGS if a <= arch and size == itemsize]
+    if not known:
+        raise ValueError(f"compute capability is {arch / 10}; supported: 8.0 and newer")
+    row = CONFIGS[max(known), itemsize]
+    fitting = [size for size in row if size >= head_dim]
+    if not fitting:
+        raise ValueError(f"heads have {head_dim} numbers; supported: {MAX_HEAD_DIM}")
+    return row[min(fitting)]

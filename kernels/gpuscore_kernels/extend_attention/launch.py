@@ -1,0 +1,67 @@
+"""The launch of `extend_attention_kernel`, for both functions that are made of it."""
+
+import torch
+from torch import Tensor
+
+from gpuscore_kernels.extend_attention.config import TileConfig
+from gpuscore_kernels.extend_attention.table import DeviceTiles
+from gpuscore_kernels.extend_attention.triton import LOG2_E, constants, extend_attention_kernel
+
+
+def launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: tuple[Tensor, Tensor] | None,
+    before: tuple[Tensor, Tensor] | None,
+    tiles: DeviceTiles,
+    *,
+    scale: float,
+    softcap: float | None,
+    need_lse: bool,
+    config: TileConfig,
+) -> tuple[Tensor, Tensor | None]:
+    """`extend_attention` with a pool, `items_merge` with what came before; see their `api`."""
+    num_rows, heads, dim = q.shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    lse = torch.empty((num_rows, heads), dtype=torch.float32, device=q.device)
+    if len(tiles.tiles) == 0:
+        return out, lse if need_lse else None
+    pool_k, pool_v = pool or (k.transpose(0, 1), v.transpose(0, 1))  # unused
+    before_out, before_lse = before or (out, lse)  # unused
+    log2_e = LOG2_E.value
+    strides = [x.stride(i) for x in (q, k, v) for i in (0, 1)]
+    strides += [x.stride(i) for x in (pool_k, pool_v) for i in (1, 0)]
+    strides += [x.stride(i) for x in (out, lse, before_out, before_lse) for i in (0, 1)]
+    extend_attention_kernel[(len(tiles.tiles), k.shape[1])](
+        q,
+        k,
+        v,
+        pool_k,
+        pool_v,
+        out,
+        lse,
+        before_out,
+        before_lse,
+        tiles.rows,
+        tiles.tiles,
+        tiles.pool_tiles,
+        tiles.masked,
+        num_rows,
+        scale * log2_e if softcap is None else 2 * scale * log2_e / softcap,
+        softcap or 0.0,
+        *strides,
+        **constants(
+            heads // k.shape[1],
+            dim,
+            config,
+            window=tiles.window,
+            pool=pool is not None,
+            cap=softcap is not None,
+            merge=before is not None,
+            need_lse=need_lse,
+        ),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    return out, lse if need_lse else None

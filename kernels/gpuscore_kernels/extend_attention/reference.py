@@ -1,0 +1,83 @@
+"""The meaning of a tile table in plain torch: every tile's keys gathered, one softmax over them."""
+
+import torch
+from torch import Tensor
+
+from gpuscore_kernels.extend_attention.layout import SHARED
+from gpuscore_kernels.extend_attention.table import DeviceTiles
+
+
+def extend_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: tuple[Tensor, Tensor] | None,
+    tiles: DeviceTiles,
+    *,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """See `api`; with `pool` None the table is one without shared keys."""
+    compute = torch.promote_types(q.dtype, torch.float32)
+    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    lse = torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
+    for tile in tiles.tiles.tolist():
+        rows, position, segment = tiles.rows[:, tile[0] : tile[0] + tile[1]].long()
+        slots, packed, visible = _keys(tiles, tile, position, segment)
+        keys, values = (
+            _gather(own, None if pool is None else pool[side], slots, packed).to(compute)
+            for side, own in enumerate((k, v))
+        )
+        group = q.shape[1] // k.shape[1]
+        scores = torch.einsum("mhd,hsd->mhs", q[rows].to(compute), keys.repeat_interleave(group, 0))
+        scores = scores * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores.masked_fill(~visible.unsqueeze(1), -torch.inf)
+        lse[rows] = torch.logsumexp(scores, dim=-1)
+        weights = torch.softmax(scores, dim=-1)
+        result = torch.einsum("mhs,hsd->mhd", weights, values.repeat_interleave(group, 0))
+        out[rows] = result.to(q.dtype)
+    return out, lse
+
+
+def _gather(own: Tensor, pool: Tensor | None, slots: Tensor, packed: Tensor) -> Tensor:
+    """[Hkv, keys, D]: those of the pool first."""
+    mine = own[packed].transpose(0, 1)
+    return mine if pool is None else torch.cat((pool[:, slots], mine), dim=1)
+
+
+def _keys(
+    tiles: DeviceTiles, tile: list[int], position: Tensor, segment: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Slots and rows of a tile's keys, and bool [rows, keys]: which are visible."""
+    _, _, begin, _, end, pool_begin, pool_end, num_packed, num_parent, parent, own = tile
+    size, device = tiles.shape.keys, position.device
+    offsets = torch.arange(size, device=device)
+    slots = [int(slot) + offsets for slot in tiles.pool_tiles[pool_begin:pool_end]]
+    packed = [(parent if i < num_parent else own) + i * size + offsets for i in range(num_packed)]
+    # Keys of full tiles are visible to all.
+    seen = {
+        False: [torch.ones(len(position), size * len(slots), dtype=torch.bool, device=device)],
+        True: [torch.ones(len(position), size * len(packed), dtype=torch.bool, device=device)],
+    }
+    for start, count, first, whose, is_packed in tiles.masked[begin:end].tolist():
+        key = torch.arange(count, device=device)
+        (packed if is_packed else slots).append(start + key)
+        seen[bool(is_packed)].append(
+            _visible(first + key, whose, position.unsqueeze(1), segment, tiles.window)
+        )
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    visible = torch.cat((*seen[False], *seen[True]), dim=1)
+    return torch.cat((none, *slots)), torch.cat((none, *packed)), visible
+
+
+def _visible(
+    key: Tensor, whose: int, position: Tensor, segment: Tensor, window: int | None
+) -> Tensor:
+    visible = key <= position
+    if window is not None:
+        visible = visible & (key > position - window)
+    if whose != SHARED:
+        visible = visible & (segment == whose).unsqueeze(1)
+    return visible

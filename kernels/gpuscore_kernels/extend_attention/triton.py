@@ -1,0 +1,349 @@
+"""`extend_attention` on Triton: one launch for all tiles of all requests and KV heads.
+
+A program has one query tile and one KV head; its rows are the tile's tokens times the heads of that
+KV head. It runs over masked tiles (with a window), full tiles of the pool, full tiles of the batch
+and masked tiles. Scores and sums are float32, exponentials of base 2; a masked key's weight is
+exactly 0, and it changes no sum (FlashAttention-2, arXiv 2307.08691, has the recurrence).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from gpuscore_kernels.compile_check import ARCHES, Variant
+from gpuscore_kernels.extend_attention import layout as columns
+from gpuscore_kernels.extend_attention.config import TileConfig, config_of
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+NEVER = tl.constexpr(-1.0e30)  # finite, so that no difference of two is NaN
+TILE_FIELDS = tl.constexpr(columns.TILE_FIELDS)
+NUM_ROWS = tl.constexpr(columns.NUM_ROWS)
+MASKED_START = tl.constexpr(columns.MASKED_START)
+MASKED_AFTER = tl.constexpr(columns.MASKED_AFTER)
+MASKED_END = tl.constexpr(columns.MASKED_END)
+POOL_START = tl.constexpr(columns.POOL_START)
+POOL_END = tl.constexpr(columns.POOL_END)
+NUM_PACKED = tl.constexpr(columns.NUM_PACKED)
+NUM_PARENT = tl.constexpr(columns.NUM_PARENT)
+PARENT_BASE = tl.constexpr(columns.PARENT_BASE)
+OWN_BASE = tl.constexpr(columns.OWN_BASE)
+MASKED_FIELDS = tl.constexpr(columns.MASKED_FIELDS)
+NUM_KEYS = tl.constexpr(columns.NUM_KEYS)
+KEY_POSITION = tl.constexpr(columns.KEY_POSITION)
+SEGMENT = tl.constexpr(columns.SEGMENT)
+IS_PACKED = tl.constexpr(columns.IS_PACKED)
+
+
+@triton.jit
+def _load_keys(base, offset_n, offset_d, stride, count, D: tl.constexpr, MASKED: tl.constexpr):
+    """[BN, D_PAD] of `base`; zeros beyond the head and, masked, from `count` on."""
+    pointers = base + offset_n[:, None] * stride + offset_d[None, :]
+    even: tl.constexpr = offset_d.shape[0] == D
+    if MASKED:
+        mask = offset_n[:, None] < count
+        if not even:
+            mask = mask & (offset_d[None, :] < D)
+        return tl.load(pointers, mask=mask, other=0.0)
+    if even:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=offset_d[None, :] < D, other=0.0)
+
+
+@triton.jit
+def _step(q, k, v, top, total, acc, visible, scale, cap, MASKED: tl.constexpr, CAP: tl.constexpr):
+    """Adds a tile of keys to a row's maximum, sum of weights and weighted values."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if CAP:
+        # softcap * tanh(scale * s / softcap), in units of base 2
+        scores = cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * scale)))
+        scale = LOG2_E
+    if MASKED:
+        scores = tl.where(visible, scores, NEVER)
+    new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+    weights = tl.exp2(scores * scale - new_top[:, None])
+    if MASKED:
+        weights = tl.where(visible, weights, 0.0)
+    shrink = tl.exp2(top - new_top)
+    total = total * shrink + tl.sum(weights, 1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit
+def _masked_step(
+    begin,
+    end,
+    masked,
+    q,
+    top,
+    total,
+    acc,
+    position,
+    segment,
+    pool_k,
+    pool_v,
+    k,
+    v,
+    stride_pk,
+    stride_pv,
+    stride_k,
+    stride_v,
+    offset_d,
+    scale,
+    cap,
+    WINDOW: tl.constexpr,
+    D: tl.constexpr,
+    OWN: tl.constexpr,
+    POOL: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    """All masked tiles of one range of the table."""
+    offset_n = tl.arange(0, OWN)
+    for index in tl.range(begin, end):
+        entry = masked + index * MASKED_FIELDS
+        start = tl.load(entry).to(tl.int64)
+        count = tl.load(entry + NUM_KEYS)
+        key_position = tl.load(entry + KEY_POSITION) + offset_n
+        whose = tl.load(entry + SEGMENT)
+        if POOL:
+            packed = tl.load(entry + IS_PACKED) != 0
+            from_k = tl.where(packed, k + start * stride_k, pool_k + start * stride_pk)
+            from_v = tl.where(packed, v + start * stride_v, pool_v + start * stride_pv)
+            step_k = tl.where(packed, stride_k, stride_pk)
+            step_v = tl.where(packed, stride_v, stride_pv)
+        else:
+            from_k, step_k = k + start * stride_k, stride_k
+            from_v, step_v = v + start * stride_v, stride_v
+        visible = (offset_n[None, :] < count) & (key_position[None, :] <= position[:, None])
+        visible = visible & ((whose < 0) | (segment[:, None] == whose))
+        if WINDOW > 0:
+            visible = visible & (key_position[None, :] > position[:, None] - WINDOW)
+        keys = _load_keys(from_k, offset_n, offset_d, step_k, count, D, True)
+        values = _load_keys(from_v, offset_n, offset_d, step_v, count, D, True)
+        top, total, acc = _step(q, keys, values, top, total, acc, visible, scale, cap, True, CAP)
+    return top, total, acc
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def extend_attention_kernel(
+    q,  # [M, H, D]
+    k,  # [T, Hkv, D]
+    v,
+    pool_k,  # [Hkv, slots, D], any strides
+    pool_v,
+    out,  # [M, H, D]
+    lse,  # float32 [M, H]
+    before_out,  # [M, H, D] partial result over other keys ...
+    before_lse,  # ... float32 [M, H]
+    rows,  # int32 [3, M]
+    tiles,  # int32 [n, TILE_FIELDS]
+    pool_tiles,  # int32
+    masked,  # int32 [*, MASKED_FIELDS]
+    num_rows,
+    scale,  # base 2; with a soft-cap 2 log2(e) / softcap of it
+    cap,  # the soft-cap
+    stride_qm,
+    stride_qh,
+    stride_kt,
+    stride_kh,
+    stride_vt,
+    stride_vh,
+    stride_pks,
+    stride_pkh,
+    stride_pvs,
+    stride_pvh,
+    stride_om,
+    stride_oh,
+    stride_lm,
+    stride_lh,
+    stride_bm,
+    stride_bh,
+    stride_blm,
+    stride_blh,
+    WINDOW: tl.constexpr,  # 0 = none
+    GROUP: tl.constexpr,  # heads per KV head
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,  # next power of two
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    OWN: tl.constexpr,
+    POOL: tl.constexpr,  # whether there are a pool and parents to look at
+    CAP: tl.constexpr,
+    MERGE: tl.constexpr,  # go on from before_out and before_lse
+    NEED_LSE: tl.constexpr,
+):
+    tile = tiles + tl.program_id(0) * TILE_FIELDS
+    kv_head = tl.program_id(1)
+    wide_head = kv_head.to(tl.int64)
+    row_start = tl.load(tile)
+    count = tl.load(tile + NUM_ROWS)
+
+    # Row r of the tile is token r // GROUP and head r % GROUP of this KV head.
+    offset_m = tl.arange(0, BM)
+    offset_n = tl.arange(0, BN)
+    offset_d = tl.arange(0, D_PAD)
+    token = offset_m // GROUP
+    head = kv_head * GROUP + offset_m % GROUP
+    real = token < count
+    row = tl.load(rows + row_start + token, mask=real, other=0).to(tl.int64)
+    position = tl.load(rows + num_rows + row_start + token, mask=real, other=-1)
+    segment = tl.load(rows + 2 * num_rows + row_start + token, mask=real, other=-2)
+    in_head = real[:, None] & (offset_d[None, :] < D)
+
+    at = row[:, None] * stride_qm + head[:, None] * stride_qh + offset_d[None, :]
+    q_tile = tl.load(q + at, mask=in_head, other=0.0)
+    if MERGE:
+        from_lse = row * stride_blm + head * stride_blh
+        top = tl.load(before_lse + from_lse, mask=real, other=0.0) * LOG2_E
+        nothing = top < NEVER
+        top = tl.where(nothing, NEVER, top)
+        total = tl.where(nothing, 0.0, 1.0)
+        at = row[:, None] * stride_bm + head[:, None] * stride_bh + offset_d[None, :]
+        acc = tl.load(before_out + at, mask=in_head, other=0.0).to(tl.float32)
+        acc = tl.where(nothing[:, None], 0.0, acc)
+    else:
+        top = tl.full([BM], NEVER, tl.float32)
+        total = tl.zeros([BM], tl.float32)
+        acc = tl.zeros([BM, D_PAD], tl.float32)
+
+    k_head = k + wide_head * stride_kh
+    v_head = v + wide_head * stride_vh
+    pool_k_head = pool_k + wide_head * stride_pkh
+    pool_v_head = pool_v + wide_head * stride_pvh
+    begin = tl.load(tile + MASKED_START)
+    after = tl.load(tile + MASKED_AFTER)
+    end = tl.load(tile + MASKED_END)
+    if WINDOW > 0:
+        top, total, acc = _masked_step(
+            begin, after, masked, q_tile, top, total, acc, position, segment,
+            pool_k_head, pool_v_head, k_head, v_head,
+            stride_pks, stride_pvs, stride_kt, stride_vt,
+            offset_d, scale, cap, WINDOW, D, OWN, POOL, CAP,
+        )  # fmt: skip
+    if POOL:
+        pool_begin = tl.load(tile + POOL_START)
+        pool_end = tl.load(tile + POOL_END)
+        for index in tl.range(pool_begin, pool_end):
+            slot = tl.load(pool_tiles + index).to(tl.int64)
+            from_k = pool_k_head + slot * stride_pks
+            from_v = pool_v_head + slot * stride_pvs
+            keys = _load_keys(from_k, offset_n, offset_d, stride_pks, BN, D, False)
+            values = _load_keys(from_v, offset_n, offset_d, stride_pvs, BN, D, False)
+            top, total, acc = _step(
+                q_tile, keys, values, top, total, acc, True, scale, cap, False, CAP
+            )
+    num_packed = tl.load(tile + NUM_PACKED)
+    num_parent = tl.load(tile + NUM_PARENT)
+    parent_base = tl.load(tile + PARENT_BASE)
+    own_base = tl.load(tile + OWN_BASE)
+    for index in tl.range(0, num_packed):
+        start = tl.where(index < num_parent, parent_base, own_base) + index * BN
+        from_k = k_head + start.to(tl.int64) * stride_kt
+        from_v = v_head + start.to(tl.int64) * stride_vt
+        keys = _load_keys(from_k, offset_n, offset_d, stride_kt, BN, D, False)
+        values = _load_keys(from_v, offset_n, offset_d, stride_vt, BN, D, False)
+        top, total, acc = _step(q_tile, keys, values, top, total, acc, True, scale, cap, False, CAP)
+    top, total, acc = _masked_step(
+        after, end, masked, q_tile, top, total, acc, position, segment,
+        pool_k_head, pool_v_head, k_head, v_head,
+        stride_pks, stride_pvs, stride_kt, stride_vt,
+        offset_d, scale, cap, WINDOW, D, OWN, POOL, CAP,
+    )  # fmt: skip
+
+    at = row[:, None] * stride_om + head[:, None] * stride_oh + offset_d[None, :]
+    seen = total > 0  # false for the rows that fill up a tile
+    total = tl.where(seen, total, 1.0)
+    result = acc / total[:, None]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=in_head)
+    if NEED_LSE:
+        log_sum = tl.where(seen, (top + tl.log2(total)) * LN_2, -float("inf"))
+        tl.store(lse + row * stride_lm + head * stride_lh, log_sum, mask=real)
+
+
+def constants(
+    group: int,
+    dim: int,
+    config: TileConfig,
+    *,
+    window: int | None,
+    pool: bool,
+    cap: bool,
+    merge: bool,
+    need_lse: bool,
+) -> dict[str, Any]:
+    """Compile-time arguments of the kernel."""
+    return {
+        "WINDOW": window or 0,
+        "GROUP": group,
+        "D": dim,
+        "D_PAD": max(16, triton.next_power_of_2(dim)),
+        "BM": config.rows,
+        "BN": config.keys,
+        "OWN": config.own,
+        "POOL": pool,
+        "CAP": cap,
+        "MERGE": merge,
+        "NEED_LSE": need_lse,
+    }
+
+
+def variants() -> Iterator[Variant]:
+    """Every configuration, and every compile-time choice with some of them."""
+    every, merge = {"pool": True, "merge": False}, {"pool": False, "merge": True}
+    plain: dict[str, Any] = {"window": None, "cap": False, "need_lse": False}
+    for dim, group in ((64, 4), (96, 1), (128, 2), (256, 2)):
+        yield from _variants("bf16", dim, group, every | plain, quick=ARCHES if dim == 128 else ())
+        yield from _variants("fp32", dim, group, every | plain)
+    yield from _variants("bf16", 128, 2, merge | plain, quick=(90,))
+    yield from _variants("bf16", 128, 7, every | plain | {"need_lse": True})
+    gemma = {"window": 4096, "cap": True, "need_lse": False}
+    yield from _variants("bf16", 256, 2, every | gemma)
+
+
+def _variants(
+    number: str, dim: int, group: int, choices: dict[str, Any], quick: tuple[int, ...] = ()
+) -> Iterator[Variant]:
+    """One for each configuration that some architecture has."""
+    itemsize = 2 if number == "bf16" else 4
+    configs = {arch: config_of(arch, dim, itemsize) for arch in ARCHES}
+    chosen = [name for name, value in choices.items() if value and name != "pool"]
+    for config in dict.fromkeys(configs.values()):
+        arches = tuple(arch for arch in ARCHES if configs[arch] == config)
+        tile = f"{config.rows}x{config.keys}"
+        yield Variant(
+            name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, tile]),
+            kernel=extend_attention_kernel,
+            signature=signature(number),
+            constexprs=constants(group, dim, config, **choices),
+            divisible=divisible(),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+            arches=arches,
+            needs_wgmma=itemsize == 2,
+            # float32 is there to compare with; a group of 7 divides by no power of two.
+            stack=dict.fromkeys(ARCHES, 96) if itemsize == 4 else {80: 32} if group == 7 else {},
+            quick=tuple(arch for arch in arches if arch in quick),
+        )
+
+
+def signature(number: str) -> dict[str, str]:
+    """Types of the kernel's arguments for tensors of `number`, a Triton name such as bf16."""
+    tensors = ("q", "k", "v", "pool_k", "pool_v", "out", "before_out")
+    tables = ("rows", "tiles", "pool_tiles", "masked")
+    strides = [name for name in extend_attention_kernel.arg_names if name.startswith("stride_")]
+    return (
+        dict.fromkeys(tensors, f"*{number}")
+        | dict.fromkeys(("lse", "before_lse"), "*fp32")
+        | dict.fromkeys(tables, "*i32")
+        | dict.fromkeys(("num_rows", *strides), "i32")
+        | dict.fromkeys(("scale", "cap"), "fp32")
+    )
+
+
+def divisible() -> tuple[str, ...]:
+    """Arguments that are multiples of 16; strides of log-sum-exps are numbers of heads."""
+    others = ("num_rows", "scale", "cap", "stride_lm", "stride_lh", "stride_blm", "stride_blh")
+    return tuple(name for name in signature("bf16") if name not in others)

@@ -1,0 +1,3 @@
+from gpuscore_kernels.gated.api import gated
+
+__all__ = ["gated"]

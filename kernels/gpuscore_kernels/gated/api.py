@@ -1,0 +1,36 @@
+"""The inside of a gated MLP: SwiGLU and GeGLU."""
+
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from gpuscore_kernels.gated import reference
+
+Implementation: TypeAlias = Literal["reference", "triton"]
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+def gated(gate_up: Tensor, activation: str, *, impl: Implementation) -> Tensor:
+    """act(gate) * up.
+
+    Args:
+        gate_up: [T, 2I], the gate's columns, then the up projection's; rows may lie apart,
+            elements of a row not.
+        activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with tanh's approximation).
+        impl: "reference" (any device) or "triton".
+
+    Returns:
+        [T, I] in gate_up's dtype; the activation is float32 inside and rounded before the product.
+
+    Raises:
+        ValueError: an odd number of columns, or another activation.
+    """
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up must be [T, 2I], got {tuple(gate_up.shape)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r}; supported: {', '.join(ACTIVATIONS)}")
+    if impl == "reference":
+        return reference.gated(gate_up, activation)
+    from gpuscore_kernels.gated import triton
+
+    return triton.gated(gate_up, activation)

@@ -1,0 +1,75 @@
+"""`gated` in Triton: one program per row and block of columns."""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuscore_kernels.compile_check import Variant
+from gpuscore_kernels.launch import next_power_of_two, row_warps
+
+BLOCK = 1024  # columns of a program
+
+
+@triton.jit
+def gated_kernel(
+    gate_up,
+    out,
+    stride,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GELU: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    start = gate_up + row * stride + columns
+    gate = tl.load(start, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(start + WIDTH, mask=inside, other=0.0)
+    if GELU:
+        # 0.5 (1 + tanh z) = sigmoid(2 z), without the difference of nearly equal numbers
+        z = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        active = gate * tl.sigmoid(2.0 * z)
+    else:
+        active = gate * tl.sigmoid(gate)
+    active = active.to(up.dtype).to(tl.float32)
+    tl.store(out + row * WIDTH + columns, (active * up.to(tl.float32)).to(up.dtype), mask=inside)
+
+
+def gated(gate_up: Tensor, activation: str) -> Tensor:
+    gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    if out.numel() == 0:
+        return out
+    block = min(BLOCK, next_power_of_two(width))
+    gated_kernel[(rows, triton.cdiv(width, block))](
+        gate_up,
+        out,
+        gate_up.stride(0),
+        WIDTH=width,
+        BLOCK=block,
+        GELU=activation == "gelu_tanh",
+        num_warps=row_warps(block),
+    )
+    return out
+
+
+def variants() -> Iterator[Variant]:
+    for width, gelu, quick in (
+        (3072, False, (80, 120)),  # Qwen3-0.6B
+        (9216, True, (90,)),  # Gemma 2 2B
+        (12288, False, ()),  # Qwen3-8B
+    ):
+        yield Variant(
+            name=f"width={width} gelu={gelu}",
+            kernel=gated_kernel,
+            signature={"gate_up": "*bf16", "out": "*bf16", "stride": "i32"},
+            constexprs={"WIDTH": width, "BLOCK": BLOCK, "GELU": gelu},
+            divisible=("gate_up", "out", "stride"),
+            num_warps=row_warps(BLOCK),
+            num_stages=3,
+            quick=quick,
+        )

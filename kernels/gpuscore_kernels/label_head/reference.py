@@ -1,0 +1,74 @@
+"""The label head in plain torch, for any device, in tiles.
+
+Neither function holds more than `max_tile` elements of logits or of gathered or converted weights
+at a time.
+"""
+
+import torch
+from torch import Tensor
+
+MAX_TILE = 1 << 22
+
+
+def label_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    label_ids: Tensor,
+    softcap: float | None,
+    max_tile: int,
+) -> Tensor:
+    compute = torch.promote_types(hidden.dtype, torch.float32)
+    logits = torch.empty(len(rows), dtype=compute, device=hidden.device)
+    step = _power_of_two(max_tile // hidden.shape[1])
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        left = hidden.index_select(0, rows[part]).to(compute)
+        right = weight.index_select(0, label_ids[part]).to(compute)
+        logits[part] = _capped((left * right).sum(dim=1), softcap)
+    return logits
+
+
+def vocab_statistics(
+    hidden: Tensor, weight: Tensor, need_top: bool, softcap: float | None, max_tile: int
+) -> tuple[Tensor, Tensor | None]:
+    num_rows, width = hidden.shape
+    compute = torch.promote_types(hidden.dtype, torch.float32)
+    hidden = hidden.to(compute)
+    lse = torch.full((num_rows,), -torch.inf, dtype=compute, device=hidden.device)
+    best = lse.clone()
+    best_id = torch.zeros(num_rows, dtype=torch.int64, device=hidden.device)
+    vocab_step, row_step = _tile(width, max_tile)
+    for v0 in range(0, weight.shape[0], vocab_step):
+        tile = weight[v0 : v0 + vocab_step].to(compute)  # [v, E]
+        for n0 in range(0, num_rows, row_step):
+            rows = slice(n0, n0 + row_step)
+            logits = _capped(hidden[rows] @ tile.T, softcap)  # [n, v]
+            lse[rows] = torch.logaddexp(lse[rows], torch.logsumexp(logits, dim=1))
+            if need_top:
+                value, index = logits.max(dim=1)
+                better = value > best[rows]
+                best[rows] = torch.where(better, value, best[rows])
+                best_id[rows] = torch.where(better, index + v0, best_id[rows])
+    return lse, best_id if need_top else None
+
+
+def tile_shapes(num_rows: int, vocab: int, width: int) -> set[tuple[int, int]]:
+    """Shapes [n, v] of the logits that `vocab_statistics` holds at a time for 2^k rows [*, E]."""
+    vocab_step, row_step = _tile(width, MAX_TILE)
+    rows = min(num_rows, row_step)
+    return {(rows, v) for v in (min(vocab, vocab_step), vocab % vocab_step) if v}
+
+
+def _tile(width: int, max_tile: int) -> tuple[int, int]:
+    vocab_step = max(1, max_tile // width)
+    return vocab_step, _power_of_two(max_tile // vocab_step)
+
+
+def _power_of_two(most: int) -> int:
+    """The largest one that is not above `most`: so that 2^n rows fall into equal tiles."""
+    return 1 << (max(1, most).bit_length() - 1)
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)

@@ -1,0 +1,290 @@
+"""The label head in Triton.
+
+The log-sum-exp takes two kernels. The first multiplies rows with one slice of the vocabulary, tile
+by tile, and keeps of each row a running maximum, sum and best token; the second puts a row's slices
+together in a fixed order. Cut Cross-Entropy (arXiv 2411.09009) does the same in one kernel with
+locks, whose order of summing varies.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuscore_kernels.compile_check import ARCHES, Variant
+from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
+
+LABEL_BLOCK = 1024  # elements of a dot product at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One entry of the table: it never follows the number of rows, so that bits do not either."""
+
+    BLOCK_M: int  # rows
+    BLOCK_N: int  # tokens
+    BLOCK_K: int  # elements of a row at a time
+    SLICES: int  # of the vocabulary, each a program; a power of two
+    num_warps: int
+    num_stages: int
+
+
+def config_for(arch: int, dtype: torch.dtype) -> Config:
+    """Two stages on sm_89 and sm_120, whose blocks have 99 KB of shared memory."""
+    if arch == INTERPRETER:
+        return Config(16, 32, 16, SLICES=4, num_warps=4, num_stages=1)
+    if dtype == torch.float32:  # no tensor cores: accumulators and operands are all registers
+        return Config(64, 64, 32, SLICES=128, num_warps=8, num_stages=2)
+    stages = 2 if arch in (89, 120) else 3
+    return Config(128, 128, 64, SLICES=128, num_warps=8, num_stages=stages)
+
+
+@triton.jit
+def _capped(logits, softcap):
+    """softcap * tanh(logits / softcap)."""
+    small = tl.exp(-2.0 * tl.abs(logits / softcap))
+    size = softcap * (1.0 - small) / (1.0 + small)
+    return tl.where(logits < 0, -size, size)
+
+
+@triton.jit
+def label_logits_kernel(
+    hidden,
+    weight,
+    rows,
+    label_ids,
+    out,
+    hidden_stride,
+    softcap,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+):
+    label = tl.program_id(0)
+    left = hidden + tl.load(rows + label).to(tl.int64) * hidden_stride
+    right = weight + tl.load(label_ids + label).to(tl.int64) * WIDTH
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, WIDTH, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        inside = columns < WIDTH
+        a = tl.load(left + columns, mask=inside, other=0.0).to(tl.float32)
+        total += a * tl.load(right + columns, mask=inside, other=0.0).to(tl.float32)
+    logit = tl.sum(total, axis=0)
+    if HAS_CAP:
+        logit = _capped(logit, softcap)
+    tl.store(out + label, logit)
+
+
+# Without this the number of rows would decide which code runs: one row, a multiple of 16, others.
+@triton.jit(do_not_specialize=["num_rows"])
+def slice_statistics_kernel(
+    hidden,
+    weight,
+    rows,
+    peaks,
+    sums,
+    best_ids,
+    num_rows,
+    hidden_stride,
+    width,
+    softcap,
+    VOCAB: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SLICES: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    NEED_TOP: tl.constexpr,
+):
+    """peaks, sums, best_ids [num_rows, SLICES]; programs of one slice run side by side.
+
+    `width` is no constant, because the inner loop over one would be unrolled.
+    """
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = row < num_rows
+    source = row.to(tl.int64)
+    if HAS_ROWS:
+        source = tl.load(rows + row, mask=is_row, other=0).to(tl.int64)
+    k = tl.arange(0, BLOCK_K)
+    left = hidden + source[:, None] * hidden_stride + k[None, :]
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    best = tl.zeros([BLOCK_M], tl.int32)
+    tiles: tl.constexpr = (VOCAB + BLOCK_N - 1) // BLOCK_N
+    per_slice: tl.constexpr = (tiles + SLICES - 1) // SLICES
+    first = tl.program_id(1) * per_slice
+    for tile in range(first, tl.minimum(first + per_slice, tiles)):
+        token = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_token = token < VOCAB
+        right = weight + token.to(tl.int64)[:, None] * width + k[None, :]
+        logits = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in range(0, width, BLOCK_K):
+            a_mask, b_mask = is_row[:, None], is_token[:, None]
+            if not EVEN_K:
+                inside = (start + k < width)[None, :]
+                a_mask, b_mask = a_mask & inside, b_mask & inside
+            a = tl.load(left + start, mask=a_mask, other=0.0)
+            b = tl.load(right + start, mask=b_mask, other=0.0)
+            logits = tl.dot(a, tl.trans(b), logits, input_precision="ieee")
+        if HAS_CAP:
+            logits = _capped(logits, softcap)
+        logits = tl.where(is_token[None, :], logits, float("-inf"))
+        tile_peak = tl.max(logits, axis=1)
+        if NEED_TOP:
+            tile_best = tile * BLOCK_N + tl.argmax(logits, axis=1, tie_break_left=True)
+            best = tl.where(tile_peak > peak, tile_best, best)
+        new_peak = tl.maximum(peak, tile_peak)
+        tile_sum = tl.sum(tl.exp(logits - new_peak[:, None]), axis=1)
+        total = total * tl.exp(peak - new_peak) + tile_sum
+        peak = new_peak
+    place = row.to(tl.int64) * SLICES + tl.program_id(1)
+    tl.store(peaks + place, peak, mask=is_row)
+    tl.store(sums + place, total, mask=is_row)
+    if NEED_TOP:
+        tl.store(best_ids + place, best, mask=is_row)
+
+
+@triton.jit
+def merge_slices_kernel(
+    peaks, sums, best_ids, lse, top_ids, SLICES: tl.constexpr, NEED_TOP: tl.constexpr
+):
+    """One program per row; a slice without tokens has peak -inf and sum 0."""
+    row = tl.program_id(0)
+    place = row.to(tl.int64) * SLICES + tl.arange(0, SLICES)
+    peak = tl.load(peaks + place)
+    highest = tl.max(peak, axis=0)
+    total = tl.sum(tl.load(sums + place) * tl.exp(peak - highest), axis=0)
+    tl.store(lse + row, highest + tl.log(total))
+    if NEED_TOP:
+        # Slices are in the order of ids, so the first of equal ones has the lowest.
+        winner = tl.argmax(peak, axis=0, tie_break_left=True)
+        tl.store(top_ids + row, tl.load(best_ids + row.to(tl.int64) * SLICES + winner))
+
+
+def label_logits(
+    hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor, softcap: float | None
+) -> Tensor:
+    hidden, weight = _rows_whole(hidden), weight.contiguous()
+    width = hidden.shape[1]
+    out = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
+    if len(rows) == 0:
+        return out
+    label_logits_kernel[(len(rows),)](
+        hidden,
+        weight,
+        rows.contiguous(),
+        label_ids.contiguous(),
+        out,
+        hidden.stride(0),
+        softcap or 1.0,
+        WIDTH=width,
+        BLOCK=min(LABEL_BLOCK, next_power_of_two(width)),
+        HAS_CAP=softcap is not None,
+        num_warps=4,
+    )
+    return out
+
+
+def vocab_statistics(
+    hidden: Tensor, weight: Tensor, rows: Tensor | None, need_top: bool, softcap: float | None
+) -> tuple[Tensor, Tensor | None]:
+    hidden, weight = _rows_whole(hidden), weight.contiguous()
+    config = config_for(arch_of(hidden), hidden.dtype)
+    count, device = len(hidden) if rows is None else len(rows), hidden.device
+    lse = torch.empty(count, dtype=torch.float32, device=device)
+    top_ids = torch.empty(count if need_top else 0, dtype=torch.int64, device=device)
+    if count:
+        peaks = torch.empty((count, config.SLICES), dtype=torch.float32, device=device)
+        sums = torch.empty_like(peaks)
+        best_ids = torch.empty_like(peaks, dtype=torch.int32)
+        slice_statistics_kernel[(triton.cdiv(count, config.BLOCK_M), config.SLICES)](
+            hidden,
+            weight,
+            best_ids if rows is None else rows.contiguous(),
+            peaks,
+            sums,
+            best_ids,
+            count,
+            hidden.stride(0),
+            weight.shape[1],
+            softcap or 1.0,
+            VOCAB=weight.shape[0],
+            EVEN_K=weight.shape[1] % config.BLOCK_K == 0,
+            HAS_ROWS=rows is not None,
+            HAS_CAP=softcap is not None,
+            NEED_TOP=need_top,
+            **asdict(config),
+        )
+        merge_slices_kernel[(count,)](
+            peaks, sums, best_ids, lse, top_ids, config.SLICES, need_top, num_warps=1
+        )
+    return lse, top_ids if need_top else None
+
+
+def _rows_whole(x: Tensor) -> Tensor:
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def variants() -> Iterator[Variant]:
+    yield Variant(
+        name="label logits width=1024",
+        kernel=label_logits_kernel,
+        signature=_types("hidden weight rows label_ids out", torch.bfloat16),
+        constexprs={"WIDTH": 1024, "BLOCK": LABEL_BLOCK, "HAS_CAP": False},
+        divisible=("hidden", "weight", "rows", "label_ids", "out", "hidden_stride"),
+        num_warps=4,
+        num_stages=3,
+        quick=(80, 120),
+    )
+    pointers = "hidden weight rows peaks sums best_ids"
+    for width, vocab, dtype, has_cap, need_top, quick in (
+        (1024, 151936, torch.bfloat16, False, False, ARCHES),  # Qwen3-0.6B
+        (1024, 151936, torch.bfloat16, False, True, ()),
+        (2304, 256000, torch.bfloat16, True, True, ()),  # Gemma 2 2B
+        (1024, 151936, torch.float32, False, True, ()),
+    ):
+        for config in dict.fromkeys(config_for(arch, dtype) for arch in ARCHES):
+            yield Variant(
+                name=f"slices width={width} {dtype} cap={has_cap} top={need_top} "
+                f"stages={config.num_stages}",
+                kernel=slice_statistics_kernel,
+                signature=_types(pointers, dtype) | {"num_rows": "i32", "width": "i32"},
+                constexprs=_tile_sizes(config)
+                | {"VOCAB": vocab, "EVEN_K": True, "HAS_ROWS": True}
+                | {"HAS_CAP": has_cap, "NEED_TOP": need_top},
+                divisible=(*pointers.split(), "hidden_stride", "width"),
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+                arches=tuple(arch for arch in ARCHES if config_for(arch, dtype) == config),
+                needs_wgmma=dtype != torch.float32,
+                quick=quick,
+            )
+    yield Variant(
+        name="merge",
+        kernel=merge_slices_kernel,
+        signature={"peaks": "*fp32", "sums": "*fp32", "best_ids": "*i32"}
+        | {"lse": "*fp32", "top_ids": "*i64"},
+        constexprs={"SLICES": 128, "NEED_TOP": True},
+        divisible=("peaks", "sums", "best_ids", "lse", "top_ids"),
+        num_warps=1,
+        num_stages=3,
+        quick=(90,),
+    )
+
+
+def _types(pointers: str, dtype: torch.dtype) -> dict[str, str]:
+    """Types of the arguments that the first two kernels share, and of these pointers."""
+    own = "*fp32" if dtype == torch.float32 else "*bf16"
+    known = dict.fromkeys(("rows", "label_ids"), "*i64") | {"best_ids": "*i32"}
+    known |= dict.fromkeys(("hidden", "weight"), own)
+    types = {name: known.get(name, "*fp32") for name in pointers.split()}
+    return types | {"hidden_stride": "i32", "softcap": "fp32"}
+
+
+def _tile_sizes(config: Config) -> dict[str, object]:
+    return {name: value for name, value in asdict(config).items() if name.isupper()}

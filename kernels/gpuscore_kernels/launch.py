@@ -1,0 +1,33 @@
+"""What every launch of a Triton kernel asks: for which architecture, and how many warps."""
+
+import torch
+from torch import Tensor
+
+from gpuscore_kernels.compile_check import ARCHES
+
+INTERPRETER = 0  # in place of an architecture: tensors on a CPU, under TRITON_INTERPRET=1
+
+
+def arch_of(tensor: Tensor) -> int:
+    """The nearest architecture for which kernels are shipped that is not newer than the device's.
+
+    Raises:
+        ValueError: the device is older than all of them.
+    """
+    if tensor.device.type == "cpu":
+        return INTERPRETER
+    major, minor = torch.cuda.get_device_capability(tensor.device)
+    older = [arch for arch in ARCHES if arch <= major * 10 + minor]
+    if not older:
+        raise ValueError(f"sm_{major}{minor} is older than sm_{ARCHES[0]}, the oldest supported")
+    return older[-1]
+
+
+def next_power_of_two(number: int) -> int:
+    """The smallest one that is not below `number`, for numbers from 1."""
+    return 1 << (number - 1).bit_length()
+
+
+def row_warps(block: int) -> int:
+    """Warps of a program that holds `block` elements: 8 to 64 of them per thread."""
+    return min(16, max(1, block // 256))

@@ -1,0 +1,115 @@
+"""From the product with the QKV weights to what attention reads, in one pass over the rows."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from gpuscore_kernels.qk_norm_rope_store import reference
+
+Implementation: TypeAlias = Literal["reference", "triton"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Where rows are kept beyond a batch.
+
+    Args:
+        k, v: [Hkv, slots, D], of one stride each; elements of a head lie side by side.
+        slots: int32 or int64 [T]; no two rows have the same; those with a negative one are not
+            kept.
+    """
+
+    k: Tensor
+    v: Tensor
+    slots: Tensor
+
+
+def qk_norm_rope_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 0.0,
+    one_plus: bool = False,
+    pages: Pages | None = None,
+    impl: Implementation,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split heads; RMS norm and rotary embedding of queries and keys; store keys and values.
+
+    Args:
+        qkv: [T, (H + 2 Hkv) D]: queries, keys, values; rows may lie apart, elements of a row not.
+        cos, sin: float32 [T, D / 2], for the pairs (i, i + D / 2).
+        num_heads: H; 0 where only keys and values are there.
+        num_kv_heads: Hkv; 0 where only queries are there.
+        q_norm, k_norm: [D], weights of the norm of each head, both or none.
+        eps: of the norms.
+        one_plus: Gemma's norms, see `add_rms_norm`.
+        pages: keys and values are also written there.
+        impl: "reference" (any device) or "triton".
+
+    Returns:
+        q [T, H, D], k and v [T, Hkv, D] in qkv's dtype, contiguous with impl="triton". The norm is
+        rounded, and so is the rotation; both are float32 inside.
+
+    Raises:
+        ValueError: shapes do not fit.
+    """
+    head_dim = _checked_head_dim(qkv, cos, sin, num_heads, num_kv_heads, q_norm, k_norm)
+    if pages is not None:
+        _check_pages(pages, len(qkv), num_kv_heads, head_dim)
+    if impl == "triton":
+        from gpuscore_kernels.qk_norm_rope_store import triton
+
+        return triton.qk_norm_rope_store(
+            qkv, cos, sin, (num_heads, num_kv_heads, head_dim), q_norm, k_norm, eps, one_plus, pages
+        )
+    heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
+    q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
+    angles = cos.unsqueeze(1), sin.unsqueeze(1)
+    q = reference.norm_and_rotate(q, *angles, q_norm, eps, one_plus)
+    k = reference.norm_and_rotate(k, *angles, k_norm, eps, one_plus)
+    if pages is not None:
+        reference.store((pages.k, pages.v), pages.slots, k, v)
+    return q, k, v
+
+
+def _checked_head_dim(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+) -> int:
+    head_dim = 2 * cos.shape[-1]
+    columns = (num_heads + 2 * num_kv_heads) * head_dim
+    table = (len(qkv), head_dim // 2)
+    if qkv.shape != (table[0], columns) or cos.shape != table or sin.shape != table:
+        raise ValueError(
+            f"shapes do not fit: qkv {tuple(qkv.shape)}, cos {tuple(cos.shape)}, sin "
+            f"{tuple(sin.shape)} for {num_heads} heads and {num_kv_heads} of keys"
+        )
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm go together")
+    for norm in (q_norm, k_norm):
+        if norm is not None and norm.shape != (head_dim,):
+            raise ValueError(f"norm weights must be {(head_dim,)}, got {tuple(norm.shape)}")
+    return head_dim
+
+
+def _check_pages(pages: Pages, rows: int, num_kv_heads: int, head_dim: int) -> None:
+    k, v = pages.k, pages.v
+    fits = k.shape == v.shape and k.stride() == v.stride() and k.stride(2) == 1
+    if not fits or (k.shape[0], k.shape[2]) != (num_kv_heads, head_dim):
+        raise ValueError(
+            f"pages must be [{num_kv_heads}, slots, {head_dim}] of one stride, "
+            f"got {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if pages.slots.shape != (rows,):
+        raise ValueError(f"slots must be {(rows,)}, got {tuple(pages.slots.shape)}")

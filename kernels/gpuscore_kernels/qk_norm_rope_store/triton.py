@@ -1,0 +1,205 @@
+"""`qk_norm_rope_store` in Triton: one program per row and block of heads, halves side by side."""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuscore_kernels.compile_check import Variant
+from gpuscore_kernels.launch import next_power_of_two, row_warps
+from gpuscore_kernels.qk_norm_rope_store.api import Pages
+
+BLOCK = 1024  # elements of a program, about
+
+
+@triton.jit
+def _normed(left, right, weight, head_dim, eps, half, inside, ONE_PLUS: tl.constexpr):
+    """Both halves [heads, D / 2] of heads under their RMS norm, rounded to the weight's dtype."""
+    mean = (tl.sum(left * left, axis=1) + tl.sum(right * right, axis=1)) / head_dim
+    factor = tl.rsqrt(mean + eps)[:, None]
+    dtype = weight.dtype.element_ty
+    scale_left = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)[None, :]
+    scale_right = tl.load(weight + head_dim // 2 + half, mask=inside, other=0.0).to(tl.float32)
+    left, right = left * factor, right * factor
+    if ONE_PLUS:
+        left = left * (1.0 + scale_left)
+        right = right * (1.0 + scale_right[None, :])
+    else:
+        left = left.to(dtype).to(tl.float32) * scale_left
+        right = right.to(dtype).to(tl.float32) * scale_right[None, :]
+    return left.to(dtype).to(tl.float32), right.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _put(start, half, left, right, mask, HALF: tl.constexpr):
+    """Both halves of heads to where `start` [heads, 1] says."""
+    dtype = start.dtype.element_ty
+    tl.store(start + half[None, :], left.to(dtype), mask=mask)
+    tl.store(start + HALF + half[None, :], right.to(dtype), mask=mask)
+
+
+@triton.jit
+def qk_norm_rope_store_kernel(
+    qkv,
+    cos,
+    sin,
+    q_norm,
+    k_norm,
+    q,
+    k,
+    v,
+    k_pages,
+    v_pages,
+    slots,
+    qkv_stride,
+    head_stride,
+    slot_stride,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    ONE_PLUS: tl.constexpr,
+    HAS_PAGES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    half = tl.arange(0, BLOCK_HALF)
+    inside = half < HALF
+    mask = (head < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
+    start = qkv + row * qkv_stride + head[:, None] * (2 * HALF) + half[None, :]
+    raw_left = tl.load(start, mask=mask, other=0.0).to(tl.float32)
+    raw_right = tl.load(start + HALF, mask=mask, other=0.0).to(tl.float32)
+    is_q, is_v = (head < HEADS)[:, None], (head >= HEADS + KV_HEADS)[:, None]
+
+    left, right = raw_left, raw_right
+    if HAS_NORM:
+        if KV_HEADS > 0:
+            left, right = _normed(
+                raw_left, raw_right, k_norm, 2 * HALF, eps, half, inside, ONE_PLUS
+            )
+        if HEADS > 0:
+            q_left, q_right = _normed(
+                raw_left, raw_right, q_norm, 2 * HALF, eps, half, inside, ONE_PLUS
+            )
+            left, right = tl.where(is_q, q_left, left), tl.where(is_q, q_right, right)
+    c = tl.load(cos + row * HALF + half, mask=inside, other=0.0)[None, :]
+    s = tl.load(sin + row * HALF + half, mask=inside, other=0.0)[None, :]
+    turned_left, turned_right = left * c - right * s, right * c + left * s
+    left = tl.where(is_v, raw_left, turned_left)
+    right = tl.where(is_v, raw_right, turned_right)
+
+    k_head, v_head = head - HEADS, head - HEADS - KV_HEADS
+    is_k = ~is_q & ~is_v
+    if HEADS > 0:
+        to_q = q + (row * HEADS + head[:, None]) * (2 * HALF)
+        _put(to_q, half, left, right, mask & is_q, HALF)
+    if KV_HEADS > 0:
+        to_k = k + (row * KV_HEADS + k_head[:, None]) * (2 * HALF)
+        _put(to_k, half, left, right, mask & is_k, HALF)
+        to_v = v + (row * KV_HEADS + v_head[:, None]) * (2 * HALF)
+        _put(to_v, half, left, right, mask & is_v, HALF)
+        if HAS_PAGES:
+            slot = tl.load(slots + row).to(tl.int64)
+            kept = mask & (slot >= 0)
+            wide_k, wide_v = k_head.to(tl.int64)[:, None], v_head.to(tl.int64)[:, None]
+            page_k = k_pages + wide_k * head_stride + slot * slot_stride
+            _put(page_k, half, left, right, kept & is_k, HALF)
+            page_v = v_pages + wide_v * head_stride + slot * slot_stride
+            _put(page_v, half, left, right, kept & is_v, HALF)
+
+
+def _blocks(head_dim: int, heads: int) -> tuple[int, int]:
+    """Heads, and elements of half a head, of one program."""
+    half = next_power_of_two(head_dim // 2)
+    return min(next_power_of_two(heads), max(1, BLOCK // (2 * half))), half
+
+
+def qk_norm_rope_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    sizes: tuple[int, int, int],
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    one_plus: bool,
+    pages: Pages | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`sizes` are H, Hkv and D."""
+    num_heads, num_kv_heads, head_dim = sizes
+    qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
+    q, k, v = (
+        torch.empty((len(qkv), heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+        for heads in (num_heads, num_kv_heads, num_kv_heads)
+    )
+    heads = num_heads + 2 * num_kv_heads
+    if len(qkv) == 0 or heads == 0:
+        return q, k, v
+    block_heads, block_half = _blocks(head_dim, heads)
+    qk_norm_rope_store_kernel[(len(qkv), triton.cdiv(heads, block_heads))](
+        qkv,
+        cos.contiguous(),
+        sin.contiguous(),
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
+        q,
+        k,
+        v,
+        k if pages is None else pages.k,
+        v if pages is None else pages.v,
+        cos if pages is None else pages.slots.contiguous(),
+        qkv.stride(0),
+        0 if pages is None else pages.k.stride(0),
+        0 if pages is None else pages.k.stride(1),
+        eps,
+        HEADS=num_heads,
+        KV_HEADS=num_kv_heads,
+        HALF=head_dim // 2,
+        BLOCK_HEADS=block_heads,
+        BLOCK_HALF=block_half,
+        HAS_NORM=q_norm is not None,
+        ONE_PLUS=one_plus,
+        HAS_PAGES=pages is not None,
+        num_warps=row_warps(2 * block_heads * block_half),
+    )
+    return q, k, v
+
+
+def variants() -> Iterator[Variant]:
+    pointers = ("qkv", "q_norm", "k_norm", "q", "k", "v", "k_pages", "v_pages")
+    types = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("cos", "sin"), "*fp32")
+    strides = ("qkv_stride", "head_stride", "slot_stride")
+    types |= {"slots": "*i64", "eps": "fp32"} | dict.fromkeys(strides, "i32")
+    for heads, kv_heads, head_dim, has_norm, one_plus, quick in (
+        (16, 8, 128, True, False, (80, 89, 90, 120)),  # Qwen3-0.6B
+        (0, 8, 128, True, False, ()),  # its last layer
+        (16, 0, 128, True, False, ()),
+        (32, 8, 64, False, False, ()),  # Llama 3.2 1B
+        (32, 32, 96, False, False, ()),  # Phi-3
+        (8, 4, 256, True, True, (90,)),  # Gemma 3 4B
+    ):
+        block_heads, block_half = _blocks(head_dim, heads + 2 * kv_heads)
+        yield Variant(
+            name=f"heads={heads}/{kv_heads}x{head_dim} norm={has_norm} one_plus={one_plus}",
+            kernel=qk_norm_rope_store_kernel,
+            signature=types,
+            constexprs={
+                "HEADS": heads,
+                "KV_HEADS": kv_heads,
+                "HALF": head_dim // 2,
+                "BLOCK_HEADS": block_heads,
+                "BLOCK_HALF": block_half,
+                "HAS_NORM": has_norm,
+                "ONE_PLUS": one_plus,
+                "HAS_PAGES": kv_heads > 0,
+            },
+            divisible=(*pointers, "cos", "sin", "slots", *strides),
+            num_warps=row_warps(2 * block_heads * block_half),
+            num_stages=3,
+            quick=quick,
+        )

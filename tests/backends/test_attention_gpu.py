@@ -1,0 +1,62 @@
+"""The known answer of every attention backend on a CUDA device, in the formats that models have."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gpuscore.backends.torch.attention_backends import attention_factory, choose_attention
+from gpuscore.backends.torch.hf_config import DecoderConfig, Rope
+from gpuscore.backends.torch.known_answer import check_known_answer
+from gpuscore.errors import ConfigError
+from gpuscore_kernels.partial_attention import merge_partials
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+QWEN3 = DecoderConfig(
+    architecture="",
+    vocab_size=1,
+    hidden_size=1,
+    intermediate_size=1,
+    num_layers=2,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-6,
+    rope=Rope(1e4),
+    max_position_embeddings=1,
+    windows=(None, None),
+    attention_scale=128**-0.5,
+    tie_word_embeddings=True,
+    checkpoint_dtype="bfloat16",
+)
+MODELS = {
+    "qwen3": QWEN3,
+    "qwen2, 7 heads share keys": replace(QWEN3, num_heads=14, num_kv_heads=2, head_dim=64),
+    "phi, heads of 96": replace(QWEN3, num_heads=32, num_kv_heads=32, head_dim=96),
+    "gemma 2": replace(
+        QWEN3,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=256,
+        windows=(40, None),
+        attention_softcap=50.0,
+        attention_scale=256**-0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["triton", "two-pass", "flashinfer", "flashinfer-cascade"])
+@pytest.mark.parametrize("model", MODELS)
+def test_known_answer(model, name, dtype):
+    config, device = MODELS[model], torch.device("cuda")
+    try:
+        choose_attention(name, config, device, dtype, False)
+    except ConfigError as error:
+        assert name != "triton"  # which is for all of them
+        pytest.skip(str(error))
+    factory = attention_factory(name, config, device, dtype, merge_partials, None)
+    check_known_answer(name, factory, config, dtype, device, page_size=64)

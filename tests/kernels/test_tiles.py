@@ -1,0 +1,239 @@
+"""Tile tables against the mask rule written out: every visible (row, key) pair exactly once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuscore.engine.planner import Prefix, Segment, pack
+from gpuscore_kernels.extend_attention.layout import (
+    KEY_START,
+    MASKED_AFTER,
+    MASKED_END,
+    MASKED_START,
+    NUM_PACKED,
+    OWN_BASE,
+    POOL_END,
+    POOL_START,
+    ROW_START,
+    Layout,
+    TileShape,
+)
+from gpuscore_kernels.extend_attention.tiles import build_tiles
+from support.layouts import Pages, int32, item_segments, random_batch
+from support.oracle import visible_rows
+
+PAGE, SLOTS = 16, 2048
+SHAPES = [TileShape(3, 16, 16), TileShape(8, 16, 4), TileShape(32, 8, 8), TileShape(1, 4, 2)]
+
+
+def layout_of(batch, page_size=PAGE):
+    return Layout(
+        batch.positions,
+        batch.cu_seqlens,
+        batch.parent,
+        batch.request_of,
+        batch.prefix_lens,
+        batch.page_table,
+        page_size,
+    )
+
+
+def wanted(batch, rows, window, shared=True):
+    """Keys of each row: slots as they are, rows of the batch after all slots; by position."""
+    seen = visible_rows(batch)
+    segment_of = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))
+    found = {}
+    for index, row in enumerate(rows):
+        segment = segment_of[row]
+        request = batch.request_of[segment]
+        slots = [
+            (i, batch.page_table[request, i // PAGE] * PAGE + i % PAGE)
+            for i in range(batch.prefix_lens[request] if shared else 0)
+        ]
+        packed = [j for j in np.flatnonzero(seen[row]) if shared or segment_of[j] == segment]
+        own = sorted((batch.positions[j], SLOTS + j) for j in packed)
+        edge = batch.positions[row] - (window or 10**9)
+        found[index] = [key for position, key in slots + own if position > edge]
+    return found
+
+
+def looked_at(table):
+    """Keys of each row in the order in which the kernel looks at them."""
+    size, found = table.shape.keys, {}
+    for tile in table.tiles:
+        row_start, count, before, after, end, pool, pool_end, packed, parent = tile[:9]
+        rows = table.rows[:, row_start : row_start + count]
+        full = [slot + np.arange(size) for slot in table.pool_tiles[pool:pool_end]]
+        for i in range(packed):
+            base = tile[9] if i < parent else tile[10]
+            full.append(SLOTS + base + i * size + np.arange(size))
+        for row, position, segment in rows.T:
+            edge = position - (table.window or 10**9)
+            seen = masked_keys(table, slice(before, after), position, segment, edge)
+            seen += [int(key) for keys in full for key in keys]
+            seen += masked_keys(table, slice(after, end), position, segment, edge)
+            assert row not in found
+            found[int(row)] = seen
+    return found
+
+
+def masked_keys(table, entries, position, segment, edge):
+    return [
+        int(start + c + SLOTS * packed)
+        for start, count, first, whose, packed in table.masked[entries]
+        for c in range(count)
+        if edge < first + c <= position and whose in (-1, segment)
+    ]
+
+
+def check(batch, shape, rows=None, window=None, shared=True):
+    table = build_tiles(layout_of(batch), shape, rows=rows, window=window, shared=shared)
+    rows = np.arange(batch.num_tokens) if rows is None else rows
+    # Equal lists: each key once, no other, and in the order of positions.
+    assert looked_at(table) == wanted(batch, rows, window, shared)
+    assert table.tiles.dtype == table.masked.dtype == table.rows.dtype == np.int32
+    masked_only = window is None
+    assert not masked_only or (table.tiles[:, MASKED_START] == table.tiles[:, MASKED_AFTER]).all()
+    return table
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("window", [None, 1, 40])
+@pytest.mark.parametrize("seed", range(3))
+def test_every_visible_pair_once(seed, window, shape):
+    rng = np.random.default_rng(seed)
+    batch = random_batch(rng, SLOTS, PAGE)
+    check(batch, shape, window=window)
+    check(batch, shape, window=window, shared=False)
+    check(batch, shape, rows=rng.permutation(batch.score_rows), window=window)
+    every_third = np.arange(batch.num_tokens, dtype=np.int32)[::3]
+    check(batch, shape, rows=every_third, window=window)
+
+
+def query_and_items(prefix, query, items):
+    """A query chunk behind `prefix` cached tokens, and its items."""
+    pages = Pages.shuffled(np.random.default_rng(0), SLOTS // PAGE, PAGE)
+    parent = [Segment(int32(range(query)), prefix, 0)] if query else []
+    tokens = [list(range(n)) for n in items]
+    segments = item_segments(tokens, prefix + query, 0, 0 if query else -1, [1])
+    return pack(parent + segments, [Prefix(prefix, pages.of(0, prefix, room=24))])
+
+
+@pytest.mark.parametrize(
+    ("prefix", "query", "items"),
+    [
+        (0, 1, []),
+        (0, 0, [1]),
+        (1, 0, [1, 1]),
+        (16, 0, [16]),
+        (15, 17, [1, 33]),
+        (32, 64, [3, 3, 3]),
+        (0, 128, [64]),
+    ],
+)
+@pytest.mark.parametrize("window", [None, 16, 20])
+def test_edges(prefix, query, items, window):
+    for shape in SHAPES:
+        check(query_and_items(prefix, query, items), shape, window=window)
+
+
+def test_no_rows():
+    batch = query_and_items(5, 7, [2, 3])
+    table = check(batch, SHAPES[0], rows=np.empty(0, np.int32))
+    assert len(table.tiles) == 0
+    nothing = pack([], [])
+    assert len(check(nothing, SHAPES[0]).tiles) == 0
+
+
+def test_what_all_see_is_full():
+    """A long query beside many items: nearly all columns are full tiles."""
+    shape = TileShape(rows=64, keys=64, own=32)
+    batch = query_and_items(0, 1000, [])
+    batch = replace(batch, parent=batch.parent)
+    layout = replace(layout_of(query_and_items(0, 1000, [20] * 50)), page_size=64)
+    table = build_tiles(layout, shape)
+    full = table.tiles[:, NUM_PACKED].sum() * 64
+    masked = (table.tiles[:, MASKED_END] - table.tiles[:, MASKED_START]).sum() * 32
+    assert full > 5 * masked
+    work = table.tiles[:, NUM_PACKED]
+    assert (np.diff(work[:8]) <= 0).all()  # longest first
+
+
+def test_prefix_pages_are_shared_by_all_tiles():
+    table = check(query_and_items(64, 0, [5] * 9), TileShape(8, 16, 16))
+    assert len(table.pool_tiles) == 4
+    assert (table.tiles[:, POOL_START] == 0).all()
+    assert (table.tiles[:, POOL_END] == 4).all()
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_tiles_of_a_row_do_not_depend_on_neighbours(window):
+    """With masked tiles as wide as full ones: which keys are added up together, and in which order.
+
+    Alone or in a crowd; the query cached or beside the item.
+    """
+    shape, item = TileShape(6, 16, 16), 21
+    alone = query_and_items(0, 48, [item])
+    crowd = query_and_items(0, 48, [4, 9, item, 2, 30])
+    cached = query_and_items(48, 0, [2, item])
+    sums = [
+        columns_of(build_tiles(layout_of(batch), shape, window=window), segment)
+        for batch, segment in ((alone, 1), (crowd, 3), (cached, 1))
+    ]
+    assert sums[0] == sums[1] == sums[2]
+
+
+def columns_of(table, segment):
+    """Per position of a segment: its visible keys' positions within each tile, in order."""
+    result = {}
+    for tile in table.tiles:
+        rows = table.rows[:, tile[ROW_START] : tile[ROW_START] + tile[1]]
+        for _, position, whose in rows.T:
+            if whose == segment:
+                result[int(position)] = positions_in_order(table, tile, position, segment)
+    return result
+
+
+def positions_in_order(table, tile, position, segment):
+    edge = position - (table.window or 10**9)
+
+    def masked(begin, end):
+        for _, count, first, whose, _ in table.masked[begin:end]:
+            seen = [
+                (c, int(first) + c)
+                for c in range(count)
+                if edge < first + c <= position and whose in (-1, segment)
+            ]
+            if seen:
+                yield seen
+
+    def full():
+        # Neither windows nor borders within: counted on from the keys before.
+        count = tile[POOL_END] - tile[POOL_START] + tile[NUM_PACKED]
+        before = list(masked(tile[MASKED_START], tile[MASKED_AFTER]))
+        first = before[-1][-1][1] + 1 if before else -(-max(edge + 1, 0) // 16) * 16
+        for i in range(count):
+            yield [(c, int(first + 16 * i + c)) for c in range(16)]
+
+    return [
+        *masked(tile[MASKED_START], tile[MASKED_AFTER]),
+        *full(),
+        *masked(tile[MASKED_AFTER], tile[MASKED_END]),
+    ]
+
+
+def test_tiles_that_cross_pages_are_refused():
+    layout = layout_of(query_and_items(5, 7, [2]))
+    for shape in (TileShape(4, 32, 16), TileShape(4, 12, 4), TileShape(4, 16, 5)):
+        with pytest.raises(ValueError, match="does not fit pages of 16"):
+            build_tiles(layout, shape)
+
+
+@pytest.mark.parametrize("column", [KEY_START, NUM_PACKED, OWN_BASE])
+def test_a_defect_is_seen(column):
+    """What this file compares with is not fooled by a table that is off by one."""
+    batch = query_and_items(16, 40, [2, 50])
+    table = build_tiles(layout_of(batch), TileShape(8, 16, 4))
+    (table.masked if column == KEY_START else table.tiles)[:, column] += 1
+    assert looked_at(table) != wanted(batch, range(batch.num_tokens), None)

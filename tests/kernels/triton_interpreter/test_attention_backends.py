@@ -1,0 +1,80 @@
+"""The torch backend end to end with `--attention triton`, in the interpreter or on a GPU."""
+
+import numpy as np
+import pytest
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import ModelConfig
+from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
+from gpuscore.errors import ConfigError
+from gpuscore_kernels.extend_attention import launch
+from support.kernels import INTERPRETED
+from support.layouts import Pages, int32, item_segments
+from support.models import random_ids
+
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+@pytest.fixture
+def make_backend(tiny_model):
+    made = []
+
+    def make(family, attention):
+        directory, _ = tiny_model(family, **SMALL)
+        config = ModelConfig(
+            str(directory),
+            attention=attention,
+            dtype="float32",
+            max_batch_tokens=56,
+            max_model_len=64,
+        )
+        made.append(create_backend(plan_backend(directory, config)))
+        return made[-1]
+
+    yield make
+    for backend in made:
+        backend.close()
+
+
+def batches(page_size):
+    """A query's first chunk, into pages; then its rest beside items, and another request."""
+    rng = np.random.default_rng(0)
+    pages = Pages.shuffled(rng, 8, page_size).of(0, 40)
+    query, other = int32(random_ids(rng, 40)), int32(random_ids(rng, 7))
+    slots = page_slots(pages, 0, 19, page_size)
+    yield pack([Segment(query[:19], 0, 0, slots=slots)], [Prefix(0, pages)])
+    items = [random_ids(rng, n) for n in (1, 5, 18)]
+    segments = [Segment(query[19:], 19, 0)]
+    segments += item_segments(items, 40, 0, 0, [3, 17])
+    segments += item_segments([other], 0, 1, -1, [3, 17])
+    yield pack(segments, [Prefix(19, pages), Prefix(0, pages[:0])])
+
+
+def scores(backend):
+    for batch in batches(backend.limits.page_size):
+        result = backend.collect(backend.extend(batch))
+    return np.concatenate((result.label_logits, result.lse))
+
+
+CHOICES = [("triton", "qwen3"), ("triton", "gemma2")]
+if INTERPRETED:  # on a GPU the libraries' kernels know no float32
+    CHOICES.append(("two-pass", "qwen3"))
+
+
+@pytest.mark.parametrize(("attention", "family"), CHOICES)
+def test_the_same_scores_as_torch(make_backend, attention, family):
+    want = scores(make_backend(family, "torch"))
+    got = scores(make_backend(family, attention))
+    np.testing.assert_allclose(got, want, atol=2e-5, rtol=0)
+
+
+def test_a_wrong_kernel_does_not_serve(make_backend, monkeypatch):
+    right = launch.launch
+
+    def off(*arguments, **options):
+        out, lse = right(*arguments, **options)
+        return out * 1.01, lse
+
+    monkeypatch.setattr(launch, "launch", off)
+    with pytest.raises(ConfigError, match="--attention triton computes something else"):
+        make_backend("qwen3", "triton")

@@ -1,0 +1,102 @@
+"""The torch backend end to end with `--kernels triton`, in the interpreter or on a GPU."""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.torch import warmup
+from gpuscore.config import ModelConfig
+from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
+from support.kernels import DEVICE
+from support.layouts import Pages, int32, item_segments
+from support.models import random_ids
+
+LABELS = [3, 17]
+
+
+@pytest.fixture
+def scores(tiny_model, monkeypatch):
+    """A query's first chunk, kept in pages; then its rest with items beside it."""
+    monkeypatch.setattr(warmup, "LABELS", 8)  # 16,384 at the start take the interpreter minutes
+
+    def run(family, special, kernels):
+        directory, _ = tiny_model(family, **special)
+        config = ModelConfig(
+            str(directory),
+            device=DEVICE,
+            dtype="float32",
+            attention="torch",
+            kernels=kernels,
+            max_batch_tokens=8,
+            max_model_len=16,
+        )
+        backend = create_backend(plan_backend(directory, config))
+        try:
+            return [backend.collect(backend.extend(b)) for b in batches(backend.limits.page_size)]
+        finally:
+            backend.close()
+
+    return run
+
+
+def batches(page_size):
+    rng = np.random.default_rng(0)
+    pages = Pages.shuffled(rng, 8, page_size).of(0, 12)
+    query = int32(random_ids(rng, 8))
+    slots = page_slots(pages, 0, 4, page_size)
+    yield pack([Segment(query[:4], 0, 0, slots=slots)], [Prefix(0, pages)])
+    items = [random_ids(rng, n) for n in (1, 3)]
+    segments = [Segment(query[4:], 4, 0), *item_segments(items, 8, 0, 0, LABELS)]
+    yield pack(segments, [Prefix(4, pages)], need_top=True)
+
+
+@dataclass
+class Recorded:
+    """A kernel that notes when it is launched."""
+
+    kernel: Any
+    name: str
+    used: set[str]
+
+    def __getitem__(self, grid):
+        self.used.add(self.name)
+        return self.kernel[grid]
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """Names of the kernels that were launched."""
+    names = set()
+    for folder in ("add_rms_norm", "gated", "qk_norm_rope_store", "label_head"):
+        module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
+        for name in {variant.kernel.fn.__name__ for variant in module.variants()}:
+            monkeypatch.setattr(module, name, Recorded(getattr(module, name), name, names))
+    return names
+
+
+@pytest.mark.parametrize(
+    ("family", "special"),
+    [("qwen3", {"num_hidden_layers": 2}), ("gemma3", {"final_logit_softcapping": 6.0})],
+)
+def test_scores_equal_those_of_torch(scores, used, family, special):
+    want = scores(family, special, "torch")
+    assert used == set()
+    got = scores(family, special, "triton")
+    assert used == {
+        "add_rms_norm_kernel",
+        "gated_kernel",
+        "qk_norm_rope_store_kernel",
+        "label_logits_kernel",
+        "slice_statistics_kernel",
+        "merge_slices_kernel",
+    }
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a.label_logits, b.label_logits, atol=2e-4)
+        assert (a.lse is None) == (b.lse is None)
+        if b.lse is not None:
+            np.testing.assert_allclose(a.lse, b.lse, atol=2e-4)
+            np.testing.assert_array_equal(a.top_ids, b.top_ids)

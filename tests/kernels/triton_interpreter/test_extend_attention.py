@@ -1,0 +1,240 @@
+"""`extend_attention` and `items_merge` on Triton against the float64 reference.
+
+In the interpreter, or on a GPU where there is one.
+"""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore_kernels.extend_attention import (
+    TileConfig,
+    build_tiles,
+    extend_attention,
+    launch,
+    reference,
+    upload,
+)
+from gpuscore_kernels.extend_attention import triton as kernels
+from gpuscore_kernels.items_merge import items_merge
+from support import oracle
+from support.attention import inputs, layout_of, relative_error, requests
+from support.kernels import DEVICE, DTYPES, TOLERANCE, planted
+
+PAGE, PAGES = 32, 16
+HEADS = (2, 1)  # of queries, of keys
+CONFIG = TileConfig(rows=32, keys=32, own=16, num_warps=4, num_stages=1)
+LSE_TOLERANCE = 1e-3
+
+BATCHES = {
+    "a single token": [(0, 0, [1])],
+    "one key in a page": [(1, 0, [1, 2])],
+    "prefix ends with a page": [(64, 0, [3])],
+    "prefix ends in a page": [(45, 0, [1, 5, 20, 33])],
+    "parent beside its items": [(0, 37, [3, 17, 1])],
+    "several requests": [(33, 34, [2, 20]), (0, 0, [9]), (64, 5, [3, 5]), (5, 0, [20])],
+}
+MIXED = BATCHES["several requests"]
+SMALL = [(64, 37, [3, 5]), (5, 0, [2])]
+
+
+def table_of(batch, config, heads, **options):
+    shape = config.shape(heads[0] // heads[1])
+    return upload([build_tiles(layout_of(batch, PAGE), shape, **options)], torch.device(DEVICE))[0]
+
+
+def errors(
+    sizes,
+    *,
+    dtype=torch.float32,
+    dim=16,
+    heads=HEADS,
+    config=CONFIG,
+    window=None,
+    softcap=None,
+    rows=None,
+):
+    """Relative error of the output, absolute error of the log-sum-exp."""
+    batch = requests(*sizes, page_size=PAGE, num_pages=PAGES)
+    given = inputs(batch, PAGE, PAGES, heads, dim, dtype, DEVICE)
+    tiles = table_of(batch, config, heads, window=window, rows=rows)
+    q = given.q if rows is None else given.q[torch.from_numpy(rows).long()]
+    options = {"scale": 0.3, "softcap": softcap, "need_lse": True, "config": config}
+    out, lse = extend_attention(q, *given.all()[1:], tiles, **options, impl="triton")
+    exact = [x.double() for x in (q, *given.all()[1:])]
+    want, want_lse = extend_attention(*exact, tiles, **options, impl="reference")
+    return relative_error(out, want), float((lse - want_lse).abs().max())
+
+
+def close(found, dtype=torch.float32):
+    assert found[0] <= TOLERANCE[dtype]
+    assert found[1] <= LSE_TOLERANCE
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_layouts(name):
+    close(errors(BATCHES[name]))
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_head_sizes(dim):
+    close(errors(SMALL, dim=dim))
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (7, 1), (4, 2)])
+def test_heads_that_share_keys(heads):
+    close(errors(SMALL, heads=heads))
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(1, None), (16, 1.5), (40, None)])
+def test_windows_and_soft_caps(window, softcap):
+    close(errors(MIXED, window=window, softcap=softcap))
+
+
+def test_a_soft_cap_alone():
+    close(errors(SMALL, softcap=0.7))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_short_numbers(dtype):
+    close(errors(SMALL, dtype=dtype, dim=64), dtype)
+    close(errors(SMALL, dtype=dtype, window=20, softcap=1.5), dtype)
+
+
+def test_scored_rows_only():
+    close(errors(MIXED, rows=np.array([97, 3, 66, 34, 76], np.int32)))
+    close(errors(MIXED, rows=np.array([0], np.int32)))
+
+
+def test_no_rows():
+    batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
+    given = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
+    tiles = table_of(batch, CONFIG, HEADS, rows=np.empty(0, np.int32))
+    for impl in ("triton", "reference"):
+        options = {"scale": 1.0, "config": CONFIG, "impl": impl}
+        out, lse = extend_attention(given.q[:0], *given.all()[1:], tiles, **options)
+        assert out.shape == (0, 2, 16)
+        assert lse is None
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_rule_written_out(window):
+    """Against the dense mask in NumPy, without a tile table."""
+    batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
+    given = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
+    tiles = table_of(batch, CONFIG, HEADS, window=window)
+    q, k, v, *pools = (x.double().cpu().numpy() for x in given.all())
+    want = oracle.attention(batch, PAGE, q, k, v, *(x.swapaxes(0, 1) for x in pools), window)
+    for impl in ("triton", "reference"):
+        out, _ = extend_attention(*given.all(), tiles, scale=0.25, config=CONFIG, impl=impl)
+        np.testing.assert_allclose(out.cpu().numpy(), want, atol=2e-6)
+
+
+def test_large_scores_do_not_overflow():
+    batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
+    given = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
+    tiles = table_of(batch, CONFIG, HEADS)
+    options = {"need_lse": True, "scale": 1e4, "config": CONFIG}
+    out, lse = extend_attention(*given.all(), tiles, **options, impl="triton")
+    exact = [x.double() for x in given.all()]
+    _, want = extend_attention(*exact, tiles, **options, impl="reference")
+    assert out.isfinite().all()
+    assert float(((lse - want) / want).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_neighbours_change_no_bit(window):
+    """An item alone, in a crowd, beside its query or on its cached query."""
+    config = CONFIG.steady()
+    bits = [
+        item_bits(config, window, *sizes)
+        for sizes in (
+            ((0, 64, [21]), 0),
+            ((0, 64, [5, 30, 21, 2]), 2),
+            ((64, 0, [21, 9]), 0),
+            ((32, 32, [1, 21]), 1),
+        )
+    ]
+    assert all(np.array_equal(bits[0], other) for other in bits[1:])
+    if window is None:  # and the test could fail: narrower masked tiles do depend on them
+        query = [item_bits(CONFIG, None, (cached, 96 - cached, [21]), 0) for cached in (0, 45)]
+        assert not np.array_equal(*query)
+
+
+def item_bits(config, window, request, item):
+    """The output of one item's rows; tokens of a sequence are the same wherever they lie."""
+    cached, query, items = request
+    batch = requests(request, page_size=PAGE, num_pages=PAGES)
+    generator = torch.Generator().manual_seed(3)
+    prefix = torch.randn(2, cached + query, 1, 16, generator=generator)
+    own = torch.randn(3, 21, 2, 16, generator=generator)
+    given = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32)
+    slots = [batch.page_table[0, i // PAGE] * PAGE + i % PAGE for i in range(cached)]
+    for side, pool in enumerate((given.pool_k, given.pool_v)):
+        pool[:, slots] = prefix[side, :cached].transpose(0, 1)
+    start = query + sum(items[:item])
+    for side, rows in enumerate((given.k, given.v)):
+        rows[:query] = prefix[side, cached:]
+        rows[start : start + 21] = own[side, :, :1]
+    given.q[start : start + 21] = own[2]
+    tiles = table_of(batch, config, HEADS, window=window)
+    moved = [x.to(DEVICE) for x in given.all()]
+    out, _ = extend_attention(*moved, tiles, scale=0.3, config=config, impl="triton")
+    return out[start : start + 21].cpu().numpy()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_items_merge(dtype):
+    """Shared keys by the reference first; requests without any get -inf and NaN from it."""
+    batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
+    given = inputs(batch, PAGE, PAGES, HEADS, 16, dtype, DEVICE)
+    whole = table_of(batch, CONFIG, HEADS)
+    own = table_of(batch, CONFIG, HEADS, shared=False)
+    exact = [x.double() for x in given.all()]
+    options = {"scale": 0.3, "need_lse": True, "config": CONFIG}
+    want, want_lse = extend_attention(*exact, whole, **options, impl="reference")
+    own_out, own_lse = reference.extend_attention(*exact[:3], None, own, scale=0.3, softcap=None)
+    shared_lse = want_lse + torch.log1p(-torch.exp(own_lse - want_lse))
+    share = torch.exp(shared_lse - want_lse).unsqueeze(-1)
+    shared = (want - torch.exp(own_lse - want_lse).unsqueeze(-1) * own_out) / share
+    blind = share.squeeze(-1) < 1e-9
+    shared_lse = shared_lse.masked_fill(blind, -torch.inf).float()
+    shared = shared.masked_fill(blind.unsqueeze(-1), torch.nan).to(dtype)
+    assert blind.any()
+    assert not blind.all()
+    for impl in ("triton", "reference"):
+        out, lse = items_merge(*given.all()[:3], shared, shared_lse, own, **options, impl=impl)
+        assert relative_error(out, want) <= TOLERANCE[dtype]
+        assert float((lse - want_lse).abs().max()) <= LSE_TOLERANCE
+
+
+DEFECTS = {
+    "the sum is not rescaled": ("total = total * shrink +", "total = total +"),
+    "values are not rescaled": ("acc * shrink[:, None]", "acc"),
+    "hidden keys have weight": (
+        "weights = tl.where(visible, weights, 0.0)",
+        "weights = tl.where(visible, weights, 1.0)",
+    ),
+    "the diagonal is hidden": (
+        "(key_position[None, :] <= position[:, None])",
+        "(key_position[None, :] < position[:, None])",
+    ),
+    "items see each other": ("(whose < 0) | (segment[:, None] == whose)", "(whose > -9)"),
+    "the wrong KV head": ("kv_head.to(tl.int64)", "(kv_head * 0).to(tl.int64)"),
+    "a head has another's keys": ("kv_head * GROUP + offset_m % GROUP", "offset_m % GROUP"),
+    "a full tile is left out": ("tl.range(0, num_packed)", "tl.range(1, num_packed)"),
+    "a cached tile is left out": ("tl.range(pool_begin, ", "tl.range(pool_begin + 1, "),
+    "tails of pages are read": ("offset_n[:, None] < count", "offset_n[:, None] >= 0"),
+    "the log-sum-exp of base 2": ("(top + tl.log2(total)) * LN_2", "(top + tl.log2(total))"),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_is_visible(name, tmp_path, monkeypatch):
+    with planted(monkeypatch, kernels, *DEFECTS[name], tmp_path):
+        defective = sys.modules[kernels.__name__].extend_attention_kernel
+        monkeypatch.setattr(launch, "extend_attention_kernel", defective)
+        error, lse_error = errors(SMALL, heads=(4, 2))
+    assert not (error <= 1e-3 and lse_error <= 1e-2)

@@ -1,0 +1,135 @@
+"""From the QKV product to pages and packed keys, against the reference in float64."""
+
+import importlib
+
+import pytest
+import torch
+
+from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, randn
+
+SLOTS = 40
+
+
+def tables(rows, head_dim):
+    angles = 3 * randn(rows, head_dim // 2)
+    return angles.cos(), angles.sin()
+
+
+def poisoned_pages(kv_heads, head_dim, dtype, slots, *, by_slot=False):
+    """Both sides [Hkv, slots, D] of NaN; `by_slot`: one slot's heads lie side by side."""
+    shape = (SLOTS, kv_heads, head_dim) if by_slot else (kv_heads, SLOTS, head_dim)
+    sides = [torch.full(shape, torch.nan, dtype=dtype, device=DEVICE) for _ in range(2)]
+    if by_slot:
+        sides = [side.transpose(0, 1) for side in sides]
+    return Pages(*sides, torch.tensor(slots, device=DEVICE))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("norm", ["none", "llama", "gemma"])
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "head_dim"),
+    [(5, 4, 2, 16), (3, 3, 1, 24), (1, 16, 8, 128), (4, 0, 2, 16), (4, 2, 0, 96), (0, 4, 2, 16)],
+)
+def test_all_of_it(rows, heads, kv_heads, head_dim, norm, dtype):
+    qkv = between_nans(randn(rows, (heads + 2 * kv_heads) * head_dim, dtype=dtype))
+    cos, sin = tables(rows, head_dim)
+    weights = [None, None]
+    if norm != "none":
+        weights = [1 + randn(head_dim, dtype=dtype, seed=s) for s in (1, 2)]
+    sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "eps": 1e-4, "one_plus": norm == "gemma"}
+    slots = [31, -1, 0, 7, 39][:rows]
+    pages = poisoned_pages(kv_heads, head_dim, dtype, slots, by_slot=rows == 3)
+    got = qk_norm_rope_store(
+        qkv, cos, sin, q_norm=weights[0], k_norm=weights[1], pages=pages, **sizes, impl="triton"
+    )
+    exact = [None if w is None else w.double() for w in weights]
+    want = qk_norm_rope_store(
+        *(x.double() for x in (qkv, cos, sin)),
+        q_norm=exact[0],
+        k_norm=exact[1],
+        **sizes,
+        impl="reference",
+    )
+    for x, y in zip(got, want, strict=True):
+        assert x.dtype == dtype
+        assert x.is_contiguous()
+        assert_near(x, y, dtype)
+    check_pages(pages, got, slots)
+
+
+def check_pages(pages, got, slots):
+    """Kept rows are there bit for bit; everything else is as it was."""
+    untouched = torch.ones(SLOTS, dtype=torch.bool)
+    for row, slot in enumerate(slots):
+        if slot >= 0:
+            assert torch.equal(pages.k[:, slot], got[1][row])
+            assert torch.equal(pages.v[:, slot], got[2][row])
+            untouched[slot] = False
+    for side in (pages.k, pages.v):
+        assert side[:, untouched.to(DEVICE)].isnan().all()
+
+
+def test_the_reference_stores_the_same():
+    qkv, (cos, sin) = randn(3, 8 * 16), tables(3, 16)
+    pages = poisoned_pages(2, 16, torch.float32, [5, -1, 2])
+    got = qk_norm_rope_store(
+        qkv, cos, sin, num_heads=4, num_kv_heads=2, pages=pages, impl="reference"
+    )
+    check_pages(pages, got, [5, -1, 2])
+
+
+def test_values_pass_through():
+    qkv = randn(2, 6 * 16, dtype=torch.float16)
+    v = qk_norm_rope_store(qkv, *tables(2, 16), num_heads=2, num_kv_heads=2, impl="triton")[2]
+    assert torch.equal(v.flatten(1), qkv[:, 4 * 16 :])
+
+
+@pytest.mark.parametrize("one_plus", [False, True])
+def test_rounding_points(one_plus):
+    """After the norm, after its weight, after the rotation: nearly always the reference's bits."""
+    qkv, (cos, sin) = randn(6, 4 * 64, dtype=torch.float16), tables(6, 64)
+    norms = {name: 1 + randn(64, dtype=torch.float16) for name in ("q_norm", "k_norm")}
+    options = {"num_heads": 2, "num_kv_heads": 1, "eps": 1e-6, "one_plus": one_plus, **norms}
+    got, want = (
+        qk_norm_rope_store(qkv, cos, sin, **options, impl=impl) for impl in ("triton", "reference")
+    )
+    for x, y in zip(got, want, strict=True):
+        assert (x == y).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_what_does_not_fit_is_refused(impl):
+    qkv, (cos, sin) = randn(2, 8 * 16), tables(2, 16)
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "impl": impl}
+    with pytest.raises(ValueError, match="shapes do not fit"):
+        qk_norm_rope_store(qkv[:, 16:], cos, sin, **sizes)
+    with pytest.raises(ValueError, match="go together"):
+        qk_norm_rope_store(qkv, cos, sin, q_norm=randn(16), **sizes)
+    with pytest.raises(ValueError, match="norm weights must be"):
+        qk_norm_rope_store(qkv, cos, sin, q_norm=randn(15), k_norm=randn(16), **sizes)
+    for pages in (
+        poisoned_pages(3, 16, torch.float32, [0, 1]),
+        poisoned_pages(2, 16, torch.float32, [0, 1, 2]),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            qk_norm_rope_store(qkv, cos, sin, pages=pages, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("left * c - right * s", "left * c + right * s"),
+        ("tl.where(is_v, raw_left, turned_left)", "turned_left"),
+        ("k_norm, 2 * HALF", "q_norm, 2 * HALF"),
+        ("(1.0 + scale_left)", "scale_left"),
+        ("slot >= 0", "slot > 0"),
+        ("page_v = v_pages", "page_v = k_pages"),
+        ("slot * slot_stride", "row * slot_stride"),
+        ("row * qkv_stride", "row * (HEADS + 2 * KV_HEADS) * 2 * HALF"),
+    ],
+)
+def test_a_defect_is_visible(old, new, monkeypatch, tmp_path):
+    module = importlib.import_module("gpuscore_kernels.qk_norm_rope_store.triton")
+    with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
+        test_all_of_it(5, 4, 2, 16, "gemma", torch.float32)

@@ -1,0 +1,110 @@
+"""Kernels that work row by row, against their references in float64."""
+
+import importlib
+
+import pytest
+import torch
+
+from gpuscore_kernels.add_rms_norm import add_rms_norm
+from gpuscore_kernels.gated import gated
+from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, randn
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("one_plus", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 63), (3, 128), (0, 16)])
+def test_add_rms_norm(rows, width, one_plus, dtype):
+    x, delta = (between_nans(randn(rows, width, dtype=dtype, seed=s)) for s in (1, 2))
+    weight = 1 + randn(width, dtype=dtype)
+    options = {"eps": 1e-3, "one_plus": one_plus}
+    for added in (delta, None):
+        total, normed = add_rms_norm(x, added, weight, **options, impl="triton")
+        exact = x if added is None else x + added  # rounded, as the residual stream is
+        assert torch.equal(total, exact)
+        want = add_rms_norm(exact.double(), None, weight.double(), **options, impl="reference")
+        assert normed.dtype == dtype
+        assert_near(normed, want[1], dtype)
+
+
+def test_the_norm_rounds_where_transformers_does():
+    """Before the weight in Llama's form, after it in Gemma's: nearly always the same bits."""
+    x, weight = randn(7, 96, dtype=torch.float16), 1 + randn(96, dtype=torch.float16)
+    for one_plus in (False, True):
+        options = {"eps": 1e-6, "one_plus": one_plus}
+        got = add_rms_norm(x, None, weight, **options, impl="triton")[1]
+        want = add_rms_norm(x, None, weight, **options, impl="reference")[1]
+        assert (got == want).float().mean() > 0.99
+
+
+def test_rows_do_not_depend_on_their_number():
+    x, weight = randn(9, 80), randn(80)
+    every = add_rms_norm(x, x, weight, eps=1e-6, impl="triton")
+    some = add_rms_norm(x[4:6], x[4:6], weight, eps=1e-6, impl="triton")
+    assert all(torch.equal(a[4:6], b) for a, b in zip(every, some, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (5, 63), (2, 1111), (0, 16)])
+def test_gated(rows, width, activation, dtype):
+    gate_up = between_nans(4 * randn(rows, 2 * width, dtype=dtype))
+    got = gated(gate_up, activation, impl="triton")
+    assert got.dtype == dtype
+    assert_near(got, gated(gate_up.double(), activation, impl="reference"), dtype)
+
+
+def test_gated_far_from_zero():
+    gate = torch.tensor([-1e4, -90, -20, 0, 20, 90, 1e4])
+    gate_up = torch.cat((gate, torch.full_like(gate, 2.0))).unsqueeze(0).to(DEVICE)
+    for activation in ("silu", "gelu_tanh"):
+        got = gated(gate_up, activation, impl="triton").double()
+        want = gated(gate_up.double(), activation, impl="reference")
+        torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_what_does_not_fit_is_refused(impl):
+    x, weight = randn(3, 8), randn(8)
+    with pytest.raises(ValueError, match="do not fit"):
+        add_rms_norm(x, None, weight[:7], eps=0.0, impl=impl)
+    with pytest.raises(ValueError, match="delta must be"):
+        add_rms_norm(x, x[:2], weight, eps=0.0, impl=impl)
+    with pytest.raises(ValueError, match="must be \\[T, 2I\\]"):
+        gated(x[:, :7], "silu", impl=impl)
+    with pytest.raises(ValueError, match="supported: silu, gelu_tanh"):
+        gated(x, "relu", impl=impl)
+
+
+def norm_with_weights():
+    test_add_rms_norm(5, 63, False, torch.float32)
+    test_add_rms_norm(5, 63, True, torch.float32)
+
+
+def swiglu_and_geglu():
+    test_gated(5, 63, "silu", torch.float32)
+    test_gated(5, 63, "gelu_tanh", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "old", "new", "check"),
+    [
+        ("add_rms_norm", "mask=inside, other=0.0", "mask=inside, other=1.0", norm_with_weights),
+        ("add_rms_norm", "row * x_stride", "row * WIDTH", norm_with_weights),
+        ("add_rms_norm", "wide * (1.0 + scale)", "wide * scale", norm_with_weights),
+        ("add_rms_norm", "/ WIDTH + eps", "/ BLOCK + eps", norm_with_weights),
+        (
+            "add_rms_norm",
+            "wide.to(value.dtype).to(tl.float32) * scale",
+            "wide * scale",
+            test_the_norm_rounds_where_transformers_does,
+        ),
+        ("gated", "start + WIDTH", "start + BLOCK", swiglu_and_geglu),
+        ("gated", "0.044715", "0.44715", swiglu_and_geglu),
+        ("gated", "tl.sigmoid(2.0", "tl.sigmoid(1.0", swiglu_and_geglu),
+        ("gated", "gate * tl.sigmoid(gate)", "tl.sigmoid(gate)", swiglu_and_geglu),
+    ],
+)
+def test_a_defect_is_visible(kernel, old, new, check, monkeypatch, tmp_path):
+    module = importlib.import_module(f"gpuscore_kernels.{kernel}.triton")
+    with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
+        check()

@@ -1,0 +1,85 @@
+"""Inputs of the attention kernels: a batch's layout, and keys and values in poisoned memory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuscore.engine.planner import Prefix, Segment, pack
+from gpuscore.types import PackedBatch
+from gpuscore_kernels.extend_attention import Layout
+from support.layouts import Pages, int32, item_segments
+
+
+def layout_of(batch: PackedBatch, page_size: int) -> Layout:
+    return Layout(
+        batch.positions,
+        batch.cu_seqlens,
+        batch.parent,
+        batch.request_of,
+        batch.prefix_lens,
+        batch.page_table,
+        page_size,
+    )
+
+
+def requests(*sizes: tuple[int, int, list[int]], page_size: int, num_pages: int) -> PackedBatch:
+    """One batch of requests, each (cached tokens, tokens of the query beside it, item lengths)."""
+    pages = Pages.shuffled(np.random.default_rng(0), num_pages, page_size)
+    segments, prefixes = [], []
+    for request, (cached, query, items) in enumerate(sizes):
+        parent = len(segments) if query else -1
+        if query:
+            segments.append(Segment(int32(range(query)), cached, request))
+        tokens = [list(range(n)) for n in items]
+        segments += item_segments(tokens, cached + query, request, parent, [1])
+        prefixes.append(Prefix(cached, pages.of(request, cached, room=num_pages // len(sizes))))
+    return pack(segments, prefixes)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    q: Tensor  # [T, H, D]
+    k: Tensor  # [T, Hkv, D]
+    v: Tensor
+    pool_k: Tensor  # [Hkv, slots, D], NaN in every slot that no row sees
+    pool_v: Tensor
+
+    def all(self) -> tuple[Tensor, ...]:
+        return self.q, self.k, self.v, self.pool_k, self.pool_v
+
+
+def inputs(
+    batch: PackedBatch,
+    page_size: int,
+    num_pages: int,
+    heads: tuple[int, int],
+    dim: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+) -> Inputs:
+    """Random numbers; k and v lie in one tensor, as a projection leaves them."""
+    generator = torch.Generator().manual_seed(7)
+    slots = num_pages * page_size
+    cached = [
+        batch.page_table[request, i // page_size] * page_size + i % page_size
+        for request, length in enumerate(batch.prefix_lens)
+        for i in range(length)
+    ]
+    total = batch.num_tokens
+    q = torch.randn(total, heads[0], dim, generator=generator)
+    kv = torch.randn(total, 2 * heads[1], dim, generator=generator).to(dtype).to(device)
+    pools = []
+    for _ in range(2):
+        values = torch.randn(heads[1], slots, dim, generator=generator)
+        pool = torch.full_like(values, torch.nan)
+        pool[:, cached] = values[:, cached]
+        pools.append(pool.to(dtype).to(device))
+    k, v = kv.chunk(2, dim=1)
+    return Inputs(q.to(dtype).to(device), k, v, *pools)
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Norm of the difference over the norm; NaN if anything is."""
+    return float((got.double() - want.double()).norm() / want.double().norm())

@@ -1,0 +1,61 @@
+"""What the tests of Triton kernels share: where they run, comparison, planted defects."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+# Triton's interpreter multiplies the bit patterns of bfloat16 numbers.
+DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETED else [torch.bfloat16])
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    """The same numbers on every device."""
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
+
+
+def between_nans(x: Tensor) -> Tensor:
+    """`x` [T, E] as part of a larger tensor of NaN: what is read beside it becomes visible."""
+    around = torch.full((len(x) + 2, x.shape[1] + 48), torch.nan, dtype=x.dtype, device=x.device)
+    around[1:-1, 16:-32] = x
+    return around[1:-1, 16:-32]
+
+
+def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype, most: float | None = None) -> None:
+    """|got - want| / |want| in float64, the norm over all elements."""
+    assert got.shape == want.shape
+    if want.numel():
+        error = (got.double() - want.double()).norm() / want.double().norm()
+        assert error <= (most or TOLERANCE[dtype]), f"relative error {error:.2e}"
+
+
+@contextmanager
+def planted(
+    monkeypatch: pytest.MonkeyPatch, module: ModuleType, old: str, new: str, folder: Path
+) -> Iterator[None]:
+    """Put a form of a kernel's module into its place in which `old` reads `new`."""
+    source = Path(str(module.__file__)).read_text()
+    assert source.count(old) >= 1, f"{module.__name__} does not hold {old!r}"
+    path = folder / "triton_with_a_defect.py"
+    path.write_text(source.replace(old, new))
+    spec = importlib.util.spec_from_file_location(module.__name__, path)
+    assert spec is not None
+    assert spec.loader is not None
+    changed = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, changed)  # dataclasses look there
+        spec.loader.exec_module(changed)
+        package = sys.modules[module.__name__.rpartition(".")[0]]
+        patch.setattr(package, "triton", changed)
+        yield
