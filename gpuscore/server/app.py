@@ -135,7 +135,7 @@ async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds:
         late = True
         task.cancel()
 
-    # What asyncio.timeout does, at a quarter of its price.
+    # What asyncio.timeout does, with less around it.
     timer = asyncio.get_running_loop().call_later(max(0.0, deadline - monotonic()), end)
     try:
         return await work
