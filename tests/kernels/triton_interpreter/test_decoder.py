@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.backends.torch import warmup
+from gpuscore.backends.torch import backend as backend_module
 from gpuscore.config import ModelConfig
 from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
 from support.kernels import DEVICE
@@ -21,7 +21,9 @@ LABELS = [3, 17]
 @pytest.fixture
 def scores(tiny_model, monkeypatch):
     """A query's first chunk, kept in pages; then its rest with items beside it."""
-    monkeypatch.setattr(warmup, "LABELS", 8)  # 16,384 at the start take the interpreter minutes
+    # The batches of the start take the interpreter minutes, and what they would find is known.
+    monkeypatch.setattr(backend_module, "warmup_batches", lambda *a: iter(()))
+    monkeypatch.setattr(backend_module, "largest_batches", lambda *a: iter(()))
 
     def run(family, special, kernels):
         directory, _ = tiny_model(family, **special)
