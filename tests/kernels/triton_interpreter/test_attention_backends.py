@@ -8,7 +8,6 @@ from gpuscore.config import ModelConfig
 from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention import launch
-from support.kernels import INTERPRETED
 from support.layouts import Pages, int32, item_segments
 from support.models import random_ids
 
@@ -56,15 +55,10 @@ def scores(backend):
     return np.concatenate((result.label_logits, result.lse))
 
 
-CHOICES = [("triton", "qwen3"), ("triton", "gemma2")]
-if INTERPRETED:  # on a GPU the libraries' kernels know no float32
-    CHOICES.append(("two-pass", "qwen3"))
-
-
-@pytest.mark.parametrize(("attention", "family"), CHOICES)
-def test_the_same_scores_as_torch(make_backend, attention, family):
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_the_same_scores_as_torch(make_backend, family):
     want = scores(make_backend(family, "torch"))
-    got = scores(make_backend(family, attention))
+    got = scores(make_backend(family, "triton"))
     np.testing.assert_allclose(got, want, atol=2e-5, rtol=0)
 
 
