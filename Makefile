@@ -31,8 +31,10 @@ $(STAMP): pyproject.toml
 serve: setup
 	$(BIN)/gpuscore serve $(MODEL) $(addprefix --port ,$(PORT))
 
+# In the order of the files: sorted by their number of tests, the few that take longest come last,
+# and one core waits for the other.
 test: setup
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Compiles the Triton kernels for every architecture, without a GPU: what make test compiles, and all.
 check-kernels: setup
