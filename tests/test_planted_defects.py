@@ -68,7 +68,7 @@ def items_do_not_see_the_cached_prefix(monkeypatch):
 
 
 def one_cached_token_is_dropped(monkeypatch):
-    patched(monkeypatch, attention_plan, "_prefix_slots", lambda slots: lambda *a: slots(*a)[1:])
+    patched(monkeypatch, attention_plan, "prefix_slots", lambda slots: lambda *a: slots(*a)[1:])
 
 
 def items_see_their_future(monkeypatch):

@@ -58,7 +58,7 @@ def _add_long_chunk(
     assert share.long is not None  # noqa: S101  (the caller saw to it)
     job, request, (item, start, stop) = share.job, share.job.request, share.long
     base, page_size = long_base(job.cut, limits), limits.page_size
-    rest = job.cut - base
+    rest = long_rest(job.cut, limits)
     pages = np.concatenate((_pages(job.query_pages)[: base // page_size], _pages(job.item_pages)))
     prefixes.append(Prefix(base + start, pages))
 
@@ -84,6 +84,11 @@ def long_base(cut: int, limits: BackendLimits) -> int:
     """Query tokens whose pages a long item shares: whole pages, and whole chunks."""
     whole = max(limits.page_size, limits.deterministic_chunk)
     return cut // whole * whole
+
+
+def long_rest(cut: int, limits: BackendLimits) -> int:
+    """Query tokens after those, which a long item computes again."""
+    return cut - long_base(cut, limits)
 
 
 def _pages(pages: Int32Array | None) -> Int32Array:

@@ -17,7 +17,7 @@ from collections import deque
 
 import numpy as np
 
-from gpuscore.engine.draft import draft_batch, long_base
+from gpuscore.engine.draft import draft_batch, long_base, long_rest
 from gpuscore.engine.jobs import Job, Share, Work
 from gpuscore.engine.pages import PageKey, PagePool, page_keys
 from gpuscore.types import BackendLimits, ScoreRequest
@@ -259,7 +259,7 @@ class Scheduler:
             return len(job.request.item_ids[job.short[0]])
         if share.long is not None or share.query[1] > share.query[0]:
             return None
-        rest = job.cut - long_base(job.cut, self.limits)
+        rest = long_rest(job.cut, self.limits)
         return self.chunk if job.long_done or self.chunk == 1 else max(self.chunk, rest)
 
     def _take(self, share: Share, allowance: int) -> int:
@@ -282,7 +282,7 @@ class Scheduler:
     def _take_long(self, share: Share, allowance: int) -> int:
         job = share.job
         item, start = job.long[0], job.long_done
-        rest = job.cut - long_base(job.cut, self.limits)
+        rest = long_rest(job.cut, self.limits)
         length = rest + len(job.request.item_ids[item])
         stop = rest + self._chunk_end(start - rest, allowance, length - rest)
         share.long, share.long_ends = (item, start, stop), stop == length

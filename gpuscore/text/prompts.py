@@ -143,9 +143,8 @@ class PromptBuilder:
     def _ids_at_once(self, given: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
         """What `factor` gives, or None where it has to be asked (or to say what is wrong)."""
         size = len(given.query) + sum(map(len, given.items))
-        if given.item_first or size > self.limits.max_request_tokens:
-            return None
-        if self.backend.deterministic_chunk:
+        elsewhere = given.item_first or self.backend.deterministic_chunk  # where the cut is
+        if elsewhere or size > self.limits.max_request_tokens:
             return None
         return factor_ids(
             given.query,  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuscore.backends.torch.attention_triton import layout_of
 from gpuscore.engine.planner import Prefix, Segment, pack
 from gpuscore_kernels.extend_attention.layout import (
     KEY_START,
@@ -16,7 +17,6 @@ from gpuscore_kernels.extend_attention.layout import (
     POOL_END,
     POOL_START,
     ROW_START,
-    Layout,
     TileShape,
 )
 from gpuscore_kernels.extend_attention.tiles import build_tiles
@@ -25,18 +25,6 @@ from support.oracle import visible_rows
 
 PAGE, SLOTS = 16, 2048
 SHAPES = [TileShape(3, 16, 16), TileShape(8, 16, 4), TileShape(32, 8, 8), TileShape(1, 4, 2)]
-
-
-def layout_of(batch, page_size=PAGE):
-    return Layout(
-        batch.positions,
-        batch.cu_seqlens,
-        batch.parent,
-        batch.request_of,
-        batch.prefix_lens,
-        batch.page_table,
-        page_size,
-    )
 
 
 def wanted(batch, rows, window, shared=True):
@@ -88,7 +76,7 @@ def masked_keys(table, entries, position, segment, edge):
 
 
 def check(batch, shape, rows=None, window=None, shared=True):
-    table = build_tiles(layout_of(batch), shape, rows=rows, window=window, shared=shared)
+    table = build_tiles(layout_of(batch, PAGE), shape, rows=rows, window=window, shared=shared)
     rows = np.arange(batch.num_tokens) if rows is None else rows
     # Equal lists: each key once, no other, and in the order of positions.
     assert looked_at(table) == wanted(batch, rows, window, shared)
@@ -151,7 +139,7 @@ def test_what_all_see_is_full():
     shape = TileShape(rows=64, keys=64, own=32)
     batch = query_and_items(0, 1000, [])
     batch = replace(batch, parent=batch.parent)
-    layout = replace(layout_of(query_and_items(0, 1000, [20] * 50)), page_size=64)
+    layout = replace(layout_of(query_and_items(0, 1000, [20] * 50), PAGE), page_size=64)
     table = build_tiles(layout, shape)
     full = table.tiles[:, NUM_PACKED].sum() * 64
     masked = (table.tiles[:, MASKED_END] - table.tiles[:, MASKED_START]).sum() * 32
@@ -178,7 +166,7 @@ def test_tiles_of_a_row_do_not_depend_on_neighbours(window):
     crowd = query_and_items(0, 48, [4, 9, item, 2, 30])
     cached = query_and_items(48, 0, [2, item])
     sums = [
-        columns_of(build_tiles(layout_of(batch), shape, window=window), segment)
+        columns_of(build_tiles(layout_of(batch, PAGE), shape, window=window), segment)
         for batch, segment in ((alone, 1), (crowd, 3), (cached, 1))
     ]
     assert sums[0] == sums[1] == sums[2]
@@ -224,7 +212,7 @@ def positions_in_order(table, tile, position, segment):
 
 
 def test_tiles_that_cross_pages_are_refused():
-    layout = layout_of(query_and_items(5, 7, [2]))
+    layout = layout_of(query_and_items(5, 7, [2]), PAGE)
     for shape in (TileShape(4, 32, 16), TileShape(4, 12, 4), TileShape(4, 16, 5)):
         with pytest.raises(ValueError, match="does not fit pages of 16"):
             build_tiles(layout, shape)
@@ -234,6 +222,6 @@ def test_tiles_that_cross_pages_are_refused():
 def test_a_defect_is_seen(column):
     """What this file compares with is not fooled by a table that is off by one."""
     batch = query_and_items(16, 40, [2, 50])
-    table = build_tiles(layout_of(batch), TileShape(8, 16, 4))
+    table = build_tiles(layout_of(batch, PAGE), TileShape(8, 16, 4))
     (table.masked if column == KEY_START else table.tiles)[:, column] += 1
     assert looked_at(table) != wanted(batch, range(batch.num_tokens), None)

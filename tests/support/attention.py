@@ -8,20 +8,7 @@ from torch import Tensor
 
 from gpuscore.engine.planner import Prefix, Segment, pack
 from gpuscore.types import PackedBatch
-from gpuscore_kernels.extend_attention import Layout
 from support.layouts import Pages, int32, item_segments
-
-
-def layout_of(batch: PackedBatch, page_size: int) -> Layout:
-    return Layout(
-        batch.positions,
-        batch.cu_seqlens,
-        batch.parent,
-        batch.request_of,
-        batch.prefix_lens,
-        batch.page_table,
-        page_size,
-    )
 
 
 def requests(*sizes: tuple[int, int, list[int]], page_size: int, num_pages: int) -> PackedBatch:

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuscore.backends.torch.attention_plan import kept
+from gpuscore.backends.torch.attention_plan import kept, prefix_slots
 from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types import PackedBatch
@@ -119,14 +119,10 @@ def _cached(
     batch: PackedBatch, page_size: int
 ) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
     """Slots of all cached prefixes, and of each request where in the buffer of keys its lie."""
-    slots = [np.empty(0, np.int64)]
-    for request, length in enumerate(batch.prefix_lens):
-        position = np.arange(length, dtype=np.int64)
-        pages = batch.page_table[request, position // page_size].astype(np.int64)
-        slots.append(pages * page_size + position % page_size)
+    slots = [prefix_slots(batch, request, page_size) for request in range(len(batch.prefix_lens))]
     ends = np.cumsum([0, *batch.prefix_lens.tolist()])
     numbers = [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
-    return np.concatenate(slots), numbers
+    return np.concatenate([np.empty(0, np.int64), *slots]), numbers
 
 
 def _sequences(rows: list[NDArray[np.int64]], keys: list[NDArray[np.int64]]) -> Sequences:

@@ -166,7 +166,7 @@ class _Planner:
         for group, (request, parent, block) in enumerate(shared.T.tolist()):
             members = np.flatnonzero(group_of_row.reshape(-1) == group)
             first = _first_positions(self.batch.positions[rows[members]], self.window)
-            slots = _prefix_slots(self.batch, request, self.page_size)
+            slots = prefix_slots(self.batch, request, self.page_size)
             # Nobody sees the keys before it. With tiling they are masked and not left out, because
             # it depends on the other rows of the pass.
             reached = int(first.min()) if self.tiling is None else 0
@@ -254,7 +254,8 @@ def _first_positions(positions: np.ndarray, window: int | None) -> np.ndarray:
     return np.maximum(positions.astype(np.int64) - window + 1, 0)
 
 
-def _prefix_slots(batch: PackedBatch, request: int, page_size: int) -> np.ndarray:
+def prefix_slots(batch: PackedBatch, request: int, page_size: int) -> np.ndarray:
+    """int64, of the pool: where a request's cached tokens lie."""
     length = int(batch.prefix_lens[request])
     pages = batch.page_table[request, : -(-length // page_size)].astype(np.int64)
     return (pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[:length]

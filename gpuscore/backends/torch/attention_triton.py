@@ -65,6 +65,19 @@ class PlannedTriton:
         return out
 
 
+def layout_of(batch: PackedBatch, page_size: int) -> Layout:
+    """What the kernels' tile tables are made of."""
+    return Layout(
+        batch.positions,
+        batch.cu_seqlens,
+        batch.parent,
+        batch.request_of,
+        batch.prefix_lens,
+        batch.page_table,
+        page_size,
+    )
+
+
 def layer_tables(
     batch: PackedBatch,
     config: DecoderConfig,
@@ -74,15 +87,7 @@ def layer_tables(
     shared: bool,
 ) -> list[DeviceTiles]:
     """The tile table of each layer; one is made for each window, and one for the last layer."""
-    layout = Layout(
-        batch.positions,
-        batch.cu_seqlens,
-        batch.parent,
-        batch.request_of,
-        batch.prefix_lens,
-        batch.page_table,
-        pool.page_size,
-    )
+    layout = layout_of(batch, pool.page_size)
     shape = tile_config.shape(config.num_heads // config.num_kv_heads)
     *others, last = config.windows
     windows = list(dict.fromkeys(others))

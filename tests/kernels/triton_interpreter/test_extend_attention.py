@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpuscore.backends.torch.attention_triton import layout_of
 from gpuscore_kernels.extend_attention import (
     TileConfig,
     build_tiles,
@@ -20,7 +21,7 @@ from gpuscore_kernels.extend_attention import (
 from gpuscore_kernels.extend_attention import triton as kernels
 from gpuscore_kernels.items_merge import items_merge
 from support import oracle
-from support.attention import inputs, layout_of, relative_error, requests
+from support.attention import inputs, relative_error, requests
 from support.kernels import DEVICE, DTYPES, TOLERANCE, planted
 
 PAGE, PAGES = 32, 16
