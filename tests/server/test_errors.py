@@ -762,7 +762,7 @@ class TestOverload:
     """The limited server takes one request per key and two in all; the rest is refused at once."""
 
     @pytest.fixture
-    def idle_again(self, limited):
+    def idle_again(self, limited, unharmed):  # which asks its canary after this
         yield
         # The clients have left: their requests are dropped and no longer count.
         wait_until(lambda: score(limited, **URGENT).status_code == 200)
