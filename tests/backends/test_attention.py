@@ -9,7 +9,7 @@ import torch
 from gpuscore.backends.torch.attention import ExtendAttention
 from gpuscore.backends.torch.attention_plan import padded_length
 from gpuscore.backends.torch.hf_config import DecoderConfig, Rope
-from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore_kernels.partial_attention import merge_partials
 from support.layouts import random_batch
 from support.oracle import attention as oracle
@@ -67,10 +67,12 @@ def run(batch, impl, seed, window=None, softcap=None):
     )
     config = replace(CONFIG, windows=(window, window), attention_softcap=softcap)
     attend = ExtendAttention(batch, config, pool, impl, merge_partials)
+    stored = KeptRows.of(batch.slot_mapping, pool)
     rows = torch.from_numpy(batch.score_rows.astype(np.int64))
     exact = [x.double().numpy() for x in (q, k, v)]
     for layer, scored in ((0, None), (1, rows)):
         want = oracle(batch, PAGE_SIZE, *exact, *before[layer], window, softcap)
+        stored.write(layer, k, v)
         got = attend.run(layer, q if scored is None else q[scored], k, v).numpy()
         want = want if scored is None else want[batch.score_rows]
         np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)

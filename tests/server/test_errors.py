@@ -788,7 +788,9 @@ class TestOverload:
             if reason == "API key":
                 bob = stack.enter_context(connected(limited_server, KEYS[1]))
                 assert score(bob, **URGENT).status_code == 200, "another key is not concerned"
-            assert all(connection.silent for connection in sent), "the others are worked on"
+            # The server closes the refused one once it has read all of its body.
+            others = [connection for connection in sent if connection is not refused]
+            assert all(connection.silent for connection in others), "the others are worked on"
 
 
 class TestMemoryAndBugs:

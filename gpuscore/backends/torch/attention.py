@@ -68,8 +68,6 @@ class ExtendAttention:
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan = self.plans[layer]
-        if len(plan.kept_rows):
-            self.pool.write(layer, plan.kept_slots, k[plan.kept_rows], v[plan.kept_rows])
         if layer == len(self.plans) - 1:
             out, lse = self._scored(plan, q, k, v)
             dense = plan.scored_dense

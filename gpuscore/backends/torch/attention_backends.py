@@ -32,8 +32,7 @@ class PlannedAttention(Protocol):
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [M, H, D], k and v [T, Hkv, D] -> [M, H, D].
 
-        M is T, except in the last layer, where q holds the scored rows only. Keys and values that
-        the batch keeps are stored in the pool.
+        M is T, except in the last layer, where q holds the scored rows only.
         """
 
 

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gpuscore.backends.torch.attention_plan import kept, prefix_slots
+from gpuscore.backends.torch.attention_plan import prefix_slots
 from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types import PackedBatch
@@ -209,7 +209,7 @@ class FlashInferAttention:
             torch.from_numpy(x.astype(np.int64)).to(self.pool.device)
             for x in (plan.rows, plan.slots, batch.score_rows)
         )
-        return PlannedFlashInfer(self, rows, slots, scored, *kept(batch, self.pool.device))
+        return PlannedFlashInfer(self, rows, slots, scored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +220,6 @@ class PlannedFlashInfer:
     rows: Tensor
     slots: Tensor
     scored: Tensor
-    kept_rows: Tensor
-    kept_slots: Tensor
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         pool = self.backend.pool
@@ -230,8 +228,6 @@ class PlannedFlashInfer:
             torch.cat((side.transpose(0, 1), own)).unsqueeze(1)
             for side, own in zip(cached, (k, v), strict=True)
         ]
-        if len(self.kept_rows):
-            pool.write(layer, self.kept_slots, k[self.kept_rows], v[self.kept_rows])
         last = layer == self.backend.config.num_layers - 1
         if last:  # its rows are no whole sequences; the others are computed and dropped
             every = q.new_zeros(len(k), *q.shape[1:])

@@ -83,8 +83,6 @@ class ScoredGroup:
 class AttentionPlan:
     """Index tensors of one batch; `scored` parts serve the last layer."""
 
-    kept_rows: Tensor  # rows whose k and v are stored ...
-    kept_slots: Tensor  # ... and where
     dense: tuple[DensePass, ...]
     causal: tuple[CausalGroup, ...]
     scored_dense: tuple[DensePass, ...]
@@ -100,21 +98,12 @@ def plan_attention(
 ) -> AttentionPlan:
     """The plan of `batch` for layers whose rows see the last `window` positions (None = all)."""
     planner = _Planner(batch, page_size, window, device, tiling)
-    kept_rows, kept_slots = kept(batch, device)
     return AttentionPlan(
-        kept_rows=kept_rows,
-        kept_slots=kept_slots,
         dense=tuple(planner.dense_passes(np.arange(batch.num_tokens))),
         causal=tuple(planner.causal_groups()),
         scored_dense=tuple(planner.dense_passes(batch.score_rows)),
         scored=tuple(planner.scored_groups()),
     )
-
-
-def kept(batch: PackedBatch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows whose keys and values are stored, and their slots."""
-    rows = np.flatnonzero(batch.slot_mapping >= 0)
-    return _index(rows, device), _index(batch.slot_mapping[rows], device)
 
 
 def plan_shared(

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpuscore.backends.torch.attention_plan import kept
 from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types import PackedBatch
@@ -33,7 +32,6 @@ class TritonAttention:
             self.pool,
             self.tile_config,
             layer_tables(batch, self.config, self.pool, self.tile_config, shared=True),
-            *kept(batch, self.pool.device),
         )
 
 
@@ -45,12 +43,8 @@ class PlannedTriton:
     pool: KVPool
     tile_config: TileConfig
     tables: list[DeviceTiles]  # of each layer
-    kept_rows: Tensor
-    kept_slots: Tensor
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if len(self.kept_rows):
-            self.pool.write(layer, self.kept_slots, k[self.kept_rows], v[self.kept_rows])
         out, _ = extend_attention(
             q,
             k,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.torch.attention import shared_keys
-from gpuscore.backends.torch.attention_plan import DensePass, kept, plan_shared
+from gpuscore.backends.torch.attention_plan import DensePass, plan_shared
 from gpuscore.backends.torch.attention_triton import layer_tables
 from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
@@ -83,7 +83,6 @@ class TwoPassAttention:
             self,
             [*(dense[window][0] for window in others), dense[last][1]],
             layer_tables(batch, config, pool, self.tile_config, shared=False),
-            *kept(batch, pool.device),
         )
 
 
@@ -94,13 +93,9 @@ class PlannedTwoPass:
     backend: TwoPassAttention
     dense: list[tuple[DensePass, ...]]  # of each layer
     tables: list[DeviceTiles]
-    kept_rows: Tensor
-    kept_slots: Tensor
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         config, pool = self.backend.config, self.backend.pool
-        if len(self.kept_rows):
-            pool.write(layer, self.kept_slots, k[self.kept_rows], v[self.kept_rows])
         shared_out = torch.empty_like(q)
         shared_lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
         for part in self.dense[layer]:

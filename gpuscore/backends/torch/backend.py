@@ -15,8 +15,8 @@ from gpuscore.backends.torch.attention_backends import attention_factory
 from gpuscore.backends.torch.compiler import compiled, eagerly
 from gpuscore.backends.torch.deterministic import TILING
 from gpuscore.backends.torch.kernels import in_triton
-from gpuscore.backends.torch.known_answer import check_known_answer
-from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
+from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.memory import Memory, memory_of
 from gpuscore.backends.torch.models.decoder import Decoder
@@ -73,6 +73,8 @@ class TorchBackend:
                 plan.device,
                 plan.pages.size,
             )
+        if plan.kernels:
+            check_kernels(config, weights)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:
             # Only for the measurement: a few layers and a single page.
@@ -157,6 +159,7 @@ class TorchBackend:
             self._to_device(batch.positions),
             self._to_device(batch.score_rows),
             attention.run,
+            KeptRows.of(batch.slot_mapping, self.pool),
         )
         return self._label_head(hidden, batch)
 

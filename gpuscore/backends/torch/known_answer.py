@@ -1,10 +1,12 @@
-"""Proof at start that an attention backend computes what the reference does, on this machine.
+"""Proof at start that attention and kernels compute what the references do, on this machine.
 
 Kernels of libraries and compilers for GPUs differ between versions and cards; a wrong mask or a
 misread stride would change scores without an error.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -14,12 +16,22 @@ from gpuscore.backends.torch.attention import TorchAttention
 from gpuscore.backends.torch.attention_backends import Factory
 from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.models.decoder import DecoderWeights
 from gpuscore.errors import ConfigError
 from gpuscore.types import PackedBatch
+from gpuscore_kernels.add_rms_norm import add_rms_norm
+from gpuscore_kernels.gated import gated
+from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.partial_attention import merge_partials
+from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
 # Norm of the error over that of the answer; what a correct kernel does is several times smaller.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+
+Run: TypeAlias = Callable[[Implementation], tuple[Tensor, ...]]
+
+ROWS = 33  # that kernels are tried with
 
 # Requests: cached tokens, tokens of the query beside its items, lengths of the items.
 REQUESTS = ((70, 0, (1, 9)), (0, 37, (3, 20)), (64, 6, (5,)))
@@ -65,7 +77,75 @@ def check_known_answer(
                 q = q[torch.from_numpy(batch.score_rows.astype(np.int64)).to(device)]
             got = tested.run(layer, q, k, v)
             want = exact.run(layer, q.float(), k.float(), v.float())
-            _compare(name, got, want, TOLERANCE[dtype])
+            _compare(f"--attention {name}", "", got, want, TOLERANCE[dtype])
+
+
+def check_kernels(model: DecoderConfig, weights: DecoderWeights) -> None:
+    """Raises ConfigError where a kernel of `--kernels triton` is off its reference.
+
+    Args:
+        model, weights: norms of the first layer and the LM head are theirs, rows are random.
+    """
+    with torch.inference_mode():
+        for name, run in _kernel_calls(model, weights):
+            for got, want in zip(run("triton"), run("reference"), strict=True):
+                _compare("--kernels triton", f" in {name}", got, want, TOLERANCE[want.dtype])
+
+
+def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Run]]:
+    """What each kernel gives, and its reference, for the same rows of a model's sizes."""
+    generator, head = torch.Generator().manual_seed(0), weights.lm_head
+    eps, one_plus = model.rms_norm_eps, model.one_plus_norms
+    layer, heads, kv_heads = weights.layers[0], model.num_heads, model.num_kv_heads
+
+    def rows(columns: int) -> Tensor:
+        return torch.randn(ROWS, columns, generator=generator).to(head)
+
+    x, delta, gate_up = rows(model.hidden_size), rows(model.hidden_size), rows(2 * head.shape[1])
+    qkv = rows((heads + 2 * kv_heads) * model.head_dim)
+    cos, sin = rows(model.head_dim // 2).float(), rows(model.head_dim // 2).float()
+    chosen = torch.arange(0, ROWS, 2, device=head.device)
+    labels = chosen * 7919 % len(head)
+
+    def with_pages(impl: Implementation) -> tuple[Tensor, ...]:
+        k, v = (qkv.new_zeros(kv_heads, 2 * ROWS, model.head_dim) for _ in range(2))
+        slots = torch.arange(-2, ROWS - 2, device=head.device) * 2
+        heads_of_rows = qk_norm_rope_store(
+            qkv,
+            cos,
+            sin,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=eps,
+            one_plus=one_plus,
+            pages=Pages(k, v, slots),
+            impl=impl,
+        )
+        return *heads_of_rows, k, v
+
+    def statistics(impl: Implementation) -> tuple[Tensor, ...]:
+        lse, top = vocab_statistics(
+            x, head, chosen, need_top=True, softcap=model.final_softcap, impl=impl
+        )
+        assert top is not None  # noqa: S101  (it was asked for)
+        # Ids may differ where two tokens are as likely; their logits may not.
+        best = label_logits(x, head, chosen, top, softcap=model.final_softcap, impl="reference")
+        return lse, best
+
+    def logits(impl: Implementation) -> tuple[Tensor, ...]:
+        cap = model.final_softcap
+        return (label_logits(x, head, chosen, labels, softcap=cap, impl=impl),)
+
+    def norm(impl: Implementation) -> tuple[Tensor, ...]:
+        return add_rms_norm(x, delta, layer.input_norm, eps=eps, one_plus=one_plus, impl=impl)
+
+    yield "add_rms_norm", norm
+    yield "gated", lambda i: (gated(gate_up, model.activation, impl=i),)
+    yield "qk_norm_rope_store", with_pages
+    yield "label_logits", logits
+    yield "vocab_statistics", statistics
 
 
 def _fill(sides: tuple[Tensor, Tensor], generator: torch.Generator) -> None:
@@ -75,13 +155,13 @@ def _fill(sides: tuple[Tensor, Tensor], generator: torch.Generator) -> None:
     second.copy_(first)
 
 
-def _compare(name: str, got: Tensor, want: Tensor, tolerance: float) -> None:
-    error = float((got.float() - want).norm() / want.norm())
+def _compare(choice: str, where: str, got: Tensor, want: Tensor, tolerance: float) -> None:
+    error = float((got.float() - want.float()).norm() / want.float().norm())
     if not error <= tolerance:
         raise ConfigError(
-            f"--attention {name} computes something else than the reference on this machine: "
+            f"{choice} computes something else than the reference on this machine{where}: "
             f"the relative error of a known answer is {error:.1e}, allowed {tolerance:.0e}; "
-            "choose another --attention"
+            f"choose another {choice.split()[0]}"
         )
 
 

@@ -2,11 +2,15 @@
 
 import math
 import mmap
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gpuscore.backends.torch.hf_config import DecoderConfig
+from gpuscore.types import Int32Array
+from gpuscore_kernels.qk_norm_rope_store import Pages
 
 
 def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -45,6 +49,32 @@ class KVPool:
         """k, v [Hkv, n, D] of slots [n]."""
         k, v = self.layers[layer]
         return k.index_select(1, slots), v.index_select(1, slots)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """The rows of one batch whose keys and values later batches read, and where those go."""
+
+    pool: KVPool
+    rows: Tensor  # [n] of the batch
+    slots: Tensor  # [n]
+    slot_of_row: Tensor  # [T]; -1: not kept
+
+    @staticmethod
+    def of(slot_mapping: Int32Array, pool: KVPool) -> "KeptRows":
+        rows = np.flatnonzero(slot_mapping >= 0)
+        indices = (rows, slot_mapping[rows], slot_mapping)
+        moved = (torch.from_numpy(x.astype(np.int64)).to(pool.device) for x in indices)
+        return KeptRows(pool, *moved)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Store what k, v [T, Hkv, D] have of these rows."""
+        if len(self.rows):
+            self.pool.write(layer, self.slots, k[self.rows], v[self.rows])
+
+    def pages(self, layer: int) -> Pages:
+        """For a kernel that stores them itself."""
+        return Pages(*self.pool.layers[layer], self.slot_of_row)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
+from gpuscore.backends.torch.attention_plan import Tiling
 from gpuscore.config import ModelConfig
 from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
+from gpuscore.errors import ConfigError
 from support.kernels import DEVICE
 from support.layouts import Pages, int32, item_segments
 from support.models import random_ids
@@ -19,13 +22,14 @@ LABELS = [3, 17]
 
 
 @pytest.fixture
-def scores(tiny_model, monkeypatch):
-    """A query's first chunk, kept in pages; then its rest with items beside it."""
+def make(tiny_model, monkeypatch):
     # The batches of the start take the interpreter minutes, and what they would find is known.
     monkeypatch.setattr(backend_module, "warmup_batches", lambda *a: iter(()))
     monkeypatch.setattr(backend_module, "largest_batches", lambda *a: iter(()))
 
-    def run(family, special, kernels):
+    made = []
+
+    def start(family, special, kernels, **options):
         directory, _ = tiny_model(family, **special)
         config = ModelConfig(
             str(directory),
@@ -33,16 +37,20 @@ def scores(tiny_model, monkeypatch):
             dtype="float32",
             attention="torch",
             kernels=kernels,
-            max_batch_tokens=8,
             max_model_len=16,
+            **{"max_batch_tokens": 8, **options},
         )
-        backend = create_backend(plan_backend(directory, config))
-        try:
-            return [backend.collect(backend.extend(b)) for b in batches(backend.limits.page_size)]
-        finally:
-            backend.close()
+        made.append(create_backend(plan_backend(directory, config)))
+        return made[-1]
 
-    return run
+    yield start
+    for backend in made:
+        backend.close()
+
+
+def scores(backend):
+    """A query's first chunk, kept in pages; then its rest with items beside it."""
+    return [backend.collect(backend.extend(b)) for b in batches(backend.limits.page_size)]
 
 
 def batches(page_size):
@@ -80,14 +88,25 @@ def used(monkeypatch):
     return names
 
 
+def assert_same(got, want):
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a.label_logits, b.label_logits, atol=2e-4)
+        assert (a.lse is None) == (b.lse is None)
+        if b.lse is not None:
+            np.testing.assert_allclose(a.lse, b.lse, atol=2e-4)
+            np.testing.assert_array_equal(a.top_ids, b.top_ids)
+
+
 @pytest.mark.parametrize(
     ("family", "special"),
     [("qwen3", {"num_hidden_layers": 2}), ("gemma3", {"final_logit_softcapping": 6.0})],
 )
-def test_scores_equal_those_of_torch(scores, used, family, special):
-    want = scores(family, special, "torch")
+def test_scores_equal_those_of_torch(make, used, family, special):
+    want = scores(make(family, special, "torch"))
     assert used == set()
-    got = scores(family, special, "triton")
+    backend = make(family, special, "triton")
+    used.clear()  # of the known answer
+    assert_same(scores(backend), want)
     assert used == {
         "add_rms_norm_kernel",
         "gated_kernel",
@@ -96,9 +115,27 @@ def test_scores_equal_those_of_torch(scores, used, family, special):
         "slice_statistics_kernel",
         "merge_slices_kernel",
     }
-    for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(a.label_logits, b.label_logits, atol=2e-4)
-        assert (a.lse is None) == (b.lse is None)
-        if b.lse is not None:
-            np.testing.assert_allclose(a.lse, b.lse, atol=2e-4)
-            np.testing.assert_array_equal(a.top_ids, b.top_ids)
+
+
+def test_tiles_of_fixed_size_do_as_well(make, monkeypatch):
+    """--deterministic, with smaller tiles than it has."""
+    monkeypatch.setattr(backend_module, "TILING", Tiling(block=16, rows=16, group=16))
+    special = {"num_hidden_layers": 2}
+    want = scores(make("qwen3", special, "torch"))
+    backend = make("qwen3", special, "triton", deterministic=True, max_batch_tokens=128)
+    assert_same(scores(backend), want)
+
+
+@pytest.mark.parametrize("folder", ["add_rms_norm", "gated", "qk_norm_rope_store", "label_head"])
+def test_a_wrong_kernel_does_not_serve(make, monkeypatch, folder):
+    module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
+    name = "vocab_statistics" if folder == "label_head" else folder
+    right = getattr(module, name)
+
+    def off(*arguments):
+        result = right(*arguments)
+        return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
+
+    monkeypatch.setattr(module, name, off)
+    with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
+        make("qwen3", {"num_hidden_layers": 2}, "triton")

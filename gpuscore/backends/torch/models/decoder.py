@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.hf_config import DecoderConfig, Mixture
+from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.models.layers import (
     add_and_norm,
     gated,
@@ -21,7 +22,7 @@ from gpuscore.backends.torch.models.layers import (
 )
 from gpuscore.backends.torch.models.mixture import mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
-from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
+from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
@@ -82,6 +83,8 @@ class Decoder:
         self.config = config
         self._by_rows = by_rows
         self._heads_in: Implementation = heads_in
+        # The kernel writes pages itself, but not of tiles, which rows of no slot fill up.
+        self._stores = heads_in == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
         self.weights = weights
         self._rms_norm = compiler(rms_norm)
@@ -95,7 +98,12 @@ class Decoder:
         }
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, score_rows: Tensor, attend: Attend
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        score_rows: Tensor,
+        attend: Attend,
+        kept: KeptRows,
     ) -> Tensor:
         """Final-norm hidden states [N, E] of `score_rows`; `attend` sees every row's k and v.
 
@@ -111,34 +119,57 @@ class Decoder:
         *layers, last = self.weights.layers
         for index, layer in enumerate(layers):
             cos, sin = rotary[self.ropes[index]]
-            x, q, k, v = self._by_rows(partial(self._before, layer), x, cos, sin, delta)
+            before = partial(self._before, layer, self._pages(kept, index))
+            x, q, k, v = self._by_rows(before, x, cos, sin, delta)
+            self._store(kept, index, k, v)
             attended = attend(index, q, k, v).flatten(1)
             x, delta = self._by_rows(partial(self._after, layer), x, attended)
         cos, sin = rotary[self.ropes[-1]]
-        x, normed, k, v = self._by_rows(partial(self._keys, last), x, cos, sin, delta)
+        keys = partial(self._keys, last, self._pages(kept, len(layers)))
+        x, normed, k, v = self._by_rows(keys, x, cos, sin, delta)
+        self._store(kept, len(layers), k, v)
         x, *chosen = (rows.index_select(0, score_rows) for rows in (x, normed, cos, sin))
         (q,) = self._by_rows(partial(self._queries, last), *chosen)
         attended = attend(len(layers), q, k, v).flatten(1)
         x, delta = self._by_rows(partial(self._after, last), x, attended)
         return self._by_rows(self._final_norm, x, delta)[1]
 
+    def _pages(self, kept: KeptRows, layer: int) -> Pages | None:
+        return kept.pages(layer) if self._stores else None
+
+    def _store(self, kept: KeptRows, layer: int, k: Tensor, v: Tensor) -> None:
+        if not self._stores:
+            kept.write(layer, k, v)
+
     def _before(
-        self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, delta: Tensor | None
+        self,
+        layer: LayerWeights,
+        pages: Pages | None,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        delta: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x + delta, and of all rows q [T, H, D], k and v [T, Hkv, D]; q and k rotated."""
         x, normed = self._residual(x, delta, layer.input_norm)
         qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
         heads = self.config.num_heads, self.config.num_kv_heads
-        return x, *self._split(layer, qkv, cos, sin, *heads)
+        return x, *self._split(layer, qkv, cos, sin, *heads, pages)
 
     def _keys(
-        self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor, delta: Tensor | None
+        self,
+        layer: LayerWeights,
+        pages: Pages | None,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        delta: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x + delta, its norm, and k and v of all rows."""
         x, normed = self._residual(x, delta, layer.input_norm)
         bias = None if layer.qkv_bias is None else layer.qkv_bias[self._q_size :]
         kv = functional.linear(normed, layer.qkv[self._q_size :], bias)
-        _, k, v = self._split(layer, kv, cos, sin, 0, self.config.num_kv_heads)
+        _, k, v = self._split(layer, kv, cos, sin, 0, self.config.num_kv_heads, pages)
         return x, normed, k, v
 
     def _queries(
@@ -149,7 +180,14 @@ class Decoder:
         return self._split(layer, q, cos, sin, self.config.num_heads, 0)[:1]
 
     def _split(
-        self, layer: LayerWeights, qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, kv_heads: int
+        self,
+        layer: LayerWeights,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: int,
+        kv_heads: int,
+        pages: Pages | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q [T, heads, D], k and v [T, kv_heads, D] of the product with such weights."""
         c = self.config
@@ -164,6 +202,7 @@ class Decoder:
                 k_norm=layer.k_norm,
                 eps=c.rms_norm_eps,
                 one_plus=c.one_plus_norms,
+                pages=pages,
                 impl="triton",
             )
         q, kv = qkv.tensor_split([heads * c.head_dim], dim=-1)
