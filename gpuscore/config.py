@@ -88,6 +88,14 @@ class ModelConfig:
         minimum=1,
         metavar="TOKENS",
     )
+    cuda_graph_tokens: int | None = option(
+        None,
+        "tokens of the largest batch that runs as a CUDA graph; needs attention and kernels of "
+        "triton; 0: none",
+        unset="4096 on CUDA",
+        minimum=0,
+        metavar="TOKENS",
+    )
     max_model_len: int | None = option(
         None,
         "longest prompt",

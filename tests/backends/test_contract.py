@@ -152,7 +152,7 @@ def test_poisoned_memory_changes_nothing(make_backend, rng):
     pages = Pages.shuffled(rng, 64, size).of(3, cut)
     outcomes = []
     for value in (0.0, torch.nan):
-        for sides in backend.pool.layers:
+        for sides in backend.runner.pool.layers:
             for side in sides:
                 side.fill_(value)
         for chunk in query_chunks(query, [size, cut], pages, size):

@@ -92,8 +92,8 @@ def test_the_number_of_pages(memory, options, pages, backend_of, caplog):
     with caplog.at_level(logging.INFO, logger="gpuscore"):
         backend = backend_of(memory, **options)
     assert backend.limits.num_pages == pages
-    assert {k.shape[1] for pair in backend.pool.layers for k in pair} == {pages * 16}
-    assert len(backend.pool.layers) == len(backend.decoder.weights.layers) == 3
+    assert {k.shape[1] for pair in backend.runner.pool.layers for k in pair} == {pages * 16}
+    assert len(backend.runner.pool.layers) == len(backend.runner.decoder.weights.layers) == 3
     assert memory.trims, "what the measurement took is given back"
     (line,) = (record.getMessage() for record in caplog.records)
     kind = "estimated" if memory.batch is None else "measured"
@@ -257,10 +257,10 @@ def test_a_shortened_model_has_a_layer_of_each_kind(backend_of):
     windows = {"qwen3": (None, None), "gemma3": (20, None, 20), "qwen3_moe": (None, None, None)}
     for family, want in windows.items():
         backend = backend_of(SetMemory(2**40, 0), family)
-        config, weights = shortened(backend.plan.family.config, backend.decoder.weights)
+        config, weights = shortened(backend.plan.family.config, backend.runner.decoder.weights)
         assert config.windows == want
         assert config.num_layers == len(weights.layers) == len(want)
-        assert weights.layers[-1] is backend.decoder.weights.layers[-1]
+        assert weights.layers[-1] is backend.runner.decoder.weights.layers[-1]
         if config.mixture is not None:
             assert config.mixture.layers == (True, False, True)
 

@@ -11,6 +11,7 @@ from gpuscore_kernels.extend_attention import (
     DeviceTiles,
     Layout,
     TileConfig,
+    TileTable,
     build_tiles,
     extend_attention,
     upload,
@@ -26,13 +27,16 @@ class TritonAttention:
         tile_config = config_for(pool.device, config.head_dim, pool.dtype)
         self.tile_config = tile_config.steady() if steady else tile_config
 
+    def tables(self, batch: PackedBatch) -> list[TileTable]:
+        return build_tables(batch, self.config, self.pool.page_size, self.tile_config, shared=True)
+
     def plan(self, batch: PackedBatch) -> "PlannedTriton":
-        return PlannedTriton(
-            self.config,
-            self.pool,
-            self.tile_config,
-            layer_tables(batch, self.config, self.pool, self.tile_config, shared=True),
-        )
+        return self.planned(upload(self.tables(batch), self.pool.device))
+
+    def planned(self, tables: list[DeviceTiles]) -> "PlannedTriton":
+        """With tables that are on the device already."""
+        of_layers = tables_of_layers(self.config, tables)
+        return PlannedTriton(self.config, self.pool, self.tile_config, of_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +76,31 @@ def layout_of(batch: PackedBatch, page_size: int) -> Layout:
     )
 
 
-def layer_tables(
+def table_windows(config: DecoderConfig) -> list[int | None]:
+    """The windows of all layers but the last; each has one table, and the last layer its own."""
+    return list(dict.fromkeys(config.windows[:-1]))
+
+
+def build_tables(
     batch: PackedBatch,
     config: DecoderConfig,
-    pool: KVPool,
+    page_size: int,
     tile_config: TileConfig,
     *,
     shared: bool,
-) -> list[DeviceTiles]:
-    """The tile table of each layer; one is made for each window, and one for the last layer."""
-    layout = layout_of(batch, pool.page_size)
+) -> list[TileTable]:
+    """One of all rows for each of `table_windows`, then one of the scored rows."""
+    layout = layout_of(batch, page_size)
     shape = tile_config.shape(config.num_heads // config.num_kv_heads)
-    *others, last = config.windows
-    windows = list(dict.fromkeys(others))
-    tables = [build_tiles(layout, shape, window=window, shared=shared) for window in windows]
-    scored = build_tiles(layout, shape, rows=batch.score_rows, window=last, shared=shared)
-    *uploaded, uploaded_last = upload([*tables, scored], pool.device)
-    by_window = dict(zip(windows, uploaded, strict=True))
-    return [*(by_window[window] for window in others), uploaded_last]
+    tables = [
+        build_tiles(layout, shape, window=window, shared=shared) for window in table_windows(config)
+    ]
+    last = config.windows[-1]
+    return [*tables, build_tiles(layout, shape, rows=batch.score_rows, window=last, shared=shared)]
+
+
+def tables_of_layers(config: DecoderConfig, tables: list[DeviceTiles]) -> list[DeviceTiles]:
+    """Of each layer its own, of those that `build_tables` makes."""
+    *others, last = tables
+    by_window = dict(zip(table_windows(config), others, strict=True))
+    return [*(by_window[window] for window in config.windows[:-1]), last]

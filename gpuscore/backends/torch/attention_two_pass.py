@@ -13,11 +13,11 @@ from torch import Tensor
 
 from gpuscore.backends.torch.attention import shared_keys
 from gpuscore.backends.torch.attention_plan import DensePass, plan_shared
-from gpuscore.backends.torch.attention_triton import layer_tables
+from gpuscore.backends.torch.attention_triton import build_tables, tables_of_layers
 from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types import PackedBatch
-from gpuscore_kernels.extend_attention import DeviceTiles
+from gpuscore_kernels.extend_attention import DeviceTiles, upload
 from gpuscore_kernels.extend_attention.api import Implementation
 from gpuscore_kernels.extend_attention.config import config_for
 from gpuscore_kernels.items_merge import items_merge
@@ -78,11 +78,12 @@ class TwoPassAttention:
             window: plan_shared(batch, pool.page_size, window, pool.device)
             for window in set(config.windows)
         }
+        tables = build_tables(batch, config, pool.page_size, self.tile_config, shared=False)
         *others, last = config.windows
         return PlannedTwoPass(
             self,
             [*(dense[window][0] for window in others), dense[last][1]],
-            layer_tables(batch, config, pool, self.tile_config, shared=False),
+            tables_of_layers(config, upload(tables, pool.device)),
         )
 
 

@@ -1,36 +1,40 @@
 """`TorchBackend`: batches on a CPU or CUDA device, in order, on a thread of its own."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.backends.torch.attention_backends import attention_factory
+from gpuscore.backends.torch.attention_triton import TritonAttention
 from gpuscore.backends.torch.compiler import compiled, eagerly
 from gpuscore.backends.torch.deterministic import TILING
+from gpuscore.backends.torch.graph_runner import GraphRunner
+from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
-from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
+from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.memory import Memory, memory_of
-from gpuscore.backends.torch.models.decoder import Decoder
+from gpuscore.backends.torch.models.decoder import Decoder, DecoderWeights
 from gpuscore.backends.torch.plan import BackendPlan
+from gpuscore.backends.torch.queues import queue_of
+from gpuscore.backends.torch.runner import Finish, PlainRunner, Runner
 from gpuscore.backends.torch.sizing import measure, mebibytes, shortened
 from gpuscore.backends.torch.tiles import all_at_once, in_tiles
 from gpuscore.backends.torch.warmup import largest_batches, warmup_batches
 from gpuscore.errors import ConfigError
-from gpuscore.types import BackendLimits, Float32Array, PackedBatch, RowScores
-from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore.types import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 
 class TorchBackend:
@@ -50,7 +54,7 @@ class TorchBackend:
             torch.set_num_threads(plan.threads)
         self.plan = plan
         self.device = plan.device
-        compiler = in_triton if plan.kernels else compiled if plan.compile else eagerly
+        self._compiler = in_triton if plan.kernels else compiled if plan.compile else eagerly
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.family.config
         weights = load_weights(Path(plan.directory), plan.family, plan.dtype, plan.device)
@@ -61,7 +65,7 @@ class TorchBackend:
             config,
             plan.device,
             plan.dtype,
-            compiler(merge_partials),
+            self._compiler(merge_partials),
             self.tiling,
         )
         if plan.attention != "torch":  # which is what the others are compared with
@@ -78,11 +82,10 @@ class TorchBackend:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:
             # Only for the measurement: a few layers and a single page.
-            self.decoder = Decoder(*shortened(config, weights), compiler, self._by_rows, self._own)
-            self.pool = self._make_pool(1)
+            self.runner = self._make_runner(*shortened(config, weights), num_pages=1)
             num_pages = self._count_pages(memory or memory_of(plan.device))
-            self.decoder = Decoder(config, weights, compiler, self._by_rows, self._own)
-            self.pool = self._make_pool(num_pages)
+            del self.runner  # its pages and graphs make room
+            self.runner = self._make_runner(config, weights, num_pages)
         except BaseException:
             self.close()
             raise
@@ -93,14 +96,15 @@ class TorchBackend:
         return self._limits
 
     def warmup(self) -> None:
-        """Run small batches of every layout: lazy set-up before traffic."""
-        self._run_all(warmup_batches(self._longest, self.plan.pages.size))
+        """Capture graphs, and run small batches of every layout: lazy set-up before traffic."""
+        self._thread.submit(_translated, self.runner.capture).result()
+        self._set_up()
 
-    def extend(self, batch: PackedBatch) -> Future[RowScores]:
-        return self._thread.submit(self._run, batch)
+    def extend(self, batch: PackedBatch) -> Future[Finish]:
+        return self._thread.submit(_translated, lambda: self.runner.launch(batch))
 
-    def collect(self, pending: Future[RowScores]) -> RowScores:
-        return pending.result()
+    def collect(self, pending: Future[Finish]) -> RowScores:
+        return _translated(pending.result())
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -110,16 +114,29 @@ class TorchBackend:
         """Tokens of the longest segment."""
         return min(self.plan.max_tokens, self.plan.max_model_len)
 
-    def _make_pool(self, num_pages: int) -> KVPool:
+    def _make_runner(
+        self, config: DecoderConfig, weights: DecoderWeights, num_pages: int
+    ) -> Runner:
         plan = self.plan
-        return KVPool(self.decoder.config, num_pages, plan.pages.size, plan.dtype, plan.device)
+        decoder = Decoder(config, weights, self._compiler, self._by_rows, self._own)
+        pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
+        attention = self._attention(config, pool)
+        if plan.graph_tokens is None:
+            return PlainRunner(decoder, pool, attention, self._by_rows, self._own)
+        assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan has seen to it)
+        return GraphRunner(decoder, pool, attention, queue_of(plan.device), plan.graph_tokens)
 
     def _count_pages(self, memory: Memory) -> int:
         plan, pages = self.plan, self.plan.pages
-        self.warmup()  # what stays for good is no part of a batch
+        self._set_up()  # what stays for good is no part of a batch
         batches = largest_batches(plan.max_tokens, plan.max_model_len, pages.size)
+
+        def run_largest() -> None:
+            self._run_all(batches)
+            self._thread.submit(_translated, self.runner.capture_largest).result()
+
         try:
-            found = measure(memory, partial(self._run_all, batches))
+            found = measure(memory, run_largest)
         except OutOfMemory as error:
             raise ConfigError(
                 f"a batch of --max-batch-tokens {plan.max_tokens} does not fit into the memory "
@@ -137,63 +154,21 @@ class TorchBackend:
         )
         return num_pages
 
+    def _set_up(self) -> None:
+        self._run_all(warmup_batches(self._longest, self.plan.pages.size))
+
     def _run_all(self, batches: Iterable[PackedBatch]) -> None:
         for batch in batches:
             self.collect(self.extend(batch))
 
-    def _run(self, batch: PackedBatch) -> RowScores:
-        try:
-            return self._forward(batch)
-        except (torch.OutOfMemoryError, MemoryError) as error:
-            raise OutOfMemory(str(error)) from error
-        except RuntimeError as error:
-            if "not enough memory" not in str(error):  # what torch's CPU allocator says
-                raise
-            raise OutOfMemory(str(error)) from error
 
-    @torch.inference_mode()
-    def _forward(self, batch: PackedBatch) -> RowScores:
-        attention = self._attention(self.decoder.config, self.pool).plan(batch)
-        hidden = self.decoder.forward(
-            self._to_device(batch.token_ids),
-            self._to_device(batch.positions),
-            self._to_device(batch.score_rows),
-            attention.run,
-            KeptRows.of(batch.slot_mapping, self.pool),
-        )
-        return self._label_head(hidden, batch)
-
-    def _label_head(self, hidden: Tensor, batch: PackedBatch) -> RowScores:
-        head, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
-        label_rows = np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
-        (logits,) = self._by_rows(
-            lambda rows, ids: (label_logits(hidden, head, rows, ids, softcap=cap, impl=self._own),),
-            self._to_device(label_rows),
-            self._to_device(batch.label_token_ids),
-        )
-        wanted = np.flatnonzero(batch.need_lse | batch.need_top)
-        if len(wanted) == 0:
-            return RowScores(_numpy(logits), lse=None, top_ids=None)
-        some_lse, *top = self._by_rows(
-            lambda rows: _without_none(
-                vocab_statistics(
-                    hidden, head, rows, need_top=batch.need_top, softcap=cap, impl=self._own
-                )
-            ),
-            self._to_device(wanted),
-        )
-        lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
-        lse[wanted] = _numpy(some_lse)
-        top_ids = top[0].cpu().numpy().astype(np.int32) if top else None
-        return RowScores(_numpy(logits), lse, top_ids)
-
-    def _to_device(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self.device)
-
-
-def _without_none(values: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    return tuple(value for value in values if value is not None)
-
-
-def _numpy(values: Tensor) -> Float32Array:
-    return values.float().cpu().numpy()
+def _translated(run: Callable[[], ResultT]) -> ResultT:
+    """`run`, with what torch raises for too little memory as OutOfMemory."""
+    try:
+        return run()
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemory(str(error)) from error
+    except RuntimeError as error:
+        if "not enough memory" not in str(error):  # what torch's CPU allocator says
+            raise
+        raise OutOfMemory(str(error)) from error

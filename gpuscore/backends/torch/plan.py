@@ -22,6 +22,9 @@ from gpuscore.types import BackendLimits
 
 PAGE_SIZE = {"cpu": 16, "cuda": 64}
 MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+# Of the largest batch that runs as a CUDA graph. A larger one takes a GPU longer than its launches
+# take the host, and would lose more to padding. In Triton's interpreter there are none to save.
+GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
 # Of the memory that weights and the largest batch leave. On a GPU the rest is for fragmentation; on
 # a CPU also for the server's own process, the requests that wait, and whatever else runs there.
 MEMORY_FRACTION = {"cpu": 0.7, "cuda": 0.9}
@@ -45,6 +48,7 @@ class BackendPlan:
     kernels: bool  # Triton's, for what is computed row by row
     deterministic: bool
     attention: str  # one of attention_backends.NAMES
+    graph_tokens: int | None  # of the largest CUDA graph; None: there is no runner that has them
     identity: str  # see BackendLimits
 
     def limits(self, num_pages: int) -> BackendLimits:
@@ -70,6 +74,10 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
     pages = _page_plan(family.config, config, max_len, dtype, device)
     # Refused at once, and not after the weights were read, what cannot fit even beside no batch.
     pages.count(memory_of(device).free() - weight_bytes, 0)
+    attention = choose_attention(
+        config.attention, family.config, device, dtype, config.deterministic
+    )
+    kernels = use_kernels(config.kernels, device, dtype)
     return BackendPlan(
         directory=str(directory),
         family=family,
@@ -81,11 +89,10 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
         weight_bytes=weight_bytes,
         threads=_threads(family.config, config, device),
         compile=use_compiler(config.compile, device, count_parameters(family.config)),
-        kernels=use_kernels(config.kernels, device, dtype),
+        kernels=kernels,
         deterministic=config.deterministic,
-        attention=choose_attention(
-            config.attention, family.config, device, dtype, config.deterministic
-        ),
+        attention=attention,
+        graph_tokens=_graph_tokens(family.config, config, device, attention, kernels),
         identity=f"{directory} {config.revision} {dtype}",
     )
 
@@ -110,6 +117,25 @@ def _max_tokens(config: ModelConfig, device: torch.device) -> int:
             f"--max-batch-tokens {limit} is under the {TILING.block} of --deterministic"
         )
     return limit
+
+
+def _graph_tokens(
+    model: DecoderConfig, config: ModelConfig, device: torch.device, attention: str, kernels: bool
+) -> int | None:
+    wanted, reason = config.cuda_graph_tokens, None
+    if attention != "triton" or not kernels:
+        reason = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}; both "
+        reason += "have to be triton"
+    elif config.deterministic:
+        reason = "not with --deterministic, whose tiles are as many as a batch has"
+    elif model.mixture is not None:
+        reason = "a mixture of experts asks the device how many rows each expert has"
+    if reason is None:
+        most = GRAPH_TOKENS[device.type] if wanted is None else wanted
+        return min(most, _max_tokens(config, device))
+    if wanted:
+        raise ConfigError(f"--cuda-graph-tokens {wanted}: {reason}")
+    return None
 
 
 def count_parameters(config: DecoderConfig) -> int:

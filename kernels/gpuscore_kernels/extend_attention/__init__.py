@@ -1,16 +1,25 @@
 from gpuscore_kernels.extend_attention.api import extend_attention
 from gpuscore_kernels.extend_attention.config import TileConfig
 from gpuscore_kernels.extend_attention.layout import Layout, TileShape, TileTable
-from gpuscore_kernels.extend_attention.table import DeviceTiles, upload
+from gpuscore_kernels.extend_attention.table import (
+    DeviceTiles,
+    TablePlace,
+    aligned,
+    list_words,
+    upload,
+)
 from gpuscore_kernels.extend_attention.tiles import build_tiles
 
 __all__ = [
     "DeviceTiles",
     "Layout",
+    "TablePlace",
     "TileConfig",
     "TileShape",
     "TileTable",
+    "aligned",
     "build_tiles",
     "extend_attention",
+    "list_words",
     "upload",
 ]

@@ -1,47 +1,119 @@
-"""Tile tables on a device."""
+"""Tile tables on a device: several in one array of int32 words, so that one copy brings them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.extend_attention.layout import TileShape, TileTable
+from gpuscore_kernels.extend_attention.layout import (
+    MASKED_END,
+    MASKED_FIELDS,
+    MASKED_START,
+    POOL_END,
+    POOL_START,
+    TILE_FIELDS,
+    Ints,
+    TileShape,
+    TileTable,
+)
 
-ALIGNED = 16  # Triton compiles a kernel once more for pointers that are not 16 bytes aligned
+WordsT = TypeVar("WordsT", Ints, Tensor)
+
+ALIGNED = 16  # words; Triton compiles a kernel once more for pointers that are not 16 bytes aligned
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTiles:
-    """The arrays of a `TileTable`, int32."""
+    """The arrays of a `TileTable`, int32.
+
+    `pool_tiles` and `masked` may be one array that holds more than this table: its tiles say where.
+    """
 
     shape: TileShape
     window: int | None
-    own_only: bool
-    rows: Tensor
-    tiles: Tensor
+    own_only: bool  # without prefix and parent
+    rows: Tensor  # [3, M]
+    tiles: Tensor  # [n, TILE_FIELDS]
     pool_tiles: Tensor
     masked: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """Where a table with room for so many query rows and tiles lies among the words."""
+
+    rows: int
+    tiles: int
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self._tiles_start + aligned(self.tiles * TILE_FIELDS)
+
+    @property
+    def _tiles_start(self) -> int:
+        return self.start + aligned(3 * self.rows)
+
+    def write(self, table: TileTable, words: Ints, tail: int) -> int:
+        """Write a table that fits; returns where its lists of any length, from `tail` on, end.
+
+        What is left of the room becomes tiles without rows, which the kernel passes over.
+        """
+        count = table.rows.shape[1]
+        self._rows(words)[:, :count] = table.rows
+        pool_start, masked_start = tail, -(-(tail + table.pool_tiles.size) // MASKED_FIELDS)
+        end = masked_start * MASKED_FIELDS + table.masked.size
+        words[pool_start : pool_start + table.pool_tiles.size] = table.pool_tiles
+        words[masked_start * MASKED_FIELDS : end] = table.masked.reshape(-1)
+        tiles = self._tiles(words)
+        tiles[: len(table.tiles)] = table.tiles
+        tiles[: len(table.tiles), MASKED_START : MASKED_END + 1] += masked_start
+        tiles[: len(table.tiles), POOL_START : POOL_END + 1] += pool_start
+        tiles[len(table.tiles) :] = 0
+        return end
+
+    def on_device(
+        self, words: Tensor, shape: TileShape, window: int | None, own_only: bool
+    ) -> DeviceTiles:
+        """The table among words that are on a device."""
+        rows, tiles = self._rows(words), self._tiles(words)
+        masked = words[: len(words) // MASKED_FIELDS * MASKED_FIELDS].view(-1, MASKED_FIELDS)
+        return DeviceTiles(shape, window, own_only, rows, tiles, words, masked)
+
+    def _rows(self, words: WordsT) -> WordsT:
+        return words[self.start : self.start + 3 * self.rows].reshape(3, self.rows)
+
+    def _tiles(self, words: WordsT) -> WordsT:
+        start, size = self._tiles_start, self.tiles * TILE_FIELDS
+        return words[start : start + size].reshape(self.tiles, TILE_FIELDS)
+
+
+def aligned(words: int) -> int:
+    return -(-words // ALIGNED) * ALIGNED
+
+
+def list_words(tables: Sequence[TileTable]) -> int:
+    """Words that the lists of any length of all tables take at the most."""
+    return sum(t.pool_tiles.size + t.masked.size + MASKED_FIELDS for t in tables)
+
+
 def upload(tables: Sequence[TileTable], device: torch.device) -> list[DeviceTiles]:
     """All tables in one copy, which does not wait for the device."""
-    arrays = [a for t in tables for a in (t.rows, t.tiles, t.pool_tiles, t.masked)]
-    sizes = [-(-array.size // ALIGNED) * ALIGNED for array in arrays]
-    packed = np.zeros(sum(sizes), np.int32)
-    starts = np.cumsum([0, *sizes]).tolist()
-    for start, array in zip(starts, arrays, strict=False):
-        packed[start : start + array.size] = array.reshape(-1)
-    host = torch.from_numpy(packed)
+    places, end = [], 0
+    for table in tables:
+        places.append(TablePlace(table.rows.shape[1], len(table.tiles), end))
+        end = places[-1].end
+    words = np.zeros(end + list_words(tables), np.int32)
+    for place, table in zip(places, tables, strict=True):
+        end = place.write(table, words, end)
+    host = torch.from_numpy(words)
     if device.type == "cuda":
         host = host.pin_memory()
-    whole = host.to(device, non_blocking=True)
-    views = [
-        whole[start : start + array.size].view(array.shape)
-        for start, array in zip(starts, arrays, strict=False)
-    ]
+    moved = host.to(device, non_blocking=True)
     return [
-        DeviceTiles(table.shape, table.window, table.own_only, *views[4 * i : 4 * i + 4])
-        for i, table in enumerate(tables)
+        place.on_device(moved, table.shape, table.window, table.own_only)
+        for place, table in zip(places, tables, strict=True)
     ]

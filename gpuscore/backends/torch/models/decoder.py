@@ -87,6 +87,8 @@ class Decoder:
         self._stores = heads_in == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
         self.weights = weights
+        # Rounded to the model's dtype first, as the models were trained.
+        self._embed_scale = weights.embed.new_tensor(config.embed_scale)
         self._rms_norm = compiler(rms_norm)
         self._add_and_norm = compiler(add_and_norm)
         self._norm_and_rotate = compiler(norm_and_rotate)
@@ -243,8 +245,7 @@ class Decoder:
         x = functional.embedding(token_ids, self.weights.embed)
         if self.config.embed_scale == 1:
             return x
-        # Rounded to the model's dtype first, as the models were trained.
-        return x * torch.tensor(self.config.embed_scale, dtype=x.dtype, device=x.device)
+        return x * self._embed_scale
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:

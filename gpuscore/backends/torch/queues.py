@@ -1,0 +1,104 @@
+"""Where work is queued for a device: the streams of a CUDA device, or a CPU, which does it at once.
+
+Nothing here waits for the device but the functions that `download` returns.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Replay = Callable[[], None]
+
+
+class Queue(Protocol):
+    """Work for one device, done in the order in which it was queued."""
+
+    device: torch.device
+
+    def host(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory of the host, of which copies are made while the host goes on."""
+
+    def empty(self, count: int, dtype: torch.dtype) -> Tensor:
+        """Memory of the device, to `upload` into."""
+
+    def upload(self, host: Tensor, device: Tensor) -> None:
+        """Copy beside what runs; what is queued from now on comes after it.
+
+        Nothing that was queued before may use `device`.
+        """
+
+    def download(self, device: Tensor, host: Tensor) -> Callable[[], None]:
+        """Copy in turn; the function returned waits until that is done."""
+
+    def capture(self, run: Callable[[], None]) -> Replay:
+        """A function that queues what `run` does, on the same memory, at the cost of one launch.
+
+        `run` is called, twice or more. What it allocates may be used again by other captures.
+        """
+
+
+class HostQueue:
+    """A CPU."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+
+    def host(self, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(count, dtype=dtype)
+
+    empty = host
+
+    def upload(self, host: Tensor, device: Tensor) -> None:
+        device.copy_(host)
+
+    def download(self, device: Tensor, host: Tensor) -> Callable[[], None]:
+        host.copy_(device)
+        return lambda: None
+
+    def capture(self, run: Callable[[], None]) -> Replay:
+        run()
+        return run
+
+
+class CudaQueue:
+    """A CUDA device: uploads have a stream of their own, beside the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._uploads = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graph_memory = torch.cuda.graph_pool_handle()
+
+    def host(self, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(count, dtype=dtype, pin_memory=True)
+
+    def empty(self, count: int, dtype: torch.dtype) -> Tensor:
+        fresh = torch.empty(count, dtype=dtype, device=self.device)
+        # The allocator may hand out memory that queued work still reads.
+        self._uploads.wait_stream(torch.cuda.current_stream(self.device))
+        return fresh
+
+    def upload(self, host: Tensor, device: Tensor) -> None:
+        with torch.cuda.stream(self._uploads):
+            device.copy_(host, non_blocking=True)
+        torch.cuda.current_stream(self.device).wait_stream(self._uploads)
+
+    def download(self, device: Tensor, host: Tensor) -> Callable[[], None]:
+        host.copy_(device, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record(torch.cuda.current_stream(self.device))
+        return done.synchronize
+
+    def capture(self, run: Callable[[], None]) -> Replay:
+        run()  # compiles kernels and sets up libraries, which a capture must not
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may ask the device for its memory meanwhile.
+        with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
+            run()
+        return graph.replay
+
+
+def queue_of(device: torch.device) -> Queue:
+    return CudaQueue(device) if device.type == "cuda" else HostQueue()

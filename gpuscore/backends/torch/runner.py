@@ -1,0 +1,119 @@
+"""How a batch goes through the device: what is launched at once, and what is waited for.
+
+`PlainRunner` is for any device and any kernels; `graph_runner` is for our own on CUDA.
+"""
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuscore.backends.torch.attention_backends import AttentionBackend
+from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
+from gpuscore.backends.torch.models.decoder import Decoder
+from gpuscore.backends.torch.tiles import ByRows
+from gpuscore.types import PackedBatch, RowScores
+from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
+
+Finish: TypeAlias = Callable[[], RowScores]  # waits for the device
+
+
+class Runner(Protocol):
+    """Forward passes of one model over one pool."""
+
+    def launch(self, batch: PackedBatch) -> Finish: ...
+
+    def capture(self) -> None:
+        """Prepare what launches of many sizes need; blocks."""
+
+    def capture_largest(self) -> None:
+        """The part of it that takes the most memory."""
+
+
+class PlainRunner:
+    """Launches operator after operator, and is done when `launch` returns."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        attention: AttentionBackend,
+        by_rows: ByRows,
+        head: HeadImplementation,
+    ) -> None:
+        self.decoder, self.pool, self.attention = decoder, pool, attention
+        self._by_rows = by_rows
+        self._head: HeadImplementation = head
+
+    def capture(self) -> None:
+        pass
+
+    def capture_largest(self) -> None:
+        pass
+
+    @torch.inference_mode()
+    def launch(self, batch: PackedBatch) -> Finish:
+        hidden = self.decoder.forward(
+            self._to_device(batch.token_ids),
+            self._to_device(batch.positions),
+            self._to_device(batch.score_rows),
+            self.attention.plan(batch).run,
+            KeptRows.of(batch.slot_mapping, self.pool),
+        )
+        scores = self._score(hidden, batch)
+        return lambda: scores
+
+    def _score(self, hidden: Tensor, batch: PackedBatch) -> RowScores:
+        weight, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
+        (logits,) = self._by_rows(
+            lambda rows, ids: (
+                label_logits(hidden, weight, rows, ids, softcap=cap, impl=self._head),
+            ),
+            self._to_device(label_rows(batch)),
+            self._to_device(batch.label_token_ids),
+        )
+        wanted = wanted_rows(batch)
+        if len(wanted) == 0:
+            return row_scores(batch, logits.cpu().numpy(), None, None)
+        lse, *top = self._by_rows(
+            lambda rows: _without_none(
+                vocab_statistics(
+                    hidden, weight, rows, need_top=batch.need_top, softcap=cap, impl=self._head
+                )
+            ),
+            self._to_device(wanted),
+        )
+        ids = top[0].cpu().numpy() if top else None
+        return row_scores(batch, logits.cpu().numpy(), lse.cpu().numpy(), ids)
+
+    def _to_device(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self.pool.device)
+
+
+def label_rows(batch: PackedBatch) -> np.ndarray:
+    """int64 [L]: which scored row each label belongs to."""
+    return np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
+
+
+def wanted_rows(batch: PackedBatch) -> np.ndarray:
+    """int64: the scored rows of which something about the whole vocabulary is wanted."""
+    return np.flatnonzero(batch.need_lse | batch.need_top)
+
+
+def row_scores(
+    batch: PackedBatch, logits: np.ndarray, lse: np.ndarray | None, top_ids: np.ndarray | None
+) -> RowScores:
+    """What the engine gets, of logits [L], and of `lse` and `top_ids` of the wanted rows."""
+    every = None
+    if lse is not None:
+        every = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
+        every[wanted_rows(batch)] = lse
+    ids = None if top_ids is None else top_ids.astype(np.int32)
+    return RowScores(logits.astype(np.float32), every, ids)
+
+
+def _without_none(values: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    return tuple(value for value in values if value is not None)

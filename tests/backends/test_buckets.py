@@ -1,0 +1,104 @@
+"""The sizes of CUDA graphs, and who may have them."""
+
+import numpy as np
+import pytest
+
+from gpuscore.backends import plan_backend
+from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
+from gpuscore.backends.torch.graph_runner import Places
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+
+MOST = 4096
+
+
+@pytest.fixture(scope="module")
+def buckets():
+    return make_buckets(MOST, 64)
+
+
+@pytest.mark.parametrize("most", [1, 12, 32, 33, 47, 100, 4000, 4096])
+@pytest.mark.parametrize("rows_per_tile", [1, 18, 64, 128])
+def test_every_batch_has_one(most, rows_per_tile):
+    buckets = make_buckets(most, rows_per_tile)
+    assert buckets == sorted(set(buckets))
+    assert buckets[-1] == Bucket(most, most, most)
+    rng = np.random.default_rng(most)
+    for tokens in {1, most, *rng.integers(1, most + 1, 50).tolist()}:
+        tiles, scored = rng.integers(0, tokens + 1, 2).tolist()
+        found = find_bucket(buckets, Bucket(tokens, tiles, scored))
+        assert found is not None
+        assert found.tokens >= tokens
+        assert found.tiles >= tiles
+        assert found.scored >= scored
+        assert not any(
+            b.tokens < found.tokens and b.tokens >= tokens and b.tiles >= tiles
+            for b in buckets
+            if b.scored >= scored
+        ), "there is a smaller one"
+
+
+def test_there_are_few_and_little_is_padding(buckets):
+    assert len(buckets) < 150
+    sizes = np.array(sorted({bucket.tokens for bucket in buckets}))
+    tokens = np.arange(32, MOST + 1)
+    room = sizes[np.searchsorted(sizes, tokens)]
+    assert (1 - tokens / room).max() <= 1 / 3
+    assert (1 - tokens / room).mean() <= 0.2
+
+
+def test_none_for_larger_batches_and_none_at_all(buckets):
+    assert find_bucket(buckets, Bucket(MOST + 1, 1, 1)) is None
+    assert make_buckets(0, 64) == []
+    assert find_bucket([], Bucket(1, 1, 1)) is None
+
+
+@pytest.mark.parametrize("sizes", [Bucket(1, 0, 0), Bucket(17, 5, 3), Bucket(4096, 200, 4096)])
+def test_places_do_not_overlap(sizes):
+    places = Places.of(sizes, 3)
+    used = np.zeros(places.end, int)
+    for part, count in (
+        (places.tokens, sizes.tokens),
+        (places.positions, sizes.tokens),
+        (places.slots, sizes.tokens),
+        (places.scored, sizes.scored),
+    ):
+        assert part.stop - part.start == count
+        used[part] += 1
+    for table in places.tables:
+        used[table.start : table.end] += 1
+    assert used.max() == 1
+    starts = [part.start for part in (places.tokens, places.positions, places.slots)]
+    starts += [table.start for table in places.tables]
+    assert all(start % 16 == 0 for start in starts)  # words: where kernels want them
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({}, "--attention is torch, --kernels torch; both have to be triton"),
+        ({"attention": "triton"}, "--attention is triton, --kernels torch"),
+        ({"attention": "triton", "kernels": "triton", "deterministic": True}, "--deterministic"),
+        ({"attention": "triton", "kernels": "triton", "family": "qwen3_moe"}, "how many rows"),
+    ],
+)
+def test_a_choice_that_cannot_run(tiny_model, monkeypatch, options, reason):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # for the choice; nothing is computed
+    directory, _ = tiny_model(options.get("family", "qwen3"))
+    flags = {k: v for k, v in options.items() if k != "family"}
+    config = ModelConfig(str(directory), dtype="float32", cuda_graph_tokens=64, **flags)
+    with pytest.raises(ConfigError, match=f"^--cuda-graph-tokens 64: .*{reason}"):
+        plan_backend(directory, config)
+
+
+def test_never_larger_than_a_batch(tiny_model, monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    directory, _ = tiny_model("qwen3")
+    chosen = {"dtype": "float32", "attention": "triton", "kernels": "triton"}
+    for wanted, most in ((64, 64), (4096, 100), (0, 0), (None, 0)):
+        config = ModelConfig(
+            str(directory), cuda_graph_tokens=wanted, max_batch_tokens=100, **chosen
+        )
+        assert plan_backend(directory, config).graph_tokens == most

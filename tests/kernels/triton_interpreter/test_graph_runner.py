@@ -1,0 +1,93 @@
+"""The runner of our own kernels: one copy in, one out, and batches filled up to fixed sizes.
+
+In the interpreter a "graph" is the call that a CUDA device would have captured, on the same memory.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.torch import backend as backend_module
+from gpuscore.backends.torch.graph_runner import GraphRunner
+from gpuscore.config import ModelConfig
+from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
+from support.kernels import DEVICE
+from support.layouts import Pages, int32, item_segments
+from support.models import random_ids
+
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+LABELS = [3, 17, 29]
+
+
+@pytest.fixture(scope="module")
+def backends(tiny_model):
+    """The plain one, and the one with graphs of up to 12 tokens; warm."""
+    directory, _ = tiny_model("gemma2", **SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        # What happens at start takes the interpreter long, and other tests are about it.
+        for name in ("warmup_batches", "largest_batches"):
+            patch.setattr(backend_module, name, lambda *a: iter(()))
+        for name in ("check_kernels", "check_known_answer"):
+            patch.setattr(backend_module, name, lambda *a: None)
+        made = []
+        for kernels, graph_tokens in (("torch", None), ("triton", 12)):
+            config = ModelConfig(
+                str(directory),
+                device=DEVICE,
+                dtype="float32",
+                attention=kernels,
+                kernels=kernels,
+                max_batch_tokens=24,
+                max_model_len=48,
+                cuda_graph_tokens=graph_tokens,
+            )
+            made.append(create_backend(plan_backend(directory, config)))
+            made[-1].warmup()
+    yield made
+    for backend in made:
+        backend.close()
+
+
+def batches(page_size):
+    """A query in two chunks, items beside its end and behind it; one is too large for a graph."""
+    rng = np.random.default_rng(0)
+    pages = Pages.shuffled(rng, 6, page_size).of(0, 24)
+    query = int32(random_ids(rng, 20))
+    for start, end in ((0, 5), (5, 16)):
+        slots = page_slots(pages, start, end, page_size)
+        chunk = Segment(query[start:end], start, 0, slots=slots)
+        yield pack([chunk], [Prefix(start, pages)])
+    items = [random_ids(rng, n) for n in (1, 5)]
+    behind = item_segments(items, 20, 0, 0, LABELS)
+    yield pack([Segment(query[16:], 16, 0), *behind], [Prefix(16, pages)], need_top=True)
+    other = item_segments([random_ids(rng, 3)], 0, 1, -1, LABELS[:1])
+    alone = item_segments([query[16:], query[16:18]], 16, 0, -1, LABELS)
+    yield pack([*alone, *other], [Prefix(16, pages), Prefix(0, pages[:0])])
+    many = item_segments([random_ids(rng, 3) for _ in range(5)], 16, 0, -1, LABELS)
+    yield replace(pack(many, [Prefix(16, pages)]), need_lse=np.arange(5) % 2 == 0)
+
+
+def assert_same(got, want):
+    np.testing.assert_allclose(got.label_logits, want.label_logits, atol=2e-4)
+    assert (got.lse is None) == (want.lse is None)
+    if want.lse is not None:
+        np.testing.assert_allclose(got.lse, want.lse, atol=2e-4)
+    if want.top_ids is not None:
+        np.testing.assert_array_equal(got.top_ids, want.top_ids)
+
+
+def test_scores_equal_those_of_torch(backends):
+    """Each batch is launched before the one before it is collected, as the engine does."""
+    plain, graphs = backends
+    runner = graphs.runner
+    assert isinstance(runner, GraphRunner)
+    every = list(batches(plain.limits.page_size))
+    want = [plain.collect(plain.extend(batch)) for batch in every]
+    under_way = graphs.extend(every[0])
+    for index, scores in enumerate(want, start=1):
+        following = graphs.extend(every[index]) if index < len(every) else None
+        assert_same(graphs.collect(under_way), scores)
+        under_way = following
+    assert (runner.replayed, runner.launched) == (4, 1)
