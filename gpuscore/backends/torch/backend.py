@@ -118,7 +118,7 @@ class TorchBackend:
         self, config: DecoderConfig, weights: DecoderWeights, num_pages: int
     ) -> Runner:
         plan = self.plan
-        decoder = Decoder(config, weights, self._compiler, self._by_rows, self._own)
+        decoder = Decoder(config, weights, self._compiler, self._by_rows, self._own, plan.mlp_rows)
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:

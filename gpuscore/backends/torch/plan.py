@@ -22,6 +22,10 @@ from gpuscore.types import BackendLimits
 
 PAGE_SIZE = {"cpu": 16, "cuda": 64}
 MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+# Rows of an MLP at a time, by compute capability: what lies between its products, 12 KiB a row at
+# 3,072 columns in bfloat16, would then stay in the cache. No card has an entry until it was measured
+# there (`make bench-gpu`); the others compute all rows at once.
+MLP_ROWS: dict[tuple[int, int], int] = {}
 # Of the largest batch that runs as a CUDA graph. A larger one takes a GPU longer than its launches
 # take the host, and would lose more to padding. In Triton's interpreter there are none to save.
 GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
@@ -48,6 +52,7 @@ class BackendPlan:
     kernels: bool  # Triton's, for what is computed row by row
     deterministic: bool
     attention: str  # one of attention_backends.NAMES
+    mlp_rows: int | None  # of a dense MLP at a time
     graph_tokens: int | None  # of the largest CUDA graph; None: there is no runner that has them
     identity: str  # see BackendLimits
 
@@ -92,6 +97,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
         kernels=kernels,
         deterministic=config.deterministic,
         attention=attention,
+        mlp_rows=_mlp_rows(device),
         graph_tokens=_graph_tokens(family.config, config, device, attention, kernels),
         identity=f"{directory} {config.revision} {dtype}",
     )
@@ -117,6 +123,12 @@ def _max_tokens(config: ModelConfig, device: torch.device) -> int:
             f"--max-batch-tokens {limit} is under the {TILING.block} of --deterministic"
         )
     return limit
+
+
+def _mlp_rows(device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    return MLP_ROWS.get(torch.cuda.get_device_capability(device))
 
 
 def _graph_tokens(

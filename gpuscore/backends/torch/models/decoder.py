@@ -70,7 +70,15 @@ class DecoderWeights:
 
 
 class Decoder:
-    """Weights and configuration of one model; `forward` keeps no state."""
+    """Weights and configuration of one model; `forward` keeps no state.
+
+    Args:
+        config, weights: of the model.
+        compiler: what makes element-wise functions fast.
+        by_rows: how many rows are computed at a time.
+        heads_in: what computes everything between the QKV product and attention.
+        mlp_rows: rows of a dense MLP at a time, so that what is inside stays in a GPU's cache.
+    """
 
     def __init__(
         self,
@@ -79,10 +87,12 @@ class Decoder:
         compiler: Compiler = eagerly,
         by_rows: ByRows = all_at_once,
         heads_in: Implementation = "reference",
+        mlp_rows: int | None = None,
     ) -> None:
         self.config = config
         self._by_rows = by_rows
         self._heads_in: Implementation = heads_in
+        self._mlp_rows = mlp_rows
         # The kernel writes pages itself, but not of tiles, which rows of no slot fill up.
         self._stores = heads_in == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
@@ -256,11 +266,17 @@ class Decoder:
         return normed
 
     def _mlp(self, mlp: MlpWeights | MixtureWeights, x: Tensor) -> Tensor:
-        activation = self.config.activation
-        if isinstance(mlp, MlpWeights):
-            inner = self._gated(functional.linear(x, mlp.gate_up, mlp.gate_up_bias), activation)
-            return functional.linear(inner, mlp.down, mlp.down_bias)
-        return mixture_mlp(x, mlp.router, mlp.gate_up, mlp.down, mlp.mixture, activation)
+        if isinstance(mlp, MixtureWeights):
+            activation = self.config.activation
+            return mixture_mlp(x, mlp.router, mlp.gate_up, mlp.down, mlp.mixture, activation)
+        if self._mlp_rows is None or len(x) <= self._mlp_rows:
+            return self._dense_mlp(mlp, x)
+        return torch.cat([self._dense_mlp(mlp, rows) for rows in x.split(self._mlp_rows)])
+
+    def _dense_mlp(self, mlp: MlpWeights, x: Tensor) -> Tensor:
+        gate_up = functional.linear(x, mlp.gate_up, mlp.gate_up_bias)
+        inner = self._gated(gate_up, self.config.activation)
+        return functional.linear(inner, mlp.down, mlp.down_bias)
 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, torch.Size]:
