@@ -164,10 +164,12 @@ class _Tiling:
         run = _FullRuns(self, tiles)
         segment = self.segment[self.first]
         request = layout.request_of[segment].astype(np.int64)
-        if self.shared:
+        # Small batches are planned faster without what they do not have.
+        if self.shared and layout.prefix_lens.any():
             begin, end = run.add(self._prefix(request), lambda t, at: self._slots(request[t], at))
             tiles[:, POOL_START] = pool_start[request] + begin
             tiles[:, POOL_END] = pool_start[request] + end
+        if self.shared and (layout.parent >= 0).any():
             parent = layout.parent[segment].astype(np.int64)
             rows = layout.cu_seqlens[np.maximum(parent, 0)].astype(np.int64)
             begin, end = run.add(self._parent(parent), lambda t, at: rows[t] + at, packed=True)
@@ -234,20 +236,31 @@ class _FullRuns:
         """The range of full tiles of each carrier; `start_of` (carrier, key) is its slot or row."""
         size, t = self.tiling.shape.keys, keys.tile
         end = -(-keys.length // size)
+        if self.tiling.window is None:
+            return self._add_without_window(keys, start_of, packed, end)
         low = np.clip((self.low[t] - keys.position) // size, 0, end)
         begin = np.clip(-(-(self.high[t] - keys.position) // size), low, end)
         stop = np.clip(keys.full // size, begin, end)
-        only_after = self.tiling.window is None
-        self.closed[t[begin > low]] |= (self.started | only_after)[t[begin > low]]
+        self.closed[t[begin > low]] |= self.started[t[begin > low]]
         runs = (stop > begin) & ~self.closed[t]
         begin, stop = np.where(runs, begin, end), np.where(runs, stop, end)
         self._mask(keys, start_of, packed, low, begin, before=~self.started[t])
         self._mask(keys, start_of, packed, stop, end, before=np.zeros_like(runs))
         unseen = ~runs & (end > low)
-        self.closed[t[unseen]] |= (self.started | only_after)[t[unseen]]
+        self.closed[t[unseen]] |= self.started[t[unseen]]
         self.closed[t[runs & (stop < end)]] = True
         self.started[t[runs]] = True
         return begin, stop
+
+    def _add_without_window(
+        self, keys: _Keys, start_of: _StartOf, packed: bool, end: _Wide
+    ) -> tuple[_Wide, _Wide]:
+        """As `add`: from the first key on all rows see all, so full tiles come before masked ones."""
+        t = keys.tile
+        stop = np.where(self.closed[t], 0, np.minimum(keys.full // self.tiling.shape.keys, end))
+        self._mask(keys, start_of, packed, stop, end, before=np.zeros(len(t), np.bool_))
+        self.closed[t[stop < end]] = True
+        return np.zeros_like(stop), stop
 
     def _mask(
         self,
