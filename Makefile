@@ -53,7 +53,8 @@ test-gpu:
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	  { echo "make test-gpu needs a CUDA device"; exit 1; }
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
-	  -p no:cacheprovider tests/kernels/triton_interpreter tests/backends/test_attention_gpu.py
+	  -p no:cacheprovider tests/kernels/triton_interpreter tests/backends/test_gpu_attention.py \
+	  tests/backends/test_gpu_runner.py
 
 # More seeded worlds than the suite runs: make simulate SEEDS=100000
 SEEDS ?= 20000

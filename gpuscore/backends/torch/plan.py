@@ -23,8 +23,8 @@ from gpuscore.types import BackendLimits
 PAGE_SIZE = {"cpu": 16, "cuda": 64}
 MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 # Rows of an MLP at a time, by compute capability: what lies between its products, 12 KiB a row at
-# 3,072 columns in bfloat16, would then stay in the cache. No card has an entry until it was measured
-# there (`make bench-gpu`); the others compute all rows at once.
+# 3,072 columns in bfloat16, would then stay in the cache. A card gets an entry when that was
+# measured there (`make bench-gpu`); the others compute all rows at once.
 MLP_ROWS: dict[tuple[int, int], int] = {}
 # Of the largest batch that runs as a CUDA graph. A larger one takes a GPU longer than its launches
 # take the host, and would lose more to padding. In Triton's interpreter there are none to save.

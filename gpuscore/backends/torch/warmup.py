@@ -1,6 +1,7 @@
 """Batches made up at start: for lazy set-up before traffic, and for the memory of the largest."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +14,8 @@ LABELS = 16384  # of a largest batch, more than the label head looks at in one t
 def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
     """Small batches of token 0, in every layout.
 
-    A query that fills a page, then items on those pages, a query with items beside it, a lone row.
+    A query that fills a page, then items on those pages, a query with items beside it, a lone row,
+    and one of which less is asked: kernels of the label head are compiled for either.
     """
     size = min(max_tokens, SMALL)
     yield _batch([size], kept=min(page_size, size), scored=1, page_size=page_size)
@@ -21,7 +23,9 @@ def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
         items = [size // 4] * 3
         yield _batch(items, cached=page_size, scored=2, page_size=page_size)
         yield _batch(items, parents=[-1, 0, 0], scored=2, page_size=page_size)
-    yield _batch([1], scored=1, page_size=page_size)
+    alone = _batch([1], scored=1, page_size=page_size)
+    yield alone
+    yield replace(alone, need_top=False)
 
 
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:

@@ -255,7 +255,7 @@ class _FullRuns:
     def _add_without_window(
         self, keys: _Keys, start_of: _StartOf, packed: bool, end: _Wide
     ) -> tuple[_Wide, _Wide]:
-        """As `add`: from the first key on all rows see all, so full tiles come before masked ones."""
+        """As `add`. Rows see keys from the first on, so full tiles come before masked ones."""
         t = keys.tile
         stop = np.where(self.closed[t], 0, np.minimum(keys.full // self.tiling.shape.keys, end))
         self._mask(keys, start_of, packed, stop, end, before=np.zeros(len(t), np.bool_))

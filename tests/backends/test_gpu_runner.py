@@ -1,0 +1,211 @@
+"""The runner on a CUDA device: its graphs, that only `collect` waits, and memory that others take.
+
+What it computes is in the contract's tests, which run on the device as well.
+"""
+
+import shutil
+import subprocess
+import sys
+from concurrent.futures import wait
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.base import OutOfMemory
+from gpuscore.backends.torch.graph_runner import GraphRunner
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.engine.engine import Engine
+from gpuscore.types import ScoreRequest
+from support.layouts import in_one_batch
+from support.models import random_ids
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+LABELS = [3, 17, 399]
+HOG = """
+import sys, torch
+leave = int(sys.argv[1])
+kept = torch.empty(max(1, torch.cuda.mem_get_info()[0] - leave), dtype=torch.uint8, device="cuda")
+print("full", flush=True)
+sys.stdin.read()
+"""
+SMALL_RUN = """
+import sys
+import numpy as np
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import ModelConfig
+sys.path.insert(0, sys.argv[2])
+from support.layouts import in_one_batch
+config = ModelConfig(sys.argv[1], device="cuda", dtype="bfloat16", max_batch_tokens=64,
+                     max_model_len=64, cuda_graph_tokens=0, kv_cache_size=2**22)
+backend = create_backend(plan_backend(sys.argv[1], config))
+rng = np.random.default_rng(0)
+query, *items = (rng.integers(1, 400, n).tolist() for n in (20, 3, 17, 1))
+print(backend.collect(backend.extend(in_one_batch(query, items, [3, 17]))).label_logits)
+backend.close()
+"""
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(2)
+
+
+@pytest.fixture
+def make(tiny_model):
+    made = []
+
+    def start(family="qwen3", **options):
+        directory, _ = tiny_model(family)
+        chosen = {"dtype": "bfloat16", "max_batch_tokens": 4096, "kv_cache_size": 2**26}
+        chosen |= {"cuda_graph_tokens": 128 if options.get("kernels") != "torch" else None}
+        config = ModelConfig(str(directory), device="cuda", **(chosen | options))
+        made.append(create_backend(plan_backend(directory, config)))
+        made[-1].warmup()
+        return made[-1]
+
+    yield start
+    for backend in made:
+        backend.close()
+
+
+def some_batches(rng, sizes):
+    for query, items in sizes:
+        lengths = rng.integers(1, 30, items)
+        yield in_one_batch(random_ids(rng, query), [random_ids(rng, n) for n in lengths], LABELS)
+
+
+SIZES = [(300, 1), (17, 3), (120, 20), (1, 1), (700, 60)]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "gemma3"])
+def test_graphs_score_as_launches(make, rng, family):
+    """Filled up to a bucket, matrix products may round differently, but not by more than a bit."""
+    graphs, launches = make(family, cuda_graph_tokens=2048), make(family, cuda_graph_tokens=0)
+    exact = make(family, dtype="float32", attention="torch", kernels="torch")
+    assert isinstance(graphs.runner, GraphRunner)
+    for batch in some_batches(rng, SIZES):
+        one, other, want = (b.collect(b.extend(batch)) for b in (graphs, launches, exact))
+        error, usual = (np.linalg.norm(x.label_logits - want.label_logits) for x in (one, other))
+        assert error <= 2 * usual + 1e-3
+        np.testing.assert_allclose(one.lse, other.lse, atol=0.05)
+    assert graphs.runner.replayed == len(SIZES)
+    assert launches.runner.replayed == 0
+
+
+def test_only_collect_waits(make, rng):
+    """A copy from the device, or anything else that waits for it, is an error meanwhile."""
+    backend = make(cuda_graph_tokens=2048)
+    for sizes in (SIZES, [(1900, 20), (2000, 3)]):  # with graphs, and too large for them
+        batches = [replace(b, need_top=True) for b in some_batches(rng, sizes)]
+        for batch in batches:
+            backend.collect(backend.extend(batch))  # what stays for good
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            pending = [backend.extend(batch) for batch in batches]
+            wait(pending)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for batch, one in zip(batches, pending, strict=True):
+            again = backend.collect(backend.extend(batch))
+            np.testing.assert_array_equal(backend.collect(one).label_logits, again.label_logits)
+
+
+def test_nothing_is_compiled_after_the_warm_up(make, rng, monkeypatch):
+    from triton import knobs
+
+    backend = make()
+    compiled = []
+    hook = lambda **given: compiled.append(given["repr"])  # noqa: E731  (returns None: go on)
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", hook)
+    for batch in some_batches(rng, [(n, n % 7 + 1) for n in (1, 15, 16, 17, 64, 100, 333)]):
+        some = rng.random(len(batch.score_rows)) < 0.5
+        for asked in (
+            batch,
+            replace(batch, need_top=True),
+            replace(batch, need_lse=some),
+            replace(batch, need_lse=np.zeros_like(some)),
+        ):
+            backend.collect(backend.extend(asked))
+    assert compiled == []
+
+
+def test_deterministic_bit_for_bit(tiny_model, rng):
+    """Items alone, together, and among other requests; cold and warm."""
+    directory, _ = tiny_model("qwen3")
+    config = ModelConfig(
+        str(directory), device="cuda", dtype="bfloat16", deterministic=True, kv_cache_size=2**26
+    )
+    engine = Engine(create_backend(plan_backend(directory, config)), EngineConfig())
+
+    def submit(query, items, salt):
+        ids = tuple(np.array(item, np.int32) for item in items)
+        labels = (np.array(LABELS, np.int32),) * len(items)
+        given = np.array(query, np.int32)
+        return engine.score(ScoreRequest(given, ids, labels, need_lse=True, salt=salt))
+
+    def rows(future):
+        result = future.result(60)
+        return np.column_stack((np.stack(result.label_logits), result.lse)).view(np.int32)
+
+    query, items = random_ids(rng, 333), [random_ids(rng, n) for n in (1, 30, 7, 200, 7)]
+    alone = np.concatenate([rows(submit(query, [x], f"alone {i}")) for i, x in enumerate(items)])
+    for _ in range(2):
+        np.testing.assert_array_equal(rows(submit(query, items, "together")), alone)
+    crowd = [submit(random_ids(rng, 90), [random_ids(rng, 9)] * 3, "crowd") for _ in range(7)]
+    np.testing.assert_array_equal(rows(submit(query, items[::-1], "among"))[::-1], alone)
+    wait(crowd)
+    engine.close()
+
+
+@contextmanager
+def memory_hog(leave):
+    """Another process that has all of the device's memory but so many bytes."""
+    command = [sys.executable, "-c", HOG, str(leave)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "full\n"
+        try:
+            yield
+        finally:
+            other.communicate("")
+
+
+def test_memory_that_others_take_and_give_back(make, rng):
+    """A batch that does not fit fails as such, the next one runs, and so does it afterwards."""
+    backend = make(max_batch_tokens=16384, dtype="float32")
+    (large,) = some_batches(rng, [(16, 400)])
+    (small,) = some_batches(rng, [(16, 2)])
+    before = [backend.collect(backend.extend(batch)) for batch in (large, small)]
+    torch.cuda.empty_cache()
+    with memory_hog(leave=8 * 2**20):
+        with pytest.raises(OutOfMemory):
+            backend.collect(backend.extend(large))
+        scores = backend.collect(backend.extend(small))
+        np.testing.assert_array_equal(scores.label_logits, before[1].label_logits)
+    after = [backend.collect(backend.extend(batch)) for batch in (large, small)]
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one.label_logits, other.label_logits)
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer")
+def test_no_kernel_reads_or_writes_where_it_must_not(tiny_model):
+    directory, _ = tiny_model("qwen3")
+    command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", sys.executable]
+    support = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [*command, "-c", SMALL_RUN, str(directory), support],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
