@@ -14,6 +14,10 @@ class OutOfMemory(Exception):
     """The device had too little memory for a batch; a smaller one may succeed."""
 
 
+class DeviceLost(Exception):
+    """The device does nothing more for this process, which has to end: its work is lost."""
+
+
 class Backend(Protocol):
     """Plain arrays cross this interface, so that torch and JAX are equal citizens.
 
@@ -31,7 +35,7 @@ class Backend(Protocol):
         """Launch a forward pass without waiting for the device."""
 
     def collect(self, pending: Pending) -> RowScores:
-        """Wait for a batch; raises OutOfMemory, or what else its forward pass raised."""
+        """Wait for a batch; raises OutOfMemory, DeviceLost or what its forward pass raised."""
 
     def close(self) -> None:
         """Free the device's memory and threads; the backend cannot be used afterwards."""

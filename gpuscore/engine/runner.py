@@ -8,7 +8,7 @@ from time import monotonic
 
 import numpy as np
 
-from gpuscore.backends.base import Backend, OutOfMemory, Pending
+from gpuscore.backends.base import Backend, DeviceLost, OutOfMemory, Pending
 from gpuscore.engine.jobs import Job, Share, Work
 from gpuscore.engine.outcome import resolve
 from gpuscore.engine.scheduler import Scheduler
@@ -120,6 +120,8 @@ class Runner:
                 ticket.planned, ticket.launched = planned, now
         try:
             return work, self.backend.extend(work.batch)
+        except DeviceLost:  # ends the loop, and with it the process
+            raise
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
             if self._running is not None:  # in order: what runs was launched before
                 self._finish(*self._running)
@@ -130,6 +132,8 @@ class Runner:
     def _finish(self, work: Work, pending: Pending) -> None:
         try:
             scores = self.backend.collect(pending)
+        except DeviceLost:
+            raise
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
             self._batch_failed(work, error)
             return

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from gpuscore.backends.base import DeviceLost
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import InsufficientMemory, InternalError, Overloaded, Unavailable
@@ -137,6 +138,18 @@ def test_a_dead_loop_tells_the_truth(make_engine, gate, monkeypatch):
     waiting = engine.score(request_of())
     with pytest.raises(Unavailable):
         waiting.result(timeout=30)
+    wait_until(lambda: not engine.alive)
+    with pytest.raises(Unavailable):
+        engine.score(request_of())
+
+
+def test_a_lost_device_ends_it(make_engine, gate):
+    """What waits is answered with 503, and the process can be replaced; no 500 for ever."""
+    gate.set()
+    engine = make_engine(fault=lambda step: DeviceLost("gone") if step == 1 else None)
+    engine.score(request_of()).result(timeout=30)
+    with pytest.raises(Unavailable):
+        engine.score(request_of()).result(timeout=30)
     wait_until(lambda: not engine.alive)
     with pytest.raises(Unavailable):
         engine.score(request_of())

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from gpuscore.backends.base import OutOfMemory
+from gpuscore.backends.base import DeviceLost, OutOfMemory
 from gpuscore.backends.torch.attention_backends import attention_factory
 from gpuscore.backends.torch.attention_triton import TritonAttention
 from gpuscore.backends.torch.compiler import compiled, eagerly
@@ -163,11 +163,14 @@ class TorchBackend:
 
 
 def _translated(run: Callable[[], ResultT]) -> ResultT:
-    """`run`, with what torch raises for too little memory as OutOfMemory."""
+    """`run`, with what torch raises for too little memory as OutOfMemory, and for a CUDA error,
+    after which every call of the process fails, as DeviceLost."""
     try:
         return run()
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise OutOfMemory(str(error)) from error
+    except torch.AcceleratorError as error:
+        raise DeviceLost(str(error)) from error
     except RuntimeError as error:
         if "not enough memory" not in str(error):  # what torch's CPU allocator says
             raise

@@ -271,7 +271,7 @@ class Decoder:
             return mixture_mlp(x, mlp.router, mlp.gate_up, mlp.down, mlp.mixture, activation)
         if self._mlp_rows is None or len(x) <= self._mlp_rows:
             return self._dense_mlp(mlp, x)
-        return torch.cat([self._dense_mlp(mlp, rows) for rows in x.split(self._mlp_rows)])
+        return torch.cat([self._dense_mlp(mlp, rows) for rows in torch.split(x, self._mlp_rows)])
 
     def _dense_mlp(self, mlp: MlpWeights, x: Tensor) -> Tensor:
         gate_up = functional.linear(x, mlp.gate_up, mlp.gate_up_bias)

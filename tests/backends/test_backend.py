@@ -1,0 +1,42 @@
+"""What the torch backend makes of torch's own errors."""
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.base import DeviceLost, OutOfMemory
+from gpuscore.config import ModelConfig
+from support.layouts import in_one_batch
+from support.models import random_ids
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (torch.AcceleratorError("CUDA error: an illegal memory access"), DeviceLost),
+        (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
+        (RuntimeError("[enforce fail] not enough memory: you tried to allocate"), OutOfMemory),
+        (RuntimeError("shapes do not fit"), RuntimeError),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_errors(tiny_model, monkeypatch, raised, expected, late):
+    """At the launch, or only when its result is waited for; the next batch is not harmed."""
+    directory, _ = tiny_model()
+    backend = create_backend(plan_backend(directory, ModelConfig(str(directory))))
+    rng = np.random.default_rng(0)
+    batch = in_one_batch(random_ids(rng, 9), [random_ids(rng, 4)], [3, 17])
+    before = backend.collect(backend.extend(batch))
+
+    def fail(*_):
+        raise raised
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend.runner, "launch", (lambda batch: fail) if late else fail)
+        with pytest.raises(expected) as failure:
+            backend.collect(backend.extend(batch))
+    assert type(failure.value) is expected
+    again = backend.collect(backend.extend(batch))
+    np.testing.assert_array_equal(again.label_logits, before.label_logits)
+    backend.close()
