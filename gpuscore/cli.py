@@ -128,6 +128,8 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
 
     from gpuscore.engine.client import EngineClient
     from gpuscore.engine.messages import Start
+    from gpuscore.families.discovery import find_family
+    from gpuscore.families.prompts import FamilyPrompts
     from gpuscore.server.run import serve
     from gpuscore.server.service import LoadedModel
     from gpuscore.text.prompts import PromptBuilder
@@ -141,7 +143,8 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
 
     def load() -> LoadedModel:
         builder = PromptBuilder(encoder, client.wait_ready(), limits)
-        return LoadedModel(client, builder, client.wait_ended)
+        reranker = None if family is None else FamilyPrompts(family, builder)
+        return LoadedModel(client, builder, client.wait_ended, reranker)
 
     def announce(address: str) -> None:
         print(f"gpuscore: ready on http://{address} - try\n\n{_example(address)}\n", flush=True)
@@ -149,6 +152,8 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
     names = (server.served_model_name or model.model, model.model)
     with closing(client):
         encoder = TextEncoder.read(directory)  # while the child imports torch
+        specials = [] if encoder is None else encoder.specials
+        family = find_family(server.reranker, directory, reversed(names), specials)
         print(f"gpuscore: loading {model.model} as {client.wait_planned()}", flush=True)
         return serve(names, server, keys, load, announce, tracer)
 

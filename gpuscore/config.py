@@ -144,6 +144,12 @@ class ServerConfig:
         unset="the model as given",
         metavar="NAME",
     )
+    reranker: str = option(
+        "auto",
+        "family of rerankers whose prompt and formula /rerank uses; auto: what the model's "
+        "directory or name says; none: /rerank is refused",
+        choices=("auto", "none", "qwen3-reranker", "mxbai-rerank-v2", "zerank", "demo"),
+    )
     api_key_file: str | None = option(
         None,
         f"file with one API key per line; {API_KEY_VARIABLE} holds a single one",

@@ -36,8 +36,15 @@ ALLOWED = {
         "gpuscore.text",
         "tokenizers",
     },
+    "gpuscore.families": {
+        "gpuscore.types",
+        "gpuscore.errors",
+        "gpuscore.text",
+        "gpuscore.families",
+    },
     "gpuscore.server": {
         "gpuscore",  # the package itself: its version
+        "gpuscore.families",
         "gpuscore.types",
         "gpuscore.errors",
         "gpuscore.config",

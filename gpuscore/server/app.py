@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from time import monotonic
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -29,16 +29,23 @@ from gpuscore.server.auth import ApiKeys, AuthMiddleware
 from gpuscore.server.body import check_content_type, read_body
 from gpuscore.server.heads import check_request_id, head_refusal, request_seconds
 from gpuscore.server.operations import Operations, OperationsMiddleware
-from gpuscore.server.record import CLIENT_LEFT, LEFT_CODE, record_of
-from gpuscore.server.schema import decode_body, openapi_body
+from gpuscore.server.record import CLIENT_LEFT, LEFT_CODE, RequestRecord, record_of
+from gpuscore.server.rerank import RerankBody, decode_rerank
+from gpuscore.server.schema import ScoreBody, decode_body, openapi_body
 from gpuscore.server.service import LOADING_RETRY_AFTER, ScoringService
 
 logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
+BodyT = TypeVar("BodyT")
+Decode: TypeAlias = Callable[[bytes], BodyT]
+# On a body for its tenant until its deadline, with its record; gives the answer as JSON.
+Work: TypeAlias = Callable[[BodyT, str, float, RequestRecord], Coroutine[Any, Any, bytes]]
 
 # Routes that need no key: probes, and pages that are the same for everyone.
 OPEN_PATHS = ("/health", "/ready", "/docs", "/openapi.json")
 SCORE_PATH = "/v1/score"
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+SCORING_PATHS = (SCORE_PATH, *RERANK_PATHS)  # whose requests the engine works on
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -75,9 +82,8 @@ def create_app(
 def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> Endpoint:
     """Adds all routes; returns what answers POST /v1/score."""
 
-    @app.post(SCORE_PATH, summary="Score items", openapi_extra=openapi_body())
-    async def score(request: Request) -> Response:
-        """Probabilities of label tokens after each `query + item` prompt."""
+    async def answered(request: Request, decode: Decode[BodyT], work: Work[BodyT]) -> Response:
+        """The body, decoded, and the work on it, in time."""
         seconds = request_seconds(request, config.request_timeout)
         check_content_type(request)
         if request.scope["state"].get("draining", service.draining):  # when it came
@@ -86,10 +92,23 @@ def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> 
         with service.in_flight():
             received = await read_body(request, config)
             deadline = monotonic() + seconds
-            body, record = decode_body(received), record_of(request.scope)
-            work = service.score(body, request.scope["state"]["tenant"], deadline, record)
-            answer = await _in_time(work, deadline, seconds)
+            body, record = decode(received), record_of(request.scope)
+            running = work(body, request.scope["state"]["tenant"], deadline, record)
+            answer = await _in_time(running, deadline, seconds)
             return Response(answer, media_type="application/json")
+
+    @app.post(SCORE_PATH, summary="Score items", openapi_extra=openapi_body(ScoreBody))
+    async def score(request: Request) -> Response:
+        """Probabilities of label tokens after each `query + item` prompt."""
+        return await answered(request, decode_body, service.score)
+
+    async def rerank(request: Request) -> Response:
+        """Documents by how relevant they are to a query, in the model's own prompt."""
+        return await answered(request, decode_rerank, service.rerank)
+
+    for path in RERANK_PATHS:
+        extra = openapi_body(RerankBody)
+        app.post(path, summary="Rank documents", openapi_extra=extra)(rerank)
 
     @app.get("/health", summary="Process and engine alive")
     async def health() -> Response:

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
 from gpuscore.server.answers import error_parts
-from gpuscore.server.app import SCORE_PATH
+from gpuscore.server.app import SCORING_PATHS
 from gpuscore.server.deadline import Deadline
 from gpuscore.server.exchange import CLOSE, Exchange, Fields, head_of, scope_of
 from gpuscore.server.gate import Gate
@@ -26,7 +26,7 @@ KEEP_ALIVE = 5.0  # seconds that a connection may be idle
 LINGER = 2.0  # seconds for a client that still sends although it was answered for good
 SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read for the connection's sake
 
-_SCORE_PATH = SCORE_PATH.encode()
+_SCORING = {path.encode(): path for path in SCORING_PATHS}
 
 
 class ScoreProtocol(asyncio.Protocol):
@@ -120,7 +120,7 @@ class ScoreProtocol(asyncio.Protocol):
 
     def on_head(self, head: Head) -> None:
         self._used = True
-        scoring = head.method == b"POST" and head.path == _SCORE_PATH
+        scoring = head.method == b"POST" and head.path in _SCORING
         tenant = self._gate.tenant(head.values(b"authorization")) if scoring else None
         if tenant is not None and not self._exchanges:
             refusal = self._gate.refusal(tenant, head.length or 0)
@@ -258,7 +258,7 @@ class ScoreProtocol(asyncio.Protocol):
         bad = head_refusal(head.fields, len(head.target), self._config)
         if record.bad_request_id or bad is not None:
             return False
-        record.route, record.tenant = SCORE_PATH, tenant
+        record.route, record.tenant = _SCORING[head.path], tenant
         length = head.length
         keep_alive = head.keep_alive and length is not None and length <= SMALL_BODY
         keep_alive = keep_alive and not head.values(b"expect")
@@ -290,7 +290,7 @@ class ScoreProtocol(asyncio.Protocol):
         elif not self._closing:
             seen = self._parser.seen
             record = new_record(seen.method, seen.fields)
-            record.route = SCORE_PATH if seen.path == _SCORE_PATH else UNMATCHED
+            record.route = _SCORING.get(seen.path, UNMATCHED)
             self._write_error(record, error, False)
             self._operations.finish(record, seen.fields)
         transport.close()
@@ -309,7 +309,7 @@ class ScoreProtocol(asyncio.Protocol):
         exchange.leave()
         if exchange.task is None:  # nor does the application know of it
             record = record_of(exchange.scope)
-            record.route = SCORE_PATH if exchange.scoring else UNMATCHED
+            record.route = exchange.scope["path"] if exchange.scoring else UNMATCHED
             self._operations.finish(record, exchange.scope["headers"])
 
     def _scope(self, head: Head) -> Scope:

@@ -1,6 +1,8 @@
 """The wire: what a body of POST /v1/score may hold, and what the answer looks like."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -14,6 +16,10 @@ Ids = list[int]
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
+
+
+CacheSalt = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
+Priority = Annotated[int, Meta(ge=-100, le=100)]
 
 
 class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -30,8 +36,8 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
     return_label_logprobs: bool | None = None
     return_label_mass: bool | None = None
-    cache_salt: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")] | None = None
-    priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
     # SGLang's further fields: understood, so that they can be refused by name.
     return_token_logprobs: bool | None = None
     return_pooled_hidden_states: bool | None = None
@@ -84,8 +90,20 @@ _decoder = msgspec.json.Decoder(ScoreBody)
 
 def decode_body(body: bytes) -> ScoreBody:
     """Raises InvalidRequest whose message never holds the body's text."""
-    try:
+    with decoding_errors():
         decoded = _decoder.decode(body)
+    for field in _UNSUPPORTED:
+        value = getattr(decoded, field)
+        if value is not None and value is not False:  # 0 == False, and 0 is a token id
+            raise InvalidRequest(f"{field} is not supported by this server", param=field)
+    return decoded
+
+
+@contextmanager
+def decoding_errors() -> Iterator[None]:
+    """What msgspec raises, as InvalidRequest."""
+    try:
+        yield
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not valid UTF-8") from None
     except RecursionError:
@@ -94,11 +112,6 @@ def decode_body(body: bytes) -> ScoreBody:
         raise _invalid(str(error)) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
-    for field in _UNSUPPORTED:
-        value = getattr(decoded, field)
-        if value is not None and value is not False:  # 0 == False, and 0 is a token id
-            raise InvalidRequest(f"{field} is not supported by this server", param=field)
-    return decoded
 
 
 def to_input(body: ScoreBody) -> ScoreInput:
@@ -116,13 +129,13 @@ def to_input(body: ScoreBody) -> ScoreInput:
     )
 
 
-def openapi_body() -> dict[str, Any]:
-    """OpenAPI's description of the body, for /docs."""
-    (_,), components = msgspec.json.schema_components([ScoreBody])
+def openapi_body(body: type[msgspec.Struct]) -> dict[str, Any]:
+    """OpenAPI's description of a body, for /docs."""
+    (_,), components = msgspec.json.schema_components([body])
     return {
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": components["ScoreBody"]}},
+            "content": {"application/json": {"schema": components[body.__name__]}},
         }
     }
 

@@ -22,9 +22,17 @@ from gpuscore.engine.scores import (
     label_mass,
     label_scores,
 )
-from gpuscore.errors import GpuscoreError, ModelNotFound, Overloaded, Unavailable
+from gpuscore.errors import (
+    GpuscoreError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    Unavailable,
+)
+from gpuscore.families.prompts import FamilyPrompts
 from gpuscore.server.bridge import Bridge
 from gpuscore.server.record import ENGINE, RESPOND, TOKENIZE, RequestRecord
+from gpuscore.server.rerank import Ranking, RerankBody, encode_ranking, to_rerank_input
 from gpuscore.server.schema import (
     PromptTokensDetails,
     ScoreAnswer,
@@ -38,6 +46,10 @@ from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 ResultT = TypeVar("ResultT")
 
 DEFAULT_MODEL = "default"
+NO_RERANKER = (
+    "this model is of no known family of rerankers, so its prompt is not known; start the server "
+    "with --reranker, or use /v1/score"
+)
 LOADING_RETRY_AFTER = 5  # seconds
 ANSWERS = 16  # of the engine, that a round of the event loop takes in
 
@@ -77,6 +89,7 @@ class LoadedModel:
     engine: ScoringEngine
     builder: PromptBuilder
     wait_ended: Callable[[], None] = lambda: None
+    reranker: FamilyPrompts | None = None
 
 
 class ScoringService:
@@ -158,9 +171,7 @@ class ScoringService:
         record.items = len(given.items)
         temperature = 1.0 if body.temperature is None else body.temperature
         check_temperature(temperature, body.softmax)
-        name = body.model if body.model is not None else DEFAULT_MODEL
-        if name not in (DEFAULT_MODEL, *self.names):
-            raise ModelNotFound(f"this server has one model: {self.names[0]}", param="model")
+        name = self._name(body.model)
         model = self._loaded()
         with self._admitted(tenant):
             with record.stage(TOKENIZE):
@@ -169,14 +180,7 @@ class ScoringService:
             if request is not None:
                 salt = cache_salt(tenant, body.cache_salt)
                 request = replace(request, salt=salt, deadline=deadline)
-                submitted = monotonic()
-                longest = min(self._max_wait, deadline - submitted)
-                refusal = model.engine.backlog.wait_refusal(request.num_tokens, longest)
-                if refusal is not None:
-                    raise refusal
-                bridge = self._bridge_to(model.engine)
-                result = await bridge.score(request, partial(_taken, record))
-                record.engine_stages(submitted, result.timings)
+                result = await self._run(model, request, record)
             with record.stage(RESPOND):
                 answer = partial(_answer, name, body, request, result, temperature)
                 small = request is None or len(request.item_ids) <= SMALL_ITEMS
@@ -184,6 +188,57 @@ class ScoringService:
             record.prompt_tokens = usage.prompt_tokens
             record.cached_tokens = usage.prompt_tokens_details.cached_tokens
             return encoded
+
+    async def rerank(
+        self, body: RerankBody, tenant: str, deadline: float, record: RequestRecord
+    ) -> bytes:
+        """As `score`, for a query and documents.
+
+        Raises:
+            GpuscoreError: also where the model is of no known family of rerankers.
+        """
+        given = to_rerank_input(body)
+        record.items = len(given.documents)
+        name = self._name(body.model)
+        model = self._loaded()
+        if model.reranker is None:
+            raise InvalidRequest(NO_RERANKER)
+        with self._admitted(tenant):
+            with record.stage(TOKENIZE):
+                built = await self._in_time(partial(model.reranker.build, given))
+            salt = cache_salt(tenant, body.cache_salt)
+            request = replace(built.request, salt=salt, deadline=deadline)
+            result = await self._run(model, request, record)
+            with record.stage(RESPOND):
+                raw = model.reranker.raw_scores(result)
+                scores = raw if body.wants_raw else model.reranker.family.relevance(raw)
+                tokens = request.num_prompt_tokens
+                record.prompt_tokens = tokens
+                record.cached_tokens = cached_tokens(request, result)
+                ranking = Ranking(name, record.request_id, scores, built.truncated, tokens)
+                encode = partial(encode_ranking, body, ranking)
+                small = len(given.documents) <= SMALL_ITEMS
+                return encode() if small else await self._in_thread(encode)
+
+    async def _run(
+        self, model: "LoadedModel", request: ScoreRequest, record: RequestRecord
+    ) -> ScoreResult:
+        """Hand a request to the engine and wait for it."""
+        submitted = monotonic()
+        deadline = math.inf if request.deadline is None else request.deadline
+        longest = min(self._max_wait, deadline - submitted)
+        refusal = model.engine.backlog.wait_refusal(request.num_tokens, longest)
+        if refusal is not None:
+            raise refusal
+        result = await self._bridge_to(model.engine).score(request, partial(_taken, record))
+        record.engine_stages(submitted, result.timings)
+        return result
+
+    def _name(self, wanted: str | None) -> str:
+        name = DEFAULT_MODEL if wanted is None else wanted
+        if name not in (DEFAULT_MODEL, *self.names):
+            raise ModelNotFound(f"this server has one model: {self.names[0]}", param="model")
+        return name
 
     def _bridge_to(self, engine: ScoringEngine) -> Bridge:
         if self._bridge is None or self._bridge.loop is not asyncio.get_running_loop():
@@ -193,9 +248,13 @@ class ScoringService:
     async def _build(self, builder: PromptBuilder, given: ScoreInput) -> ScoreRequest | None:
         if _is_small(given):
             return builder.build(given)
+        return await self._in_time(partial(builder.build, given))
+
+    async def _in_time(self, build: Callable[[Callable[[], bool]], ResultT]) -> ResultT:
+        """`build` in a thread, told when nobody waits for it any more."""
         given_up = threading.Event()
         try:
-            return await self._in_thread(partial(builder.build, given, given_up.is_set))
+            return await self._in_thread(partial(build, given_up.is_set))
         finally:
             given_up.set()  # a thread cannot be cancelled, only told
 
@@ -239,6 +298,11 @@ def cache_salt(tenant: str, given: str | None) -> str:
     return hashlib.sha256(f"{tenant}:{given or ''}".encode()).hexdigest()
 
 
+def cached_tokens(request: ScoreRequest, result: ScoreResult) -> int:
+    """Tokens of the prompts that no forward pass computed for this request."""
+    return max(0, request.num_prompt_tokens - result.computed_tokens)
+
+
 def _is_small(given: ScoreInput) -> bool:
     """Whether a request takes less time to build than to hand to a thread and back; never text."""
     if given.labels is not None or len(given.items) > SMALL_ITEMS:
@@ -277,7 +341,7 @@ def _full_answer(
     if body.return_label_mass:
         mass = label_mass(result, request.label_ids).tolist()
     prompt_tokens = request.num_prompt_tokens
-    cached = max(0, prompt_tokens - result.computed_tokens)
+    cached = cached_tokens(request, result)
     scores = [row.tolist() for row in rows]
     return ScoreAnswer(scores, name, _usage(prompt_tokens, cached), "scoring", logprobs, mass)
 

@@ -100,6 +100,33 @@ class PromptBuilder:
         _at_most(TooManyTokens, "items", request.num_tokens, self.limits.max_request_tokens)
         return request
 
+    def from_prompts(
+        self,
+        prompts: Iterator[Int32Array],
+        *,
+        num_prompts: int,
+        num_shared: int,
+        label_ids: list[int],
+        need_lse: bool,
+        priority: int,
+        cancelled: Callable[[], bool],
+    ) -> ScoreRequest:
+        """A request of prompts that somebody else has made, all with the same labels.
+
+        Args:
+            num_shared: how many first tokens all of them have, as is known from the query alone.
+        """
+        _at_most(TooManyItems, "items", num_prompts, self.limits.max_items)
+        checked = self._checked(prompts, cancelled)
+        if self.backend.deterministic_chunk:
+            query, items = split(checked, max(0, num_shared - 1))
+        else:
+            query, items = factor(checked, num_shared)
+        labels = self._same_labels(label_ids, num_prompts)
+        request = ScoreRequest(query, items, labels, need_lse=need_lse, priority=priority)
+        _at_most(TooManyTokens, "items", request.num_tokens, self.limits.max_request_tokens)
+        return request
+
     def _labels(self, given: ScoreInput) -> tuple[Int32Array, ...]:
         """Label ids of every item."""
         if given.labels is not None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from gpuscore.errors import ConfigError, InternalError, InvalidRequest, LabelNotSingleToken
 from gpuscore.text.boundaries import find_boundaries
@@ -94,6 +95,32 @@ class TextEncoder:
         for piece in _pieces(texts):
             for encoding in self._encode(piece, special):
                 yield np.array(encoding.ids, dtype=np.int32)
+
+    def plain_ids(self, text: str) -> Int32Array:
+        """Ids of a text, without what the post-processor puts around it."""
+        (ids,) = self._ids([text], special=False)
+        return ids
+
+    def first_tokens(self, text: str, count: int) -> str:
+        """The part of a text that its first `count` tokens stand for."""
+        (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        if len(encoding.ids) <= count:
+            return text
+        return text[: encoding.offsets[count - 1][1]]
+
+    def without_specials(self) -> "TextEncoder":
+        """An encoder for parts of prompts: it puts nothing around a text, and sees nothing special
+        in it."""
+        other = Tokenizer.from_str(self._tokenizer.to_str())
+        other.encode_special_tokens = True
+        other.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+        return TextEncoder(other)
+
+    @property
+    def specials(self) -> list[str]:
+        """The special tokens, as text."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special]
 
     def label_ids(self, labels: Sequence[str]) -> list[int]:
         """The one token of each label, without special tokens.

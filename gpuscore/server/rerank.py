@@ -1,0 +1,218 @@
+"""The wire of /rerank: Cohere's, Jina's, vLLM's and Infinity's bodies, and TEI's where it has
+`texts`. One answer holds what each of their clients reads.
+
+`null` means a field's default. What a client sends by habit and is of no meaning here is accepted
+at values that change nothing, and refused by name at others.
+"""
+
+from dataclasses import dataclass
+from time import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpuscore.errors import InvalidRequest
+from gpuscore.families.prompts import RerankInput
+from gpuscore.server.schema import CacheSalt, Priority, decoding_errors
+from gpuscore.types import Float64Array
+
+DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
+
+
+class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /rerank, /v1/rerank and /v2/rerank."""
+
+    query: str
+    documents: list[str | dict[str, Any]] | None = None
+    texts: list[str] | None = None
+    model: str | None = None
+    top_n: int | None = None
+    top_k: int | None = None
+    return_documents: bool | str | None = None
+    return_text: bool | str | None = None
+    raw_scores: bool | str | None = None
+    instruction: str | None = None
+    rank_fields: list[str] | None = None
+    max_tokens_per_doc: int | None = None
+    truncate: bool | str | None = None
+    truncation_direction: str | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    # Understood, so that they can be refused by name.
+    max_chunks_per_doc: int | None = None
+    max_tokens_per_query: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    overlap_tokens: int | None = None
+    user: str | None = None
+
+    @property
+    def is_tei(self) -> bool:
+        return self.texts is not None
+
+    @property
+    def wants_raw(self) -> bool:
+        return _flag(self.raw_scores, "raw_scores")
+
+    @property
+    def wants_documents(self) -> bool:
+        return _flag(self.return_documents, "return_documents") or _flag(
+            self.return_text, "return_text"
+        )
+
+
+class Document(msgspec.Struct):
+    text: str
+
+
+class RankedDocument(msgspec.Struct, omit_defaults=True):
+    index: int
+    relevance_score: float
+    document: Document | dict[str, Any] | None = None
+    truncated: bool = False
+
+
+class RerankUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class RerankAnswer(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    results: list[RankedDocument]
+    usage: RerankUsage
+    meta: dict[str, Any]
+
+
+class RankedText(msgspec.Struct, omit_defaults=True):
+    """TEI's."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What is known of a request's documents, in their order."""
+
+    model: str
+    request_id: str
+    scores: Float64Array
+    truncated: tuple[int, ...]
+    prompt_tokens: int
+
+
+_decoder = msgspec.json.Decoder(RerankBody)
+
+
+def decode_rerank(body: bytes) -> RerankBody:
+    """Raises InvalidRequest whose message never holds the body's text."""
+    with decoding_errors():
+        return _decoder.decode(body)
+
+
+def to_rerank_input(body: RerankBody) -> RerankInput:
+    """Raises InvalidRequest for fields that do not go together or are not supported."""
+    if (body.documents is None) == (body.texts is None):
+        raise InvalidRequest("either documents or texts is required", param="documents")
+    for field in _UNSUPPORTED:
+        if getattr(body, field) is not None:
+            raise InvalidRequest(f"{field} is not supported by this server", param=field)
+    if (
+        body.truncation_side not in (None, "right")
+        or (body.truncation_direction or "right").lower() != "right"
+    ):
+        raise InvalidRequest("documents are cut at their end only", param="truncation_direction")
+    for field in ("top_n", "top_k", "max_tokens_per_doc"):
+        value = getattr(body, field)
+        if value is not None and value < 0:
+            raise InvalidRequest(f"{field} is {value}, it must not be negative", param=field)
+    return RerankInput(
+        query=body.query,
+        documents=texts_of(body),
+        instruction=body.instruction,
+        most_tokens=body.max_tokens_per_doc or None,
+        fit=_flag(body.truncate, "truncate"),
+        priority=body.priority or 0,
+    )
+
+
+_UNSUPPORTED = (
+    "max_chunks_per_doc",
+    "max_tokens_per_query",
+    "truncate_prompt_tokens",
+    "overlap_tokens",
+)
+
+
+def texts_of(body: RerankBody) -> list[str]:
+    """The documents as text; of objects their `text`, or what `rank_fields` names, as YAML-like
+    lines, which is what Cohere does with them."""
+    if body.texts is not None:
+        return body.texts
+    return [
+        document if isinstance(document, str) else _object_text(document, body.rank_fields, index)
+        for index, document in enumerate(body.documents or ())
+    ]
+
+
+def _object_text(document: dict[str, Any], fields: list[str] | None, index: int) -> str:
+    param = f"documents[{index}]"
+    names = fields if fields else ["text"]
+    values = [document.get(name) for name in names]
+    if not all(isinstance(value, str) for value in values):
+        wanted = "the text field" if names == ["text"] else "every field of rank_fields"
+        raise InvalidRequest(f"{param} must have {wanted}, as text", param=param)
+    if names == ["text"]:
+        return str(values[0])
+    return "\n".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
+
+
+def encode_ranking(body: RerankBody, ranking: Ranking) -> bytes:
+    """The answer, best first, equal ones in the order in which they came."""
+    order = np.argsort(-ranking.scores, kind="stable")
+    most = body.top_n or body.top_k or len(order)
+    chosen = order[:most].tolist()
+    scores = ranking.scores.tolist()
+    if body.is_tei:
+        texts = texts_of(body)
+        return msgspec.json.encode(
+            [RankedText(i, scores[i], texts[i] if body.wants_documents else None) for i in chosen]
+        )
+    cut = set(ranking.truncated)
+    results = [
+        RankedDocument(i, scores[i], _shown(body, i) if body.wants_documents else None, i in cut)
+        for i in chosen
+    ]
+    tokens = ranking.prompt_tokens
+    searches = -(-len(order) // DOCUMENTS_OF_A_SEARCH)
+    meta = {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": searches},
+        "tokens": {"input_tokens": tokens, "output_tokens": 0},
+        "warnings": [f"{len(cut)} documents were truncated"] if cut else [],
+    }
+    usage = RerankUsage(tokens, tokens)
+    answer = RerankAnswer(
+        ranking.request_id, "list", int(time()), ranking.model, results, usage, meta
+    )
+    return msgspec.json.encode(answer)
+
+
+def _shown(body: RerankBody, index: int) -> Document | dict[str, Any]:
+    document = (body.documents or ())[index]
+    return Document(document) if isinstance(document, str) else document
+
+
+def _flag(value: bool | str | None, field: str) -> bool:
+    """A boolean; some clients send it as text."""
+    if isinstance(value, str):
+        if value.lower() not in ("true", "false"):
+            raise InvalidRequest(f"{field} must be true or false", param=field)
+        return value.lower() == "true"
+    return bool(value)

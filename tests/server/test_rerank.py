@@ -1,0 +1,168 @@
+"""POST /rerank over HTTP: the demo model ranks, in the body and the answer of every dialect."""
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+
+from gpuscore import Scorer
+from support.serving import serving
+from support.wire import check_error, connected
+
+QUERY = "a blue lamp of steel"
+DOCUMENTS = ["wooden chair, red", "blue steel lamp", "lamp in blue", "green rug", "blue steel lamp"]
+PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+
+
+@pytest.fixture(scope="module")
+def demo():
+    with serving("demo", "--threads", "1") as running, connected(running) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def relevance():
+    """p(yes) of each document's whole prompt, by the engine without families."""
+    with Scorer("demo", threads=1) as scorer:
+        prompts = [f"query: {QUERY}\nitem: {document}" for document in DOCUMENTS]
+        found = scorer.score("", prompts, labels=["yes", "no"], apply_softmax=True)
+    return found.scores[:, 0]
+
+
+def rerank(client, path="/v1/rerank", **body):
+    return client.post(path, json={"query": QUERY, "documents": DOCUMENTS} | body)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_best_first(demo, relevance, path):
+    answer = rerank(demo, path)
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    order = [result["index"] for result in body["results"]]
+    assert order == np.argsort(-relevance, kind="stable").tolist()
+    assert order.index(1) < order.index(4), "equal documents keep their order"
+    scores = np.array([result["relevance_score"] for result in body["results"]])
+    np.testing.assert_allclose(scores, relevance[order], atol=1e-5)
+    assert all(set(result) == {"index", "relevance_score"} for result in body["results"])
+    assert body["id"] == answer.headers["x-request-id"]
+    assert (body["object"], body["model"]) == ("list", "default")
+    assert body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] > 50
+    assert body["meta"]["api_version"] == {"version": "2"}
+    assert body["meta"]["billed_units"] == {"search_units": 1}
+
+
+def test_raw_scores(demo, relevance):
+    for flag in (True, "true", "True"):
+        results = rerank(demo, raw_scores=flag).json()["results"]
+        raw = {result["index"]: result["relevance_score"] for result in results}
+        logit = np.log(relevance) - np.log1p(-relevance)
+        np.testing.assert_allclose([raw[i] for i in range(5)], logit, atol=1e-3)
+
+
+@pytest.mark.parametrize(("wanted", "count"), [(None, 5), (0, 5), (2, 2), (5, 5), (99, 5)])
+def test_top_n(demo, wanted, count):
+    whole = rerank(demo).json()["results"]
+    assert rerank(demo, top_n=wanted).json()["results"] == whole[:count]
+    assert rerank(demo, top_k=wanted).json()["results"] == whole[:count]
+
+
+def test_documents_that_are_objects(demo):
+    plain = rerank(demo, return_documents="true").json()["results"]
+    assert [r["document"] for r in plain] == [{"text": DOCUMENTS[r["index"]]} for r in plain]
+    objects = [{"text": document, "id": i} for i, document in enumerate(DOCUMENTS)]
+    answer = rerank(demo, documents=objects, return_documents=True).json()["results"]
+    assert [r["relevance_score"] for r in answer] == [r["relevance_score"] for r in plain]
+    assert [r["document"] for r in answer] == [objects[r["index"]] for r in answer]
+    split = [{"what": "lamp", "colour": "blue"}]
+    one = rerank(demo, documents=split, rank_fields=["colour", "what"]).json()["results"]
+    two = rerank(demo, documents=["colour: blue\nwhat: lamp"]).json()["results"]
+    assert one == two
+
+
+def test_null_is_the_default(demo):
+    """What langchain-cohere, litellm and others send along."""
+    fields = ("top_n", "max_tokens_per_doc", "rank_fields", "instruction", "return_documents")
+    fields += ("max_chunks_per_doc", "truncate_prompt_tokens", "user", "model", "cache_salt")
+    answer = rerank(demo, **dict.fromkeys(fields))
+    assert answer.json()["results"] == rerank(demo).json()["results"]
+    assert rerank(demo, max_tokens_per_doc=4096).json()["results"] == answer.json()["results"]
+
+
+def test_tei(demo, relevance):
+    body = {"query": QUERY, "texts": DOCUMENTS, "truncation_direction": "Right"}
+    answer = demo.post("/rerank", json=body).json()
+    assert [set(entry) for entry in answer] == [{"index", "score"}] * 5
+    assert [entry["index"] for entry in answer] == np.argsort(-relevance, kind="stable").tolist()
+    answer = demo.post("/rerank", json=body | {"return_text": True, "raw_scores": True}).json()
+    assert all(entry["text"] == DOCUMENTS[entry["index"]] for entry in answer)
+    assert answer[0]["score"] == pytest.approx(
+        np.log(relevance.max() / (1 - relevance.max())), 1e-3
+    )
+
+
+def test_truncation_is_reported(demo):
+    documents = ["blue lamp", "blue steel lamp, " * 2000]
+    answer = rerank(demo, documents=documents)
+    message = check_error(answer, 400, "prompt_too_long", "items[1]")
+    assert "the limit is 4096" in message
+    answer = rerank(demo, documents=documents, truncate=True).json()
+    assert {r["index"]: r.get("truncated", False) for r in answer["results"]} == {0: False, 1: True}
+    assert answer["meta"]["warnings"] == ["1 documents were truncated"]
+    short = rerank(demo, documents=documents, max_tokens_per_doc=3).json()
+    assert short["usage"]["prompt_tokens"] < 60
+
+
+BAD = {
+    "neither": ({"documents": None}, "documents"),
+    "both": ({"texts": ["a"]}, "documents"),
+    "none": ({"documents": []}, "documents"),
+    "a number": ({"documents": [5]}, "documents[0]"),
+    "no text": ({"documents": [{"body": "x"}]}, "documents[0]"),
+    "text that is none": ({"documents": ["x", {"text": 5}]}, "documents[1]"),
+    "rank_fields": ({"documents": [{"a": "x"}], "rank_fields": ["a", "b"]}, "documents[0]"),
+    "negative": ({"top_n": -1}, "top_n"),
+    "no flag": ({"raw_scores": "yes"}, "raw_scores"),
+    "from the left": ({"truncation_direction": "left"}, "truncation_direction"),
+    "not here": ({"max_chunks_per_doc": 3}, "max_chunks_per_doc"),
+    "unknown": ({"top_p": 1}, "top_p"),
+    "no place for it": ({"instruction": "be kind"}, "instruction"),
+    "no query": ({"query": None}, "query"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_refused(demo, name):
+    changes, param = BAD[name]
+    check_error(rerank(demo, **changes), 400, "invalid_request", param)
+
+
+def test_another_model_and_no_reranker(demo, client):
+    check_error(rerank(demo, model="other"), 404, "model_not_found", "model")
+    message = check_error(rerank(client), 400, "invalid_request", None)
+    assert "--reranker" in message
+    assert rerank(demo, model="demo").json()["model"] == "demo"
+
+
+def test_it_is_counted_and_described(demo):
+    rerank(demo)
+    counted = demo.get("/metrics").text
+    assert 'route="/v1/rerank"' in counted
+    paths = demo.get("/openapi.json").json()["paths"]
+    for path in PATHS:
+        body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert {"query", "documents", "texts", "top_n"} <= set(body["properties"])
+
+
+def test_many_documents(demo):
+    """More than one batch, and so many that the answer is made beside the event loop."""
+    documents = [f"{i} {DOCUMENTS[i % 5]}" for i in range(700)]
+    answer: httpx.Response = rerank(demo, documents=documents, top_n=3)
+    assert len(answer.json()["results"]) == 3
+    alone = rerank(demo, documents=documents[:1]).json()["results"][0]["relevance_score"]
+    whole = {
+        r["index"]: r["relevance_score"]
+        for r in rerank(demo, documents=documents).json()["results"]
+    }
+    assert whole[0] == pytest.approx(alone, abs=1e-5)
+    assert json.dumps(sorted(whole.values(), reverse=True)) == json.dumps(list(whole.values()))
