@@ -188,6 +188,13 @@ class ServerConfig:
     body_timeout: float = option(
         30.0, "time for a complete request body", minimum=0.1, maximum=86400, metavar="SECONDS"
     )
+    send_timeout: float = option(
+        30.0,
+        "time in which a client must take some of its answer",
+        minimum=0.1,
+        maximum=86400,
+        metavar="SECONDS",
+    )
     request_timeout: float = option(
         120.0, "time for an answer before 504", minimum=0.1, maximum=86400, metavar="SECONDS"
     )

@@ -61,6 +61,8 @@ class ScoreProtocol(asyncio.Protocol):
         self._paused = False
         self._looked = -1  # the round in which the gate was last asked
         self._drained: asyncio.Future[None] | None = None  # while the client takes no answers
+        self._sent = 0  # bytes, to the client or the buffer before it
+        self._sending: asyncio.TimerHandle | None = None  # while that buffer is not empty
         self._deadline = Deadline(self._loop, self._late)
 
     # What asyncio calls.
@@ -95,6 +97,8 @@ class ScoreProtocol(asyncio.Protocol):
             return
         self._state.connections.discard(self)
         self._deadline.close()
+        if self._sending is not None:
+            self._sending.cancel()
         self.resume_writing()
         for exchange in self._exchanges:
             self._abandon(exchange)
@@ -172,6 +176,9 @@ class ScoreProtocol(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
+            self._sent += len(data)
+            if self._sending is None and self._transport.get_write_buffer_size():
+                self._watch_sending(self._transport)
 
     async def drain(self) -> None:
         while self._drained is not None:
@@ -203,6 +210,23 @@ class ScoreProtocol(asyncio.Protocol):
             self._go_on()
 
     # Between the two.
+
+    def _watch_sending(self, transport: asyncio.Transport) -> None:
+        """Look once more later, and drop a client that has taken nothing of its answer by then.
+
+        Also of a connection that is being closed: its transport waits for the client for ever.
+        """
+        taken = self._sent - transport.get_write_buffer_size()
+
+        def look() -> None:
+            self._sending = None
+            left = transport.get_write_buffer_size()
+            if left and self._sent - left <= taken:
+                transport.abort()
+            elif left:
+                self._watch_sending(transport)
+
+        self._sending = self._loop.call_later(self._config.send_timeout, look)
 
     def _begin(self, exchange: Exchange) -> None:
         """It is the first of the exchanges, and its head is here."""

@@ -6,9 +6,12 @@ After every test both servers still answer the canary as at the start, bit for b
 import asyncio
 import gzip
 import json
+import os
+import re
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -698,6 +701,16 @@ class TestProtocol:
             assert connection.closed
 
 
+def peers(server):
+    """Ports to which the server's process has open connections, from /proc."""
+    sockets = set()
+    for entry in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[2].rpartition(":")[2], 16) for row in rows if row[9] in sockets}
+
+
 class TestTimes:
     """The limited server leaves 0.4 seconds to a head and to a body."""
 
@@ -743,6 +756,25 @@ class TestTimes:
                 connection.send(b" ")
                 time.sleep(0.05)
             check_error(connection.reply(), 408, "request_timeout", None)
+
+    @pytest.mark.parametrize("keep_alive", [True, False])
+    def test_an_answer_that_nobody_takes(self, limited_server, limited, keep_alive):
+        """Its connection is given up, with all that waits in memory to be sent."""
+        body = {"items": [[5 + i % 9] for i in range(10_000)], "apply_softmax": True}
+        raw = json.dumps(body | {"label_token_ids": list(range(8, 128))}).encode()
+        fields = () if keep_alive else ("Connection: close",)
+        with Connection(limited) as connection:
+            connection.request("POST", "/v1/score", *fields, body=raw)
+            wait_until(lambda: not connection.silent, seconds=60)
+            ours = connection.socket.getsockname()[1]
+            wait_until(lambda: ours not in peers(limited_server), seconds=30)
+            received = b""
+            with suppress(ConnectionError):
+                while part := connection.socket.recv(2**20):
+                    received += part
+        head, _, rest = received.partition(b"\r\n\r\n")
+        (length,) = re.findall(rb"content-length: (\d+)", head)
+        assert len(rest) < int(length), "the client's memory took all of it"
 
     @covers("deadline_exceeded")
     def test_an_answer_that_takes_too_long(self, model):
