@@ -61,6 +61,7 @@ class ScoreProtocol(asyncio.Protocol):
         self._paused = False
         self._looked = -1  # the round in which the gate was last asked
         self._drained: asyncio.Future[None] | None = None  # while the client takes no answers
+        self._unsent: list[Exchange] = []  # answered, but much of it waits for the client
         self._sent = 0  # bytes, to the client or the buffer before it
         self._sending: asyncio.TimerHandle | None = None  # while that buffer is not empty
         self._deadline = Deadline(self._loop, self._late)
@@ -112,6 +113,9 @@ class ScoreProtocol(asyncio.Protocol):
         if self._drained is not None:
             self._drained.set_result(None)
             self._drained = None
+        for exchange in self._unsent:
+            self._gate.leave(exchange)
+        self._unsent.clear()
 
     def shutdown(self) -> None:
         """uvicorn is about to end: answer what is under way, then close."""
@@ -195,7 +199,10 @@ class ScoreProtocol(asyncio.Protocol):
             self._transport.resume_reading()
 
     def answered(self, exchange: Exchange) -> None:
-        self._gate.leave(exchange)
+        if self._drained is None:
+            self._gate.leave(exchange)
+        else:  # it takes up memory until the client has taken most of it
+            self._unsent.append(exchange)
         self._state.total_requests += 1
         if not self._exchanges or self._exchanges[0] is not exchange or self._transport is None:
             return  # the connection is lost

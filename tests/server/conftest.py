@@ -71,7 +71,7 @@ def limited_server(tmp_path_factory) -> Iterator[RunningServer]:
         "--max-headers": 20,
         "--header-timeout": 0.4,
         "--body-timeout": 0.4,
-        "--send-timeout": 0.4,
+        "--send-timeout": 1,
     }
     arguments = [str(part) for flag in flags.items() for part in flag]
     with serving(directory, *arguments, environment={"GPUSCORE_API_KEY": KEYS[0]}) as running:

@@ -759,13 +759,14 @@ class TestTimes:
 
     @pytest.mark.parametrize("keep_alive", [True, False])
     def test_an_answer_that_nobody_takes(self, limited_server, limited, keep_alive):
-        """Its connection is given up, with all that waits in memory to be sent."""
+        """It counts as in flight until its connection is given up, with all that waits there."""
         body = {"items": [[5 + i % 9] for i in range(10_000)], "apply_softmax": True}
         raw = json.dumps(body | {"label_token_ids": list(range(8, 128))}).encode()
         fields = () if keep_alive else ("Connection: close",)
         with Connection(limited) as connection:
             connection.request("POST", "/v1/score", *fields, body=raw)
             wait_until(lambda: not connection.silent, seconds=60)
+            check_error(score(limited, **URGENT), 429, "overloaded")
             ours = connection.socket.getsockname()[1]
             wait_until(lambda: ours not in peers(limited_server), seconds=30)
             received = b""
@@ -775,6 +776,7 @@ class TestTimes:
         head, _, rest = received.partition(b"\r\n\r\n")
         (length,) = re.findall(rb"content-length: (\d+)", head)
         assert len(rest) < int(length), "the client's memory took all of it"
+        assert score(limited, **URGENT).status_code == 200
 
     @covers("deadline_exceeded")
     def test_an_answer_that_takes_too_long(self, model):

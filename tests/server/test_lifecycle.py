@@ -50,7 +50,8 @@ def test_models(client, model):
 def test_documentation(client):
     assert "swagger" in client.get("/docs").text.lower()
     api = client.get("/openapi.json").json()
-    assert set(api["paths"]) == {"/v1/score", "/health", "/ready", "/v1/models", "/metrics"}
+    others = {"/health", "/ready", "/v1/models", "/metrics"}
+    assert set(api["paths"]) == {"/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"} | others
     content = api["paths"]["/v1/score"]["post"]["requestBody"]["content"]
     properties = content["application/json"]["schema"]["properties"]
     assert {"query", "items", "labels", "label_token_ids", "apply_softmax"} <= set(properties)
