@@ -11,7 +11,6 @@ product in the same run.
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ceiling import product_seconds
+from clock import median_seconds
 
 from gpuscore.backends.torch.attention import TorchAttention
 from gpuscore.backends.torch.attention_backends import (
@@ -68,21 +71,6 @@ def make_batch(prefix: int, items: int, length: int, cached: bool) -> PackedBatc
 def visible_pairs(prefix: int, items: int, length: int, cached: bool) -> int:
     own = items * (length * prefix + length * (length + 1) // 2)
     return own + (0 if cached else prefix * (prefix + 1) // 2)
-
-
-def milliseconds(run: Callable[[], object], rounds: int = 30) -> float:
-    """Median of single launches, by the device's clock."""
-    for _ in range(5):
-        run()
-    times = []
-    for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
 
 
 def flex_attention(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
@@ -148,7 +136,7 @@ def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.
         if not error <= TOLERANCE:
             print(f"  {way:20} relative error {error:.1e}: not timed")
             return
-        ms = milliseconds(run)
+        ms = 1e3 * median_seconds(run, device, repeat=30, warm=5)
         rate = flops / ms / 1e9
         print(f"  {way:20} {ms:8.3f} ms {rate:8.1f} TFLOP/s   relative error {error:.1e}")
         row = {"workload": name, "cached": cached, "way": way, "ms": ms, "tflops": rate}
@@ -171,12 +159,6 @@ def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.
         report("FlexAttention", flex_attention(batch, q, k, v))
 
 
-def ceiling(device: torch.device) -> float:
-    """TFLOP/s of a large bfloat16 matrix product."""
-    a, b = (torch.randn(8192, 8192, device=device).bfloat16() for _ in range(2))
-    return 2 * 8192**3 / milliseconds(lambda: a @ b) / 1e9
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Attention kernels on a CUDA device.")
     parser.add_argument("--cached", action="store_true", help="the shared prefix lies in pages")
@@ -186,7 +168,8 @@ def main() -> None:
     device = torch.device("cuda")
     with torch.inference_mode():
         print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
-        print(f"ceiling (8192^3 matrix product): {ceiling(device):.0f} TFLOP/s")
+        seconds = product_seconds(8192, 8192, 8192, torch.bfloat16, device)
+        print(f"ceiling (8192^3 matrix product): {2 * 8192**3 / seconds / 1e12:.0f} TFLOP/s")
         for name, sizes in WORKLOADS.items():
             measure(name, sizes, options.cached, device)
 

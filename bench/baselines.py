@@ -1,6 +1,7 @@
-"""What gpuscore is compared with on a CPU: three ways to score with transformers, and vLLM.
+"""What gpuscore is compared with: three ways to score with transformers, and vLLM on a CPU.
 
-Each takes (query, items) as token ids and gives label log-probabilities [N, labels], float64.
+Each takes (query, items) as token ids and gives label log-probabilities [N, labels], float64. They
+run where the model is.
 """
 
 import json
@@ -14,9 +15,10 @@ from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 
 LABELS = [11, 23]
-BATCH = 32  # prompts of a batch, items on a reused query
+BATCH = 32  # prompts of a batch; on a CPU also items on a reused query
+BATCH_CUDA = 256  # items on a reused query
 PACKED_TOKENS = 1000  # item tokens of one packed row
-CACHE_BYTES = 6 << 30  # most that the copies of a reused query's keys and values may take
+CACHE_BYTES = 6 << 30  # most that the copies of a reused query's keys and values may take on a CPU
 
 Array = NDArray[np.float64]
 
@@ -30,10 +32,11 @@ def padded_batches(model: PreTrainedModel, query: list[int], items: list[list[in
     """Whole prompts, BATCH at a time, only the last position's logits."""
     rows = []
     for start in range(0, len(items), BATCH):
-        ids = torch.tensor([query + item for item in items[start : start + BATCH]])
+        prompts = [query + item for item in items[start : start + BATCH]]
+        ids = torch.tensor(prompts, device=model.device)
         logits = model(ids, use_cache=False, logits_to_keep=1).logits[:, -1]
         rows.append(_log_probabilities(logits))
-    return torch.cat(rows).double().numpy()
+    return torch.cat(rows).double().cpu().numpy()
 
 
 @torch.inference_mode()
@@ -41,9 +44,9 @@ def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]
     """The query's keys and values computed once; items in batches on copies of them."""
     rows = []
     cache = _query_cache(model, query)
-    batch = max(1, min(BATCH, CACHE_BYTES // cache_bytes(cache)))
+    batch = _copies(cache, model.device)
     for start in range(0, len(items), batch):
-        ids = torch.tensor(items[start : start + batch])
+        ids = torch.tensor(items[start : start + batch], device=model.device)
         again = DynamicCache(
             [
                 tuple(x.expand(len(ids), -1, -1, -1) for x in (layer.keys, layer.values))
@@ -52,7 +55,7 @@ def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]
         )
         out = model(ids, past_key_values=again, use_cache=True, logits_to_keep=1)
         rows.append(_log_probabilities(out.logits[:, -1]))
-    return torch.cat(rows).double().numpy()
+    return torch.cat(rows).double().cpu().numpy()
 
 
 @torch.inference_mode()
@@ -64,26 +67,39 @@ def packed_mask(model: PreTrainedModel, query: list[int], items: list[list[int]]
     count = max(1, PACKED_TOKENS // length)
     for start in range(0, len(items), count):
         some = items[start : start + count]
-        own = torch.block_diag(*[torch.ones(length, length).tril()] * len(some)).bool()
-        visible = torch.cat([torch.ones(len(own), len(query), dtype=torch.bool), own], dim=1)
-        bias = torch.zeros(visible.shape, dtype=model.dtype).masked_fill_(~visible, -torch.inf)
+        causal = torch.ones(length, length, device=model.device).tril()
+        own = torch.block_diag(*[causal] * len(some)).bool()
+        visible = torch.cat([own.new_ones(len(own), len(query)), own], dim=1)
+        bias = causal.new_zeros(visible.shape, dtype=model.dtype)
+        bias.masked_fill_(~visible, -torch.inf)
+        positions = len(query) + torch.arange(length, device=model.device)
         out = model(
-            torch.tensor([[token for item in some for token in item]]),
+            torch.tensor([[token for item in some for token in item]], device=model.device),
             attention_mask=bias[None, None],
-            position_ids=(len(query) + torch.arange(length)).repeat(len(some))[None],
+            position_ids=positions.repeat(len(some))[None],
             past_key_values=cache,
             use_cache=True,
-            logits_to_keep=torch.arange(length - 1, len(own), length),
+            logits_to_keep=torch.arange(length - 1, len(own), length, device=model.device),
         )
         rows.append(_log_probabilities(out.logits[0]))
         cache.crop(-len(own))
-    return torch.cat(rows).double().numpy()
+    return torch.cat(rows).double().cpu().numpy()
 
 
 def _query_cache(model: PreTrainedModel, query: list[int]) -> DynamicCache:
     cache = DynamicCache()
-    model(torch.tensor([query]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    ids = torch.tensor([query], device=model.device)
+    model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return cache
+
+
+def _copies(cache: DynamicCache, device: torch.device) -> int:
+    """Items that share a batch on a reused query."""
+    if device.type != "cuda":
+        return max(1, min(BATCH, CACHE_BYTES // cache_bytes(cache)))
+    # The copies of one batch are there until those of the next are made.
+    most = torch.cuda.get_device_properties(device).total_memory // 5
+    return int(max(1, min(BATCH_CUDA, most // cache_bytes(cache))))
 
 
 def cache_bytes(cache: DynamicCache) -> int:

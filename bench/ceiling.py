@@ -1,29 +1,35 @@
-"""The least time a workload can take on this CPU: counted operations over measured rates.
+"""The least time a workload can take: counted operations over rates measured in the same run.
 
 Counted is what a packed, decode-free forward pass with a pruned last layer has to compute: every
 linear layer for all tokens but, in the last layer, queries, output projection and MLP for one row
 per item; attention of every row over what it sees; the LM head for one row per item.
 """
 
-import statistics
-import time
 from collections.abc import Callable, Mapping
 
 import torch
+from clock import median_seconds
 from torch.nn import functional
 
 ROWS = 2048  # of a batch of linear layers
 
 
-def operations(shape: Mapping[str, int], query: int, items: int, length: int) -> dict[str, float]:
-    """Multiplications and additions of each kind, by the names of `rates`."""
+def operations(
+    shape: Mapping[str, int], query: int, items: int, length: int, cached: int = 0
+) -> dict[str, float]:
+    """Multiplications and additions of each kind, by the names of `rates`.
+
+    Args:
+        query, items, length: of the workload, in tokens.
+        cached: tokens of the query whose keys and values are there.
+    """
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     layers, dim = shape["num_hidden_layers"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
-    tokens, scored = query + items * length, items
+    tokens, scored = query - cached + items * length, items
     kv, rest = 2 * kv_heads * dim, 2 * heads * dim + 3 * inner
     per_pair = 4 * heads * dim
-    own = query**2 / 2 + items * length**2 / 2
+    own = (query**2 - cached**2) / 2 + items * length**2 / 2
     return {
         "linear": 2 * hidden * ((layers - 1) * tokens * (kv + rest) + tokens * kv + scored * rest),
         "attention": per_pair
@@ -32,17 +38,24 @@ def operations(shape: Mapping[str, int], query: int, items: int, length: int) ->
     }
 
 
-def rates(shape: Mapping[str, int], dtype: torch.dtype, query: int) -> dict[str, float]:
-    """Operations per second of torch's own routines at these shapes, nothing around them."""
+def linear_sizes(shape: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """(columns in, columns out) of the products of one layer."""
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     dim = shape["head_dim"]
-    sizes = [
-        (hidden, (heads + 2 * kv_heads) * dim),
-        (heads * dim, hidden),
-        (hidden, 2 * inner),
-        (inner, hidden),
-    ]
+    return {
+        "qkv": (hidden, (heads + 2 * kv_heads) * dim),
+        "o": (heads * dim, hidden),
+        "gate_up": (hidden, 2 * inner),
+        "down": (inner, hidden),
+    }
+
+
+def rates(shape: Mapping[str, int], dtype: torch.dtype, query: int) -> dict[str, float]:
+    """Operations per second on a CPU of torch's own routines at these shapes, nothing around."""
+    hidden, dim = shape["hidden_size"], shape["head_dim"]
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+    sizes = linear_sizes(shape).values()
     x = [torch.randn(ROWS, a, dtype=dtype) for a, _ in sizes]
     w = [torch.randn(b, a, dtype=dtype) for a, b in sizes]
     group = heads // kv_heads
@@ -54,16 +67,74 @@ def rates(shape: Mapping[str, int], dtype: torch.dtype, query: int) -> dict[str,
         "linear": 2
         * ROWS
         * sum(a * b for a, b in sizes)
-        / _seconds(lambda: [functional.linear(*pair) for pair in zip(x, w, strict=True)]),
-        "attention": 4 * heads * ROWS * query * dim / _seconds(lambda: flash(q, k, k)),
-        "head": 2 * 500 * hidden * 4096 / _seconds(lambda: rows @ vocab.T),
+        / _cpu_seconds(lambda: [functional.linear(*p) for p in zip(x, w, strict=True)]),
+        "attention": 4 * heads * ROWS * query * dim / _cpu_seconds(lambda: flash(q, k, k)),
+        "head": 2 * 500 * hidden * 4096 / _cpu_seconds(lambda: rows @ vocab.T),
     }
 
 
-def _seconds(run: Callable[[], object], repeat: int = 7) -> float:
-    times = []
-    for _ in range(repeat + 1):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+def _cpu_seconds(run: Callable[[], object]) -> float:
+    return median_seconds(run, torch.device("cpu"), repeat=7, warm=1)
+
+
+def copy_rate(device: torch.device, size: int = 1 << 30) -> float:
+    """Bytes per second, read and written, of copying `size` bytes."""
+    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / median_seconds(lambda: target.copy_(source), device)
+
+
+def product_seconds(
+    rows: int,
+    inner: int,
+    columns: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    weight_bytes: int = 1 << 27,
+) -> float:
+    """Of one product [rows, inner] x [inner, columns] of random numbers.
+
+    The weight is another one in every call, of so many bytes in all that none is in a cache still.
+    """
+    size = inner * columns * dtype.itemsize
+    x = torch.randn(rows, inner, device=device, dtype=dtype)
+    weights = [
+        torch.randn(columns, inner, device=device, dtype=dtype)
+        for _ in range(max(1, min(16, weight_bytes // size)))
+    ]
+
+    def run() -> None:
+        for weight in weights:
+            functional.linear(x, weight)
+
+    return median_seconds(run, device) / len(weights)
+
+
+def product_table(
+    shape: Mapping[str, int], rows: int, scored: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, float]:
+    """Seconds of every product of a forward pass, one after the other, at its own shape.
+
+    Args:
+        rows: tokens that are computed.
+        scored: rows of which the last layer computes everything.
+    """
+    layers, sizes = shape["num_hidden_layers"], linear_sizes(shape)
+    kv = 2 * shape["num_key_value_heads"] * shape["head_dim"]
+    found = {
+        name: (layers - 1) * product_seconds(rows, *size, dtype, device)
+        for name, size in sizes.items()
+    }
+    hidden, heads = sizes["qkv"][0], sizes["o"][0]
+    last = [(rows, hidden, kv), (scored, hidden, heads)]
+    last += [(scored, *size) for name, size in sizes.items() if name != "qkv"]
+    found["last layer"] = sum(product_seconds(*one, dtype, device) for one in last)
+    found["head"] = product_seconds(scored, hidden, shape["vocab_size"], dtype, device)
+    return found
+
+
+def weight_bytes(shape: Mapping[str, int], dtype: torch.dtype) -> int:
+    """Of the layers and the head, which every batch reads once at least."""
+    per_layer = sum(a * b for a, b in linear_sizes(shape).values())
+    head = shape["vocab_size"] * shape["hidden_size"]
+    return (shape["num_hidden_layers"] * per_layer + head) * dtype.itemsize

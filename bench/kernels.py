@@ -8,7 +8,6 @@ written once, so a rate is to be held against the copy of the same run, the memo
 """
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +18,8 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
+from ceiling import copy_rate
+from clock import median_seconds
 from report import keep, table
 
 from gpuscore_kernels.add_rms_norm import add_rms_norm
@@ -39,11 +40,15 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("bench/kernels.py needs a CUDA device; this torch sees none")
         return 1
-    copy = copy_rate(options.repeat)
+    device = torch.device("cuda")
+    copy = copy_rate(device) / 1e9
     rows = []
     for name, size, run in cases(options.rows, options.scored):
         check(name, run("triton"), run("reference"))
-        ours, plain = (milliseconds(partial(run, i), options.repeat) for i in IMPLEMENTATIONS)
+        ours, plain = (
+            1e3 * median_seconds(partial(run, i), device, options.repeat, warm=3)
+            for i in IMPLEMENTATIONS
+        )
         rows.append(
             {
                 "kernel": name,
@@ -53,14 +58,14 @@ def main() -> int:
                 "torch ms": round(plain, 4),
             }
         )
-    device = torch.cuda.get_device_name()
-    print(f"{device}, {options.rows} rows, {options.scored} scored; copy {copy:.0f} GB/s")
+    card = torch.cuda.get_device_name()
+    print(f"{card}, {options.rows} rows, {options.scored} scored; copy {copy:.0f} GB/s")
     print(table(rows))
     keep(
         "kernels",
         {
             "bench": "kernels",
-            "device": device,
+            "device": card,
             "rows": options.rows,
             "scored": options.scored,
             "copy GB/s": round(copy),
@@ -128,28 +133,6 @@ def check(name: str, got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
     for a, b in zip(got, want, strict=True):
         error = (a.double() - b.double()).norm() / b.double().norm()
         assert error <= TOLERANCE, f"{name}: relative error {error:.1e}"
-
-
-def milliseconds(run: Callable[[], object], repeat: int) -> float:
-    """Median time on the device; the first runs, which may compile, are left out."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(repeat):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return statistics.median(times)
-
-
-def copy_rate(repeat: int) -> float:
-    """GB/s of copying 1 GiB, read and written."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / milliseconds(lambda: target.copy_(source), repeat) / 1e6
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,9 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
+    """Of the tree that is measured; "unknown" where there is no git or no repository."""
+    if shutil.which("git") is None:
+        return "unknown"
     done = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         capture_output=True,
@@ -41,10 +45,13 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def keep(name: str, result: dict[str, Any]) -> None:
     """Append one line to results/<name>.jsonl and print it."""
-    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    line = json.dumps({"date": stamp, "commit": commit(), "machine": machine()} | result)
+    line = json.dumps({"date": now(), "commit": commit(), "machine": machine()} | result)
     RESULTS.mkdir(exist_ok=True)
     with (RESULTS / f"{name}.jsonl").open("a") as file:
         file.write(line + "\n")
@@ -52,7 +59,7 @@ def keep(name: str, result: dict[str, Any]) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A Markdown table of dictionaries that share their keys."""
+    """A Markdown table of dictionaries that share their keys, of at least one row."""
     names = list(rows[0])
     lines = [names, ["---"] * len(names), *([str(row[n]) for n in names] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -44,9 +44,18 @@ class Workload:
     num_items: int
     item_len: int
     seed: int = 0
+    cached: int = 0  # of the query's tokens, the first ones
 
     def __str__(self) -> str:
-        return f"{self.query_len:,} + {self.num_items:,} x {self.item_len}"
+        rest = self.query_len - self.cached
+        query = f"{self.cached:,} cached + {rest:,}" if self.cached else f"{rest:,}"
+        query = query.removesuffix(" + 0")
+        return f"{query} + {self.num_items:,} x {self.item_len}"
+
+    @property
+    def tokens(self) -> int:
+        """That have to be computed."""
+        return self.query_len - self.cached + self.num_items * self.item_len
 
     def draw(self, vocab: int) -> tuple[list[int], list[list[int]]]:
         rng = np.random.default_rng(self.seed)

@@ -1,0 +1,138 @@
+"""What results must be: transformers in float32, and how far its own bfloat16 is from that.
+
+A result is right if its errors in log p, against float32, are at most twice those of transformers
+in the same number format, both at the median and at the maximum. In float32 both are nearly 0, and
+1e-4 is allowed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import baselines
+import numpy as np
+import torch
+from gpu_work import LABELS, Draws, Goal, Request
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, Qwen3ForCausalLM
+
+ROWS = 64  # at least so many are compared for each workload, a quick run: 6
+ALWAYS = 1e-4  # what is allowed in any case
+PROMPTS = 8  # of these whole prompts must give what reused keys and values give
+
+Array = NDArray[np.float64]
+assert baselines.LABELS == LABELS
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The errors of one result, and those that are allowed."""
+
+    median: float
+    largest: float
+    allowed_median: float
+    allowed_largest: float
+
+    @property
+    def right(self) -> bool:
+        """Also false where one of them is not a number."""
+        return self.median <= self.allowed_median and self.largest <= self.allowed_largest
+
+    def __str__(self) -> str:
+        return (
+            f"|d log p| median {self.median:.1e} (allowed {self.allowed_median:.1e}), "
+            f"max {self.largest:.1e} (allowed {self.allowed_largest:.1e})"
+        )
+
+
+def verdict(got: Sequence[Array], exact: Array, theirs: Array) -> Verdict:
+    """`got` may be of the first requests only, and of each have the first items only."""
+    pairs = zip(got, exact[: len(got)], strict=True)
+    ours = np.concatenate([np.abs(ours - right[: len(ours)]).ravel() for ours, right in pairs])
+    bound = np.abs(theirs - exact)
+    return Verdict(
+        float(np.median(ours)),
+        float(ours.max()),
+        max(ALWAYS, 2 * float(np.median(bound))),
+        max(ALWAYS, 2 * float(bound.max())),
+    )
+
+
+def inputs(goal: Goal, vocab: int, quick: bool) -> list[Request]:
+    """The requests that are compared, the same ones every time."""
+    count = -(-(6 if quick else ROWS) // goal.workload.num_items)
+    draws = Draws(goal.workload, vocab, seed=1000)
+    return [draws.next() for _ in range(count)]
+
+
+def load(
+    directory: Path, dtype: torch.dtype, device: torch.device, plain: bool = False
+) -> PreTrainedModel:
+    """transformers' model; `plain`: with attention written out."""
+    model = Qwen3ForCausalLM.from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager" if plain else "sdpa"
+    )
+    return model.to(device).eval()
+
+
+def compute(
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    wanted: Sequence[tuple[Goal, list[Request]]],
+) -> Iterator[tuple[str, Array, Array]]:
+    """Of each workload its name, and log-probabilities [requests, N, labels] in float32 and dtype.
+
+    Raises:
+        RuntimeError: float32 is not the same with whole prompts, or holds something not finite.
+    """
+    torch.set_float32_matmul_precision("highest")
+    exact_model = load(directory, torch.float32, device, plain=True)
+    exact = {
+        goal.name: np.stack([baselines.reused_query(exact_model, *r) for r in requests])
+        for goal, requests in wanted
+    }
+    for goal, requests in wanted:
+        query, items = requests[0]
+        whole = baselines.padded_batches(exact_model, query, items[:PROMPTS])
+        difference = float(np.abs(whole - exact[goal.name][0, :PROMPTS]).max())
+        if not difference <= 10 * ALWAYS:
+            raise RuntimeError(f"{goal.name}: float32 differs from itself by {difference:.1e}")
+    del exact_model
+    model = load(directory, dtype, device)
+    for goal, requests in wanted:
+        theirs = np.stack([baselines.reused_query(model, *request) for request in requests])
+        if not np.isfinite(theirs).all():
+            raise RuntimeError(f"{goal.name}: transformers' {dtype} is not finite")
+        yield goal.name, exact[goal.name], theirs
+
+
+class Reference:
+    """What `compute` has found, in a file."""
+
+    def __init__(self, path: Path, vocab: int, quick: bool) -> None:
+        self.path, self.vocab, self.quick = path, vocab, quick
+
+    def make(
+        self, directory: Path, dtype: torch.dtype, device: torch.device, goals: Sequence[Goal]
+    ) -> dict[str, Verdict]:
+        """transformers' own errors by the name of the workload."""
+        wanted = [(goal, inputs(goal, self.vocab, self.quick)) for goal in goals]
+        arrays: dict[str, Array] = {}
+        errors = {}
+        for name, exact, theirs in compute(directory, dtype, device, wanted):
+            arrays |= {f"{name}/exact": exact, f"{name}/theirs": theirs}
+            errors[name] = verdict([*theirs], exact, theirs)
+        np.savez(self.path, **arrays)
+        return errors
+
+    def inputs(self, goal: Goal) -> list[Request]:
+        return inputs(goal, self.vocab, self.quick)
+
+    def verdict(self, goal: Goal, got: Sequence[Array]) -> Verdict:
+        """Of results for the first of `inputs`, each for all or the first items."""
+        if not self.path.is_file():
+            raise RuntimeError("there is no reference to compare with, so nothing is timed")
+        with np.load(self.path) as found:
+            exact, theirs = found[f"{goal.name}/exact"], found[f"{goal.name}/theirs"]
+        return verdict(got, exact, theirs)

@@ -1,0 +1,249 @@
+"""Rows of the table: each workload on one backend, in the engine, and with transformers.
+
+Every row's results are compared with the reference before its time is taken.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import baselines
+import numpy as np
+import torch
+from clock import Taken
+from gpu_reference import Reference
+from gpu_work import LABELS, Batches, Draws, Goal, Request, first_of
+from transformers import PreTrainedModel
+
+from gpuscore.backends.base import Backend, Pending
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.config import EngineConfig, RequestLimits
+from gpuscore.engine.engine import Engine
+from gpuscore.engine.scores import label_logprobs
+from gpuscore.text.prompts import PromptBuilder, ScoreInput
+from gpuscore.types import BackendLimits, Float64Array, PackedBatch, RowScores
+
+Row: TypeAlias = dict[str, Any]
+Floors: TypeAlias = dict[str, dict[str, float]]  # of each workload
+
+IN_FLIGHT = 4
+WHOLE_TOKENS = 200_000  # transformers' padded batches of more are timed on a sample
+SAMPLE = 64  # items of it
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How often each time is taken."""
+
+    repeat: int = 15
+    least: int = 3
+    seconds: float = 4.0  # no further one after so long
+
+    def times(self, take: Callable[[], Any]) -> list[Any]:
+        found: list[Any] = []
+        end = time.perf_counter() + self.seconds
+        while len(found) < self.repeat and (len(found) < self.least or time.perf_counter() < end):
+            found.append(take())
+        return found
+
+
+@dataclass
+class Rows:
+    """What all rows need."""
+
+    goals: tuple[Goal, ...]
+    reference: Reference
+    floors: Floors
+    effort: Effort
+    add: Callable[[Row], None]  # keeps a row
+
+    def each(self, scorer: str, make: Callable[[Goal], Row]) -> None:
+        """One row per workload; a workload that fails does not lose the others."""
+        for goal in self.goals:
+            row = {"scorer": scorer, "workload": goal.name, "sizes": str(goal.workload)}
+            try:
+                row |= make(goal)
+            except Exception as error:  # noqa: BLE001  (is reported with the row, and fails the run)
+                row["failed"] = f"{type(error).__name__}: {error}"
+            self.add(row)
+
+    def of_floor(self, goal: Goal, milliseconds: float) -> float | None:
+        floor = self.floors.get(goal.name)
+        return None if floor is None else round(floor["ms"] / milliseconds, 3)
+
+    # ---- one backend ----
+
+    def backend(self, scorer: str, backend: TorchBackend, judged: bool) -> None:
+        self.each(scorer, partial(self._on_backend, backend, judged))
+
+    def _on_backend(self, backend: TorchBackend, judged: bool, goal: Goal) -> Row:
+        batches = Batches(backend, goal.workload)
+        row = self._checked(goal, batches.score)
+        if "wrong" in row:
+            return row
+        draws = Draws(goal.workload, self.reference.vocab, seed=2000)
+        walls = [1e3 * batches.wall(draws.next()) for _ in range(2)]  # the first warms up
+        hold = min(0.1, 2 * walls[1] / 1e3 + 0.01)  # the longest that launching can take
+        walls = self.effort.times(lambda: 1e3 * batches.wall(draws.next()))
+        row |= {"wall ms": statistics.median(walls), "cached": batches.found}
+        best = row["wall ms"]
+        if backend.device.type == "cuda":
+            taken: list[Taken] = self.effort.times(lambda: batches.device(draws.next(), hold))
+            devices = [1e3 * one.seconds for one in taken]
+            best = row["device ms"] = statistics.median(devices)
+            row |= {
+                "all device ms": devices,
+                # Where the host was not ahead, gaps between launches are in the time.
+                "host ahead": sum(one.ahead for one in taken) / len(taken),
+            }
+        row |= {"all wall ms": walls, "items/s": 1e3 * goal.workload.num_items / best}
+        row["of floor"] = self.of_floor(goal, best)
+        if judged and goal.share is not None:
+            met = row["of floor"] is not None and row["of floor"] >= goal.share
+            row |= {"goal": f">= {goal.share:.0%} of the floor", "met": met}
+        return row
+
+    def _checked(self, goal: Goal, score: Callable[[Request], Float64Array]) -> Row:
+        verdict = self.reference.verdict(goal, [score(r) for r in self.reference.inputs(goal)])
+        return {"errors": str(verdict)} | ({} if verdict.right else {"wrong": True})
+
+    # ---- the engine ----
+
+    def engine(self, backend: TorchBackend) -> None:
+        """From lists of ids to log-probabilities, as `Scorer` does; ends the engine after it."""
+        engine = Engine(KeptOpen(backend), EngineConfig())
+        builder = PromptBuilder(None, backend.limits, UNLIMITED)
+        try:
+            self.each("engine", partial(self._in_engine, engine, builder))
+        finally:
+            engine.close()
+
+    def _in_engine(self, engine: Engine, builder: PromptBuilder, goal: Goal) -> Row:
+        draws = Draws(goal.workload, self.reference.vocab, seed=3000)
+
+        def score(request: Request) -> Float64Array:
+            built = builder.build(ScoreInput(*request, label_token_ids=LABELS))
+            assert built is not None
+            return np.stack(label_logprobs(engine.score(built).result()))
+
+        def prepared() -> Request:
+            request = draws.next()
+            if (before := first_of(request, goal.workload)) is not None:
+                score(before)
+            return request
+
+        def one_alone() -> float:
+            request = prepared()
+            start = time.perf_counter()
+            score(request)
+            return 1e3 * (time.perf_counter() - start)
+
+        def some_at_once() -> float:
+            requests = [prepared() for _ in range(IN_FLIGHT * 2)]
+            start = time.perf_counter()
+            list(pool.map(score, requests))
+            return (time.perf_counter() - start) / len(requests)
+
+        def first_cached(request: Request) -> Float64Array:
+            if (before := first_of(request, goal.workload)) is not None:
+                score(before)
+            return score(request)
+
+        row = self._checked(goal, first_cached)
+        if "wrong" in row:
+            return row
+        before = engine.stats().counters.cached_tokens
+        alone = self.effort.times(one_alone)
+        row["cached"] = (engine.stats().counters.cached_tokens - before) / len(alone)
+        with ThreadPoolExecutor(IN_FLIGHT) as pool:
+            together = statistics.median(self.effort.times(some_at_once))
+        row["wall ms"] = wall = statistics.median(alone)
+        row |= {
+            "all wall ms": alone,
+            "items/s": goal.workload.num_items / wall * 1e3,
+            f"items/s, {IN_FLIGHT} in flight": goal.workload.num_items / together,
+            "of floor": self.of_floor(goal, wall),
+        }
+        if goal.engine_ms is not None:
+            row |= {"goal": f"<= {goal.engine_ms} ms", "met": wall <= goal.engine_ms}
+        return row
+
+    # ---- transformers ----
+
+    def transformers(self, model: PreTrainedModel) -> None:
+        cold = [goal for goal in self.goals if not goal.workload.cached]
+        others = Rows(tuple(cold), self.reference, self.floors, self.effort, self.add)
+        for name, run in (
+            ("transformers, padded batches", baselines.padded_batches),
+            ("transformers, query KV reused", baselines.reused_query),
+        ):
+            others.each(name, partial(others._by_transformers, model, run))
+
+    def _by_transformers(
+        self, model: PreTrainedModel, run: Callable[..., Float64Array], goal: Goal
+    ) -> Row:
+        workload, most = goal.workload, goal.workload.num_items
+        whole = run is baselines.padded_batches
+        prompt = workload.query_len + workload.item_len
+        if whole and most * prompt > WHOLE_TOKENS:
+            most = min(most, SAMPLE)
+        row = self._checked(goal, lambda request: run(model, request[0], request[1][:most]))
+        if "wrong" in row:
+            return row
+        draws = Draws(workload, self.reference.vocab, seed=4000)
+
+        def timed() -> float:
+            query, items = draws.next()
+            start = time.perf_counter()
+            run(model, query, items[:most])  # its result comes to the host, so it is done
+            return 1e3 * (time.perf_counter() - start)
+
+        timed()
+        times = self.effort.times(timed)
+        wall = statistics.median(times) * workload.num_items / most
+        if most < workload.num_items:
+            row["sample"] = f"{most} of {workload.num_items} items, extrapolated"
+        return row | {
+            "wall ms": wall,
+            "all wall ms": times,
+            "items/s": workload.num_items / wall * 1e3,
+            "of floor": self.of_floor(goal, wall),
+        }
+
+
+UNLIMITED = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tokens=1 << 30)
+
+
+class KeptOpen:
+    """A backend that outlives its engine."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    @property
+    def limits(self) -> BackendLimits:
+        return self._backend.limits
+
+    def warmup(self) -> None:
+        self._backend.warmup()
+
+    def extend(self, batch: PackedBatch) -> Pending:
+        return self._backend.extend(batch)
+
+    def collect(self, pending: Pending) -> RowScores:
+        return self._backend.collect(pending)
+
+    def close(self) -> None:
+        """Somebody else does."""
+
+
+def release() -> None:
+    """Give a CUDA device what was freed."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()

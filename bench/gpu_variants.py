@@ -1,0 +1,95 @@
+"""The ways to run gpuscore that are compared, and loading them."""
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gpu_rows import release
+
+from gpuscore.backends import plan_backend
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.plan import BackendPlan
+from gpuscore.config import ModelConfig
+
+MAX_MODEL_LEN = 4096
+KV_TOKENS = 32_768  # of the pages: enough for what is in flight here, and room for others beside it
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A name, fields of ModelConfig, and fields of BackendPlan that no flag sets."""
+
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
+
+
+DEFAULT = Variant("gpuscore")
+OTHERS = (
+    Variant("graphs off", {"cuda_graph_tokens": 0}),
+    Variant("--kernels torch", {"kernels": "torch"}),
+    Variant("--attention two-pass", {"attention": "two-pass"}),
+    Variant("MLP, all rows at once", plan={"mlp_rows": None}),
+    Variant("MLP, 2048 rows at a time", plan={"mlp_rows": 2048}),
+    Variant("MLP, 4096 rows at a time", plan={"mlp_rows": 4096}),
+    Variant("--attention triton", {"attention": "triton"}),
+    Variant("--attention torch", {"attention": "torch"}),
+    Variant("--attention flashinfer", {"attention": "flashinfer"}),
+    Variant("--attention flashinfer-cascade", {"attention": "flashinfer-cascade"}),
+    Variant("--deterministic", {"deterministic": True}),
+    Variant("--deterministic --attention triton", {"deterministic": True, "attention": "triton"}),
+)
+
+
+def model_options(directory: Path, device: str) -> dict[str, Any]:
+    """Fields of ModelConfig that all variants share, the server's among them."""
+    shape = json.loads((directory / "config.json").read_text())
+    number = 4 if device == "cpu" else 2
+    per_token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
+    return {
+        "device": device,
+        "max_model_len": MAX_MODEL_LEN,
+        "kv_cache_size": KV_TOKENS * per_token * number,
+    }
+
+
+class Loaded:
+    """At most one backend at a time, loaded and warm."""
+
+    def __init__(self, directory: Path, device: str) -> None:
+        self.directory = directory
+        self.options = model_options(directory, device)
+        self._variant: Variant | None = None
+        self._backend: TorchBackend | None = None
+
+    def plan(self, variant: Variant) -> BackendPlan:
+        """Raises ConfigError where this variant cannot run here."""
+        config = ModelConfig(str(self.directory), **self.options | variant.config)
+        return replace(plan_backend(self.directory, config), **variant.plan)
+
+    def backend(self, variant: Variant) -> TorchBackend:
+        if self._backend is None or self._variant != variant:
+            plan = self.plan(variant)
+            self.close()
+            self._backend, self._variant = TorchBackend(plan), variant
+            self._backend.warmup()
+        return self._backend
+
+    def close(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
+        self._backend = self._variant = None
+        release()
+
+
+def facts(plan: BackendPlan) -> dict[str, Any]:
+    """What a variant came out as."""
+    return {
+        "attention": plan.attention,
+        "kernels": "triton" if plan.kernels else "torch",
+        "graph tokens": plan.graph_tokens,
+        "mlp rows": plan.mlp_rows,
+        "batch tokens": plan.max_tokens,
+        "deterministic": plan.deterministic,
+    }

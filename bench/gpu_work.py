@@ -1,0 +1,151 @@
+"""The workloads with their goals, and one of them on a backend: planned by the engine's scheduler,
+run, and the rows put together."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from clock import Taken, on_device
+from scenarios import Workload
+
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.engine.jobs import Work
+from gpuscore.engine.scheduler import Scheduler
+from gpuscore.types import Float64Array, RowScores, ScoreRequest
+
+LABELS = [11, 23]
+Request = tuple[list[int], list[list[int]]]  # query, items
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A workload, and what is wanted of it on one H200."""
+
+    name: str
+    workload: Workload
+    share: float | None = None  # of the floor, at least
+    engine_ms: float | None = None  # at most
+
+
+GOALS = (
+    Goal("a", Workload(2000, 500, 20), share=0.6),
+    Goal("a cached", Workload(2000, 500, 20, cached=2000), share=0.6),
+    Goal("b cached", Workload(1910, 500, 10, cached=1900), share=0.5),
+    Goal("d", Workload(120, 10, 180), share=0.5),
+    Goal("300", Workload(280, 1, 20), engine_ms=1.5),
+)
+
+
+def goals(quick: bool) -> tuple[Goal, ...]:
+    """All of them; `quick`: of about a tenth of the size, with nothing to reach."""
+    if not quick:
+        return GOALS
+    return tuple(Goal(goal.name, _smaller(goal.workload)) for goal in GOALS)
+
+
+def _smaller(workload: Workload) -> Workload:
+    return replace(
+        workload,
+        query_len=workload.query_len // 10,
+        cached=workload.cached // 10,
+        num_items=max(min(3, workload.num_items), workload.num_items // 20),
+        item_len=min(workload.item_len, 20),
+    )
+
+
+class Draws:
+    """Requests of random tokens, another one each time."""
+
+    def __init__(self, workload: Workload, vocab: int, seed: int) -> None:
+        self.workload, self.vocab, self._seed = workload, vocab, seed
+
+    def next(self) -> Request:
+        self._seed += 1
+        return replace(self.workload, seed=self._seed).draw(self.vocab)
+
+
+def score_request(query: Sequence[int], items: Sequence[Sequence[int]]) -> ScoreRequest:
+    labels = (np.array(LABELS, np.int32),) * len(items)
+    arrays = tuple(np.array(item, np.int32) for item in items)
+    return ScoreRequest(np.array(query, np.int32), arrays, labels, need_lse=True)
+
+
+def first_of(request: Request, workload: Workload) -> Request | None:
+    """What has to run before, so that the cached part of the request's query is cached."""
+    query = request[0][: workload.cached]
+    return (query, [[0]]) if query else None
+
+
+class Batches:
+    """One backend, driven as the engine drives it, but with a clock around the device alone."""
+
+    def __init__(self, backend: TorchBackend, workload: Workload) -> None:
+        self.backend, self.workload = backend, workload
+        self.found = 0  # query tokens that the last request found in the cache
+
+    def score(self, request: Request) -> Float64Array:
+        """Label log-probabilities [N, labels]."""
+        works = self._planned(request)
+        return _rows(works, self._collected(works), len(request[1]))
+
+    def wall(self, request: Request) -> float:
+        """Seconds from packed batches to their RowScores, with nothing else to do."""
+        works = self._planned(request)
+        start = time.perf_counter()
+        self._collected(works)
+        return time.perf_counter() - start
+
+    def device(self, request: Request, hold: float) -> Taken:
+        """The same without the host: see `on_device`. Results are not fetched in that time."""
+        works = self._planned(request)
+        finish: list[Callable[[], RowScores]] = []
+        launch = self.backend.runner.launch
+        taken = on_device(
+            lambda: finish.extend(launch(work.batch) for work in works), self.backend.device, hold
+        )
+        for wait in finish:
+            wait()
+        return taken
+
+    def packed(self, request: Request) -> list[Work]:
+        """The request's batches, with what comes before them done."""
+        return self._planned(request)
+
+    def _planned(self, request: Request) -> list[Work]:
+        scheduler = Scheduler(self.backend.limits)
+        if (before := first_of(request, self.workload)) is not None:
+            works = _all_batches(scheduler, before)
+            self._collected(works)
+            for work in works:
+                scheduler.succeeded(work)
+        already = scheduler.cached_tokens
+        works = _all_batches(scheduler, request)
+        self.found = scheduler.cached_tokens - already
+        return works
+
+    def _collected(self, works: list[Work]) -> list[RowScores]:
+        pending = [self.backend.extend(work.batch) for work in works]
+        return [self.backend.collect(one) for one in pending]
+
+
+def _all_batches(scheduler: Scheduler, request: Request) -> list[Work]:
+    job = scheduler.add(score_request(*request))
+    works = []
+    while (work := scheduler.next_batch()) is not None:
+        works.append(work)
+    if not job.exhausted:
+        raise RuntimeError("the scheduler did not hand out all of a request")
+    return works
+
+
+def _rows(works: list[Work], scores: list[RowScores], count: int) -> Float64Array:
+    """Label log-probabilities in the order of the items."""
+    table = np.full((count, len(LABELS)), np.nan)
+    for work, found in zip(works, scores, strict=True):
+        items = [item for share in work.shares for item in share.scored]
+        if items:
+            assert found.lse is not None
+            logits = found.label_logits.reshape(len(items), len(LABELS)).astype(np.float64)
+            table[items] = logits - found.lse[:, None]
+    return table
