@@ -16,7 +16,7 @@ from gpu_work import LABELS, Draws, Goal, Request
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-ROWS = 64  # at least so many are compared for each workload, a quick run: 6
+ROWS = 128  # at least so many are compared for each workload, in a quick run 6
 ALWAYS = 1e-4  # what is allowed in any case
 PROMPTS = 8  # of these whole prompts must give what reused keys and values give
 
