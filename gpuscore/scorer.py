@@ -62,6 +62,7 @@ class Scorer:
         config = checked(config)
         directory = model_directory(config.model, config.revision)
         backend = create_backend(plan_backend(directory, config))
+        self._backend = backend
         self._engine = Engine(backend, EngineConfig())
         self._builder = PromptBuilder(TextEncoder.read(directory), backend.limits, _UNLIMITED)
 
@@ -114,6 +115,12 @@ class Scorer:
             prompt_tokens=request.num_prompt_tokens,
             cached_tokens=max(0, request.num_prompt_tokens - result.computed_tokens),
         )
+
+    def warmup(self) -> None:
+        """Do now what the first scores would wait for, and on CUDA capture the graphs that small
+        batches run as, which takes some seconds. To be called before the first `score`.
+        """
+        self._backend.warmup()
 
     def close(self) -> None:
         self._engine.close()

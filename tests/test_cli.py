@@ -75,6 +75,7 @@ def test_the_whole_vocabulary_and_item_first(items_file, capsys):
     assert score("--items", items_file, "--json", "--full-vocabulary", "--item-first") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     with Scorer("demo") as scorer:
+        scorer.warmup()  # changes no score
         want = scorer.score(QUERY, ITEMS, labels=["yes", "no"], item_first=True).scores
     got = [[line["scores"]["yes"], line["scores"]["no"]] for line in lines]
     np.testing.assert_allclose(got, want, atol=1e-6)
