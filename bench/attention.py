@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ceiling import product_seconds
 from clock import median_seconds
 
+from gpuscore.backends.shared.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.attention import TorchAttention
 from gpuscore.backends.torch.attention_backends import (
     attention_factory,
     choose_attention,
 )
-from gpuscore.backends.torch.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.engine.planner import Prefix, Segment, pack
 from gpuscore.errors import ConfigError

@@ -190,15 +190,14 @@ def _info(values: argparse.Namespace, settings: Settings) -> int:
 
 def _print_model(model: ModelConfig) -> None:
     from gpuscore.backends import plan_backend
-    from gpuscore.backends.torch.memory import memory_of
-    from gpuscore.backends.torch.plan import count_parameters
-    from gpuscore.backends.torch.sizing import mebibytes
+    from gpuscore.backends.shared.shapes import count_parameters
+    from gpuscore.backends.shared.sizing import mebibytes
     from gpuscore.text.tokenizer import TextEncoder
 
     directory = model_directory(model.model, model.revision)
     plan = plan_backend(directory, model)
     config, pages = plan.family.config, plan.pages
-    num_pages = pages.count(memory_of(plan.device).free() - plan.weight_bytes, 0)
+    num_pages = pages.count(plan.free_memory() - plan.weight_bytes, 0)
     tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
     rows = {
         "model": f"{model.model} ({directory})",
@@ -208,7 +207,7 @@ def _print_model(model: ModelConfig) -> None:
         f"{config.num_kv_heads}, {config.head_dim}",
         "valid token ids": f"0 to {config.vocab_size - 1}",
         "tokenizer": tokenizer,
-        "device, dtype": f"{plan.device}, {str(plan.dtype).removeprefix('torch.')}",
+        "device, dtype": f"{plan.device_name}, {plan.dtype_name}",
         "longest prompt": f"{plan.max_model_len:,} tokens",
         "one forward pass": f"{plan.max_tokens:,} tokens",
         "memory for weights": mebibytes(plan.weight_bytes),

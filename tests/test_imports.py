@@ -66,11 +66,18 @@ ALLOWED = {
         "opentelemetry",
     },
     "gpuscore.backends.base": {"gpuscore.types"},
+    "gpuscore.backends.shared": {
+        "gpuscore.types",
+        "gpuscore.errors",
+        "gpuscore.config",
+        "gpuscore.backends.shared",
+    },
     "gpuscore.backends.torch": {
         "gpuscore.types",
         "gpuscore.errors",
         "gpuscore.config",
         "gpuscore.backends.base",
+        "gpuscore.backends.shared",
         "gpuscore.backends.torch",
         "gpuscore_kernels",
         "torch",

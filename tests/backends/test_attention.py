@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from gpuscore.backends.shared.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.attention import ExtendAttention
 from gpuscore.backends.torch.attention_plan import padded_length
-from gpuscore.backends.torch.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore_kernels.partial_attention import merge_partials
 from support.layouts import random_batch

@@ -159,7 +159,7 @@ def test_files_that_are_missing_or_broken(copy, tmp_path):
         (lambda t: t.update({"model.layers.0.extra": torch.ones(1)}), "1 tensors that Qwen3For"),
         (lambda t: t.update({"model.norm.weight": torch.ones(47)}), "shape .47., config.json asks"),
         (lambda t: t["lm_head.weight"].fill_(torch.nan), "lm_head.weight holds NaN"),
-        (lambda t: t.update({"model.norm.weight": torch.ones(48).int()}), "is torch.int32"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(48).int()}), "is I32"),
         (lambda t: t["model.norm.weight"].fill_(1e6), None),
     ],
 )

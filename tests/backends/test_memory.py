@@ -12,17 +12,13 @@ import torch
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.base import OutOfMemory
+from gpuscore.backends.shared.batches import largest_batches
+from gpuscore.backends.shared.memory import HostMemory, available_bytes, cgroup_bytes
 from gpuscore.backends.torch import plan as plan_module
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.backends.torch.memory import (
-    DeviceMemory,
-    HostMemory,
-    available_bytes,
-    cgroup_bytes,
-)
-from gpuscore.backends.torch.sizing import shortened
-from gpuscore.backends.torch.warmup import largest_batches
+from gpuscore.backends.torch.memory import DeviceMemory
+from gpuscore.backends.torch.shortened import shortened
 from gpuscore.config import ModelConfig
 from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
 from gpuscore.errors import ConfigError

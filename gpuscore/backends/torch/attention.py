@@ -15,13 +15,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention_plan import (
     AttentionPlan,
     DensePass,
     Tiling,
     plan_attention,
 )
-from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types import PackedBatch
 from gpuscore_kernels.partial_attention import partial_attention

@@ -12,9 +12,9 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention import Merge, TorchAttention
 from gpuscore.backends.torch.attention_plan import Tiling
-from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.errors import ConfigError
 from gpuscore.types import PackedBatch

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention_plan import prefix_slots
-from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types import PackedBatch
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpuscore.backends.torch.hf_config import DecoderConfig
+from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types import PackedBatch
 from gpuscore_kernels.extend_attention import (

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention import shared_keys
 from gpuscore.backends.torch.attention_plan import DensePass, plan_shared
 from gpuscore.backends.torch.attention_triton import build_tables, tables_of_layers
-from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.types import PackedBatch
 from gpuscore_kernels.extend_attention import DeviceTiles, upload

@@ -9,24 +9,26 @@ from typing import TypeVar
 import torch
 
 from gpuscore.backends.base import DeviceLost, OutOfMemory
+from gpuscore.backends.shared.batches import largest_batches, warmup_batches
+from gpuscore.backends.shared.hf_config import DecoderConfig
+from gpuscore.backends.shared.memory import Memory
+from gpuscore.backends.shared.sizing import measure, mebibytes
 from gpuscore.backends.torch.attention_backends import attention_factory
 from gpuscore.backends.torch.attention_triton import TritonAttention
 from gpuscore.backends.torch.compiler import compiled, eagerly
 from gpuscore.backends.torch.deterministic import TILING
 from gpuscore.backends.torch.graph_runner import GraphRunner
-from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.loader import load_weights
-from gpuscore.backends.torch.memory import Memory, memory_of
+from gpuscore.backends.torch.memory import memory_of
 from gpuscore.backends.torch.models.decoder import Decoder, DecoderWeights
 from gpuscore.backends.torch.plan import BackendPlan
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.runner import Finish, PlainRunner, Runner
-from gpuscore.backends.torch.sizing import measure, mebibytes, shortened
+from gpuscore.backends.torch.shortened import shortened
 from gpuscore.backends.torch.tiles import all_at_once, in_tiles
-from gpuscore.backends.torch.warmup import largest_batches, warmup_batches
 from gpuscore.errors import ConfigError
 from gpuscore.types import BackendLimits, PackedBatch, RowScores
 from gpuscore_kernels.label_head.api import Implementation as HeadImplementation

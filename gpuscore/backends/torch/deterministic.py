@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention_plan import Tiling
-from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.models import mixture
 from gpuscore_kernels.label_head import tile_shapes
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention import TorchAttention
 from gpuscore.backends.torch.attention_backends import Factory
-from gpuscore.backends.torch.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.models.decoder import DecoderWeights
 from gpuscore.errors import ConfigError

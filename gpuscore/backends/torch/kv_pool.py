@@ -8,14 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.torch.hf_config import DecoderConfig
+from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.types import Int32Array
 from gpuscore_kernels.qk_norm_rope_store import Pages
-
-
-def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """KV bytes of one token over all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 class KVPool:

@@ -5,23 +5,25 @@ from pathlib import Path
 
 import torch
 
+from gpuscore.backends.shared.families import Family, read_family
+from gpuscore.backends.shared.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.shared.plan import (
+    MAX_BATCH_TOKENS,
+    choose_dtype,
+    choose_max_model_len,
+    plan_pages,
+)
+from gpuscore.backends.shared.shapes import count_parameters
+from gpuscore.backends.shared.sizing import PagePlan
 from gpuscore.backends.torch.attention_backends import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.deterministic import TILING, steady_threads
-from gpuscore.backends.torch.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.torch.kernels import use_kernels
-from gpuscore.backends.torch.kv_pool import bytes_per_token
 from gpuscore.backends.torch.memory import memory_of
-from gpuscore.backends.torch.models import Family, read_family
-from gpuscore.backends.torch.models.decoder import weight_shapes
-from gpuscore.backends.torch.models.names import layer_weights
-from gpuscore.backends.torch.sizing import PagePlan
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types import BackendLimits
 
-PAGE_SIZE = {"cpu": 16, "cuda": 64}
-MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 # Rows of an MLP at a time, by compute capability: what lies between its products, 12 KiB a row at
 # 3,072 columns in bfloat16, would then stay in the cache. A card gets an entry when that was
 # measured there (`make bench-gpu`); the others compute all rows at once.
@@ -29,10 +31,6 @@ MLP_ROWS: dict[tuple[int, int], int] = {}
 # Of the largest batch that runs as a CUDA graph. A larger one takes a GPU longer than its launches
 # take the host, and would lose more to padding. In Triton's interpreter there are none to save.
 GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
-# Of the memory that weights and the largest batch leave. On a GPU the rest is for fragmentation; on
-# a CPU also for the server's own process, the requests that wait, and whatever else runs there.
-MEMORY_FRACTION = {"cpu": 0.7, "cuda": 0.9}
-CPU_PROMPTS, CPU_TOKENS = 4, 65536  # pages for so many full prompts, and at least so many tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +54,18 @@ class BackendPlan:
     graph_tokens: int | None  # of the largest CUDA graph; None: there is no runner that has them
     identity: str  # see BackendLimits
 
+    @property
+    def device_name(self) -> str:
+        return str(self.device)
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def free_memory(self) -> int:
+        """Bytes that weights, batches and pages may take now."""
+        return memory_of(self.device).free()
+
     def limits(self, num_pages: int) -> BackendLimits:
         """Those of the backend; how many pages there are is known once the weights are loaded."""
         return BackendLimits(
@@ -73,10 +83,12 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
     """Raises ConfigError, in one sentence, for whatever cannot be served."""
     family = read_family(RawConfig.read(directory))
     device = _device(config.device)
-    dtype = _dtype(family.config, config.dtype, device)
-    max_len = _max_model_len(family.config, config.max_model_len)
+    name = choose_dtype(family.config, config.dtype, device.type, _computes_natively)
+    dtype: torch.dtype = getattr(torch, name)
+    max_len = choose_max_model_len(family.config, config.max_model_len)
     weight_bytes = count_parameters(family.config) * dtype.itemsize
-    pages = _page_plan(family.config, config, max_len, dtype, device)
+    again = TILING.block if config.deterministic else 0
+    pages = plan_pages(family.config, config, max_len, name, device.type, again)
     # Refused at once, and not after the weights were read, what cannot fit even beside no batch.
     pages.count(memory_of(device).free() - weight_bytes, 0)
     attention = choose_attention(
@@ -150,37 +162,11 @@ def _graph_tokens(
     return None
 
 
-def count_parameters(config: DecoderConfig) -> int:
-    """Parameters of the model, a tied head counted once."""
-    shapes = weight_shapes(config)
-    experts = config.mixture.num_experts if config.mixture is not None else 0
-    in_layers = sum(
-        shapes[part].numel() * (experts if "{expert}" in name else 1)
-        for layer in range(config.num_layers)
-        for part, name in layer_weights(config, layer).items()
-    )
-    heads = 1 if config.tie_word_embeddings else 2
-    return in_layers + heads * shapes["embed"].numel() + shapes["final_norm"].numel()
-
-
-def _dtype(config: DecoderConfig, wanted: str, device: torch.device) -> torch.dtype:
-    name = config.checkpoint_dtype if wanted == "auto" else wanted
-    if name not in config.dtypes:
-        raise ConfigError(
-            f"--dtype {wanted} is {name}, in which {config.architecture} overflows; "
-            f"supported: {', '.join(config.dtypes)}"
-        )
-    dtype: torch.dtype = getattr(torch, name)
-    if wanted == "auto" and device.type == "cpu" and not _computes_natively(dtype):
-        return torch.float32  # holds every bfloat16 and float16 value, and is several times faster
-    return dtype
-
-
-def _computes_natively(dtype: torch.dtype) -> bool:
+def _computes_natively(dtype: str) -> bool:
     """Whether this CPU has instructions for matrix products in `dtype`, as oneDNN sees it."""
-    if dtype == torch.bfloat16:
+    if dtype == "bfloat16":
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    if dtype == torch.float16:
+    if dtype == "float16":
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return True
 
@@ -191,36 +177,3 @@ def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: this torch sees no CUDA device; supported here: cpu")
     return torch.device(name)
-
-
-def _max_model_len(config: DecoderConfig, wanted: int | None) -> int:
-    limit = config.max_position_embeddings
-    if wanted is not None and wanted > limit:
-        raise ConfigError(
-            f"--max-model-len {wanted} is over the model's max_position_embeddings {limit}"
-        )
-    return wanted or limit
-
-
-def _page_plan(
-    config: DecoderConfig,
-    wanted: ModelConfig,
-    max_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> PagePlan:
-    if wanted.kv_cache_size is not None and wanted.memory_fraction is not None:
-        raise ConfigError("--kv-cache-size and --memory-fraction both size the KV cache; set one")
-    size = PAGE_SIZE[device.type]
-    # A long item recomputes up to one page of its query, or up to one chunk.
-    again = TILING.block // size if wanted.deterministic else 1
-    needed = -(-max_len // size) + again
-    return PagePlan(
-        size=size,
-        page_bytes=size * bytes_per_token(config, dtype),
-        max_model_len=max_len,
-        needed=needed,
-        most=max(CPU_PROMPTS * needed, CPU_TOKENS // size) if device.type == "cpu" else None,
-        fraction=wanted.memory_fraction or MEMORY_FRACTION[device.type],
-        exact_bytes=wanted.kv_cache_size,
-    )

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gpuscore.backends.shared.hf_config import DecoderConfig, Mixture
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.hf_config import DecoderConfig, Mixture
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.models.layers import (
     add_and_norm,
@@ -277,38 +277,3 @@ class Decoder:
         gate_up = functional.linear(x, mlp.gate_up, mlp.gate_up_bias)
         inner = self._gated(gate_up, self.config.activation)
         return functional.linear(inner, mlp.down, mlp.down_bias)
-
-
-def weight_shapes(config: DecoderConfig) -> dict[str, torch.Size]:
-    """Expected shape of each part of a checkpoint, by the names of the weight tables."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size = config.num_heads * config.head_dim
-    kv_size = config.num_kv_heads * config.head_dim
-    shapes = {
-        "embed": (config.vocab_size, hidden),
-        "lm_head": (config.vocab_size, hidden),
-        "final_norm": (hidden,),
-        "input_norm": (hidden,),
-        "post_attention_norm": (hidden,),
-        "mlp_norm": (hidden,),
-        "post_mlp_norm": (hidden,),
-        "q": (q_size, hidden),
-        "k": (kv_size, hidden),
-        "v": (kv_size, hidden),
-        "o": (hidden, q_size),
-        "gate": (inner, hidden),
-        "up": (inner, hidden),
-        "down": (hidden, inner),
-        "q_norm": (config.head_dim,),
-        "k_norm": (config.head_dim,),
-    }
-    if config.mixture is not None:
-        expert = config.mixture.intermediate_size
-        shapes |= {
-            "router": (config.mixture.num_experts, hidden),
-            "expert_gate": (expert, hidden),
-            "expert_up": (expert, hidden),
-            "expert_down": (hidden, expert),
-        }
-    biases = {f"{name}_bias": shape[:1] for name, shape in shapes.items()}
-    return {name: torch.Size(shape) for name, shape in (shapes | biases).items()}

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from gpuscore.backends.torch.hf_config import Llama3Rope, Rope
+from gpuscore.backends.shared.hf_config import Llama3Rope, Rope
 from gpuscore_kernels.add_rms_norm.reference import rms_norm
 from gpuscore_kernels.gated.reference import gated
 from gpuscore_kernels.qk_norm_rope_store.reference import rotate

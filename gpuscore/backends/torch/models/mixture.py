@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore.backends.torch.hf_config import Mixture
+from gpuscore.backends.shared.hf_config import Mixture
 from gpuscore.backends.torch.models.layers import gated
 
 # Rows that an expert computes at a time. A fixed number, because matrix products need not be

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from gpuscore.backends.torch.hf_config import (
+from gpuscore.backends.shared.families.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.backends.shared.hf_config import (
     DecoderConfig,
     RawConfig,
     decoder_config,
     layer_windows,
 )
-from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
 from gpuscore.errors import ConfigError
 
 ARCHITECTURE = "Gemma2ForCausalLM"

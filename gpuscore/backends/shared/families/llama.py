@@ -1,7 +1,7 @@
 """Llama 2 and 3.x, with the llama3 rotary scaling; optional biases."""
 
-from gpuscore.backends.torch.hf_config import DecoderConfig, RawConfig, decoder_config
-from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.backends.shared.families.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.backends.shared.hf_config import DecoderConfig, RawConfig, decoder_config
 
 ARCHITECTURE = "LlamaForCausalLM"
 __all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]

@@ -1,6 +1,8 @@
 """Gemma 3, text only: Gemma 2's norms, QK norm, windows with a rope of their own."""
 
-from gpuscore.backends.torch.hf_config import (
+from gpuscore.backends.shared.families.gemma2 import gemma
+from gpuscore.backends.shared.families.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.backends.shared.hf_config import (
     FULL,
     SLIDING,
     DecoderConfig,
@@ -10,8 +12,6 @@ from gpuscore.backends.torch.hf_config import (
     layer_windows,
     read_rope,
 )
-from gpuscore.backends.torch.models.gemma2 import gemma
-from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
 
 ARCHITECTURE = "Gemma3ForCausalLM"
 __all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]

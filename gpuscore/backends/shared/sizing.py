@@ -1,12 +1,10 @@
 """How many KV pages there are: what weights and the largest batch leave, times a fraction."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from gpuscore.backends.torch.hf_config import DecoderConfig
-from gpuscore.backends.torch.memory import Memory
-from gpuscore.backends.torch.models.decoder import DecoderWeights
+from gpuscore.backends.shared.memory import Memory
 from gpuscore.errors import ConfigError
 
 Run: TypeAlias = Callable[[], object]
@@ -80,29 +78,6 @@ def measure(memory: Memory, run: Run) -> Measured:
     memory.trim()
     guess = int(free * UNMEASURED)
     return Measured(free, guess if peak is None else peak, estimated=peak is None)
-
-
-def shortened(
-    config: DecoderConfig, weights: DecoderWeights
-) -> tuple[DecoderConfig, DecoderWeights]:
-    """The same model with one layer of each kind and the last.
-
-    Layers run one after the other, so a batch takes as much memory as with all of them, and much
-    less time.
-    """
-    mixture = config.mixture
-    kinds: dict[object, int] = {}
-    for layer, window in enumerate(config.windows):
-        kinds.setdefault((window, mixture is not None and mixture.layers[layer]), layer)
-    chosen = sorted({*kinds.values(), config.num_layers - 1})
-    short = replace(
-        config,
-        num_layers=len(chosen),
-        windows=tuple(config.windows[layer] for layer in chosen),
-        mixture=mixture
-        and replace(mixture, layers=tuple(mixture.layers[layer] for layer in chosen)),
-    )
-    return short, replace(weights, layers=tuple(weights.layers[layer] for layer in chosen))
 
 
 def mebibytes(count: int) -> str:

@@ -1,12 +1,12 @@
 """Qwen2 and Qwen2.5: biases on the query, key and value projections."""
 
-from gpuscore.backends.torch.hf_config import (
+from gpuscore.backends.shared.families.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.backends.shared.hf_config import (
     DecoderConfig,
     RawConfig,
     decoder_config,
     upper_layer_windows,
 )
-from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
 
 ARCHITECTURE = "Qwen2ForCausalLM"
 __all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]

@@ -1,13 +1,13 @@
 """Qwen3-MoE: Qwen3 whose MLPs are mixtures of experts in some or all layers."""
 
-from gpuscore.backends.torch.hf_config import (
+from gpuscore.backends.shared.families.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.backends.shared.hf_config import (
     DecoderConfig,
     Mixture,
     RawConfig,
     decoder_config,
     layer_windows,
 )
-from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
 from gpuscore.errors import ConfigError
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"

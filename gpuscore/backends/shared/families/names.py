@@ -1,6 +1,6 @@
 """Weight names in checkpoints of the Llama lineage: our part -> name in the checkpoint."""
 
-from gpuscore.backends.torch.hf_config import DecoderConfig
+from gpuscore.backends.shared.hf_config import DecoderConfig
 
 MODEL_WEIGHTS = {
     "embed": "model.embed_tokens.weight",

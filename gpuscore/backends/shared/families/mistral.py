@@ -1,12 +1,12 @@
 """Mistral: Llama without biases; a `sliding_window` that is set applies to every layer."""
 
-from gpuscore.backends.torch.hf_config import (
+from gpuscore.backends.shared.families.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.backends.shared.hf_config import (
     DecoderConfig,
     RawConfig,
     decoder_config,
     layer_windows,
 )
-from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
 
 ARCHITECTURE = "MistralForCausalLM"
 __all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]

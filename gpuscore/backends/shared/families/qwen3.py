@@ -1,12 +1,12 @@
 """Qwen3: RMS norm of each head's query and key before the rotary embedding."""
 
-from gpuscore.backends.torch.hf_config import (
+from gpuscore.backends.shared.families.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.backends.shared.hf_config import (
     DecoderConfig,
     RawConfig,
     decoder_config,
     upper_layer_windows,
 )
-from gpuscore.backends.torch.models.names import MODEL_WEIGHTS, layer_weights
 
 ARCHITECTURE = "Qwen3ForCausalLM"
 __all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]

@@ -1,0 +1,29 @@
+"""A model of few layers, on which the largest batches are measured."""
+
+from dataclasses import replace
+
+from gpuscore.backends.shared.hf_config import DecoderConfig
+from gpuscore.backends.torch.models.decoder import DecoderWeights
+
+
+def shortened(
+    config: DecoderConfig, weights: DecoderWeights
+) -> tuple[DecoderConfig, DecoderWeights]:
+    """The same model with one layer of each kind and the last.
+
+    Layers run one after the other, so a batch takes as much memory as with all of them, and much
+    less time.
+    """
+    mixture = config.mixture
+    kinds: dict[object, int] = {}
+    for layer, window in enumerate(config.windows):
+        kinds.setdefault((window, mixture is not None and mixture.layers[layer]), layer)
+    chosen = sorted({*kinds.values(), config.num_layers - 1})
+    short = replace(
+        config,
+        num_layers=len(chosen),
+        windows=tuple(config.windows[layer] for layer in chosen),
+        mixture=mixture
+        and replace(mixture, layers=tuple(mixture.layers[layer] for layer in chosen)),
+    )
+    return short, replace(weights, layers=tuple(weights.layers[layer] for layer in chosen))
