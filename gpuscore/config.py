@@ -54,11 +54,20 @@ class ModelConfig:
     revision: str | None = option(
         None, "branch, tag or commit of a hub model", unset="main", metavar="NAME"
     )
-    device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    backend: str = option(
+        "torch",
+        "framework that computes; jax: Llama, Mistral, Qwen2 and Qwen3 only, needs gpuscore[jax]",
+        choices=("torch", "jax"),
+    )
+    device: str = option(
+        "auto",
+        "where to compute; tpu with --backend jax only",
+        choices=("auto", "cpu", "cuda", "tpu"),
+    )
     dtype: str = option(
         "auto",
         "number format of weights and activations; auto: the checkpoint's own, or float32 on a CPU "
-        "without instructions for it",
+        "without instructions for it (with --backend jax on any CPU)",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
     attention: str = option(
@@ -66,14 +75,29 @@ class ModelConfig:
         "attention kernels; triton: one launch for pages and packed rows; two-pass: a library's "
         "kernel over shared keys, then ours; flashinfer, flashinfer-cascade: of an optional "
         "package; torch: plain operators; auto: torch on CPU and with --deterministic, triton on "
-        "CUDA",
-        choices=("auto", "triton", "two-pass", "flashinfer", "flashinfer-cascade", "torch"),
+        "CUDA, XLA's with --backend jax; pallas: a TPU kernel of that backend, not run on hardware "
+        "yet",
+        choices=(
+            "auto",
+            "triton",
+            "two-pass",
+            "flashinfer",
+            "flashinfer-cascade",
+            "torch",
+            "pallas",
+        ),
     )
     compile: str = option(
         "auto",
         "fuse element-wise work with torch.compile, on a CPU with a C++ compiler; auto: models of "
-        "100 million parameters or more",
+        "100 million parameters or more; --backend jax always compiles",
         choices=("auto", "on", "off"),
+    )
+    compile_cache: str | None = option(
+        None,
+        "directory where --backend jax keeps compiled programs for the next start",
+        unset="they are compiled anew",
+        metavar="DIRECTORY",
     )
     kernels: str = option(
         "auto",
@@ -84,7 +108,7 @@ class ModelConfig:
     max_batch_tokens: int | None = option(
         None,
         "tokens of one forward pass",
-        unset="2048 on CPU, 16384 on CUDA",
+        unset="2048 on CPU, 16384 on CUDA and TPU",
         minimum=1,
         metavar="TOKENS",
     )
@@ -107,8 +131,7 @@ class ModelConfig:
         None,
         "share of the memory that weights and the largest batch leave, as measured at start, for "
         "the keys and values of queries",
-        unset="0.9 on CUDA, 0.7 on CPU and there at most four prompts of full length or 65536 "
-        "tokens",
+        unset="0.9, or 0.7 on CPU and there at most four prompts of full length or 65536 tokens",
         minimum=0.05,
         maximum=1.0,
         metavar="SHARE",

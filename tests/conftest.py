@@ -3,8 +3,10 @@ import os
 # Set before anything imports the libraries that read them.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# XLA optimises a program for two seconds and compiles it in one; tests run it a few times.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from support.backends import SharedBackends
 from support.models import make_model
 
 for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
@@ -36,3 +39,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFactory:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def shared_backends(tiny_model: ModelFactory) -> Iterator[SharedBackends]:
+    """Backends over tiny models that are loaded once: get("jax", "qwen3", dtype="float32")."""
+    backends = SharedBackends(tiny_model)
+    yield backends
+    backends.close()

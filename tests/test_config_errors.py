@@ -65,7 +65,7 @@ def wrong_values(item):
             )
         ),
         ("MEMORY_FRACTION", "1.1", "must be a number from 0.05 to 1.0, got 1.1"),
-        ("DEVICE", "tpu", 'must be one of auto, cpu, cuda, got "tpu"'),
+        ("DEVICE", "gpu", 'must be one of auto, cpu, cuda, tpu, got "gpu"'),
         ("MODEL", "a\nb" * 99, None),
     ],
 )
@@ -169,7 +169,7 @@ def test_what_kubernetes_injects_is_recognised(variable, value):
         ("kv_cache_size = '4GB'", "kv_cache_size must be a size such as 512MiB or 4GiB, in bytes"),
         ("kv_cache_size = 4.0", "in bytes at least 1, got 4.0"),
         ("model = 7", "model must be a non-empty string, got 7"),
-        ("device = 'gpu'", 'device must be one of auto, cpu, cuda, got "gpu"'),
+        ("device = 'gpu'", 'device must be one of auto, cpu, cuda, tpu, got "gpu"'),
         ("port = ", "Invalid value (at line 1"),
         ("port 8000", "(at line 1"),
         ("max_items = " + "[" * 9999, "recursion"),

@@ -82,6 +82,15 @@ ALLOWED = {
         "gpuscore_kernels",
         "torch",
     },
+    "gpuscore.backends.jax": {
+        "gpuscore.types",
+        "gpuscore.errors",
+        "gpuscore.config",
+        "gpuscore.backends.base",
+        "gpuscore.backends.shared",
+        "gpuscore.backends.jax",
+        "jax",
+    },
     "gpuscore_kernels": {"gpuscore_kernels", "torch", "triton"},
 }
 
@@ -133,6 +142,9 @@ def test_imports_go_one_way():
         ("gpuscore.types", "from gpuscore.errors import InvalidRequest"),
         ("gpuscore_kernels.label_head.api", "from gpuscore.types import PackedBatch"),
         ("gpuscore.backends.torch.backend", "from gpuscore.engine.planner import pack"),
+        ("gpuscore.backends.jax.backend", "import torch"),
+        ("gpuscore.backends.jax.backend", "from gpuscore.backends.torch.plan import plan_backend"),
+        ("gpuscore.backends.shared.plan", "import torch"),
     ],
 )
 def test_a_wrong_import_is_seen(name, line):

@@ -1,31 +1,41 @@
 """Devices behind one interface (`base.Backend`); each is imported only when it is used."""
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpuscore.backends.base import Backend, Prepared
 from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
 
 if TYPE_CHECKING:
+    from gpuscore.backends.jax.plan import JaxPlan
     from gpuscore.backends.torch.plan import BackendPlan
 
+Plan: TypeAlias = "BackendPlan | JaxPlan"
 
-def plan_backend(directory: Path, config: ModelConfig) -> "BackendPlan":
+
+def plan_backend(directory: Path, config: ModelConfig) -> Plan:
     """What would be loaded; raises ConfigError, in one sentence, for what cannot be served."""
-    from gpuscore.backends.torch.plan import plan_backend
+    if config.backend == "jax":
+        if find_spec("jax") is None:
+            raise ConfigError("--backend jax: JAX is not installed here; pip install gpuscore[jax]")
+        from gpuscore.backends.jax import plan as of_jax
 
-    return plan_backend(directory, config)
+        return of_jax.plan_backend(directory, config)
+    from gpuscore.backends.torch import plan as of_torch
+
+    return of_torch.plan_backend(directory, config)
 
 
-def create_backend(plan: "BackendPlan") -> Backend:
+def create_backend(plan: Plan) -> Backend:
     """Load the weights; raises ConfigError for a damaged checkpoint."""
-    from gpuscore.backends.torch.backend import TorchBackend
-
-    return TorchBackend(plan)
+    return plan.create()
 
 
 def prepare(directory: Path, config: ModelConfig) -> Prepared:
     """Both in two steps, for the engine's own process; raises ConfigError."""
     plan = plan_backend(directory, config)
-    return Prepared(f"{plan.dtype} on {plan.device}", partial(create_backend, plan))
+    about = f"{plan.dtype_name} on {plan.device_name}"
+    return Prepared(about, partial(create_backend, plan))

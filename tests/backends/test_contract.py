@@ -7,11 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import ModelConfig
 from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
+from support.backends import JAX_FAMILIES, fill_pages, needs_jax
 from support.layouts import (
     NO_PAGES,
     Pages,
@@ -31,19 +29,14 @@ def rng():
     return np.random.default_rng(1)
 
 
-@pytest.fixture
-def make_backend(tiny_model):
-    made = []
-
+@pytest.fixture(params=["torch", pytest.param("jax", marks=needs_jax)])
+def make_backend(request, shared_backends):
     def make(dtype="float32", family="qwen3"):
-        directory, _ = tiny_model(family)
-        config = ModelConfig(str(directory), dtype=dtype, max_batch_tokens=2048)
-        made.append(create_backend(plan_backend(directory, config)))
-        return made[-1]
+        if request.param == "jax" and family not in JAX_FAMILIES:
+            pytest.skip(f"--backend jax refuses {family}, which test_jax holds")
+        return shared_backends.get(request.param, family, dtype=dtype, max_batch_tokens=2048)
 
-    yield make
-    for backend in made:
-        backend.close()
+    return make
 
 
 def run(backend, batch):
@@ -151,10 +144,8 @@ def test_poisoned_memory_changes_nothing(make_backend, rng):
     query, items = random_ids(rng, cut), [random_ids(rng, n) for n in (4, 19)]
     pages = Pages.shuffled(rng, 64, size).of(3, cut)
     outcomes = []
-    for value in (0.0, torch.nan):
-        for sides in backend.runner.pool.layers:
-            for side in sides:
-                side.fill_(value)
+    for value in (0.0, np.nan):
+        fill_pages(backend, value)
         for chunk in query_chunks(query, [size, cut], pages, size):
             run(backend, chunk)
         scores = run(backend, pack(item_segments(items, cut, 0, -1, LABELS), [Prefix(cut, pages)]))

@@ -63,6 +63,8 @@ def choose_attention(
             return "triton"
         logger.warning("--attention is torch, which is slow on %s: %s", device.type, reason)
         return "torch"
+    if wanted not in _REASONS:
+        raise ConfigError(f"--attention {wanted} is of --backend jax")
     reason = _REASONS[wanted](model, device, dtype)
     if deterministic and wanted not in ("torch", "triton"):
         reason = "its calls have shapes that depend on the batch, so not with --deterministic"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from gpuscore.backends.base import Backend
 from gpuscore.backends.shared.families import Family, read_family
 from gpuscore.backends.shared.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.shared.plan import (
@@ -54,6 +55,12 @@ class BackendPlan:
     graph_tokens: int | None  # of the largest CUDA graph; None: there is no runner that has them
     identity: str  # see BackendLimits
 
+    def create(self) -> Backend:
+        """Load the weights; raises ConfigError for a damaged checkpoint."""
+        from gpuscore.backends.torch.backend import TorchBackend
+
+        return TorchBackend(self)
+
     @property
     def device_name(self) -> str:
         return str(self.device)
@@ -81,6 +88,8 @@ class BackendPlan:
 
 def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
     """Raises ConfigError, in one sentence, for whatever cannot be served."""
+    if config.compile_cache is not None:
+        raise ConfigError("--compile-cache needs --backend jax")
     family = read_family(RawConfig.read(directory))
     device = _device(config.device)
     name = choose_dtype(family.config, config.dtype, device.type, _computes_natively)
@@ -172,6 +181,8 @@ def _computes_natively(dtype: str) -> bool:
 
 
 def _device(name: str) -> torch.device:
+    if name == "tpu":
+        raise ConfigError("--device tpu needs --backend jax")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

@@ -1,0 +1,236 @@
+"""The mask rule in two passes over tiles of rows: cached prefixes, and rows of the same batch.
+
+Both give float32 outputs with their log-sum-exp and are merged by it. Which keys a tile looks at
+are bounds of loops (`layout.Bounds`), so one compiled program serves any lengths, and tiles that no
+row sees are not computed. Within a tile visibility is a comparison of numbers that belong to rows
+and keys; no mask is ever stored.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from gpuscore.backends.jax.indexing import chosen, part
+from gpuscore.backends.jax.layout import Tables, Tile, Tiling
+from gpuscore.backends.jax.products import contract
+
+LOWEST = -1e30  # finite, so that a row that sees no key of a tile gets no NaN from inf - inf
+
+
+class Pool(NamedTuple):
+    """Keys and values of cached tokens: each [layers, pages, page size, Hkv, D].
+
+    On a CPU the bits of bfloat16 are kept as integers: XLA has no operations on that format there,
+    and would convert the whole pool to float32 and back in each batch.
+    """
+
+    k: Array
+    v: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What passes have to know besides the batch."""
+
+    scale: float
+    group: int  # query heads of a KV head
+    tiling: Tiling
+    windowed: bool  # whether any layer has a window
+    prefix_pass: "PrefixPass"
+
+
+class PrefixPass(Protocol):
+    def __call__(
+        self,
+        attention: Attention,
+        tables: Tables,
+        tile: Tile,
+        pool: Pool,
+        layer: Array,
+        window: Array,
+        q: Array,
+    ) -> tuple[Array, Array]:
+        """Attention of the rows of a tile to the cached prefixes of their requests.
+
+        Args:
+            layer: int32 [], of the pool.
+            window: int32 [], positions that a row sees, its own included.
+            q: [M, H, D], in the order of `tile.rows`.
+
+        Returns:
+            float32 [M, H, D] and its log-sum-exp [M, H]; 0 and -inf for rows without a prefix.
+        """
+
+
+class Softmax(NamedTuple):
+    """A softmax under way, over the keys seen so far; float32."""
+
+    most: Array  # [Hkv, m]
+    total: Array  # [Hkv, m]
+    out: Array  # [Hkv, m, D], not divided yet
+
+
+def attend(
+    attention: Attention,
+    tables: Tables,
+    tile: Tile,
+    pool: Pool,
+    layer: Array,
+    window: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+) -> Array:
+    """q [M, H, D] of the rows of a tile, k and v [T, Hkv, D] of all rows -> [M, H, D]."""
+    with jax.named_scope("own_pass"):
+        own = own_pass(attention, tables, tile, window, q, k, v)
+    with jax.named_scope("prefix_pass"):
+        prefix = attention.prefix_pass(attention, tables, tile, pool, layer, window, q)
+    with jax.named_scope("merge"):
+        return merge(*own, *prefix).astype(q.dtype)
+
+
+def store(tables: Tables, pool: Pool, layer: Array, k: Array, v: Array) -> Pool:
+    """The pool with the keys and values of rows that have a slot."""
+    page, offset = lax.div(tables.slots, pool.k.shape[2]), lax.rem(tables.slots, pool.k.shape[2])
+    return Pool(
+        *(
+            side.at[layer, page, offset].set(as_type(x, side.dtype), mode="drop")
+            for side, x in zip(pool, (k, v), strict=True)
+        )
+    )
+
+
+def as_type(x: Array, dtype: jnp.dtype) -> Array:
+    """The same bits."""
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
+
+
+def merge(out: Array, lse: Array, other: Array, other_lse: Array) -> Array:
+    """Two parts of one softmax, float32 [M, H, D] and [M, H]; the first sees a key in each row."""
+    most = jnp.maximum(lse, other_lse)
+    one, two = jnp.exp(lse - most), jnp.exp(other_lse - most)
+    return (out * one[..., None] + other * two[..., None]) / (one + two)[..., None]
+
+
+def own_pass(
+    attention: Attention, tables: Tables, tile: Tile, window: Array, q: Array, k: Array, v: Array
+) -> tuple[Array, Array]:
+    """Attention to rows of the batch: all of a parent, and what comes before in one's segment."""
+    step, rows, bounds = attention.tiling.own_keys, tile.rows, tile.bounds
+    in_parent = jnp.maximum(bounds.parent_stop - bounds.parent_start, 0)
+    in_own = bounds.own_stop - bounds.own_start
+    queries = by_kv_head(q, attention.group)
+
+    def add(index: Array, state: Softmax) -> Softmax:
+        of_parent = index < in_parent
+        block = jnp.where(of_parent, bounds.parent_start, bounds.own_start - in_parent) + index
+        first = jnp.where(of_parent, rows.parent_start, rows.own_start)
+        stop = jnp.where(of_parent, rows.parent_stop, rows.place + 1)
+        keys = block * step + jnp.arange(step)
+        seen = (keys >= first[:, None]) & (keys < stop[:, None])
+        if attention.windowed:
+            positions = part(tables.positions, block * step, step)
+            seen &= positions > (rows.position - window)[:, None]
+        k_block, v_block = (part(x, block * step, step) for x in (k, v))
+        return update(attention, state, queries, k_block, v_block, seen)
+
+    return finished(lax.fori_loop(0, in_parent + in_own, add, fresh(queries)), attention.group)
+
+
+def prefix_pass(
+    attention: Attention,
+    tables: Tables,
+    tile: Tile,
+    pool: Pool,
+    layer: Array,
+    window: Array,
+    q: Array,
+) -> tuple[Array, Array]:
+    """`PrefixPass` in plain XLA: pages are gathered block by block."""
+    count, rows, last = attention.tiling.prefix_pages, tile.rows, len(tables.pages) - 1
+    page_size, heads, dim = pool.k.shape[2:]
+    step = count * page_size
+    queries = by_kv_head(q, attention.group)
+
+    def one_request(request: Array, state: Softmax) -> Softmax:
+        length, start, blocks = (
+            part(x, request, 1)[0]
+            for x in (tables.prefix_lens, tables.page_starts, tables.prefix_blocks)
+        )
+        mine = rows.request == request
+
+        def add(block: Array, state: Softmax) -> Softmax:
+            # Past the request's last page come those of others, whose keys are not looked at.
+            places = jnp.minimum(start + block * count + jnp.arange(count), last)
+            pages = chosen(tables.pages, places)
+            keys = block * step + jnp.arange(step)
+            inside = keys < length
+            seen = mine[:, None] & inside
+            if attention.windowed:
+                seen &= keys > (rows.position - window)[:, None]
+            k_block, v_block = (
+                as_type(side.at[layer, pages].get(mode="promise_in_bounds"), q.dtype)
+                for side in pool
+            )
+            k_block, v_block = (x.reshape(step, heads, dim) for x in (k_block, v_block))
+            # A weight of 0 does not help against NaN in memory that nobody has written.
+            v_block = jnp.where(inside[:, None, None], v_block, 0)
+            return update(attention, state, queries, k_block, v_block, seen)
+
+        first = jnp.int32(0)
+        if attention.windowed:
+            first = lax.div(jnp.maximum(0, tile.bounds.position - window + 1), step)
+        return lax.fori_loop(first, blocks, add, state)
+
+    requests = tile.bounds.request_start, tile.bounds.request_stop
+    return finished(lax.fori_loop(*requests, one_request, fresh(queries)), attention.group)
+
+
+def by_kv_head(q: Array, group: int) -> Array:
+    """[M, Hkv * G, D] -> [Hkv, G * M, D]."""
+    rows, _, dim = q.shape
+    split = q.reshape(rows, -1, group, dim).transpose(1, 2, 0, 3)
+    return split.reshape(-1, group * rows, dim)
+
+
+def by_row(x: Array, group: int) -> Array:
+    """[Hkv, G * M, ...] -> [M, Hkv * G, ...]."""
+    heads, rows = x.shape[0], x.shape[1] // group
+    split = jnp.moveaxis(x.reshape(heads, group, rows, *x.shape[2:]), 2, 0)
+    return split.reshape(rows, heads * group, *x.shape[2:])
+
+
+def finished(state: Softmax, group: int) -> tuple[Array, Array]:
+    """Output [M, H, D] and log-sum-exp [M, H]; 0 and -inf where no key was seen."""
+    lse = state.most + jnp.log(state.total)
+    out = state.out / jnp.where(state.total > 0, state.total, 1)[..., None]
+    return by_row(out, group), by_row(lse, group)
+
+
+def fresh(q: Array) -> Softmax:
+    """Of no key, for queries [Hkv, m, D]."""
+    rows = q.shape[:2]
+    most, total = jnp.full(rows, LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
+    return Softmax(most, total, jnp.zeros(q.shape, jnp.float32))
+
+
+def update(
+    attention: Attention, state: Softmax, q: Array, k: Array, v: Array, seen: Array
+) -> Softmax:
+    """The softmax over n more keys: q [Hkv, G * M, D], k and v [n, Hkv, D], seen bool [M, n]."""
+    scores = contract(q, k, ((2,), (2,)), ((0,), (1,))) * attention.scale  # [Hkv, m, n]
+    tiled = scores.reshape(len(q), attention.group, -1, len(k))
+    scores = jnp.where(seen, tiled, -jnp.inf).reshape(scores.shape)
+    most = jnp.maximum(state.most, scores.max(-1))
+    weights = jnp.exp(scores - most[..., None])
+    shrunk = jnp.exp(state.most - most)
+    return Softmax(
+        most,
+        state.total * shrunk + weights.sum(-1),
+        state.out * shrunk[..., None]
+        + contract(weights.astype(v.dtype), v, ((2,), (0,)), ((0,), (1,))),
+    )

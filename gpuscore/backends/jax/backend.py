@@ -1,0 +1,231 @@
+"""`JaxBackend`: batches on one of JAX's devices, in order, dispatched without waiting."""
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from gpuscore.backends.base import DeviceLost, OutOfMemory
+from gpuscore.backends.jax.attention import Pool, PrefixPass, prefix_pass
+from gpuscore.backends.jax.layout import Sizes, num_pages, padded
+from gpuscore.backends.jax.plan import JaxPlan
+from gpuscore.backends.jax.platform import keep_programs
+from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
+from gpuscore.backends.jax.weights import load_weights
+from gpuscore.backends.shared.batches import warmup_batches
+from gpuscore.backends.shared.sizing import mebibytes
+from gpuscore.types import BackendLimits, PackedBatch, RowScores
+
+logger = logging.getLogger(__name__)
+
+COMPILERS = 4  # threads
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A batch under way: arrays that are there once it has run, or why it was not launched."""
+
+    batch: PackedBatch
+    rows: ScoredRows | None
+    labels: tuple[Array, ...]  # together [>= L]
+    error: Exception | None = None
+
+
+class JaxBackend:
+    """Implements `Backend`.
+
+    Raises:
+        ConfigError: a damaged checkpoint, or one that leaves too little memory.
+    """
+
+    def __init__(self, plan: JaxPlan) -> None:
+        self.plan = plan
+        if plan.compile_cache is not None:
+            keep_programs(plan.compile_cache)
+        self._config = plan.family.config
+        self._prefix_pass = _prefix_pass(plan.attention)
+        self._weights = load_weights(
+            Path(plan.directory), plan.family, plan.dtype_name, plan.device
+        )
+        self._sizes = plan.sizes()
+        self._programs: dict[Sizes, Programs] = {}
+        self._rows = self._padded_rows = 0  # computed so far, and with padding
+        self._limits = plan.limits(self._count_pages())
+        self.pool = self._make_pool()
+
+    @property
+    def limits(self) -> BackendLimits:
+        return self._limits
+
+    def warmup(self) -> None:
+        """Compile all programs and run the smallest; nothing is compiled afterwards."""
+        start = time.monotonic()
+        with ThreadPoolExecutor(COMPILERS) as threads:  # XLA compiles without Python's lock
+            list(threads.map(self._program, self._sizes))
+        longest = min(self.plan.max_tokens, self.plan.max_model_len)
+        for batch in warmup_batches(longest, self.plan.pages.size):
+            self.collect(self.extend(batch))
+        logger.info(
+            "compiled %d programs in %.1f s: batches of %s tokens",
+            len(self._programs),
+            time.monotonic() - start,
+            ", ".join(str(tokens) for tokens in self._limits.token_buckets),
+        )
+
+    def extend(self, batch: PackedBatch) -> Launched:
+        error = self._invalid(batch)
+        if error is not None:
+            return Launched(batch, None, (), error)
+        programs = self._program(self._fitting(batch))
+        sizes = programs.sizes
+        slots = self._limits.num_pages * self._limits.page_size
+        tables = padded(batch, sizes, self._limits.page_size, slots)
+        wanted = np.array(batch.need_top or bool(batch.need_lse.any()))
+        try:
+            self.pool, rows = programs.extend(self._weights, self.pool, tables, wanted)
+            labels = tuple(self._labels(programs, rows.hidden, batch))
+        except RuntimeError as failure:
+            raise self._meaning(failure) from failure
+        self._rows += batch.num_tokens
+        self._padded_rows += int(tables.every.number) * sizes.tiling.rows
+        return Launched(batch, rows, labels)
+
+    def collect(self, pending: Launched) -> RowScores:
+        if pending.error is not None:
+            raise pending.error
+        try:
+            return _scores(pending)
+        except RuntimeError as failure:
+            raise self._meaning(failure) from failure
+
+    def close(self) -> None:
+        if self._padded_rows:
+            logger.info(
+                "%d rows were computed, %.1f %% of them padding",
+                self._padded_rows,
+                100 * self.padding_share,
+            )
+        self._programs.clear()
+        del self.pool, self._weights
+
+    @property
+    def padding_share(self) -> float:
+        """Of the rows computed so far, those that filled batches up to whole tiles."""
+        return 1 - self._rows / max(1, self._padded_rows)
+
+    def _labels(self, programs: Programs, hidden: Array, batch: PackedBatch) -> Iterator[Array]:
+        rows = np.repeat(np.arange(len(batch.score_rows), dtype=np.int32), np.diff(batch.cu_labels))
+        for first in range(0, len(rows), programs.max_labels):
+            part = slice(first, first + programs.max_labels)
+            numbers = (rows[part], batch.label_token_ids[part])
+            count = len(numbers[0])
+            room = (0, programs.max_labels - count)
+            yield programs.labels(
+                hidden,
+                self._weights.lm_head,
+                *(np.pad(x, room) for x in numbers),
+                np.array(count, np.int32),
+            )
+
+    def _invalid(self, batch: PackedBatch) -> Exception | None:
+        """JAX reads the last row where an index lies outside, and says nothing."""
+        vocab = self._limits.vocab_rows
+        for name in ("token_ids", "label_token_ids"):
+            ids = getattr(batch, name)
+            if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
+                return IndexError(f"{name} must be 0 to {vocab - 1}")
+        if batch.num_tokens > self._sizes[-1].tokens:
+            return ValueError(f"{batch.num_tokens} tokens are over the limit of a batch")
+        return None
+
+    def _fitting(self, batch: PackedBatch) -> Sizes:
+        pages = num_pages(batch, self._limits.page_size)
+        return next(
+            sizes
+            for sizes in self._sizes
+            if sizes.tokens >= batch.num_tokens and sizes.pages >= pages
+        )
+
+    def _program(self, sizes: Sizes) -> Programs:
+        if sizes not in self._programs:
+            self._programs[sizes] = self._compiled(sizes, self._limits.num_pages)
+        return self._programs[sizes]
+
+    def _compiled(self, sizes: Sizes, count: int) -> Programs:
+        pool, device = self._pool_shapes(count), self.plan.device
+        return compile_programs(sizes, self._config, self._weights, pool, self._prefix_pass, device)
+
+    def _pool_shapes(self, count: int) -> Any:
+        config, size = self._config, self.plan.pages.size
+        shape = (config.num_layers, count, size, config.num_kv_heads, config.head_dim)
+        dtype = jnp.dtype(self.plan.dtype_name)
+        if self.plan.device.platform == "cpu" and dtype == jnp.bfloat16:
+            dtype = jnp.dtype(jnp.uint16)  # see `Pool`
+        side: Any = jax.ShapeDtypeStruct(shape, dtype)
+        return Pool(side, side)
+
+    def _make_pool(self) -> Pool:
+        with jax.default_device(self.plan.device):
+            return jax.tree.map(
+                lambda side: jnp.zeros(side.shape, side.dtype),
+                self._pool_shapes(self._limits.num_pages),
+            )
+
+    def _count_pages(self) -> int:
+        """As many as fit beside what XLA says that the largest program takes."""
+        plan, pages, largest = self.plan, self.plan.pages, self._sizes[-1]
+        free = plan.free_memory()
+        at_most = pages.count(free, 0)
+        programs = self._compiled(largest, at_most)
+        count = pages.count(free, programs.bytes)
+        if count == at_most:  # else it was compiled for another pool
+            self._programs[largest] = programs
+        logger.info(
+            "memory: weights %s, largest batch %s, KV cache %s: %d pages, %d tokens",
+            mebibytes(plan.weight_bytes),
+            mebibytes(programs.bytes),
+            mebibytes(count * pages.page_bytes),
+            count,
+            count * pages.size,
+        )
+        return count
+
+    def _meaning(self, failure: RuntimeError) -> Exception:
+        """What a failed batch means; its pool was given away and may be gone."""
+        try:
+            jax.block_until_ready(self.pool)
+        except RuntimeError as error:
+            return DeviceLost(f"the KV cache was lost with a batch: {error}")
+        if "RESOURCE_EXHAUSTED" in str(failure):
+            return OutOfMemory(str(failure))
+        return failure
+
+
+def _prefix_pass(name: str) -> PrefixPass:
+    if name == "pallas":
+        from gpuscore.backends.jax.prefix_pallas import prefix_pass as on_tpu
+
+        return on_tpu
+    return prefix_pass
+
+
+def _scores(pending: Launched) -> RowScores:
+    """Waits for the device."""
+    batch, rows = pending.batch, pending.rows
+    assert rows is not None  # noqa: S101  (only a batch with an error has none)
+    count, some = len(batch.score_rows), np.empty(0, np.float32)
+    logits = np.concatenate([some, *map(np.asarray, pending.labels)])[: len(batch.label_token_ids)]
+    jax.block_until_ready(rows)
+    if not (batch.need_top or batch.need_lse.any()):
+        return RowScores(logits, lse=None, top_ids=None)
+    wanted = batch.need_lse | batch.need_top
+    lse = np.where(wanted, np.asarray(rows.lse)[:count], np.float32(np.nan))
+    return RowScores(logits, lse, np.asarray(rows.top)[:count] if batch.need_top else None)

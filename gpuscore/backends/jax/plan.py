@@ -1,0 +1,162 @@
+"""What to load on which of JAX's devices: decided before any weight is read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from gpuscore.backends.base import Backend
+from gpuscore.backends.jax.layout import Sizes, Tiling, buckets
+from gpuscore.backends.jax.platform import find_device, free_memory, kind_of
+from gpuscore.backends.shared.families import Family, read_family
+from gpuscore.backends.shared.hf_config import RawConfig
+from gpuscore.backends.shared.plan import (
+    ITEM_SIZE,
+    MAX_BATCH_TOKENS,
+    choose_dtype,
+    choose_max_model_len,
+    plan_pages,
+)
+from gpuscore.backends.shared.shapes import count_parameters
+from gpuscore.backends.shared.sizing import PagePlan
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from gpuscore.types import BackendLimits
+
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+# Tiles of a CPU fit its caches; other devices have to be kept busy by one. The latter were not
+# measured on hardware.
+ROWS = {"cpu": 128, "cuda": 512, "tpu": 512}
+OWN_KEYS = {"cpu": 64, "cuda": 512, "tpu": 512}
+PREFIX_KEYS = {"cpu": 512, "cuda": 2048, "tpu": 2048}
+# A batch whose prefixes have more pages than this (or four full prompts, or four for each row) runs
+# in the largest program, whose page lists hold any batch.
+PAGES, PROMPTS, PER_ROW = 65536, 4, 4
+
+
+@dataclass(frozen=True, slots=True)
+class JaxPlan:
+    """Everything `JaxBackend` needs, checked; making one reads config.json and nothing else."""
+
+    directory: str
+    family: Family
+    device: jax.Device
+    dtype_name: str
+    max_tokens: int  # of one batch
+    max_model_len: int
+    pages: PagePlan
+    weight_bytes: int
+    attention: str  # xla or pallas
+    compile_cache: str | None  # directory of compiled programs
+    identity: str  # see BackendLimits
+
+    @property
+    def device_name(self) -> str:
+        return kind_of(self.device)
+
+    def create(self) -> Backend:
+        """Load the weights; raises ConfigError for a damaged checkpoint."""
+        from gpuscore.backends.jax.backend import JaxBackend
+
+        return JaxBackend(self)
+
+    def free_memory(self) -> int:
+        """Bytes that weights, batches and pages may take now."""
+        return free_memory(self.device)
+
+    def sizes(self) -> tuple[Sizes, ...]:
+        """Those of all programs, in ascending order; the last one holds any batch."""
+        kind, longest = self.device_name, -(-self.max_model_len // self.pages.size)
+        found = []
+        for tokens in buckets(self.max_tokens, ROWS[kind]):
+            rows = min(ROWS[kind], tokens)
+            tiling = Tiling(rows, min(OWN_KEYS[kind], rows), PREFIX_KEYS[kind] // self.pages.size)
+            usual = min(tokens * longest, max(PAGES, PROMPTS * longest, PER_ROW * tokens))
+            found.append(Sizes(tokens, usual, tiling))
+        largest = found[-1]
+        any_batch = Sizes(largest.tokens, largest.tokens * longest, largest.tiling)
+        return (*found, any_batch) if any_batch != largest else tuple(found)
+
+    def limits(self, num_pages: int) -> BackendLimits:
+        """Those of the backend; how many pages there are is known once the weights are loaded."""
+        return BackendLimits(
+            max_tokens=self.max_tokens,
+            page_size=self.pages.size,
+            num_pages=num_pages,
+            max_model_len=self.max_model_len,
+            vocab_rows=self.family.config.vocab_size,
+            token_buckets=tuple(sorted({sizes.tokens for sizes in self.sizes()})),
+            identity=self.identity,
+        )
+
+
+def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
+    """Raises ConfigError, in one sentence, for whatever cannot be served."""
+    _refuse_options(config)
+    family = read_family(RawConfig.read(directory))
+    if family.config.architecture not in ARCHITECTURES:
+        raise ConfigError(
+            f"config.json: architectures is {family.config.architecture!r}, which --backend jax "
+            f"does not compute; supported there: {', '.join(ARCHITECTURES)}; the others need "
+            "--backend torch"
+        )
+    device = find_device(config.device)
+    kind = kind_of(device)
+    # XLA computes products of other formats on a CPU as float32 with conversions around them.
+    dtype = choose_dtype(family.config, config.dtype, kind, lambda name: name == "float32")
+    max_len = choose_max_model_len(family.config, config.max_model_len)
+    pages = plan_pages(family.config, config, max_len, dtype, kind, again=0)
+    weight_bytes = count_parameters(family.config) * ITEM_SIZE[dtype]
+    # Refused at once, and not after the weights were read, what cannot fit even beside no batch.
+    pages.count(free_memory(device) - weight_bytes, 0)
+    return JaxPlan(
+        directory=str(directory),
+        family=family,
+        device=device,
+        dtype_name=dtype,
+        max_tokens=config.max_batch_tokens or MAX_BATCH_TOKENS[kind],
+        max_model_len=max_len,
+        pages=pages,
+        weight_bytes=weight_bytes,
+        attention=_attention(config.attention, kind),
+        compile_cache=config.compile_cache,
+        identity=f"{directory} {config.revision} jax {dtype}",
+    )
+
+
+def _attention(wanted: str, kind: str) -> str:
+    if wanted == "pallas" and kind != "tpu":
+        raise ConfigError(f"--attention pallas: device is {kind}; supported: tpu")
+    return "pallas" if wanted == "pallas" else "xla"
+
+
+# Option -> the values that --backend jax takes, and why no others.
+_TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
+    "attention": (("auto", "pallas"), "is of --backend torch"),
+    "kernels": (("auto",), "is of --backend torch; XLA makes its own"),
+    "compile": (("auto", "on"), "is of --backend torch; XLA compiles whatever runs"),
+    "cuda_graph_tokens": ((None, 0), "is of --backend torch; XLA decides about CUDA graphs"),
+    "deterministic": (
+        (False,),
+        "needs calls of fixed shapes for each row, which --backend jax does not have: its "
+        "batches are padded to buckets",
+    ),
+    "threads": (
+        (None,),
+        "is of --backend torch; JAX takes as many as the process has CPUs (see taskset)",
+    ),
+}
+
+
+def _refuse_options(config: ModelConfig) -> None:
+    """ConfigError for what only torch's backend has."""
+    for name, (allowed, reason) in _TAKEN.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {reason}" if value is True else f"{flag} {value} {reason}")

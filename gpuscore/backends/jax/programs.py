@@ -1,0 +1,138 @@
+"""The compiled programs of a backend: one for each size, all made before the first request."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import SingleDeviceSharding
+
+from gpuscore.backends.jax.attention import Attention, Pool, PrefixPass, attend, store
+from gpuscore.backends.jax.head import LABEL_TILE, label_logits, vocab_statistics
+from gpuscore.backends.jax.layout import Sizes, Tables, Tile, Tiles, padded
+from gpuscore.backends.jax.model import Weights, forward
+from gpuscore.backends.shared.batches import warmup_batches
+from gpuscore.backends.shared.hf_config import DecoderConfig
+
+LABELS_PER_TOKEN = 16  # of one call; batches with more labels take several
+# Without it XLA leaves out roundings between operations that it fuses.
+_OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
+# XLA's newer generator of CPU code takes more than twice as long for these programs, which then run
+# no faster.
+_CPU_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
+
+# (weights, pool, tables, whether statistics are wanted) -> pool, scored rows
+Extend: TypeAlias = Callable[..., tuple[Pool, "ScoredRows"]]
+Labels: TypeAlias = Callable[..., Array]  # the arguments of `label_logits`
+
+
+class ScoredRows(NamedTuple):
+    hidden: Array  # [T, E], of which the first N matter
+    lse: Array  # float32 [T]
+    top: Array  # int32 [T]
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What runs a batch of these sizes."""
+
+    sizes: Sizes
+    extend: Extend
+    labels: Labels
+    max_labels: int  # of one call of `labels`
+    bytes: int  # that running it takes beside weights and pool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAttention:
+    """`model.Attend` over the tables of one batch."""
+
+    attention: Attention
+    tables: Tables
+
+    @property
+    def every(self) -> Tiles:
+        return self.tables.every
+
+    @property
+    def scored(self) -> Tiles:
+        return self.tables.scored
+
+    def store(self, pool: Pool, layer: Array, k: Array, v: Array) -> Pool:
+        return store(self.tables, pool, layer, k, v)
+
+    def __call__(
+        self, tile: Tile, pool: Pool, layer: Array, window: Array, q: Array, k: Array, v: Array
+    ) -> Array:
+        return attend(self.attention, self.tables, tile, pool, layer, window, q, k, v)
+
+
+def run(
+    weights: Weights,
+    pool: Pool,
+    tables: Tables,
+    wanted: Array,
+    *,
+    cfg: DecoderConfig,
+    attention: Attention,
+) -> tuple[Pool, ScoredRows]:
+    """One batch."""
+    attends = BatchAttention(attention, tables)
+    hidden, pool = forward(tables.token_ids, tables.positions, weights, cfg, attends, pool)
+    count, rows = tables.scored.number, attention.tiling.rows
+    return pool, ScoredRows(hidden, *vocab_statistics(hidden, weights.lm_head, count, wanted, rows))
+
+
+def compile_programs(
+    sizes: Sizes,
+    cfg: DecoderConfig,
+    weights: Weights,
+    pool: Any,
+    prefix_pass: PrefixPass,
+    device: jax.Device,
+) -> Programs:
+    """Of weights and pool only the shapes are looked at."""
+    attention = Attention(
+        scale=cfg.attention_scale,
+        group=cfg.num_heads // cfg.num_kv_heads,
+        tiling=sizes.tiling,
+        windowed=any(cfg.windows),
+        prefix_pass=prefix_pass,
+    )
+    there = SingleDeviceSharding(device)
+    options = _OPTIONS | (_CPU_OPTIONS if device.platform == "cpu" else {})
+
+    def shaped(value: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there)
+
+    one = next(iter(warmup_batches(1, 1)))
+    arguments = jax.tree.map(shaped, (weights, pool, padded(one, sizes, 1, 1), np.array(True)))
+    extend = (
+        jax.jit(partial(run, cfg=cfg, attention=attention), donate_argnums=1)
+        .lower(*arguments)
+        .compile(options)
+    )
+    max_labels = max(LABEL_TILE, LABELS_PER_TOKEN * sizes.tokens)
+    hidden = jax.ShapeDtypeStruct(
+        (sizes.tokens, cfg.hidden_size), weights.embed.dtype, sharding=there
+    )
+    numbers = jax.ShapeDtypeStruct((max_labels,), jnp.int32, sharding=there)
+    count = jax.ShapeDtypeStruct((), jnp.int32, sharding=there)
+    labels = (
+        jax.jit(label_logits)
+        .lower(hidden, shaped(weights.lm_head), numbers, numbers, count)
+        .compile(options)
+    )
+    return Programs(sizes, extend, labels, max_labels, _bytes(extend) + _bytes(labels))
+
+
+def _bytes(compiled: Any) -> int:
+    """Temporary memory and results; 0 where XLA does not say."""
+    found = compiled.memory_analysis()
+    if found is None:
+        return 0
+    return int(found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes)

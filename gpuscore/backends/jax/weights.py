@@ -1,0 +1,89 @@
+"""Hugging Face directory -> `Weights`, in one go per kind of weight."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from gpuscore.backends.jax.model import Layer, Weights
+from gpuscore.backends.shared.checkpoint import CheckpointFiles
+from gpuscore.backends.shared.families import Family
+from gpuscore.errors import ConfigError
+
+# Field of `Layer` -> the parts of the checkpoint that are stacked in it.
+PARTS = {
+    "input_norm": ("input_norm",),
+    "qkv": ("q", "k", "v"),
+    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
+    "q_norm": ("q_norm",),
+    "k_norm": ("k_norm",),
+    "o": ("o",),
+    "o_bias": ("o_bias",),
+    "mlp_norm": ("mlp_norm",),
+    "gate_up": ("gate", "up"),
+    "gate_up_bias": ("gate_bias", "up_bias"),
+    "down": ("down",),
+    "down_bias": ("down_bias",),
+}
+
+
+def load_weights(directory: Path, family: Family, dtype: str, device: jax.Device) -> Weights:
+    """Read and check all weights.
+
+    Raises:
+        ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
+    """
+    with CheckpointFiles(directory, family, "np") as files:
+        return _Reader(files, family, np.dtype(jnp.dtype(dtype)), device).read()
+
+
+class _Reader:
+    def __init__(
+        self, files: CheckpointFiles, family: Family, dtype: np.dtype, device: jax.Device
+    ) -> None:
+        self.files, self.family, self.dtype, self.device = files, family, dtype, device
+
+    def read(self) -> Weights:
+        tied, names = self.family.config.tie_word_embeddings, self.family.model_weights
+        embed = self._put(self._tensor("embed", names["embed"]))
+        layers: dict[str, Any] = {field: self._stacked(field) for field in PARTS}
+        weights = Weights(
+            embed=embed,
+            layers=Layer(**layers),
+            final_norm=self._put(self._tensor("final_norm", names["final_norm"])),
+            lm_head=embed if tied else self._put(self._tensor("lm_head", names["lm_head"])),
+        )
+        self.files.refuse_left_over(names["lm_head"] if tied else None)
+        return weights
+
+    def _stacked(self, field: str) -> Array | None:
+        """Of all layers; the whole is in memory once more while it goes to the device."""
+        first, count = self._one(field, 0), self.family.config.num_layers
+        if first is None:
+            return None
+        every = np.empty((count, *first.shape), self.dtype)
+        every[0] = first
+        for layer in range(1, count):
+            every[layer] = self._one(field, layer)
+        return self._put(every)
+
+    def _one(self, field: str, layer: int) -> np.ndarray | None:
+        """The parts of a field below each other; None where the model has none of them."""
+        table = self.family.layer_weights[layer]
+        if PARTS[field][0] not in table:
+            return None
+        names = ((part, f"model.layers.{layer}.{table[part]}") for part in PARTS[field])
+        return np.concatenate([self._tensor(part, name) for part, name in names])
+
+    def _tensor(self, part: str, name: str) -> np.ndarray:
+        with np.errstate(over="ignore"):  # what overflows is not finite, and found below
+            tensor = self.files.tensor(part, name).astype(self.dtype)
+        if not np.isfinite(tensor.astype(np.float32)).all():
+            raise ConfigError(f"tensor {name} holds NaN or infinity in {self.dtype}")
+        return np.asarray(tensor)
+
+    def _put(self, values: np.ndarray) -> Array:
+        return jax.device_put(values, self.device)

@@ -1,0 +1,248 @@
+"""The JAX backend beyond the contract: parity, what it refuses, what it compiles, its memory."""
+
+import numpy as np
+import pytest
+
+from gpuscore import Scorer
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.base import DeviceLost
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.engine.engine import Engine
+from gpuscore.errors import ConfigError, Unavailable
+from gpuscore.options import checked
+from gpuscore.types import ScoreRequest
+from support.backends import needs_jax
+from support.layouts import in_one_batch
+from support.models import random_ids, reference_logprobs
+
+pytestmark = needs_jax
+
+TOLERANCE = 1e-4
+LABELS = [3, 17, 399]
+SMALL = {"dtype": "float32", "max_batch_tokens": 128}  # two programs
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(3)
+
+
+@pytest.fixture
+def small(shared_backends):
+    """Shared by the tests that need any backend, and closed by none of them."""
+    backend = shared_backends.get("jax", "qwen3", **SMALL)
+    backend.warmup()
+    return backend
+
+
+def run(backend, batch):
+    return backend.collect(backend.extend(batch))
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("llama", {}),  # with Llama 3's rotary scaling
+        ("qwen2", {"num_hidden_layers": 1}),
+        ("mistral", {"sliding_window": 33}),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 9}),
+    ],
+)
+def test_as_transformers(tiny_model, rng, family, overrides):
+    """Query and items longer than a batch among them, so that prefixes and chunks are too."""
+    directory, model = tiny_model(family, **overrides)
+    query = random_ids(rng, 90)
+    items = [random_ids(rng, n) for n in (1, 2, 5, 20, 20, 41, 111, 3)]
+    with Scorer(str(directory), backend="jax", dtype="float32", max_batch_tokens=64) as scorer:
+        options = {"label_token_ids": LABELS, "logprobs": True}
+        for item_first in (False, True):
+            result = scorer.score(query, items, item_first=item_first, **options)
+            prompts = [i + query if item_first else query + i for i in items]
+            want = reference_logprobs(model, prompts)[:, LABELS]
+            assert want.std() > 1
+            np.testing.assert_allclose(result.logprobs, want, atol=TOLERANCE, rtol=0)
+
+
+def test_bfloat16_is_no_worse_than_twice_transformers_own(tiny_model, rng):
+    import torch
+
+    directory, model = tiny_model("qwen3")
+    query, items = random_ids(rng, 64), [random_ids(rng, int(n)) for n in rng.integers(1, 24, 60)]
+    prompts = [query + item for item in items]
+    exact = reference_logprobs(model, prompts)[:, LABELS]
+    rounded = type(model).from_pretrained(directory, dtype=torch.bfloat16).eval()
+    theirs = np.abs(reference_logprobs(rounded, prompts)[:, LABELS] - exact)
+    with Scorer(str(directory), backend="jax", dtype="bfloat16", max_batch_tokens=64) as scorer:
+        result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
+    ours = np.abs(result.logprobs - exact)
+    for q in (50, 99, 100):
+        assert np.percentile(ours, q) <= 2 * np.percentile(theirs, q)
+
+
+def test_nothing_is_compiled_after_warmup(small, tiny_model):
+    """Random requests, in flight together; what they score is right as well."""
+    import jax
+
+    rng = np.random.default_rng(5)
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, seconds, **_: compiled.append(name) if name == COMPILED else None
+    )
+    jax.jit(lambda x: x + 1)(np.float32(rng.random()))
+    assert compiled, "the listener does not see compilations"
+    compiled.clear()
+    engine = Engine(small, EngineConfig())
+    requests, prompts = [], []
+    for _ in range(16):
+        query = random_ids(rng, int(rng.choice([0, 1, 15, 60, 130, 300])))
+        count, longest = int(rng.integers(1, 40)), int(rng.choice([2, 9, 150]))
+        items = [random_ids(rng, int(n)) for n in rng.integers(1, longest, count)]
+        need_top, labels = bool(rng.integers(2)), random_ids(rng, int(rng.choice([1, 3, 90])))
+        requests.append(
+            ScoreRequest(
+                np.array(query, np.int32),
+                tuple(np.array(item, np.int32) for item in items),
+                (np.array(labels, np.int32),) * count,
+                need_lse=bool(rng.integers(2)),
+                need_top=need_top,
+            )
+        )
+        prompts.append([query + item for item in items])
+    results = [future.result(60) for future in map(engine.score, requests)]
+    engine._runner.fail_all(Unavailable("over", retry_after=1))
+    assert not compiled
+    for request, result, some in zip(requests[:6], results, prompts, strict=False):
+        want = reference_logprobs(tiny_model("qwen3")[1], some)
+        labels = request.label_ids[0]
+        got = np.stack(result.label_logits).astype(float)
+        got -= result.lse[:, None] if request.need_lse else got[:, :1] - want[:, labels[:1]]
+        np.testing.assert_allclose(got, want[:, labels], atol=TOLERANCE, rtol=0)
+
+
+def test_the_pool_is_never_copied(small, rng):
+    before = [side.unsafe_buffer_pointer() for side in small.pool]
+    for _ in range(3):
+        run(small, in_one_batch(random_ids(rng, 50), [random_ids(rng, 9)], LABELS))
+    assert [side.unsafe_buffer_pointer() for side in small.pool] == before
+
+
+def test_extend_does_not_wait(small, rng):
+    batch = in_one_batch(random_ids(rng, 9), [random_ids(rng, 28)] * 4, LABELS)
+    run(small, batch)
+    pending = [small.extend(batch) for _ in range(20)]
+    assert not pending[-1].rows.lse.is_ready()
+    scores = [small.collect(one).label_logits for one in pending]
+    assert all(np.array_equal(scores[0], other) for other in scores)
+
+
+def test_padding_is_counted(shared_backends, small, rng):
+    rows, padded = small._rows, small._padded_rows
+    run(small, in_one_batch(random_ids(rng, 50), [random_ids(rng, 20)], LABELS))
+    assert (small._rows - rows, small._padded_rows - padded) == (70, 128)
+    assert 0 < small.padding_share < 1
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "qwen3_moe"])
+def test_other_architectures_are_refused(tiny_model, family):
+    directory, _ = tiny_model(family)
+    with pytest.raises(ConfigError, match=r"which --backend jax does not compute.*--backend torch"):
+        plan_backend(directory, ModelConfig(backend="jax"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "triton"}, "--attention triton is of --backend torch"),
+        ({"attention": "pallas", "device": "cpu"}, "--attention pallas: device is cpu; .*: tpu"),
+        ({"kernels": "triton"}, "--kernels triton is of --backend torch"),
+        ({"kernels": "torch"}, "--kernels torch is of --backend torch"),
+        ({"compile": "off"}, "--compile off is of --backend torch"),
+        ({"deterministic": True}, "--deterministic needs calls of fixed shapes"),
+        ({"threads": 3}, "--threads 3 is of --backend torch"),
+        ({"cuda_graph_tokens": 64}, "--cuda-graph-tokens 64 is of --backend torch"),
+        ({"device": "tpu"}, "--device tpu: this JAX sees no such device; supported here: cpu"),
+        ({"kv_cache_size": "200KiB"}, "512 needs 528 tokens of KV cache"),
+        ({"backend": "torch", "attention": "pallas"}, "--attention pallas is of --backend jax"),
+        ({"backend": "torch", "device": "tpu"}, "--device tpu needs --backend jax"),
+        ({"backend": "torch", "compile_cache": "x"}, "--compile-cache needs --backend jax"),
+    ],
+)
+def test_options_that_do_not_fit(tiny_model, options, message):
+    directory, _ = tiny_model("qwen3")
+    with pytest.raises(ConfigError, match=message):
+        plan_backend(directory, checked(ModelConfig(**({"backend": "jax"} | options))))
+
+
+@pytest.mark.parametrize(
+    "options", [{"compile": "on"}, {"cuda_graph_tokens": 0}, {"device": "cpu"}]
+)
+def test_options_that_change_nothing(tiny_model, options):
+    directory, _ = tiny_model("qwen3")
+    plan = plan_backend(directory, ModelConfig(backend="jax", **options))
+    assert (plan.attention, plan.device_name, plan.dtype_name) == ("xla", "cpu", "float32")
+
+
+def test_pages_take_what_the_largest_program_leaves(tiny_model, monkeypatch):
+    from gpuscore.backends.jax import backend as backend_module
+    from gpuscore.backends.jax import plan as plan_module
+
+    directory, _ = tiny_model("qwen3")
+    config = ModelConfig(backend="jax", dtype="float32", max_batch_tokens=64, memory_fraction=1.0)
+    free, compiled, compile_programs = 2 * 2**20, [], backend_module.compile_programs
+
+    def remember(*args):
+        compiled.append(compile_programs(*args))
+        return compiled[-1]
+
+    monkeypatch.setattr(plan_module, "free_memory", lambda device: free)
+    monkeypatch.setattr(backend_module, "compile_programs", remember)
+    plan = plan_backend(directory, config)
+    backend = create_backend(plan)
+    pool = sum(side.nbytes for side in backend.pool)
+    batch = compiled[0].bytes
+    assert batch > 2 * 64 * 48 * 4, "at least the hidden states that go in and out of a layer"
+    assert free - plan.pages.page_bytes < pool + batch <= free
+    backend.close()
+    free = plan.pages.needed * plan.pages.page_bytes + batch // 2
+    monkeypatch.setattr(backend_module, "compile_programs", lambda *args: compiled[0])
+    with pytest.raises(ConfigError, match="are available .*the largest batch takes"):
+        create_backend(plan)
+
+
+def test_the_cache_of_programs(tiny_model, tmp_path):
+    import jax
+    from jax._src import compilation_cache
+
+    directory, _ = tiny_model("qwen3")
+    hits = []
+    jax.monitoring.register_event_listener(
+        lambda name, **_: hits.append(name) if name.endswith("/cache_hits") else None
+    )
+    config = ModelConfig(
+        backend="jax", dtype="float32", max_batch_tokens=33, compile_cache=str(tmp_path)
+    )
+    try:
+        for found in (0, 1):  # the second start finds the program
+            backend = create_backend(plan_backend(directory, config))
+            backend.warmup()
+            backend.close()
+            assert len(hits) >= found
+        assert any(tmp_path.iterdir())
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
+
+
+def test_a_lost_pool_ends_the_engine(small, rng):
+    """A batch that fails may take the pool with it, and with it what other requests need."""
+    engine = Engine(small, EngineConfig())
+    for side in small.pool:
+        side.delete()
+    with pytest.raises(DeviceLost, match="KV cache was lost"):
+        small.extend(in_one_batch(random_ids(rng, 9), [random_ids(rng, 4)], LABELS))
+    ids = np.array([1, 2, 3], np.int32)
+    with pytest.raises(Unavailable):
+        engine.score(ScoreRequest(ids, (ids,), (ids,), need_lse=True)).result(30)
+    assert not engine.alive
+    small.pool = small._make_pool()

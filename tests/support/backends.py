@@ -1,0 +1,46 @@
+"""Backends that tests share, because JAX compiles each anew."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.base import Backend
+from gpuscore.config import ModelConfig
+
+# With the architectures that --backend jax computes.
+JAX_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
+
+
+class SharedBackends:
+    """One backend for each kind, with whatever earlier tests left in its pages."""
+
+    def __init__(self, tiny_model: Any) -> None:
+        self._tiny_model, self._made = tiny_model, dict[Any, Backend]()
+
+    def get(self, backend: str, family: str, overrides: Any = None, **options: Any) -> Backend:
+        key = repr((backend, family, overrides, sorted(options.items())))
+        if key not in self._made:
+            directory, _ = self._tiny_model(family, **(overrides or {}))
+            config = ModelConfig(str(directory), backend=backend, **options)
+            self._made[key] = create_backend(plan_backend(directory, config))
+        return self._made[key]
+
+    def close(self) -> None:
+        for backend in self._made.values():
+            backend.close()
+
+
+def fill_pages(backend: Any, value: float) -> None:
+    """Set all keys and values of every page to `value`."""
+    if hasattr(backend, "runner"):  # torch's
+        for sides in backend.runner.pool.layers:
+            for side in sides:
+                side.fill_(value)
+        return
+    import jax.numpy as jnp
+
+    backend.pool = type(backend.pool)(*(jnp.full_like(side, value) for side in backend.pool))
