@@ -15,8 +15,8 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-kernels test-gpu check-kernels check-kernels-all simulate check \
-        format demo bench-cpu bench-gpu bench-kernels bench-attention bench-tokenise bench-serve \
-        image clean
+        format demo bench-cpu bench-gpu bench-kernels bench-attention bench-parity bench-tokenise \
+        bench-serve image clean
 
 setup: $(STAMP)
 
@@ -93,6 +93,9 @@ bench-kernels:
 # Like test-gpu on a machine of its own; this one stops with a message without a CUDA device.
 bench-attention:
 	PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -P bench/attention.py $(ARGS)
+
+bench-parity: setup
+	$(BIN)/python -P bench/parity.py $(ARGS)
 
 bench-tokenise: setup
 	$(BIN)/python -P bench/tokenise.py
