@@ -55,7 +55,7 @@ test-gpu:
 	  { echo "make test-gpu needs a CUDA device"; exit 1; }
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
 	  -p no:cacheprovider tests/kernels/triton_interpreter tests/backends/test_gpu_attention.py \
-	  tests/backends/test_gpu_runner.py
+	  tests/backends/test_gpu_runner.py tests/backends/test_contract.py -k 'not jax'
 
 # More seeded worlds than the suite runs: make simulate SEEDS=100000
 SEEDS ?= 20000

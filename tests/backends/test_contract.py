@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
-from support.backends import JAX_FAMILIES, fill_pages, needs_jax
+from support.backends import JAX_FAMILIES, fill_pages, needs_cuda, needs_jax
 from support.layouts import (
     NO_PAGES,
     Pages,
@@ -29,9 +29,22 @@ def rng():
     return np.random.default_rng(1)
 
 
-@pytest.fixture(params=["torch", pytest.param("jax", marks=needs_jax)])
+# On a CUDA device warm, so that small batches run as graphs.
+ON_CUDA = {"device": "cuda", "warm": True, "cuda_graph_tokens": 256, "kv_cache_size": 2**27}
+
+
+@pytest.fixture(
+    params=[
+        "torch",
+        pytest.param("jax", marks=needs_jax),
+        pytest.param("cuda", marks=[needs_cuda, pytest.mark.gpu]),
+    ]
+)
 def make_backend(request, shared_backends):
     def make(dtype="float32", family="qwen3"):
+        if request.param == "cuda":
+            options = ON_CUDA if family != "qwen3_moe" else ON_CUDA | {"cuda_graph_tokens": None}
+            return shared_backends.get("torch", family, dtype=dtype, **options)
         if request.param == "jax" and family not in JAX_FAMILIES:
             pytest.skip(f"--backend jax refuses {family}, which test_jax holds")
         return shared_backends.get(request.param, family, dtype=dtype, max_batch_tokens=2048)

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import Backend
@@ -12,6 +13,7 @@ from gpuscore.config import ModelConfig
 # With the architectures that --backend jax computes.
 JAX_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
 
 
@@ -21,12 +23,21 @@ class SharedBackends:
     def __init__(self, tiny_model: Any) -> None:
         self._tiny_model, self._made = tiny_model, dict[Any, Backend]()
 
-    def get(self, backend: str, family: str, overrides: Any = None, **options: Any) -> Backend:
-        key = repr((backend, family, overrides, sorted(options.items())))
+    def get(
+        self,
+        backend: str,
+        family: str,
+        overrides: Any = None,
+        warm: bool = False,
+        **options: Any,
+    ) -> Backend:
+        key = repr((backend, family, overrides, warm, sorted(options.items())))
         if key not in self._made:
             directory, _ = self._tiny_model(family, **(overrides or {}))
             config = ModelConfig(str(directory), backend=backend, **options)
             self._made[key] = create_backend(plan_backend(directory, config))
+            if warm:
+                self._made[key].warmup()
         return self._made[key]
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from gpuscore.backends.jax.platform import keep_programs
 from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
 from gpuscore.backends.jax.weights import load_weights
 from gpuscore.backends.shared.batches import warmup_batches
+from gpuscore.backends.shared.checks import check_ids
 from gpuscore.backends.shared.sizing import mebibytes
 from gpuscore.types import BackendLimits, PackedBatch, RowScores
 
@@ -136,12 +137,10 @@ class JaxBackend:
             )
 
     def _invalid(self, batch: PackedBatch) -> Exception | None:
-        """JAX reads the last row where an index lies outside, and says nothing."""
-        vocab = self._limits.vocab_rows
-        for name in ("token_ids", "label_token_ids"):
-            ids = getattr(batch, name)
-            if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
-                return IndexError(f"{name} must be 0 to {vocab - 1}")
+        try:
+            check_ids(batch, self._limits.vocab_rows)
+        except IndexError as error:
+            return error
         if batch.num_tokens > self._sizes[-1].tokens:
             return ValueError(f"{batch.num_tokens} tokens are over the limit of a batch")
         return None

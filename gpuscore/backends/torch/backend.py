@@ -10,6 +10,7 @@ import torch
 
 from gpuscore.backends.base import DeviceLost, OutOfMemory
 from gpuscore.backends.shared.batches import largest_batches, warmup_batches
+from gpuscore.backends.shared.checks import check_ids
 from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.backends.shared.memory import Memory
 from gpuscore.backends.shared.sizing import measure, mebibytes
@@ -103,13 +104,17 @@ class TorchBackend:
         self._set_up()
 
     def extend(self, batch: PackedBatch) -> Future[Finish]:
-        return self._thread.submit(_translated, lambda: self.runner.launch(batch))
+        return self._thread.submit(_translated, lambda: self._launch(batch))
 
     def collect(self, pending: Future[Finish]) -> RowScores:
         return _translated(pending.result())
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _launch(self, batch: PackedBatch) -> Finish:
+        check_ids(batch, self.plan.family.config.vocab_size)
+        return self.runner.launch(batch)
 
     @property
     def _longest(self) -> int:
