@@ -6,29 +6,35 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
-import torch
-from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
-from support.models import make_model
+if TYPE_CHECKING:  # they take seconds, and the process that hands out the tests needs neither
+    from transformers import PreTrainedModel
 
 for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
     del os.environ[name]  # what a developer has set must not change a test
-transformers_logging.disable_progress_bar()
-torch.set_num_threads(1)  # tiny models: a second thread only waits
 
-ModelFactory = Callable[..., tuple[Path, PreTrainedModel]]
+ModelFactory: TypeAlias = "Callable[..., tuple[Path, PreTrainedModel]]"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Tiny models: a second thread only waits."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFactory:
     """A factory: tiny_model("llama", **config) -> (directory, transformers model), cached."""
+    from support.models import make_model
+
     made: dict[Any, tuple[Path, PreTrainedModel]] = {}
 
-    def make(family: str = "qwen3", **overrides: Any) -> tuple[Path, PreTrainedModel]:
+    def make(family: str = "qwen3", **overrides: Any) -> "tuple[Path, PreTrainedModel]":
         key = (family, repr(sorted(overrides.items())))
         if key not in made:
             directory = tmp_path_factory.mktemp(family)
