@@ -37,7 +37,7 @@ def make_backend(tiny_model):
 
     def make(dtype="float32", family="qwen3"):
         directory, _ = tiny_model(family)
-        config = ModelConfig(str(directory), dtype=dtype, max_batch_tokens=2048)
+        config = ModelConfig(str(directory), dtype=dtype, max_batch_tokens=512)
         made.append(create_backend(plan_backend(directory, config)))
         return made[-1]
 
