@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.backends.torch import attention, attention_plan, backend
+from gpuscore.backends.torch import attention, attention_plan, backend, runner
 from gpuscore.backends.torch.models import decoder, layers, mixture
 from gpuscore.engine import draft
 from gpuscore.text import prompts
@@ -147,7 +147,7 @@ def a_page_is_swapped(monkeypatch):
 def labels_are_off_by_one(monkeypatch):
     patched(
         monkeypatch,
-        backend,
+        runner,
         "label_logits",
         lambda run: lambda h, w, r, ids, **k: run(h, w, r, (ids - 1).clamp(min=0), **k),
     )
@@ -157,7 +157,7 @@ def the_vocabulary_is_cut_short(monkeypatch):
     """The log-sum-exp misses the last tenth of the vocabulary."""
     patched(
         monkeypatch,
-        backend,
+        runner,
         "vocab_statistics",
         lambda run: lambda h, w, rows, **k: run(h, w[: len(w) * 9 // 10], rows, **k),
     )
@@ -243,7 +243,7 @@ def scores_are_not_capped(monkeypatch):
 
 
 def logits_are_not_capped(monkeypatch):
-    patched(monkeypatch, backend, "label_logits", lambda run: lambda *a, softcap, **k: run(*a, **k))
+    patched(monkeypatch, runner, "label_logits", lambda run: lambda *a, softcap, **k: run(*a, **k))
 
 
 def the_norms_miss_their_one(monkeypatch):
