@@ -42,3 +42,54 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFactory:
         return made[key]
 
     return make
+
+
+# ---- how make test distributes the files over its workers ----
+
+# What takes longest begins first, so that no core is left waiting for the last file.
+LONGEST = (
+    "tests/server",
+    "tests/kernels/test_interpreted.py",
+    "tests/engine/test_client.py",
+    "tests/test_parity.py",
+    "tests/engine/test_simulation.py",
+    "tests/server/test_supervision.py",
+    "tests/backends/test_deterministic.py",
+    "tests/server/test_overload.py",
+    "tests/backends/test_compiler.py",
+    "tests/kernels/test_compile_check.py",
+    "tests/test_demo.py",
+)
+# Files of tests/server that do not share its servers.
+APART = (
+    "test_overload.py",
+    "test_parser.py",
+    "test_rerank.py",
+    "test_rounds.py",
+    "test_supervision.py",
+)
+
+
+def unit_of(nodeid: str) -> str:
+    """What runs in one worker: a file, or all files that share servers."""
+    folder, _, file = nodeid.partition("::")[0].rpartition("/")
+    return folder if folder == "tests/server" and file not in APART else f"{folder}/{file}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        rank = {unit: number for number, unit in enumerate(LONGEST)}
+        items.sort(key=lambda item: rank.get(unit_of(item.nodeid), len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    return Scheduling(config, log)

@@ -181,20 +181,20 @@ def test_a_false_claim_is_refused(tiny_model, monkeypatch):
     backend.close()
 
 
-@pytest.mark.parametrize("item_first", [False, True])
-def test_text(item_first):
+def test_text():
     query = "Customer wants: a red lamp, a blue chair. Answer yes or no.\n" * 12
     items = ["red lamp", "blue lamp", "red lamp, and more", " a chair", "", "red"]
     with Scorer("demo", deterministic=True, max_batch_tokens=512) as scorer:
+        for item_first in (False, True):
+            options = {"labels": ["yes", "no"], "item_first": item_first}
 
-        def score(some):
-            found = scorer.score(query, some, labels=["yes", "no"], item_first=item_first)
-            return found.scores
+            def score(some, options=options):
+                return scorer.score(query, some, **options).scores
 
-        alone = np.concatenate([score([item]) for item in items])
-        np.testing.assert_array_equal(score(items), alone)
-        np.testing.assert_array_equal(score(items[::-1])[::-1], alone)
-        np.testing.assert_array_equal(score([items[2], items[0]]), alone[[2, 0]])
+            alone = np.concatenate([score([item]) for item in items])
+            np.testing.assert_array_equal(score(items), alone)
+            np.testing.assert_array_equal(score(items[::-1])[::-1], alone)
+            np.testing.assert_array_equal(score([items[2], items[0]]), alone[[2, 0]])
 
 
 def test_batches_under_one_chunk_are_refused(tiny_model):
