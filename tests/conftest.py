@@ -8,30 +8,37 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
-import torch
-from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
-from support.backends import SharedBackends
-from support.models import make_model
+if TYPE_CHECKING:  # they take seconds, and the process that hands out the tests needs neither
+    from transformers import PreTrainedModel
+
+    from support.backends import SharedBackends
 
 for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
     del os.environ[name]  # what a developer has set must not change a test
-transformers_logging.disable_progress_bar()
-torch.set_num_threads(1)  # tiny models: a second thread only waits
 
-ModelFactory = Callable[..., tuple[Path, PreTrainedModel]]
+ModelFactory: TypeAlias = "Callable[..., tuple[Path, PreTrainedModel]]"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Tiny models: a second thread only waits."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFactory:
     """A factory: tiny_model("llama", **config) -> (directory, transformers model), cached."""
+    from support.models import make_model
+
     made: dict[Any, tuple[Path, PreTrainedModel]] = {}
 
-    def make(family: str = "qwen3", **overrides: Any) -> tuple[Path, PreTrainedModel]:
+    def make(family: str = "qwen3", **overrides: Any) -> "tuple[Path, PreTrainedModel]":
         key = (family, repr(sorted(overrides.items())))
         if key not in made:
             directory = tmp_path_factory.mktemp(family)
@@ -42,8 +49,61 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFactory:
 
 
 @pytest.fixture(scope="session")
-def shared_backends(tiny_model: ModelFactory) -> Iterator[SharedBackends]:
+def shared_backends(tiny_model: ModelFactory) -> "Iterator[SharedBackends]":
     """Backends over tiny models that are loaded once: get("jax", "qwen3", dtype="float32")."""
+    from support.backends import SharedBackends
+
     backends = SharedBackends(tiny_model)
     yield backends
     backends.close()
+
+
+# ---- how make test distributes the files over its workers ----
+
+# What takes longest begins first, so that no core is left waiting for the last file.
+LONGEST = (
+    "tests/server",
+    "tests/kernels/test_interpreted.py",
+    "tests/engine/test_client.py",
+    "tests/test_parity.py",
+    "tests/engine/test_simulation.py",
+    "tests/server/test_supervision.py",
+    "tests/backends/test_deterministic.py",
+    "tests/server/test_overload.py",
+    "tests/backends/test_compiler.py",
+    "tests/kernels/test_compile_check.py",
+    "tests/test_demo.py",
+)
+# Files of tests/server that do not share its servers.
+APART = (
+    "test_overload.py",
+    "test_parser.py",
+    "test_rerank.py",
+    "test_rounds.py",
+    "test_supervision.py",
+)
+
+
+def unit_of(nodeid: str) -> str:
+    """What runs in one worker: a file, or all files that share servers."""
+    folder, _, file = nodeid.partition("::")[0].rpartition("/")
+    return folder if folder == "tests/server" and file not in APART else f"{folder}/{file}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        rank = {unit: number for number, unit in enumerate(LONGEST)}
+        items.sort(key=lambda item: rank.get(unit_of(item.nodeid), len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    return Scheduling(config, log)

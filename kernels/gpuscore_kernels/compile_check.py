@@ -138,15 +138,16 @@ def measure(variant: Variant, arch: int) -> Measured:
         target=GPUTarget("cuda", arch, 32),
         options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
     )
-    return _inspect(compiled.asm["cubin"], int(compiled.metadata.shared))
+    return _inspect(compiled.asm["cubin"], compiled.asm["ptx"], int(compiled.metadata.shared))
 
 
-def _inspect(cubin: bytes, shared: int) -> Measured:
+def _inspect(cubin: bytes, ptx: str, shared: int) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         usage = _tool("cuobjdump", "-res-usage", str(path))
-        code = _tool("nvdisasm", "-c", str(path))
+        # Half a second, for matrix instructions only, which come from those of PTX.
+        code = _tool("nvdisasm", "-c", str(path)) if "mma" in ptx else ""
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if found is None:
         raise RuntimeError(f"cuobjdump -res-usage names no registers: {usage}")
@@ -187,7 +188,7 @@ def complaints(
 
 
 def _measure_key(key: Key) -> Measured | str:
-    """In a process of the pool: the measurements, or why there are none."""
+    """The measurements, or why there are none."""
     kernel, name, arch = key
     try:
         return measure(variants(kernel)[name], arch)
@@ -196,7 +197,10 @@ def _measure_key(key: Key) -> Measured | str:
 
 
 def measure_all(chosen: Sequence[Key], processes: int) -> Iterator[tuple[Key, Measured | str]]:
-    """In the order of `chosen`; several variants are compiled at a time."""
+    """In the order of `chosen`, `processes` variants at a time; a single one in this process."""
+    if processes == 1:
+        yield from ((key, _measure_key(key)) for key in chosen)
+        return
     # Triton is not safe to fork once LLVM has run.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:

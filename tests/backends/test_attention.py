@@ -34,6 +34,7 @@ CONFIG = DecoderConfig(
     checkpoint_dtype="float32",
 )
 CPU = torch.device("cpu")
+IMPLEMENTATIONS = ("cpu", "reference")
 
 
 def poisoned_pool(batch, generator):
@@ -56,7 +57,7 @@ def as_oracle(side):
     return side.permute(1, 0, 2).double().numpy()
 
 
-def run(batch, impl, seed, window=None, softcap=None):
+def run(batch, seed, window=None, softcap=None):
     """All layers of CONFIG on random q, k, v against the oracle; the last one scores some rows."""
     generator = torch.Generator().manual_seed(seed)
     pool = poisoned_pool(batch, generator)
@@ -66,26 +67,26 @@ def run(batch, impl, seed, window=None, softcap=None):
         for heads in (HEADS, KV_HEADS, KV_HEADS)
     )
     config = replace(CONFIG, windows=(window, window), attention_softcap=softcap)
-    attend = ExtendAttention(batch, config, pool, impl, merge_partials)
     stored = KeptRows.of(batch.slot_mapping, pool)
     rows = torch.from_numpy(batch.score_rows.astype(np.int64))
     exact = [x.double().numpy() for x in (q, k, v)]
     for layer, scored in ((0, None), (1, rows)):
         want = oracle(batch, PAGE_SIZE, *exact, *before[layer], window, softcap)
-        stored.write(layer, k, v)
-        got = attend.run(layer, q if scored is None else q[scored], k, v).numpy()
         want = want if scored is None else want[batch.score_rows]
-        np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5)
+        stored.write(layer, k, v)
+        for impl in IMPLEMENTATIONS:
+            attend = ExtendAttention(batch, config, pool, impl, merge_partials)
+            got = attend.run(layer, q if scored is None else q[scored], k, v).numpy()
+            np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5, err_msg=impl)
     return pool, k, v
 
 
-@pytest.mark.parametrize("impl", ["cpu", "reference"])
 @pytest.mark.parametrize("seed", range(12))
-def test_random_batches(seed, impl):
+def test_random_batches(seed):
     batch = random_batch(np.random.default_rng(seed), NUM_SLOTS, PAGE_SIZE)
     if not batch.num_tokens:
         return
-    pool, k, v = run(batch, impl, seed)
+    pool, k, v = run(batch, seed)
     kept = batch.slot_mapping >= 0
     for layer in pool.layers:
         for side, values in zip(layer, (k, v), strict=True):
@@ -93,26 +94,25 @@ def test_random_batches(seed, impl):
             assert torch.equal(stored, values[torch.from_numpy(kept)])
 
 
-@pytest.mark.parametrize("impl", ["cpu", "reference"])
 @pytest.mark.parametrize("window", [1, 2, 5, 17, 40, 1000])
 @pytest.mark.parametrize("softcap", [None, 0.7])
-def test_windows_count_positions_not_rows(window, softcap, impl):
+def test_windows_count_positions_not_rows(window, softcap):
     for seed in range(4):
         batch = random_batch(np.random.default_rng(seed), NUM_SLOTS, PAGE_SIZE)
         if batch.num_tokens:
-            run(batch, impl, seed, window, softcap)
+            run(batch, seed, window, softcap)
 
 
 def test_a_soft_cap_without_a_window():
     batch = random_batch(np.random.default_rng(5), NUM_SLOTS, PAGE_SIZE)
-    run(batch, "cpu", 5, None, 0.3)
+    run(batch, 5, None, 0.3)
 
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_rows_in_the_middle_of_a_segment_can_be_scored(window):
     batch = random_batch(np.random.default_rng(5), NUM_SLOTS, PAGE_SIZE)
     rows = np.arange(batch.num_tokens, dtype=np.int32)[::3]
-    run(replace(batch, score_rows=rows), "cpu", 0, window)
+    run(replace(batch, score_rows=rows), 0, window)
 
 
 def test_padding_is_bounded():

@@ -86,7 +86,7 @@ FAMILIES = [
 
 @pytest.mark.parametrize(("family", "dtype"), FAMILIES)
 def test_same_bits_in_every_batch(scoring, rng, family, dtype):
-    one = scoring(family, dtype=dtype, max_batch_tokens=600)
+    one = scoring(family, dtype=dtype, max_batch_tokens=600, max_model_len=600)
     query, items = random_ids(rng, 301), [*some_items(rng, 11), random_ids(rng, 290)]
     alone = np.concatenate([one.bits(query, [item]) for item in items])
     assert len(np.unique(alone[:, 0])) == len(items)  # not all the same by mistake
@@ -114,19 +114,19 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype):
 def test_chunks_do_not_show(scoring, rng, family):
     """A budget so small that queries and items run in chunks, and one where nothing does."""
     query, items = random_ids(rng, 417), [random_ids(rng, n) for n in (1, 130, 260, 300, 5)]
-    small = scoring(family, dtype="float32", max_batch_tokens=128)
-    whole = scoring(family, dtype="float32", max_batch_tokens=1300)
+    small = scoring(family, dtype="float32", max_batch_tokens=128, max_model_len=720)
+    whole = scoring(family, dtype="float32", max_batch_tokens=1300, max_model_len=720)
     want = whole.bits(query, items)
     np.testing.assert_array_equal(small.bits(query, items), want)
     np.testing.assert_array_equal(small.bits(query, items, salt="kept"), want)
     np.testing.assert_array_equal(small.bits(query, items, salt="kept"), want)
-    odd = scoring(family, dtype="float32", max_batch_tokens=333)
+    odd = scoring(family, dtype="float32", max_batch_tokens=333, max_model_len=720)
     np.testing.assert_array_equal(odd.bits(query, items), want)
 
 
 def test_another_query_with_the_same_beginning(scoring, rng):
     """Its last block is shorter, so what the other one cached of it must not be used."""
-    one = scoring(dtype="float32", max_batch_tokens=600)
+    one = scoring(dtype="float32", max_batch_tokens=600, max_model_len=600)
     start, items = random_ids(rng, 300), some_items(rng, 4)
     query = start + random_ids(rng, 100)
     want = one.bits(query, items)
@@ -137,7 +137,9 @@ def test_another_query_with_the_same_beginning(scoring, rng):
 def test_two_threads(scoring, rng):
     threads = torch.get_num_threads()
     try:
-        one = scoring(dtype="float32", threads=2, overrides={"hidden_size": 96})
+        one = scoring(
+            dtype="float32", threads=2, max_batch_tokens=600, overrides={"hidden_size": 96}
+        )
         query, items = random_ids(rng, 200), some_items(rng, 9)
         alone = np.concatenate([one.bits(query, [item]) for item in items])
         np.testing.assert_array_equal(one.bits(query, items), alone)
@@ -146,9 +148,10 @@ def test_two_threads(scoring, rng):
 
 
 def test_close_to_the_usual_scores(scoring, rng, tiny_model):
-    one = scoring("gemma2", dtype="float32")
+    one = scoring("gemma2", dtype="float32", max_batch_tokens=512)
     directory, _ = tiny_model("gemma2")
-    usual = create_backend(plan_backend(directory, ModelConfig(str(directory), dtype="float32")))
+    config = ModelConfig(str(directory), dtype="float32", max_batch_tokens=512)
+    usual = create_backend(plan_backend(directory, config))
     engine = Engine(usual, EngineConfig())
     query, items = random_ids(rng, 260), some_items(rng, 9)
     given = ScoreInput(query, items, labels=None, label_token_ids=LABELS, need_lse=True)
@@ -171,27 +174,27 @@ def test_a_false_claim_is_refused(tiny_model, monkeypatch):
     """Products over all rows at once, whatever their number: caught before anything is served."""
     monkeypatch.setattr("gpuscore.backends.torch.backend.in_tiles", lambda size: all_at_once)
     directory, _ = tiny_model("qwen3", hidden_size=96)
-    config = ModelConfig(str(directory), deterministic=True, dtype="float32")
+    config = ModelConfig(str(directory), deterministic=True, dtype="float32", max_batch_tokens=512)
     backend = create_backend(plan_backend(directory, config))
     with pytest.raises(ConfigError, match="items depend on the batch"):
         Engine(backend, EngineConfig())
     backend.close()
 
 
-@pytest.mark.parametrize("item_first", [False, True])
-def test_text(item_first):
+def test_text():
     query = "Customer wants: a red lamp, a blue chair. Answer yes or no.\n" * 12
     items = ["red lamp", "blue lamp", "red lamp, and more", " a chair", "", "red"]
-    with Scorer("demo", deterministic=True) as scorer:
+    with Scorer("demo", deterministic=True, max_batch_tokens=512) as scorer:
+        for item_first in (False, True):
+            options = {"labels": ["yes", "no"], "item_first": item_first}
 
-        def score(some):
-            found = scorer.score(query, some, labels=["yes", "no"], item_first=item_first)
-            return found.scores
+            def score(some, options=options):
+                return scorer.score(query, some, **options).scores
 
-        alone = np.concatenate([score([item]) for item in items])
-        np.testing.assert_array_equal(score(items), alone)
-        np.testing.assert_array_equal(score(items[::-1])[::-1], alone)
-        np.testing.assert_array_equal(score([items[2], items[0]]), alone[[2, 0]])
+            alone = np.concatenate([score([item]) for item in items])
+            np.testing.assert_array_equal(score(items), alone)
+            np.testing.assert_array_equal(score(items[::-1])[::-1], alone)
+            np.testing.assert_array_equal(score([items[2], items[0]]), alone[[2, 0]])
 
 
 def test_batches_under_one_chunk_are_refused(tiny_model):

@@ -1,6 +1,5 @@
 """Promise: pages take what weights and the largest batch leave, as measured, and no batch more."""
 
-import json
 import logging
 import re
 import sys
@@ -24,7 +23,6 @@ from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
 from gpuscore.errors import ConfigError
 from support.layouts import int32, item_segments
 from support.models import random_ids
-from support.serving import serving
 
 MIB = 2**20
 WIDE = {  # a model whose batches take tens of megabytes, nearly all of it in attention
@@ -64,7 +62,9 @@ def backend_of(tiny_model):
 
     def make(memory=None, family="qwen3", overrides=None, **options):
         directory, _ = tiny_model(family, **(overrides or {}))
-        config = ModelConfig(str(directory), dtype="float32", **options)
+        config = ModelConfig(
+            str(directory), **{"dtype": "float32", "max_batch_tokens": 256, **options}
+        )
         made.append(TorchBackend(plan_backend(directory, config), memory))
         return made[-1]
 
@@ -97,17 +97,6 @@ def test_the_number_of_pages(memory, options, pages, backend_of, caplog):
         rf"memory: weights 0.4 MiB, largest batch [\d.]+ MiB \({kind}\), "
         rf"KV cache {pages * PAGE / MIB:.1f} MiB: {pages} pages, {pages * 16} tokens",
         line,
-    )
-
-
-def test_a_server_logs_the_numbers(tmp_path):
-    with serving("demo", "--kv-cache-size", "64MiB", log=tmp_path / "log"):
-        pass
-    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    (line,) = (line for line in lines if line["event"] == "log")
-    assert line["level"] == "info"
-    assert re.match(
-        r"memory: weights [\d.]+ MiB, largest batch .* KV cache 64.0 MiB", line["message"]
     )
 
 

@@ -96,7 +96,7 @@ def test_bit_for_bit_with_deterministic(tiny_model, seed):
     directory, _ = tiny_model(("qwen3", "gemma3")[seed % 2])
     budget = int(rng.choice([128, 200, 700]))
     engine = make_engine(directory, deterministic=True, max_batch_tokens=budget)
-    lonely = make_engine(directory, deterministic=True)
+    lonely = make_engine(directory, deterministic=True, max_batch_tokens=700)
     requests = [*some_requests(rng, 14, fixed_cut=True)]
     results = in_flight_together(engine, rng, requests)
     for request, result in zip(requests, results, strict=True):

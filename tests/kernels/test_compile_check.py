@@ -32,7 +32,7 @@ def test_shipped_variants_compile():
     assert len(list(keys(quick=True))) <= MOST_QUICK
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "gpuscore_kernels.compile_check"],
+        [sys.executable, "-P", "-m", "gpuscore_kernels.compile_check", "--processes", "1"],
         env=environment,
         capture_output=True,
         text=True,

@@ -17,6 +17,7 @@ def test_kernels_in_the_interpreter():
     folder = Path(__file__).parent / "triton_interpreter"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed, and they take a second
     done = subprocess.run(
         command,
         cwd=ROOT,

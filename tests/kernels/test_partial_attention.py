@@ -82,25 +82,26 @@ def test_key_mask_with_a_row_that_sees_nothing(dtype, impl):
     assert got[0][2].eq(0).all()
 
 
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("softcap", [None, 0.6])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (63, 63), (700, 111), (600, 600)])
-def test_first_keys_and_soft_cap(rows, keys, causal, softcap, dtype, impl):
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (63, 63), (600, 111), (300, 600)])
+def test_first_keys_and_soft_cap(rows, keys, causal, softcap, dtype):
     """Windows whose lower edge moves, in both directions, beyond the last key as well."""
     keys = rows if causal else keys
-    q, k, v = inputs((2, 4, 2, rows, keys, 16), dtype)
+    q, k, v = inputs((2, 2, 1, rows, keys, 16), dtype)
     first = torch.arange(rows) - 5 if causal else torch.arange(rows).flip(0) * keys // rows + 3
     key = np.arange(keys)
     visible = key >= first.numpy()[:, None]
     visible &= key <= np.arange(rows)[:, None] if causal else np.True_
-    got = partial_attention(
-        q, k, v, scale=0.3, causal=causal, first_key=first, softcap=softcap, impl=impl
-    )
-    check(got, expected(q, k, v, 0.3, visible, softcap), dtype)
+    want = expected(q, k, v, 0.3, visible, softcap)
     blind = torch.from_numpy(~visible.any(axis=1))
-    assert got[1][:, :, blind].eq(-torch.inf).all()
+    for impl in IMPLEMENTATIONS:
+        got = partial_attention(
+            q, k, v, scale=0.3, causal=causal, first_key=first, softcap=softcap, impl=impl
+        )
+        check(got, want, dtype)
+        assert got[1][:, :, blind].eq(-torch.inf).all()
 
 
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)

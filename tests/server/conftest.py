@@ -70,8 +70,8 @@ def limited_server(tmp_path_factory) -> Iterator[RunningServer]:
         "--max-header-bytes": 2048,
         "--max-headers": 20,
         "--header-timeout": 0.4,
-        "--body-timeout": 0.4,
         "--send-timeout": 1,
+        "--body-timeout": 1,
     }
     arguments = [str(part) for flag in flags.items() for part in flag]
     with serving(directory, *arguments, environment={"GPUSCORE_API_KEY": KEYS[0]}) as running:
@@ -126,6 +126,8 @@ def watched(model, tmp_path_factory) -> Iterator[Watched]:
             model[0],
             *arguments,
             "--timing-headers",
+            "--kv-cache-size",
+            "16MiB",
             "--otlp-endpoint",
             endpoint,
             environment={"OTEL_BSP_SCHEDULE_DELAY": "200"},

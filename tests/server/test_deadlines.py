@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from gpuscore.config import ServerConfig
 from gpuscore.server.service import cache_salt
 from support.stub import ask, stub_service
 from support.watching import ALICE, BOB, BODY, TIMEOUT
@@ -32,12 +33,16 @@ class TestDeadline:
         reply = watched.client.post("/v1/score", json=BODY, headers={TIMEOUT: given})
         assert reply.status_code == 200
 
-    @pytest.mark.parametrize(("headers", "seconds"), [({}, 120), ({TIMEOUT: "500"}, 0.5)])
-    def test_the_engine_is_told(self, headers, seconds):
+    @pytest.mark.parametrize(
+        ("headers", "options", "seconds"),
+        [({}, {}, 120), ({}, {"request_timeout": 7.5}, 7.5), ({TIMEOUT: "500"}, {}, 0.5)],
+    )
+    def test_the_engine_is_told(self, headers, options, seconds):
         service = stub_service()
         start = time.monotonic()
         request = {"method": "POST", "url": "/v1/score", "json": BODY, "headers": headers}
-        assert ask(service, request)[0].status_code == 200
+        (reply,) = ask(service, request, config=ServerConfig(**options))
+        assert reply.status_code == 200
         (got,) = service.model.engine.requests
         assert start + seconds <= got.deadline <= time.monotonic() + seconds
 

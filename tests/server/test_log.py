@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import re
 import time
 from uuid import uuid4
 
@@ -15,6 +16,15 @@ from support.wire import post
 
 
 class TestLog:
+    def test_the_numbers_of_the_memory(self, watched):
+        """Logged by the engine's process, when it has measured them."""
+        lines = [line for line in watched.lines() if line["event"] == "log"]
+        (line,) = (line for line in lines if line["message"].startswith("memory: "))
+        assert line["level"] == "info"
+        assert re.match(
+            r"memory: weights [\d.]+ MiB, largest batch .* KV cache 16.0 MiB", line["message"]
+        )
+
     def test_the_line_of_a_scored_request(self, watched):
         name, body = uuid4().hex, json.dumps(BODY).encode()
         start = time.monotonic()

@@ -12,10 +12,25 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gpuscore.engine.supervisor import TICK, Patience
 from support import tape_child
 from support.serving import children, running, serving, wait_until
-from support.tape_serving import JSON, PATIENCE, body_of, engine_of, in_flight, tape_server
-from support.wire import Connection, canary, check_error, connected, retry_after
+from support.tape_child import MARK
+from support.tape_serving import (
+    JSON,
+    PATIENCE,
+    body_of,
+    engine_of,
+    in_flight,
+    let_go,
+    tape_server,
+)
+from support.wire import Connection, canary, check_error, connected, retry_after, under_way
+
+
+def test_silence_is_noticed_within_two_seconds():
+    """As reckoned; the tests of real silence leave a busy machine another one."""
+    assert Patience().silent + TICK < 2
 
 
 def scores(client):
@@ -47,16 +62,14 @@ def test_the_server_outlives_its_engine(tape, harm):
     server, client = tape
     wait_until(lambda: status(client, "/ready") == 200)
     before, pid = scores(client), engine_of(server)
-    token = tape_child.STUCK if harm == "stuck" else tape_child.SLOW
+    token = tape_child.STUCK if harm == "stuck" else tape_child.HELD
     with in_flight(client, token) as connection:
         if harm != "stuck":
             os.kill(pid, signal.SIGKILL if harm == "killed" else signal.SIGSTOP)
         took = seconds_until_unhealthy(client)
-        assert took < 2 + (1.5 if harm == "stuck" else 0)
+        assert took < {"killed": 2, "stopped": 3, "stuck": 1.5 + 3}[harm]
         assert status(client, "/ready") == 503
-        start = time.monotonic()
         refused = client.post("/v1/score", content=body_of(1, 2), headers=JSON)
-        assert time.monotonic() - start < 0.5
         check_error(refused, 503, "unavailable", None)
         assert 1 <= retry_after(refused) <= 30
         lost = connection.reply()
@@ -72,14 +85,15 @@ def test_the_server_outlives_its_engine(tape, harm):
 def test_a_client_that_leaves_frees_queued_work(tape):
     _, client = tape
     wait_until(lambda: status(client, "/ready") == 200)
-    with in_flight(client, tape_child.SLOW) as slow:
+    with in_flight(client, tape_child.HELD) as held:
         with in_flight(client, 1):
             refused = client.post("/v1/score", content=body_of(1, 2), headers=JSON)
             check_error(refused, 429, "overloaded", None)
-        time.sleep(0.1)
+        wait_until(lambda: under_way(client) == 1)
         with in_flight(client, 1) as connection:
+            assert connection.silent
+            assert let_go(held).status == 200
             assert connection.reply().status == 200
-        assert slow.reply().status == 200
 
 
 def test_a_crash_loop_gives_up():
@@ -125,7 +139,7 @@ def test_a_drain_keeps_the_door_open():
     with tape_server() as (server, client):
         pid = engine_of(server)
         with (
-            in_flight(client, tape_child.SLOW) as slow,
+            in_flight(client, tape_child.HELD) as held,
             Connection(client) as kept,
             Connection(client) as arriving,
         ):
@@ -133,21 +147,22 @@ def test_a_drain_keeps_the_door_open():
             assert "connection" not in kept.reply().headers
             body = body_of(1, 2)
             arriving.send(arriving.head(body=body) + body[:5])
-            time.sleep(0.1)
+            wait_until(lambda: under_way(client) == 2)
             for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the child too
                 os.kill(pid, number)
             server.process.send_signal(signal.SIGTERM)
-            wait_until(lambda: status(client, "/ready") == 503, seconds=1)
+            wait_until(lambda: status(client, "/ready") == 503)
             time.sleep(0.3)  # the listener is not just slow to close
             assert status(client, "/health") == 200
             for connection in (Connection(client), kept):  # a new one, and one that was open
                 check_refused_by_drain(connection)
-            for connection in (arriving, slow):
-                connection.send(body[5:] if connection is arriving else b"")
+            arriving.send(body[5:])
+            MARK.unlink()
+            for connection in (arriving, held):
                 answer = connection.reply()
                 assert answer.status == 200
                 assert answer.headers["connection"] == "close"
-        assert server.process.wait(timeout=2) == 0
+        assert server.process.wait(timeout=10) == 0
         assert not running(pid)
         assert server.process.stderr.read() == ""
 

@@ -6,6 +6,7 @@ biases away from 0: near-uniform outputs would hide errors.
 
 from collections.abc import Sequence
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.utils import logging
+
+logging.disable_progress_bar()
 
 VOCAB = 400
 COMMON = {
@@ -130,16 +134,29 @@ def make_tokenizer(*, bos: bool) -> Tokenizer:
     return tokenizer
 
 
+# Many tests ask for the same prompts, cut and packed in another way.
+_known: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, ...], NDArray[np.float64]]]
+_known = WeakKeyDictionary()
+
+
 def reference_logprobs(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
     """transformers' log-probabilities [N, V] after each prompt, every prompt run alone."""
-    rows = []
-    for prompt in prompts:
-        with torch.no_grad():
-            logits = model(torch.tensor([list(prompt)])).logits[0, -1]
-        rows.append(torch.log_softmax(logits.double(), dim=-1).numpy())
-    return np.stack(rows)
+    known, keys = _known.setdefault(model, {}), [tuple(map(int, prompt)) for prompt in prompts]
+    for key in keys:
+        if key not in known:
+            known[key] = logprobs_of_one_length(model, [key])[0]
+    return np.stack([known[key] for key in keys])
+
+
+def logprobs_of_one_length(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]]
+) -> NDArray[np.float64]:
+    """transformers' log-probabilities [N, V] after prompts that need no padding, side by side."""
+    with torch.no_grad():
+        logits = model(torch.tensor(prompts), logits_to_keep=1).logits[:, -1]
+    return torch.log_softmax(logits.double(), dim=-1).numpy()
 
 
 def random_ids(rng: np.random.Generator, length: int) -> list[int]:

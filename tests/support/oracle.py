@@ -49,12 +49,13 @@ def attention(
         ]
         positions = np.concatenate([np.arange(len(slots)), batch.positions[seen[row]]])
         near = positions > batch.positions[row] - (window or np.inf)
-        keys = np.concatenate([pool_k[slots], k[seen[row]]])[near]
-        values = np.concatenate([pool_v[slots], v[seen[row]]])[near]
-        for head in range(q.shape[1]):
-            scores = keys[:, head // group] @ q[row, head] / np.sqrt(q.shape[2])
-            if softcap is not None:
-                scores = softcap * np.tanh(scores / softcap)
-            weights = np.exp(scores - scores.max())
-            out[row, head] = weights / weights.sum() @ values[:, head // group]
+        keys, values = (  # [n, H, D], a KV head for each query head
+            np.concatenate([pool[slots], rows[seen[row]]])[near].repeat(group, axis=1)
+            for pool, rows in ((pool_k, k), (pool_v, v))
+        )
+        scores = np.einsum("nhd,hd->nh", keys, q[row]) / np.sqrt(q.shape[2])
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        weights = np.exp(scores - scores.max(axis=0))
+        out[row] = np.einsum("nh,nhd->hd", weights / weights.sum(axis=0), values)
     return out

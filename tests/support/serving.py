@@ -1,6 +1,8 @@
 """A real `gpuscore serve` process on loopback."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -64,6 +66,17 @@ def _address(process: "subprocess.Popen[str]") -> str:
         if "ready on" in line:
             return line.split("ready on ")[1].split(" ")[0]
     raise RuntimeError(f"the server stopped with {process.wait()}: {''.join(output)}")
+
+
+def stops_at_once(server: RunningServer, number: signal.Signals) -> str:
+    """Stop a server that has an open connection and nothing to do; returns what it still said."""
+    with socket.create_connection(server.address):
+        start = time.monotonic()
+        server.process.send_signal(number)
+        assert server.process.wait(timeout=30) == 0
+    assert time.monotonic() - start < 5
+    assert server.process.stdout is not None
+    return server.process.stdout.read()
 
 
 def children(pid: int) -> list[int]:

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,13 @@ import numpy as np
 from gpuscore.backends.base import OutOfMemory, Prepared
 from support.tape import TapeBackend
 
-SLOW, STUCK, CRASH, DEAD_LOOP, GARBAGE, HALF_FRAME, HUGE_FRAME, FROZEN = range(900, 908)
-NO_MEMORY, NO_NUMBER = 908, 909
-SLOW_SECONDS = 1.0
+HELD, STUCK, CRASH, DEAD_LOOP, GARBAGE, HALF_FRAME, HUGE_FRAME, FROZEN = range(900, 908)
+NO_MEMORY, NO_NUMBER, SLOW = 908, 909, 910
+SLOW_SECONDS = 0.3
+
+# A file, there once a held or stuck batch is being computed. A held one is until it is removed.
+os.environ.setdefault("TAPE_OF", str(os.getpid()))  # the tests' process; its children inherit this
+MARK = Path(tempfile.gettempdir(), f"tape-{os.environ['TAPE_OF']}")
 
 
 class MischievousTape(TapeBackend):
@@ -46,14 +51,26 @@ def _out_of_memory():
     raise OutOfMemory("simulated")
 
 
+def _hold():
+    MARK.touch()
+    while MARK.exists():
+        time.sleep(0.005)
+
+
+def _hang():
+    MARK.touch()
+    time.sleep(3600)
+
+
 def _write(data):
     os.write(int(sys.argv[2]), data)
     time.sleep(3600)
 
 
 ACTIONS = {
+    HELD: _hold,
+    STUCK: _hang,
     SLOW: lambda: time.sleep(SLOW_SECONDS),
-    STUCK: lambda: time.sleep(3600),
     CRASH: lambda: os._exit(9),
     DEAD_LOOP: _die_quietly,
     NO_MEMORY: _out_of_memory,

@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.serving import RunningServer, children
-from support.wire import Connection, connected
+from support.serving import RunningServer, children, wait_until
+from support.tape_child import HELD, MARK, STUCK
+from support.wire import Connection, connected, under_way
 
 # Restarts late enough to be seen, gives up soon enough to wait for.
 PATIENCE = {"first_delay": 0.7, "max_delay": 0.7, "stopped": 2.5}
@@ -60,8 +60,22 @@ JSON = {"content-type": "application/json"}
 
 @contextmanager
 def in_flight(client, *tokens):
-    """A connection whose request is with the engine."""
+    """A connection whose request was let in; with HELD or STUCK in it, the engine is at it."""
+    waits = not {HELD, STUCK}.isdisjoint(tokens)
+    before = under_way(client)
+    if waits:
+        MARK.unlink(missing_ok=True)  # a child that was killed may have left it
     with Connection(client) as connection:
         connection.request(body=body_of(*tokens))
-        time.sleep(0.2)
-        yield connection
+        wait_until(MARK.exists if waits else lambda: under_way(client) > before)
+        try:
+            yield connection
+        finally:
+            if waits:
+                MARK.unlink(missing_ok=True)
+
+
+def let_go(connection):
+    """The answer to a request that is held."""
+    MARK.unlink()
+    return connection.reply()

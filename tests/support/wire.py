@@ -1,8 +1,8 @@
 """Raw HTTP/1.1, the canary, and what every error reply must look like."""
 
 import json
+import re
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from unittest.mock import ANY
@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import httpx
 
-from support.serving import RunningServer
+from support.serving import RunningServer, wait_until
 
 # Stands for a caller's text and keys: no reply may ever hold it.
 MARKER = "Grüner-Marker-7c41-xyz"
@@ -41,6 +41,9 @@ class Connection:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._file.close()
         self.socket.close()
 
@@ -176,10 +179,6 @@ def retry_after(reply: Reply | httpx.Response) -> int:
     return int(reply.headers["retry-after"])
 
 
-# Too long for the room that a batch of large_request leaves, so it has to take its turn.
-BEHIND = {"items": [[9] * 400], "label_token_ids": [3]}
-
-
 def large_request(tokens: int, **fields: object) -> bytes:
     """A body whose items share nothing, so that all tokens have to be computed."""
     tail = [7] * 498
@@ -188,16 +187,18 @@ def large_request(tokens: int, **fields: object) -> bytes:
 
 
 def hold(client: httpx.Client, connection: Connection, body: bytes) -> None:
-    """Send a large_request and return once the engine works on it.
-
-    Something that waits behind it shows that: a request of a higher priority number is answered
-    until then, and not any more from then on.
-    """
+    """Send a large_request and return once the engine's process has it."""
     connection.request(body=body)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            client.post("/v1/score", json=BEHIND | {"priority": 100}, timeout=0.25)
-        except httpx.ReadTimeout:
-            return
-    raise TimeoutError("the large request never held the engine")
+    wait_until(lambda: metric(client, "requests_waiting") >= 1)
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    """The value of a metric without labels."""
+    text = client.get("/metrics").text
+    (value,) = re.findall(rf"^gpuscore_{name} (\S+)$", text, re.MULTILINE)
+    return float(value)
+
+
+def under_way(client: httpx.Client) -> int:
+    """Requests that the server has read at least the head of, but for the one that asks."""
+    return int(metric(client, "requests_running")) - 1

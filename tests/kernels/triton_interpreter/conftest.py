@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpuscore.backends.torch import backend, known_answer
 from support.kernels import INTERPRETED
 
 if not INTERPRETED and not torch.cuda.is_available():
@@ -29,6 +30,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             for warning in SILENT:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the batches of a backend's start, which take the interpreter half a minute, and with
+    known answers of a few rows. On a GPU a start is a whole one."""
+    if INTERPRETED:
+        monkeypatch.setattr(backend, "warmup_batches", lambda *a: iter(()))
+        monkeypatch.setattr(backend, "largest_batches", lambda *a: iter(()))
+        monkeypatch.setattr(known_answer, "ROWS", 5)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads"
 
 
 @pytest.fixture
-def make_backend(tiny_model):
+def make_backend(tiny_model, quick_start):
     made = []
 
     def make(family, attention):

@@ -22,11 +22,7 @@ LABELS = [3, 17]
 
 
 @pytest.fixture
-def make(tiny_model, monkeypatch):
-    # The batches of the start take the interpreter minutes, and what they would find is known.
-    monkeypatch.setattr(backend_module, "warmup_batches", lambda *a: iter(()))
-    monkeypatch.setattr(backend_module, "largest_batches", lambda *a: iter(()))
-
+def make(tiny_model, quick_start):
     made = []
 
     def start(family, special, kernels, **options):
@@ -99,7 +95,17 @@ def assert_same(got, want):
 
 @pytest.mark.parametrize(
     ("family", "special"),
-    [("qwen3", {"num_hidden_layers": 2}), ("gemma3", {"final_logit_softcapping": 6.0})],
+    [
+        ("qwen3", {"num_hidden_layers": 2}),
+        (
+            "gemma3",
+            {
+                "num_hidden_layers": 2,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "final_logit_softcapping": 6.0,
+            },
+        ),
+    ],
 )
 def test_scores_equal_those_of_torch(make, used, family, special):
     want = scores(make(family, special, "torch"))
@@ -119,7 +125,7 @@ def test_scores_equal_those_of_torch(make, used, family, special):
 
 def test_tiles_of_fixed_size_do_as_well(make, monkeypatch):
     """--deterministic, with smaller tiles than it has."""
-    monkeypatch.setattr(backend_module, "TILING", Tiling(block=16, rows=16, group=16))
+    monkeypatch.setattr(backend_module, "TILING", Tiling(block=8, rows=8, group=8))
     special = {"num_hidden_layers": 2}
     want = scores(make("qwen3", special, "torch"))
     backend = make("qwen3", special, "triton", deterministic=True, max_batch_tokens=128)

@@ -22,7 +22,7 @@ from gpuscore_kernels.extend_attention import triton as kernels
 from gpuscore_kernels.items_merge import items_merge
 from support import oracle
 from support.attention import inputs, relative_error, requests
-from support.kernels import DEVICE, DTYPES, TOLERANCE, planted
+from support.kernels import DEVICE, DTYPES, INTERPRETED, TOLERANCE, planted
 
 PAGE, PAGES = 32, 16
 HEADS = (2, 1)  # of queries, of keys
@@ -35,10 +35,9 @@ BATCHES = {
     "prefix ends with a page": [(64, 0, [3])],
     "prefix ends in a page": [(45, 0, [1, 5, 20, 33])],
     "parent beside its items": [(0, 37, [3, 17, 1])],
-    "several requests": [(33, 34, [2, 20]), (0, 0, [9]), (64, 5, [3, 5]), (5, 0, [20])],
 }
-MIXED = BATCHES["several requests"]
-SMALL = [(64, 37, [3, 5]), (5, 0, [2])]
+MIXED = [(33, 34, [2, 20]), (0, 0, [9]), (64, 5, [3, 5]), (5, 0, [20])]
+SMALL = [(32, 33, [3, 5]), (5, 0, [2])]
 
 
 def table_of(batch, config, heads, **options):
@@ -79,12 +78,12 @@ def test_layouts(name):
     close(errors(BATCHES[name]))
 
 
-@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("dim", [96, 256] if INTERPRETED else [64, 96, 128, 256])
 def test_head_sizes(dim):
     close(errors(SMALL, dim=dim))
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (7, 1), (4, 2)])
+@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (4, 2)])
 def test_heads_that_share_keys(heads):
     close(errors(SMALL, heads=heads))
 

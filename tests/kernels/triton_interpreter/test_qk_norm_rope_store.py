@@ -26,10 +26,16 @@ def poisoned_pages(kv_heads, head_dim, dtype, slots, *, by_slot=False):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("norm", ["none", "llama", "gemma"])
 @pytest.mark.parametrize(
-    ("rows", "heads", "kv_heads", "head_dim"),
-    [(5, 4, 2, 16), (3, 3, 1, 24), (1, 16, 8, 128), (4, 0, 2, 16), (4, 2, 0, 96), (0, 4, 2, 16)],
+    ("rows", "heads", "kv_heads", "head_dim", "norm"),
+    [
+        *((5, 4, 2, 16, norm) for norm in ("none", "llama", "gemma")),
+        (3, 3, 1, 24, "gemma"),
+        (1, 16, 8, 128, "llama"),
+        *((2, 0, 2, 16, norm) for norm in ("none", "llama")),
+        *((2, 2, 0, 96, norm) for norm in ("none", "gemma")),
+        (0, 4, 2, 16, "llama"),
+    ],
 )
 def test_all_of_it(rows, heads, kv_heads, head_dim, norm, dtype):
     qkv = between_nans(randn(rows, (heads + 2 * kv_heads) * head_dim, dtype=dtype))
