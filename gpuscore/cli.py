@@ -1,4 +1,4 @@
-"""The `gpuscore` command: serve, score, info. The place where all parts are put together."""
+"""The `gpuscore` command: serve, score, info, parity. All parts are put together here."""
 
 import argparse
 import json
@@ -25,6 +25,7 @@ from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeou
 from gpuscore.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
 from gpuscore.hub import model_directory
 from gpuscore.options import plain
+from gpuscore.parity.arguments import add_parity
 from gpuscore.settings import DEFAULT, Settings, read_settings
 
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
     )
     add_flags(info, *CONFIGS, FileConfig)
+    add_parity(commands)
     return parser
 
 

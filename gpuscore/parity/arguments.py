@@ -1,0 +1,193 @@
+"""The command line of `gpuscore parity`; what it does is imported only when it is asked for."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from gpuscore.config import FileConfig, ModelConfig
+from gpuscore.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
+from gpuscore.settings import Settings
+
+Command = Callable[[argparse.Namespace, Settings], int]
+SIZES = ("quick", "standard", "full")  # of workload.SIZES, which NumPy and tokenizers come with
+KINDS = ("strict", "gpuscore", "sglang", "sglang-mis", "sgl-jax")  # of deviations.KNOWN
+
+
+def add_parity(commands: Any) -> None:
+    """Add `parity` with its commands to the parser's."""
+    parity = commands.add_parser(
+        "parity",
+        allow_abbrev=False,
+        description="Compare ways to score: backends, machines, servers.",
+        help="compare backends, machines and servers",
+    )
+    refuse_api_key(parity)
+    below = parity.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(below)
+    _add_record(below)
+    _add_compare(below)
+    _add_check_server(below)
+
+
+def _add_run(commands: Any) -> None:
+    run = _add(
+        commands,
+        "run",
+        "[MODEL] --backends LIST [OPTIONS]",
+        "score a fixed workload on several backends and judge each against transformers",
+        _run,
+        epilog=EPILOG,
+    )
+    group = run.add_argument_group("What to compare (command line only)")
+    group.add_argument(
+        "--backends",
+        required=True,
+        metavar="LIST",
+        help="framework:dtype[:attention] with commas between, such as "
+        "torch:float32,torch:bfloat16:triton,jax:float32",
+    )
+    _add_workload(group)
+    _add_report(group)
+    add_flags(run, ModelConfig, FileConfig)
+
+
+def _add_record(commands: Any) -> None:
+    record = _add(
+        commands,
+        "record",
+        "[MODEL] -o DIRECTORY [OPTIONS]",
+        "score the workload here and write a bundle to compare elsewhere",
+        _record,
+        epilog=EPILOG,
+    )
+    group = record.add_argument_group("What to record (command line only)")
+    group.add_argument(
+        "-o", "--output", required=True, metavar="DIRECTORY", help="the bundle; must not exist yet"
+    )
+    _add_workload(group)
+    add_flags(record, ModelConfig, FileConfig)
+
+
+def _add_compare(commands: Any) -> None:
+    compare = _add(
+        commands,
+        "compare",
+        "A B [OPTIONS]",
+        "judge two bundles of one model and one workload",
+        _compare,
+    )
+    compare.add_argument("a", metavar="A", help="bundle; a float32 one counts as right")
+    compare.add_argument("b", metavar="B", help="bundle")
+    _add_report(compare)
+
+
+def _add_check_server(commands: Any) -> None:
+    check = _add(
+        commands,
+        "check-server",
+        "URL [URL2] [OPTIONS]",
+        "hold a server with SGLang's /v1/score to its contract, and two servers to each other",
+        _check_server,
+    )
+    check.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8000")
+    check.add_argument("url2", metavar="URL2", nargs="?", help="a second server of the same model")
+    check.add_argument(
+        "--kind",
+        choices=KINDS,
+        default="strict",
+        help="whose known deviations are no failures (default: strict, which has none)",
+    )
+    check.add_argument(
+        "--kind2", choices=KINDS, default="strict", help="the same for URL2 (default: strict)"
+    )
+    check.add_argument(
+        "--reference",
+        metavar="MODEL",
+        help="the served model, as a directory or hub name: adds what needs its tokenizer and "
+        "transformers",
+    )
+    check.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="valid token ids are below it (default: found by asking)",
+    )
+    check.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-3,
+        metavar="P",
+        help="difference of two probabilities that is rounding; half of it on average "
+        "(default: 0.001, for half precision; float32: 1e-5)",
+    )
+    check.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="time for one answer (default: 120)",
+    )
+    check.add_argument(
+        "--api-key-file",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="its first line is sent as bearer token; GPUSCORE_API_KEY goes before it",
+    )
+    _add_report(check)
+
+
+def _add_workload(group: Any) -> None:
+    group.add_argument(
+        "--workload",
+        choices=SIZES,
+        default="standard",
+        help="length of its prompts; full: 2,000 + 500 x 20 tokens, for a GPU (default: standard)",
+    )
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="another one gives other tokens"
+    )
+
+
+def _add_report(group: Any) -> None:
+    group.add_argument("--report", metavar="FILE", help="also write an HTML page with plots")
+
+
+def _add(
+    commands: Any, name: str, usage: str, help: str, run: Command, epilog: str | None = None
+) -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        allow_abbrev=False,
+        usage=f"gpuscore parity {name} {usage}",
+        description=f"{help[0].upper()}{help[1:]}. Exit code 1: something differs too much.",
+        help=help,
+        epilog=epilog,
+        formatter_class=HelpFormatter,
+    )
+    command.set_defaults(command=run)
+    refuse_api_key(command)
+    return command
+
+
+def _run(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.parity.commands import run
+
+    return run(values, settings)
+
+
+def _record(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.parity.commands import record
+
+    return record(values, settings)
+
+
+def _compare(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.parity.commands import compare
+
+    return compare(values)
+
+
+def _check_server(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.parity.check_server import check_server
+
+    return check_server(values, settings)

@@ -1,0 +1,155 @@
+"""Bundles: one run and all that it belongs to, as a directory to take to another machine.
+
+    workload.json        every request, in full
+    results.safetensors  per case NAME: NAME/values [N, L] natural logs of scores, NAME/mass [N],
+                         float64; NaN fills up shorter label lists
+    bundle.json          model, backend, flags, versions, hardware
+    SHA256SUMS           digests of the three, as sha256sum -c reads them
+
+The digests find damage and edits, not somebody who means to deceive and writes new ones: they are
+no signature.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from gpuscore.errors import ConfigError
+from gpuscore.parity.fingerprint import Fingerprint
+from gpuscore.parity.metrics import Errors
+from gpuscore.parity.runs import CaseResult, Run
+from gpuscore.parity.workload import Case, Workload
+
+FORMAT = "gpuscore parity bundle 1"
+WORKLOAD, RESULTS, ABOUT, SUMS = "workload.json", "results.safetensors", "bundle.json", "SHA256SUMS"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A run, its workload and its model; `about` is for people: versions, hardware, flags."""
+
+    run: Run
+    workload: Workload
+    model: Fingerprint
+    about: Mapping[str, Any]
+
+
+def write_bundle(directory: Path, bundle: Bundle) -> None:
+    """Raises ConfigError if there is something at `directory` already, or it cannot be written."""
+    run = bundle.run
+    about = {
+        "format": FORMAT,
+        "run": {
+            "name": run.name,
+            "dtype": run.dtype,
+            "items_per_second": run.items_per_second,
+            "alone": run.alone and asdict(run.alone),
+        },
+        "workload_sha256": bundle.workload.digest,
+        "model": asdict(bundle.model),
+        **bundle.about,
+    }
+    files = {
+        WORKLOAD: bundle.workload.as_json().encode(),
+        RESULTS: save(_arrays(run)),
+        ABOUT: json.dumps(about, indent=2, ensure_ascii=False).encode() + b"\n",
+    }
+    files[SUMS] = "".join(f"{_sha256(files[name])}  {name}\n" for name in files).encode()
+    try:
+        directory.mkdir(parents=True)
+        for name, content in files.items():
+            (directory / name).write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"--output {directory}: {error}") from error
+
+
+def read_bundle(directory: Path) -> Bundle:
+    """Raises ConfigError, with the file's name, for what is missing, changed or not a bundle."""
+    files = _read(directory)
+    try:
+        about = json.loads(files[ABOUT])
+        if about.get("format") != FORMAT:
+            raise ValueError(f"format is {about.get('format')!r}; supported: {FORMAT!r}")
+        workload = Workload.from_json(files[WORKLOAD].decode())
+        if about["workload_sha256"] != workload.digest:
+            raise ValueError(f"its workload_sha256 is not that of {WORKLOAD}")
+        arrays = load(files[RESULTS])
+        results = {case.name: _result(arrays, case) for case in workload.cases}
+        run = about.pop("run")
+        alone = run.pop("alone")
+        model = Fingerprint(**about.pop("model"))
+        return Bundle(
+            Run(results=results, alone=alone and Errors(**alone), **run), workload, model, about
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise ConfigError(f"{directory} is not a bundle of this version: {error}") from error
+
+
+def refuse_different(a: Bundle, b: Bundle) -> None:
+    """Raises ConfigError unless both are about one model and one workload."""
+    for part in ("weights", "config", "tokenizer"):
+        one, two = getattr(a.model, part), getattr(b.model, part)
+        if one != two:
+            raise ConfigError(
+                f"the bundles are of different models: the SHA-256 of their {part} is "
+                f"{_short(one)} and {_short(two)}"
+            )
+    if a.workload.digest != b.workload.digest:
+        raise ConfigError(
+            f"the bundles have different workloads: {_named(a.workload)} and {_named(b.workload)}"
+        )
+
+
+def _read(directory: Path) -> dict[str, bytes]:
+    """Contents by name, each compared with its digest."""
+    try:
+        lines = (directory / SUMS).read_text(encoding="utf-8").splitlines()
+        sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        files = {name: (directory / name).read_bytes() for name in (WORKLOAD, RESULTS, ABOUT)}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{directory} is not a bundle: {error}") from error
+    for name, content in files.items():
+        if sums.get(name) != _sha256(content):
+            raise ConfigError(
+                f"{directory / name} was changed after the bundle was written: its SHA-256 is not "
+                f"the one of {SUMS}"
+            )
+    return files
+
+
+def _arrays(run: Run) -> dict[str, Any]:
+    arrays = {f"{name}/values": result.values for name, result in run.results.items()}
+    masses = {f"{name}/mass": r.mass for name, r in run.results.items() if r.mass is not None}
+    return {name: np.ascontiguousarray(array) for name, array in (arrays | masses).items()}
+
+
+def _result(arrays: dict[str, Any], case: Case) -> CaseResult:
+    values, mass = arrays[f"{case.name}/values"], arrays.get(f"{case.name}/mass")
+    shape = len(case.items), max(map(len, case.label_ids))
+    if values.shape != shape or values.dtype != np.float64:
+        raise ValueError(f"{case.name}/values is {values.dtype} {values.shape}, not {shape}")
+    if (mass is None) != case.apply_softmax or (mass is not None and mass.shape != shape[:1]):
+        raise ValueError(f"{case.name}/mass does not belong to its case")
+    return CaseResult(values, mass)
+
+
+def _named(workload: Workload) -> str:
+    return (
+        f"{workload.size}, seed {workload.seed}, {workload.vocab_rows} token ids, "
+        f"context {workload.context}, SHA-256 {_short(workload.digest)}"
+    )
+
+
+def _short(digest: str | None) -> str:
+    return digest[:16] if digest else "none"
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

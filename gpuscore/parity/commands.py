@@ -1,0 +1,158 @@
+"""`gpuscore parity run`, `record` and `compare`."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from gpuscore.backends import plan_backend, prepare
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from gpuscore.hub import model_directory
+from gpuscore.parity.bundle import Bundle, read_bundle, refuse_different, write_bundle
+from gpuscore.parity.fingerprint import fingerprint
+from gpuscore.parity.gates import Comparison, Verdict, judge, judge_pair
+from gpuscore.parity.machine import hardware, versions
+from gpuscore.parity.runs import BackendSpec, run_workload
+from gpuscore.parity.table import HEAD, aligned, row, verdict_line
+from gpuscore.parity.workload import Workload, make_workload, read_tokenizer
+from gpuscore.settings import DEFAULT, Settings
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+def run(values: argparse.Namespace, settings: Settings) -> int:
+    """Every backend against transformers, and those of one format against each other."""
+    specs = [BackendSpec.parse(text) for text in values.backends.split(",")]
+    _refuse_overridden(settings)
+    base = settings.make(ModelConfig)
+    configs = {str(spec): spec.configure(base) for spec in specs}  # all checked before any runs
+    directory = model_directory(base.model, base.revision)
+    workload = _workload(directory, configs[str(specs[0])], values)
+    print(_about(base.model, workload), flush=True)
+
+    from gpuscore.parity.oracle import Oracle, oracle_device
+
+    device = oracle_device(base.device)
+    halves = sorted({spec.dtype for spec in specs} - {"float32"})
+    exact = Oracle(directory, "float32", device).run(workload)
+    rounded = {dtype: Oracle(directory, dtype, device).run(workload) for dtype in halves}
+    runs = [run_workload(name, config, workload) for name, config in configs.items()]
+    comparisons, verdicts = [], []
+    for yardstick in rounded.values():  # for the table only: it is not judged
+        comparisons.append(judge(workload, exact, yardstick, yardstick)[0])
+    for one in runs:
+        found, more = judge(workload, exact, rounded.get(one.dtype), one)
+        comparisons.append(found)
+        verdicts += more
+    for first, second in combinations(runs, 2):
+        if first.dtype == second.dtype:
+            verdicts += judge_pair(workload, first, second)[1]
+    title = f"Parity of {base.model} with transformers in float32"
+    facts = {**_facts(base.model, workload), "oracle": f"transformers on {device}"}
+    return _conclude(title, facts, workload, comparisons, verdicts, values.report)
+
+
+def record(values: argparse.Namespace, settings: Settings) -> int:
+    """One backend's results, to be compared with those of another machine."""
+    config = settings.make(ModelConfig)
+    output = Path(values.output)
+    if output.exists():  # before minutes of work
+        raise ConfigError(f"--output {output} exists already")
+    directory = model_directory(config.model, config.revision)
+    workload = _workload(directory, config, values)
+    print(_about(config.model, workload), flush=True)
+    dtype, device = prepare(directory, config).about.removeprefix("torch.").split(" on ")
+    framework = getattr(config, "backend", "torch")
+    name = str(BackendSpec(framework, dtype, config.attention))
+    found = run_workload(name, replace(config, dtype=dtype), workload)
+    about = {
+        "model_name": Path(config.model).name,
+        "device": device,
+        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "versions": versions(),
+        "hardware": hardware(),
+        "flags": {name: value for name, value in asdict(config).items() if name != "model"},
+    }
+    write_bundle(output, Bundle(found, workload, fingerprint(directory), about))
+    print(f"wrote {output}")
+    return EXIT_OK
+
+
+def compare(values: argparse.Namespace) -> int:
+    """Two bundles, whoever made them."""
+    a, b = read_bundle(Path(values.a)), read_bundle(Path(values.b))
+    refuse_different(a, b)
+    facts = {
+        str(place): f"{bundle.run.name} on {_hardware(bundle.about)}"
+        for place, bundle in ((values.a, a), (values.b, b))
+    }
+    for place, what in facts.items():
+        print(f"{place}: {what}")
+    found, verdicts = judge_pair(a.workload, a.run, b.run)
+    title = "Parity of two bundles"
+    return _conclude(title, facts, a.workload, [found], verdicts, values.report)
+
+
+def _workload(directory: Path, config: ModelConfig, values: argparse.Namespace) -> Workload:
+    plan = plan_backend(directory, config)
+    return make_workload(
+        values.workload,
+        values.seed,
+        plan.family.config.vocab_size,
+        plan.max_model_len,
+        read_tokenizer(directory),
+    )
+
+
+def _refuse_overridden(settings: Settings) -> None:
+    """What --backends says for each backend is not said a second time for all."""
+    for name in ("backend", "dtype", "attention"):
+        setting = settings.chosen.get(name)
+        if setting is not None and setting.source != DEFAULT:
+            raise ConfigError(f"--{name} is set beside --backends, which says it of each backend")
+
+
+def _about(model: str, workload: Workload) -> str:
+    return "\n".join(f"{name}: {what}" for name, what in _facts(model, workload).items())
+
+
+def _facts(model: str, workload: Workload) -> dict[str, str]:
+    items = sum(len(case.items) for case in workload.cases)
+    longest = max(len(ids) for case in workload.cases for ids in case.prompt_ids())
+    facts = {
+        "model": model,
+        "workload": f"{workload.size}, seed {workload.seed}: {len(workload.cases)} requests, "
+        f"{items} items, prompts of up to {longest} tokens, SHA-256 {workload.digest[:16]}",
+    }
+    if workload.left_out:
+        facts["left out"] = "; ".join(workload.left_out)
+    return facts
+
+
+def _hardware(about: Mapping[str, Any]) -> str:
+    """A bundle's own words, which nothing depends on."""
+    found = about.get("hardware")
+    parts = found if isinstance(found, dict) else {}
+    return ", ".join(str(parts[name]) for name in ("gpu", "cpu") if name in parts) or "unknown"
+
+
+def _conclude(
+    title: str,
+    facts: Mapping[str, str],
+    workload: Workload,
+    comparisons: Sequence[Comparison],
+    verdicts: Sequence[Verdict],
+    report: str | None,
+) -> int:
+    print(f"\n{aligned(HEAD, map(row, comparisons))}\n")
+    for verdict in verdicts:
+        print(verdict_line(verdict))
+    if report is not None:
+        from gpuscore.parity.report import write_report
+
+        write_report(Path(report), title, facts, workload, comparisons, verdicts)
+    return EXIT_OK if all(verdict.passed for verdict in verdicts) else EXIT_FAILED

@@ -1,0 +1,88 @@
+"""Which model it is: digests of what its scores follow from, the same however it is stored."""
+
+import hashlib
+import json
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuscore.errors import ConfigError
+
+# Fields of config.json that do not change a score.
+_IRRELEVANT = ("_name_or_path", "transformers_version", "use_cache")
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """SHA-256 digests in hexadecimal; the name is for people and never compared."""
+
+    weights: str  # over names, formats, shapes and bytes of all tensors, in the order of the names
+    config: str  # over config.json
+    tokenizer: str | None  # over tokenizer.json
+
+
+def fingerprint(directory: Path) -> Fingerprint:
+    """Reads all weights once.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    config = directory / "config.json"
+    try:
+        fields = json.loads(config.read_text(encoding="utf-8"))
+        kept = {name: value for name, value in fields.items() if name not in _IRRELEVANT}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{config}: {error}") from error
+    tokenizer = directory / "tokenizer.json"
+    return Fingerprint(
+        weights=_weights(directory),
+        config=_digest(json.dumps(kept, sort_keys=True).encode()),
+        tokenizer=_digest(tokenizer.read_bytes()) if tokenizer.is_file() else None,
+    )
+
+
+def _weights(directory: Path) -> str:
+    """Of the tensors, not of the files: shards are no part of a model."""
+    tensors: dict[str, str] = {}
+    for path in _files(directory):
+        try:
+            tensors |= _tensors(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(f"{name}\0{tensors[name]}\n".encode())
+    return total.hexdigest()
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / _INDEX
+    if not index.is_file():
+        return [directory / "model.safetensors"]
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{index} is not a safetensors index: {error!r}") from error
+    return [directory / name for name in sorted(names)]
+
+
+def _tensors(path: Path) -> dict[str, str]:
+    """Digest of each tensor. The format: a length in 8 bytes, a JSON header, the data."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = 8 + int.from_bytes(data[:8], "little")
+        header: dict[str, Any] = json.loads(data[8:start])
+        header.pop("__metadata__", None)
+        found = {}
+        for name, tensor in header.items():
+            begin, end = tensor["data_offsets"]
+            digest = hashlib.sha256(f"{tensor['dtype']} {tensor['shape']}\n".encode())
+            with memoryview(data) as view, view[start + begin : start + end] as part:
+                digest.update(part)
+            found[name] = digest.hexdigest()
+        return found
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

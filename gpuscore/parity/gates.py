@@ -1,0 +1,177 @@
+"""Which differences are fine: the gates, with where their numbers come from.
+
+The numbers are those of the project's research on parity ("Proposed gates"), which took them from
+what SGLang, vLLM, FlashInfer and transformers hold their own code to, and from measured noise:
+
+1. Kernels have their own tests (`tests/kernels`); nothing of it is seen from here.
+2. Relative, the primary one: the error against float32 is at most twice that of transformers in
+   the same half-precision format (eager attention), at median, p99 and maximum.
+3. Absolute: float32 backends at most 1e-4 apart in log p; half-precision ones 0.05 at p99, 0.15
+   at most, and 0.01 in probability.
+4. Rank: no inversion among pairs whose float32 gap is over twice the p99 error; tau-b at least
+   0.99 and top-10 overlap at least 0.9 on sets that are not degenerate. The p99 error is the one
+   that gate 2 or 3 allows, not the one found: a bad backend must not widen its own margin. NDCG
+   needs graded items, which a random workload has not.
+5. and 6. An item scored alone equals itself in company within gate 3.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscore.parity.metrics import Errors, Ranking, errors, rank
+from gpuscore.parity.runs import Run
+from gpuscore.parity.workload import Workload
+from gpuscore.types import Float64Array
+
+RELATIVE = 2.0
+FLOAT32 = 1e-4
+HALF_P99, HALF_MAX, HALF_PROBABILITY = 0.05, 0.15, 0.01
+TAU, TOP = 0.99, 0.9
+# A set where more pairs than this are nearer than the noise cannot be asked for TAU.
+TIES = 0.01
+RANKED = 10  # items that make a ranking
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One gate of one run or pair of runs."""
+
+    subject: str
+    gate: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run against another that counts as right."""
+
+    want: Run
+    got: Run
+    log_p: Errors
+    p: Errors
+    ranking: Ranking
+
+
+def compare(
+    workload: Workload, want: Run, got: Run, allowed_p99: float, noise: float
+) -> Comparison:
+    """Differences of two runs of one workload.
+
+    Args:
+        want: counts as right.
+        got: is judged.
+        allowed_p99: error in log p that `got` may have; twice that is a clear gap.
+        noise: scores of `want` that are nearer than this are as good as tied.
+    """
+    log_p, p = differences(workload, want, got)
+    ranking = rank(_ranked(workload, want, got), 2 * allowed_p99, noise, TIES)
+    return Comparison(want, got, errors(log_p), errors(p), ranking)
+
+
+def differences(workload: Workload, want: Run, got: Run) -> tuple[Float64Array, Float64Array]:
+    """Of all log-probabilities, and of all probabilities and label masses."""
+    log_p, p = [], []
+    for case in workload.cases:
+        one, two = want.results[case.name], got.results[case.name]
+        asked = np.concatenate(
+            [np.arange(one.values.shape[1]) < len(ids) for ids in case.label_ids]
+        )
+        log_p.append((two.values - one.values).ravel()[asked])
+        p.append((np.exp(two.values) - np.exp(one.values)).ravel()[asked])
+        if one.mass is not None and two.mass is not None:
+            p.append(two.mass - one.mass)
+    return np.concatenate(log_p), np.concatenate(p)
+
+
+def judge(
+    workload: Workload, exact: Run, rounded: Run | None, run: Run
+) -> tuple[Comparison, list[Verdict]]:
+    """A run against transformers in float32.
+
+    Args:
+        exact: transformers in float32.
+        rounded: transformers in the run's own half-precision format; None for float32.
+    """
+    if rounded is None:
+        found = compare(workload, exact, run, FLOAT32, FLOAT32)
+        return found, [
+            _at_most(run.name, found.log_p, FLOAT32),
+            *order_verdicts(found),
+            *_alone(run),
+        ]
+    theirs = errors(differences(workload, exact, rounded)[0])
+    found = compare(workload, exact, run, RELATIVE * theirs.p99, theirs.p99)
+    return found, [_relative(found, theirs), *order_verdicts(found), *_alone(run)]
+
+
+def judge_pair(workload: Workload, one: Run, two: Run) -> tuple[Comparison, list[Verdict]]:
+    """Two runs against each other, by gate 3; a float32 one counts as right."""
+    if two.dtype == "float32" != one.dtype:
+        one, two = two, one
+    subject = f"{two.name} against {one.name}"
+    if two.dtype == "float32":
+        found = compare(workload, one, two, FLOAT32, FLOAT32)
+        return found, [_at_most(subject, found.log_p, FLOAT32), *order_verdicts(found, subject)]
+    found = compare(workload, one, two, HALF_P99, HALF_P99)
+    return found, [_absolute(subject, found.log_p, found.p), *order_verdicts(found, subject)]
+
+
+def _at_most(subject: str, found: Errors, limit: float) -> Verdict:
+    detail = f"max |d log p| {found.maximum:.1e}, at most {limit:g}"
+    return Verdict(subject, "float32", found.maximum <= limit, detail)
+
+
+def _relative(found: Comparison, theirs: Errors) -> Verdict:
+    ratios, passed = [], True
+    parts: tuple[tuple[str, Callable[[Errors], float]], ...] = (
+        ("median", lambda e: e.median),
+        ("p99", lambda e: e.p99),
+        ("max", lambda e: e.maximum),
+    )
+    for name, part in parts:
+        ours, limit = part(found.log_p), RELATIVE * part(theirs)
+        passed = passed and ours <= limit
+        ratios.append(f"{name} {ours:.1e} of {limit:.1e}")
+    detail = f"twice transformers' own {found.got.dtype} error: {', '.join(ratios)}"
+    return Verdict(found.got.name, "relative", passed, detail)
+
+
+def _absolute(subject: str, log_p: Errors, p: Errors) -> Verdict:
+    passed = log_p.p99 <= HALF_P99 and log_p.maximum <= HALF_MAX and p.maximum <= HALF_PROBABILITY
+    detail = (
+        f"|d log p| p99 {log_p.p99:.1e} of {HALF_P99}, max {log_p.maximum:.1e} of {HALF_MAX}; "
+        f"|d p| {p.maximum:.1e} of {HALF_PROBABILITY}"
+    )
+    return Verdict(subject, "absolute", passed, detail)
+
+
+def order_verdicts(found: Comparison, subject: str | None = None) -> Iterator[Verdict]:
+    """Gate 4."""
+    subject, ranking = subject or found.got.name, found.ranking
+    detail = f"{ranking.inversions} inversions of {ranking.clear_pairs} clear pairs"
+    yield Verdict(subject, "rank", ranking.inversions == 0, detail)
+    if ranking.tau is not None:
+        detail = f"tau-b {ranking.tau:.4f}, at least {TAU}"
+        yield Verdict(subject, "tau-b", ranking.tau >= TAU, detail)
+    if ranking.top is not None:
+        detail = f"top-10 overlap {ranking.top:.2f}, at least {TOP}"
+        yield Verdict(subject, "top-10", ranking.top >= TOP, detail)
+
+
+def _alone(run: Run) -> Iterator[Verdict]:
+    if run.alone is None:
+        return
+    limit = FLOAT32 if run.dtype == "float32" else HALF_MAX
+    detail = f"alone and in company max |d log p| {run.alone.maximum:.1e}, at most {limit:g}"
+    yield Verdict(run.name, "packing", run.alone.maximum <= limit, detail)
+
+
+def _ranked(workload: Workload, want: Run, got: Run) -> Iterator[tuple[Float64Array, Float64Array]]:
+    """Every label of every case makes a ranking of its items."""
+    for case in workload.cases:
+        if case.same_labels and len(case.items) >= RANKED:
+            one, two = want.results[case.name].values, got.results[case.name].values
+            yield from zip(one.T, two.T, strict=True)

@@ -1,0 +1,54 @@
+"""What a result was made on, for whoever reads it elsewhere."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = (
+    "gpuscore",
+    "torch",
+    "triton",
+    "flashinfer-python",
+    "jax",
+    "jaxlib",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of every package that has a part in scores and is installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """CPU, and what torch sees of a GPU; no names of machines or users."""
+    import torch
+
+    found: dict[str, Any] = {
+        "system": platform.system(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,94 @@
+"""transformers as the yardstick: every prompt as a whole, without padding, cache or packing."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuscore.errors import ConfigError
+from gpuscore.parity.runs import CaseResult, Run, case_result
+from gpuscore.parity.workload import Case, Ids, Workload
+
+# Scores of eager attention, for all prompts that run together: 64 MiB in float32 for each head.
+ATTENTION_SCORES = 2**24
+MOST_PROMPTS = 64
+
+
+def oracle_device(name: str) -> str:
+    """ "auto" as torch sees this machine."""
+    return "cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu"
+
+
+class Oracle:
+    """A model of transformers in one number format, attention computed eagerly over the full mask.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
+
+    def __init__(self, directory: Path, dtype: str, device: str) -> None:
+        self._model, self._dtype, self._device = _load(directory, dtype, device), dtype, device
+
+    def run(self, workload: Workload) -> Run:
+        results = {case.name: self.score(case) for case in workload.cases}
+        return Run(f"transformers:{self._dtype}", self._dtype, results)
+
+    def score(self, case: Case) -> CaseResult:
+        with _full_float32():
+            return _score(self._model, case, self._device)
+
+
+def _load(directory: Path, dtype: str, device: str) -> Any:
+    try:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+    except ImportError as error:
+        raise ConfigError(
+            "the oracle of this comparison is transformers, which is not installed: "
+            "pip install 'gpuscore[parity]'"
+        ) from error
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=getattr(torch, dtype), attn_implementation="eager", trust_remote_code=False
+    )
+    return model.to(device).eval()
+
+
+def _score(model: Any, case: Case, device: str) -> CaseResult:
+    prompts = case.prompt_ids()
+    logits: list[Any] = [None] * len(prompts)
+    lse = np.empty(len(prompts))
+    for rows in _together(prompts):
+        tokens = torch.tensor([prompts[row] for row in rows], device=device)
+        with torch.inference_mode():
+            out = model(tokens, use_cache=False, logits_to_keep=1).logits[:, -1].double().cpu()
+        for row, found in zip(rows, out, strict=True):
+            logits[row] = found[case.label_ids[row]].numpy()
+            lse[row] = torch.logsumexp(found, dim=0).item()
+    return case_result(case, logits, lse)
+
+
+def _together(prompts: list[Ids]) -> Iterator[list[int]]:
+    """Rows of prompts of one length: nothing has to be padded."""
+    by_length = defaultdict(list)
+    for row, prompt in enumerate(prompts):
+        by_length[len(prompt)].append(row)
+    for length, rows in by_length.items():
+        count = min(MOST_PROMPTS, max(1, ATTENTION_SCORES // length**2))
+        for start in range(0, len(rows), count):
+            yield rows[start : start + count]
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """Without TF32, whatever the process has set."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

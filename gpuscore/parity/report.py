@@ -1,0 +1,75 @@
+"""The same as the tables on standard output, as one HTML file with plots."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from gpuscore.errors import ConfigError
+from gpuscore.parity.gates import Comparison, Verdict, differences
+from gpuscore.parity.runs import Run
+from gpuscore.parity.svg import histogram, scatter
+from gpuscore.parity.table import HEAD, row
+from gpuscore.parity.workload import Workload
+from gpuscore.types import Float64Array
+
+_STYLE = """body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em }
+table { border-collapse: collapse } td, th { padding: 2px 10px; text-align: right }
+th { border-bottom: 1px solid #888 } td:first-child, th:first-child { text-align: left }
+.failed { color: #b00020; font-weight: bold } td.text { text-align: left }"""
+
+
+def write_report(
+    path: Path,
+    title: str,
+    facts: Mapping[str, str],
+    workload: Workload,
+    comparisons: Sequence[Comparison],
+    verdicts: Sequence[Verdict],
+) -> None:
+    """One file that needs no other. Raises ConfigError if it cannot be written."""
+    plots = [
+        f"<h2>{escape(found.got.name)} against {escape(found.want.name)}</h2>"
+        + histogram(differences(workload, found.want, found.got)[0], "Errors")
+        + scatter(_values(workload, found.want), _values(workload, found.got), "Score by score")
+        for found in comparisons
+    ]
+    write_html(
+        path,
+        title,
+        [
+            table(("", ""), [(name, escape(value)) for name, value in facts.items()]),
+            table(HEAD, [tuple(map(escape, row(found))) for found in comparisons]),
+            table(("gate", "of", "verdict", "what was found"), list(map(_verdict, verdicts))),
+            *plots,
+        ],
+    )
+
+
+def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
+    """`parts` are HTML already. Raises ConfigError if the file cannot be written."""
+    page = (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{_STYLE}</style><h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</html>\n"
+    )
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--report {path}: {error}") from error
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are HTML already."""
+    lines = ["".join(f"<th>{cell}</th>" for cell in head)]
+    lines += ["".join(f"<td>{cell}</td>" for cell in cells) for cells in rows]
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def _verdict(verdict: Verdict) -> tuple[str, ...]:
+    word = "passed" if verdict.passed else '<span class="failed">failed</span>'
+    return verdict.gate, escape(verdict.subject), word, escape(verdict.detail)
+
+
+def _values(workload: Workload, run: Run) -> Float64Array:
+    return np.concatenate([run.results[case.name].values.ravel() for case in workload.cases])

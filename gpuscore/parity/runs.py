@@ -1,0 +1,156 @@
+"""A workload's results: what they hold, and how gpuscore makes them."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from gpuscore.options import options
+from gpuscore.parity.metrics import Errors, errors
+from gpuscore.parity.workload import Case, Workload
+from gpuscore.scorer import Scorer, Scores
+from gpuscore.types import Float64Array
+
+FRAMEWORKS = ("torch", "jax")
+DTYPES = ("float32", "bfloat16", "float16")
+TIMED = "500 items"  # the case that throughput is taken from
+ALONE = 8  # of its items, scored once more without company
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """float64; rows belong to items. Shorter label lists are filled up with NaN."""
+
+    values: Float64Array  # [N, L] natural logs of the scores: of the vocabulary's or the softmax's
+    mass: Float64Array | None  # [N] probability of all labels together; None with softmax
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one scorer says to a workload."""
+
+    name: str
+    dtype: str
+    results: Mapping[str, CaseResult]  # by name of the case
+    items_per_second: float | None = None
+    alone: Errors | None = None  # the same items scored alone, log-probabilities against the above
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """`framework:dtype[:attention]` as the command line has it."""
+
+    framework: str
+    dtype: str
+    attention: str = "auto"
+
+    @classmethod
+    def parse(cls, text: str) -> "BackendSpec":
+        """Raises ConfigError for anything else."""
+        parts = text.split(":")
+        if len(parts) not in (2, 3) or parts[0] not in FRAMEWORKS or parts[1] not in DTYPES:
+            raise ConfigError(
+                f"--backends: {text!r} is not framework:dtype[:attention]; frameworks are "
+                f"{', '.join(FRAMEWORKS)}, dtypes {', '.join(DTYPES)}"
+            )
+        attention = next(item for item in options(ModelConfig) if item.name == "attention")
+        if len(parts) == 3 and parts[2] not in attention.choices:
+            raise ConfigError(
+                f"--backends: {text!r} asks for attention {parts[2]!r}; there are "
+                f"{', '.join(attention.choices)}"
+            )
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        ending = "" if self.attention == "auto" else f":{self.attention}"
+        return f"{self.framework}:{self.dtype}{ending}"
+
+    def configure(self, base: ModelConfig) -> ModelConfig:
+        """`base` on this backend; raises ConfigError where this version has no such backend."""
+        changes: dict[str, Any] = {"dtype": self.dtype, "attention": self.attention}
+        choice = next((item for item in options(ModelConfig) if item.name == "backend"), None)
+        if choice is not None and self.framework in choice.choices:
+            changes["backend"] = self.framework
+        elif self.framework != "torch":
+            raise ConfigError(
+                f"--backends: {self} needs the {self.framework} backend, which this version of "
+                "gpuscore does not have"
+            )
+        return replace(base, **changes)
+
+
+def run_workload(name: str, config: ModelConfig, workload: Workload) -> Run:
+    """Score every case once, in order. Raises ConfigError for a model that cannot be served."""
+    results = {}
+    rate, alone = 0.0, None
+    with Scorer(config) as scorer:
+        for case in workload.cases:
+            started = time.perf_counter()
+            results[case.name] = score_case(scorer, case)
+            if case.name == TIMED:
+                rate = len(case.items) / (time.perf_counter() - started)
+                alone = _alone(scorer, case, results[case.name])
+    return Run(name, config.dtype, results, rate, alone)
+
+
+def score_case(scorer: Scorer, case: Case) -> CaseResult:
+    """With softmax the vocabulary's log-sum-exp is not asked for, as over HTTP."""
+    found: Scores = scorer.score(
+        case.query,
+        case.items,
+        labels=case.labels,
+        label_token_ids=None if case.labels is not None else case.label_ids,
+        apply_softmax=case.apply_softmax,
+        temperature=case.temperature,
+        item_first=case.item_first,
+        logprobs=not case.apply_softmax,
+    )
+    if found.logprobs is None:
+        return CaseResult(np.log(found.scores), None)
+    _same_in_both_forms(case, found)
+    return CaseResult(found.logprobs, found.label_mass)
+
+
+def case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array) -> CaseResult:
+    """What a score is, written down once more for the oracle.
+
+    Args:
+        label_logits: of each item, [its labels].
+        lse: [N] log-sum-exp over the vocabulary.
+    """
+    values = np.full((len(label_logits), max(map(len, label_logits))), np.nan)
+    mass = np.zeros(len(label_logits))
+    for row, logits in enumerate(label_logits):
+        if case.apply_softmax:
+            scaled = logits / case.temperature
+            values[row, : len(logits)] = scaled - np.logaddexp.reduce(scaled)
+            continue
+        values[row, : len(logits)] = logits - lse[row]
+        _, first = np.unique(case.label_ids[row], return_index=True)
+        mass[row] = np.exp(values[row, first]).sum()
+    return CaseResult(values, None if case.apply_softmax else mass)
+
+
+def _same_in_both_forms(case: Case, found: Scores) -> None:
+    """A scorer whose scores are not the exponents of its log-probabilities is broken at once."""
+    assert found.logprobs is not None  # noqa: S101  (asked for)
+    if not np.allclose(found.scores, np.exp(found.logprobs), rtol=1e-6, equal_nan=True):
+        raise ValueError(f"{case.name}: scores and log-probabilities contradict each other")
+
+
+def _alone(scorer: Scorer, case: Case, together: CaseResult) -> Errors:
+    """Gates 5 and 6 of the research: an item's company does not matter."""
+    step = max(1, len(case.items) // ALONE)
+    rows = range(0, len(case.items), step)
+    items: Sequence[Any] = case.items
+    found = [
+        score_case(
+            scorer, replace(case, items=[items[row]], label_ids=[case.label_ids[row]])
+        ).values[0]
+        for row in rows
+    ]
+    return errors(np.stack(found) - together.values[list(rows)])

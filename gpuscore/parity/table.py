@@ -1,0 +1,52 @@
+"""Comparisons and verdicts as plain text."""
+
+from collections.abc import Iterable, Sequence
+
+from gpuscore.parity.gates import Comparison, Verdict
+
+HEAD = (
+    "scores",
+    "max |d log p|",
+    "p99",
+    "mean",
+    "max |d p|",
+    "tau-b",
+    "top-10",
+    "inversions",
+    "alone",
+    "items/s",
+)
+
+
+def row(found: Comparison) -> tuple[str, ...]:
+    """One line of the table, as `HEAD` names it."""
+    ranking, run = found.ranking, found.got
+    return (
+        run.name,
+        f"{found.log_p.maximum:.1e}",
+        f"{found.log_p.p99:.1e}",
+        f"{found.log_p.mean:.1e}",
+        f"{found.p.maximum:.1e}",
+        "-" if ranking.tau is None else f"{ranking.tau:.4f}",
+        "-" if ranking.top is None else f"{ranking.top:.2f}",
+        f"{ranking.inversions} of {ranking.clear_pairs}",
+        "-" if run.alone is None else f"{run.alone.maximum:.1e}",
+        "-" if run.items_per_second is None else f"{run.items_per_second:.0f}",
+    )
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as what is in them, the first to the left."""
+    lines = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = []
+    for line in lines:
+        first, *rest = zip(line, widths, strict=True)
+        cells = [f"{first[0]:<{first[1]}}", *(f"{text:>{width}}" for text, width in rest)]
+        shown.append("  ".join(cells).rstrip())
+    return "\n".join(shown)
+
+
+def verdict_line(verdict: Verdict) -> str:
+    word = "ok  " if verdict.passed else "FAIL"
+    return f"{word}  {verdict.subject}, {verdict.gate}: {verdict.detail}"

@@ -1,0 +1,211 @@
+"""What is scored: a fixed set of requests that follows from a seed and the model's files alone."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from gpuscore.errors import ConfigError
+
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One request as a caller sends it, and beside it what it has to mean."""
+
+    name: str
+    query: str | Ids
+    items: list[str] | list[Ids]
+    label_ids: list[Ids]  # one list per item
+    labels: list[str] | None = None  # the same labels as text, where they are sent as text
+    item_first: bool = False
+    apply_softmax: bool = False
+    temperature: float = 1.0
+    # Whole prompts as ids; made by the tokenizer at once, not by the code under test.
+    prompts: list[Ids] | None = None  # None: query and items are ids, see `prompt_ids`
+
+    @property
+    def same_labels(self) -> bool:
+        return all(ids == self.label_ids[0] for ids in self.label_ids)
+
+    def prompt_ids(self) -> list[Ids]:
+        """The ids of every whole prompt."""
+        if self.prompts is not None:
+            return self.prompts
+        query: Sequence[Any] = self.query  # ids, as the items are
+        items: Sequence[Any] = self.items
+        return [[*item, *query] if self.item_first else [*query, *item] for item in items]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The cases, and what they were made from."""
+
+    size: str
+    seed: int
+    vocab_rows: int
+    context: int
+    cases: tuple[Case, ...]
+    left_out: tuple[str, ...] = ()  # cases that this model cannot have, with the reason
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256; the same on every machine for the same requests."""
+        return hashlib.sha256(self.as_json().encode()).hexdigest()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Workload":
+        """Raises ValueError, KeyError or TypeError for anything but what `as_json` writes."""
+        found = json.loads(text)
+        found["cases"] = tuple(Case(**case) for case in found["cases"])
+        return cls(**found | {"left_out": tuple(found["left_out"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Tokens: the query of the case of long prompts; query and item of the one of 500 items."""
+
+    long_query: int
+    query: int
+    item: int
+
+
+SIZES = {
+    "quick": Size(120, 30, 6),
+    "standard": Size(1900, 256, 20),
+    "full": Size(7600, 2000, 20),
+}
+MANY = 500
+LONGEST_ITEM = 64
+SPARE = LONGEST_ITEM + 1  # tokens of the context that are not the query's
+# Label texts are the first of these that are one token each, so most vocabularies have some.
+LABEL_TEXTS = ("yes", "no", " yes", " no", "Yes", "No", "true", "false", "0", "1", "a", "b")
+QUERY_TEXT = "query: a blue wooden chair for the gar"  # the tokenizer may merge across its end
+ITEM_TEXTS = [
+    "den",
+    "",
+    "den item: The chair is made of wood.",
+    "ment bag in red",
+    "ém ☃\n",
+    "den",
+    " den, 3.14159 of 2026",
+    "\tnaïve café",
+]
+
+
+def make_workload(
+    size: str, seed: int, vocab_rows: int, context: int, tokenizer: Tokenizer | None
+) -> Workload:
+    """The requests for one model.
+
+    Args:
+        size: a name of `SIZES`.
+        seed: another one gives other tokens.
+        vocab_rows: valid ids are 0 <= id < vocab_rows.
+        context: tokens of the longest prompt.
+        tokenizer: the model's, or None: then there are no texts.
+
+    Raises:
+        ConfigError: the model is too small for any workload.
+    """
+    if vocab_rows < 16 or context < 2 * SPARE:
+        raise ConfigError(
+            f"a model of {vocab_rows} token ids and a context of {context} is too small for this "
+            f"workload; it needs 16 and {2 * SPARE}"
+        )
+    made = _IdCases(np.random.RandomState(seed), SIZES[size], vocab_rows, context).all()
+    if tokenizer is None:
+        return Workload(size, seed, vocab_rows, context, made, ("text: no tokenizer.json",))
+    texts, left_out = _text_cases(tokenizer, vocab_rows)
+    return Workload(size, seed, vocab_rows, context, (*made, *texts), left_out)
+
+
+def read_tokenizer(directory: Path) -> Tokenizer | None:
+    """The model's tokenizer, without truncation and padding; None if there is none."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return None
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class _IdCases:
+    """Token ids, random and all different: equal ones would hide what leaks between items.
+
+    Of NumPy's generators RandomState is the one whose numbers no release changes (NEP 19).
+    """
+
+    def __init__(self, rng: np.random.RandomState, size: Size, vocab: int, context: int) -> None:
+        self.rng, self.size, self.vocab, self.context = rng, size, vocab, context
+        self.labels = [int(id) for id in rng.choice(vocab, 3, replace=False)]
+
+    def all(self) -> tuple[Case, ...]:
+        """In an order that must stay: each takes its random numbers after the one before."""
+        short, long = self._ids(12), self._ids(min(self.size.long_query, self.context - SPARE))
+        many = self._ids(min(self.size.query, self.context - SPARE))
+        some = [self._ids(n) for n in (5, 1, 9, 4, 4, 17, 2, 8, 3, 6, 11, 7)]
+        return (
+            self._case("short", short, [self._ids(n) for n in (1, 2, 3, 5, 8, 13, 21, 1)]),
+            self._case("long", long, [self._ids(n) for n in (1, 7, 20, LONGEST_ITEM, 20, 41)]),
+            self._case("500 items", many, [self._ids(self.size.item) for _ in range(MANY)]),
+            self._case("shared sub-prefixes", self._ids(21), self._heads()),
+            self._case("item_first", self._ids(15), some, item_first=True),
+            self._case("empty items", short, [Ids(), some[2], Ids()]),
+            self._case("softmax", short, some, apply_softmax=True),
+            self._case("temperature", short, some, apply_softmax=True, temperature=2.5),
+            self._case("labels per item", short, some[:3], labels=self._ragged()),
+        )
+
+    def _case(
+        self, name: str, query: Ids, items: list[Ids], labels: list[Ids] | None = None, **how: Any
+    ) -> Case:
+        return Case(name, query, items, labels or [self.labels] * len(items), **how)
+
+    def _heads(self) -> list[Ids]:
+        """Items with heads in common, one head a part of another, and two items the same."""
+        long, other = self._ids(18), self._ids(9)
+        items = [head + self._ids(1 + n) for head in (long, long[:9], other) for n in range(6)]
+        return [*items, items[3]]
+
+    def _ragged(self) -> list[Ids]:
+        first, second, third = self.labels
+        return [[first], [second, second, third], [self.vocab - 1, 0]]
+
+    def _ids(self, length: int) -> Ids:
+        ids: Ids = self.rng.randint(0, self.vocab, length).tolist()
+        return ids
+
+
+def _text_cases(tokenizer: Tokenizer, vocab: int) -> tuple[tuple[Case, ...], tuple[str, ...]]:
+    labels = [
+        (text, ids[0])
+        for text in LABEL_TEXTS
+        if len(ids := tokenizer.encode(text, add_special_tokens=False).ids) == 1 and ids[0] < vocab
+    ][:2]
+    if len(labels) < 2:
+        return (), (f"text: fewer than two of {', '.join(LABEL_TEXTS)} are one token",)
+    names = [text for text, _ in labels]
+    label_ids = [[id for _, id in labels] for _ in ITEM_TEXTS]
+    cases = []
+    for name, item_first, softmax in (("text", False, False), ("text, item_first", True, True)):
+        joined = [item + QUERY_TEXT if item_first else QUERY_TEXT + item for item in ITEM_TEXTS]
+        prompts = [list(tokenizer.encode(text).ids) for text in joined]
+        if max(map(max, prompts)) >= vocab:
+            return (), ("text: the tokenizer has ids that the weights have not",)
+        cases.append(
+            Case(
+                name, QUERY_TEXT, ITEM_TEXTS, label_ids, names, item_first, softmax, prompts=prompts
+            )
+        )
+    return tuple(cases), ()
