@@ -125,7 +125,9 @@ def test_info(capsys):
         assert part in shown
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["score"], ["info"]])
+@pytest.mark.parametrize(
+    "command", [[], ["serve"], ["parity"], ["parity", "compare"], ["parity", "check-server"]]
+)
 def test_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*command, "--help"])

@@ -15,11 +15,11 @@ from support.settings import OPTIONS, SECRET, SOURCES
 
 
 @pytest.mark.parametrize("columns", ["80", "100"])
-@pytest.mark.parametrize("command", ["serve", "score", "info"])
+@pytest.mark.parametrize("command", ["serve", "score", "info", "parity run", "parity record"])
 def test_help_is_readable(command, columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert max(map(len, lines)) <= int(columns)
@@ -29,7 +29,7 @@ def test_help_is_readable(command, columns, capsys, monkeypatch):
         assert wanted in text
     assert not any(word in text for word in ("INT", "FLOAT", "STR", "==SUPPRESS==", "None"))
     shown = " ".join(text.split())
-    for item in options(*(CONFIGS if command != "score" else (ModelConfig,))):
+    for item in options(*(CONFIGS if command in ("serve", "info") else (ModelConfig,))):
         assert (item.metavar if item.positional else item.flag) in text
         assert shown.count(item.help) == 1
     if command == "serve":

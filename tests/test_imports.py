@@ -91,6 +91,30 @@ ALLOWED = {
         "gpuscore.backends.jax",
         "jax",
     },
+    "gpuscore.parity": {
+        "gpuscore.types",
+        "gpuscore.errors",
+        "gpuscore.config",
+        "gpuscore.options",
+        "gpuscore.flags",
+        "gpuscore.settings",
+        "gpuscore.hub",
+        "gpuscore.scorer",
+        "gpuscore.backends",
+        "gpuscore.parity",
+        "tokenizers",
+    },
+    # What the command line imports at every start.
+    "gpuscore.parity.arguments": {
+        "gpuscore.config",
+        "gpuscore.flags",
+        "gpuscore.settings",
+        "gpuscore.parity.commands",
+        "gpuscore.parity.check_server",
+    },
+    "gpuscore.parity.metrics": {"gpuscore.types"},
+    "gpuscore.parity.machine": {"torch"},
+    "gpuscore.parity.oracle": {"gpuscore.errors", "gpuscore.parity", "torch", "transformers"},
     "gpuscore_kernels": {"gpuscore_kernels", "torch", "triton"},
 }
 
@@ -145,6 +169,8 @@ def test_imports_go_one_way():
         ("gpuscore.backends.jax.backend", "import torch"),
         ("gpuscore.backends.jax.backend", "from gpuscore.backends.torch.plan import plan_backend"),
         ("gpuscore.backends.shared.plan", "import torch"),
+        ("gpuscore.parity.gates", "import torch"),
+        ("gpuscore.parity.oracle", "from gpuscore.scorer import Scorer"),
     ],
 )
 def test_a_wrong_import_is_seen(name, line):
@@ -187,5 +213,8 @@ def test_kernels_is_no_package():
 
 
 def test_importing_gpuscore_is_light():
-    code = "import sys, gpuscore; print(sorted({'torch', 'fastapi'} & set(sys.modules)))"
-    assert python(code) == "[]"
+    code = (
+        "import sys, gpuscore{}; print(sorted({{'torch', 'fastapi', 'numpy'}} & set(sys.modules)))"
+    )
+    assert python(code.format("")) == "[]"
+    assert python(code.format(".cli")) == "[]"

@@ -34,8 +34,9 @@ def _add_run(commands: Any) -> None:
         commands,
         "run",
         "[MODEL] --backends LIST [OPTIONS]",
-        "score a fixed workload on several backends and judge each against transformers",
+        "compare backends with transformers in float32, on a fixed workload",
         _run,
+        exit_1="a gate failed",
         epilog=EPILOG,
     )
     group = run.add_argument_group("What to compare (command line only)")
@@ -44,7 +45,7 @@ def _add_run(commands: Any) -> None:
         required=True,
         metavar="LIST",
         help="framework:dtype[:attention] with commas between, such as "
-        "torch:float32,torch:bfloat16:triton,jax:float32",
+        "torch:float32,torch:bfloat16:triton; in the place of --dtype and --attention",
     )
     _add_workload(group)
     _add_report(group)
@@ -56,7 +57,7 @@ def _add_record(commands: Any) -> None:
         commands,
         "record",
         "[MODEL] -o DIRECTORY [OPTIONS]",
-        "score the workload here and write a bundle to compare elsewhere",
+        "score the workload here, to compare it elsewhere",
         _record,
         epilog=EPILOG,
     )
@@ -73,8 +74,9 @@ def _add_compare(commands: Any) -> None:
         commands,
         "compare",
         "A B [OPTIONS]",
-        "judge two bundles of one model and one workload",
+        "compare two bundles of one model and one workload",
         _compare,
+        exit_1="a gate failed",
     )
     compare.add_argument("a", metavar="A", help="bundle; a float32 one counts as right")
     compare.add_argument("b", metavar="B", help="bundle")
@@ -86,8 +88,9 @@ def _add_check_server(commands: Any) -> None:
         commands,
         "check-server",
         "URL [URL2] [OPTIONS]",
-        "hold a server with SGLang's /v1/score to its contract, and two servers to each other",
+        "hold a server to the contract of SGLang's /v1/score, or two together",
         _check_server,
+        exit_1="a failure that is no known deviation, or two servers that differ",
     )
     check.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8000")
     check.add_argument("url2", metavar="URL2", nargs="?", help="a second server of the same model")
@@ -153,13 +156,20 @@ def _add_report(group: Any) -> None:
 
 
 def _add(
-    commands: Any, name: str, usage: str, help: str, run: Command, epilog: str | None = None
+    commands: Any,
+    name: str,
+    usage: str,
+    help: str,
+    run: Command,
+    exit_1: str | None = None,
+    epilog: str | None = None,
 ) -> argparse.ArgumentParser:
+    ending = f"\nExit code 1: {exit_1}." if exit_1 else ""
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         allow_abbrev=False,
         usage=f"gpuscore parity {name} {usage}",
-        description=f"{help[0].upper()}{help[1:]}. Exit code 1: something differs too much.",
+        description=f"{help[0].upper()}{help[1:]}.{ending}",
         help=help,
         epilog=epilog,
         formatter_class=HelpFormatter,

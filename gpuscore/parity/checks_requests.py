@@ -1,4 +1,4 @@
-"""C13 to C16 and C19 of the suite: requests at the edge and beyond, and that the server lives on."""
+"""C13 to C16 and C19 of the suite: requests at the edge and beyond, and the server lives on."""
 
 import re
 from collections.abc import Callable

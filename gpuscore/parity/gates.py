@@ -12,7 +12,8 @@ what SGLang, vLLM, FlashInfer and transformers hold their own code to, and from 
    0.99 and top-10 overlap at least 0.9 on sets that are not degenerate. The p99 error is the one
    that gate 2 or 3 allows, not the one found: a bad backend must not widen its own margin. NDCG
    needs graded items, which a random workload has not.
-5. and 6. An item scored alone equals itself in company within gate 3.
+5. and 6. An item scored alone equals itself in company within gate 3, with --deterministic to the
+   last bit.
 """
 
 from collections.abc import Callable, Iterator
@@ -165,6 +166,7 @@ def _alone(run: Run) -> Iterator[Verdict]:
     if run.alone is None:
         return
     limit = FLOAT32 if run.dtype == "float32" else HALF_MAX
+    limit = 0.0 if run.deterministic else limit
     detail = f"alone and in company max |d log p| {run.alone.maximum:.1e}, at most {limit:g}"
     yield Verdict(run.name, "packing", run.alone.maximum <= limit, detail)
 

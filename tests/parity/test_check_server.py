@@ -1,0 +1,203 @@
+"""Promise: check-server finds nothing on a right server and names what a wrong one does wrong."""
+
+import numpy as np
+import pytest
+
+from gpuscore.cli import main
+from gpuscore.parity.check_server import SUITE
+from gpuscore.parity.checks import FAILED, KNOWN, OK, SKIPPED, run_checks
+from gpuscore.parity.client import Client
+from gpuscore.parity.deviations import KNOWN as DEVIATIONS
+from gpuscore.parity.server import Reference, Refused, meet
+from support.wrong_server import VOCAB, WrongServer, running
+
+TOLERANCE = 1e-5
+C14 = {one.id for one in SUITE if one.id.startswith("C14.")}
+LOOSE = {"C14.label-boolean", "C14.mixed-types", "C14.softmax-number", "C14.no-tokens"}
+# What each defect of the stub has to be called; together they name every check.
+NAMES = {
+    "another object": {"C1.envelope"},
+    "no usage": {"C1.usage"},
+    "rows are sorted": {"C2.items"},
+    "columns are in the order of the ids": {"C2.labels"},
+    "no softmax": {"C3.sum"},
+    "softmax is on": {"C4.default"},
+    "log-probabilities": {"C4.range"},
+    "a softmax of probabilities": {"C4.renormalised"},
+    "probabilities are shared by the labels": {"C5.subset", "C5.counts"},
+    "equal labels differ": {"C5.duplicates"},
+    "another model": {"C6.text", "C6.ids"},
+    "item_first is ignored": {"C7.item_first"},
+    "text is tokenised apart": {"C8.text", "C9.text"},
+    "items see how many there are": {"C9.ids", "C12.sizes", "C16.counts", "C16.large"},
+    "items see the item before": {"C10.same-length", "C10.other-length", "C16.large"},
+    "all rows are the first": {"C11.distinct"},
+    "equal items differ": {"C11.identical"},
+    "concurrent requests mix": {"C12.concurrent"},
+    "no items are an error": {"C13.no-items"},
+    "an empty item is a delimiter": {"C13.empty-item"},
+    "an empty query is a delimiter": {"C13.empty-query"},
+    "types are not looked at": LOOSE,
+    "labels may be empty": {"C13.empty-labels"},
+    "bad bodies are errors of the server": {*C14, "C19.malformed"},
+    "bad bodies kill": C14,
+    "no words": {*C14, "C13.empty-labels", "C15.negative-label"},
+    "labels are not looked at": {"C15.negative-label", "C15.label-beyond"},
+    "tokens are not looked at": {"C15.negative-token", "C15.token-beyond"},
+    "the last id is refused": {"C15.first-and-last"},
+    "many items are refused": {"C16.counts", "C16.large"},
+    "long items are cut": {"C16.long-item"},
+    "long prompts are cut": {"C16.too-long"},
+    "no numbers": {"C16.too-long"},
+    "jitter": {"C17.repeat"},
+    "warm differs": {"C18.warm"},
+    "a query is found by its end": {"C18.changed"},
+    "not healthy under load": {"C19.health"},
+    "": {"C20.california"},  # the stub says that it is Qwen3-0.6B
+}
+
+
+class BytesTokenizer:
+    """The stub's text; and labels of one token, which bytes are not."""
+
+    def __init__(self, ids):
+        self.ids = ids
+
+    @classmethod
+    def encode(cls, text, add_special_tokens=True):
+        return cls(list(text.encode()) if add_special_tokens else [len(text)])
+
+
+@pytest.fixture(scope="module")
+def stub():
+    with running(WrongServer()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def met(stub, tmp_path_factory):
+    """The stub as the suite sees it, met while it was right."""
+    right = WrongServer()
+
+    def probabilities(prompts, labels):
+        model = WrongServer(salt=1) if stub.has("another model") else right
+        logits = np.stack([model.logits(prompt) for prompt in prompts])
+        return (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))[:, labels]
+
+    reference = Reference(tmp_path_factory.mktemp("none"), BytesTokenizer, probabilities)
+    return meet(Client(stub.url, None, 10.0), TOLERANCE, None, reference, seed=0)
+
+
+@pytest.fixture
+def plant(stub):
+    """plant("defect", ...): for the rest of the test."""
+    stub.seen.clear()
+    yield stub.defects.update
+    stub.defects.clear()
+    stub.dead = False
+
+
+def states(server, ids, known=None):
+    chosen = [one for one in SUITE if one.id in ids]
+    return {one.check.id: one.state for one in run_checks(chosen, server, known or {})}
+
+
+def test_facts_are_found_by_asking(met):
+    assert (met.vocab, met.vocab_known, met.query_len, met.texts) == (VOCAB, True, 2000, True)
+
+
+def test_a_right_server_passes(met, plant):
+    found = states(met, {one.id for one in SUITE} - {"C20.california"})
+    assert set(found.values()) == {OK}
+
+
+def test_the_suite_is_c1_to_c20():
+    numbers = [int(one.id[1:].split(".")[0]) for one in SUITE]
+    assert sorted(set(numbers)) == list(range(1, 21))
+    assert numbers == sorted(numbers)
+    assert len({one.id for one in SUITE}) == len(SUITE)
+    assert set().union(*NAMES.values()) == {one.id for one in SUITE}, "each is seen to fail below"
+    assert all(set(table) <= {one.id for one in SUITE} for table in DEVIATIONS.values())
+
+
+@pytest.mark.parametrize("defect", NAMES)
+def test_a_defect_is_named(met, plant, defect):
+    plant({defect})
+    found = states(met, NAMES[defect])
+    assert found == dict.fromkeys(NAMES[defect], FAILED)
+
+
+def test_a_known_deviation_is_no_failure(met, plant):
+    plant({"item_first is ignored"})
+    assert states(met, {"C7.item_first"}, DEVIATIONS["sglang-mis"]) == {"C7.item_first": KNOWN}
+    assert states(met, {"C7.item_first"}, DEVIATIONS["sglang"]) == {"C7.item_first": FAILED}
+
+
+def test_without_a_reference_some_checks_are_skipped(stub):
+    server = meet(Client(stub.url, None, 10.0), TOLERANCE, VOCAB, None, seed=0)
+    ids = {"C6.text", "C6.ids", "C8.text"}
+    assert states(server, ids) == dict.fromkeys(ids, SKIPPED)
+
+
+def test_labels_that_are_never_refused(stub, plant):
+    """The number of ids stays unknown, and the checks at its edge say so or fail."""
+    plant({"labels are not looked at"})
+    server = meet(Client(stub.url, None, 10.0), TOLERANCE, None, None, seed=0)
+    assert not server.vocab_known
+    want = {"C15.first-and-last": SKIPPED, "C15.label-beyond": FAILED, "C2.labels": OK}
+    assert states(server, set(want)) == want
+
+
+def test_a_server_that_is_not_there():
+    with pytest.raises(Refused, match="no answer"):
+        meet(Client("http://127.0.0.1:9", None, 1.0), TOLERANCE, None, None, seed=0)
+
+
+class TestCommand:
+    """Over the command line; the stub's own name makes C20 fail, so that is taken for granted."""
+
+    @pytest.fixture(autouse=True)
+    def _only_some(self, monkeypatch):
+        chosen = [one for one in SUITE if one.id in ("C1.usage", "C7.item_first", "C13.no-items")]
+        monkeypatch.setattr("gpuscore.parity.check_server.SUITE", chosen)
+
+    def run(self, *arguments):
+        return main(["parity", "check-server", *arguments, "--vocab-size", str(VOCAB)])
+
+    def test_exit_codes_and_names(self, stub, plant, capsys):
+        assert self.run(stub.url) == 0
+        assert "3 passed, 0 failed" in capsys.readouterr().out
+        plant({"no usage"})
+        assert self.run(stub.url) == 1
+        assert "FAIL  C1.usage: usage counts" in capsys.readouterr().out
+        assert self.run(stub.url, "--kind", "sgl-jax") == 0
+        shown = capsys.readouterr().out
+        assert "known C1.usage" in shown
+        assert "usage is null; here: usage is None" in shown
+        assert "not seen here: 400 for token ids" in shown, "the table may be out of date"
+
+    def test_two_servers(self, stub, plant, capsys, tmp_path):
+        report = tmp_path / "report.html"
+        with running(WrongServer()) as same, running(WrongServer(salt=1)) as other:
+            assert self.run(stub.url, same.url, "--report", str(report)) == 0
+            assert "|d p| max 0.0e+00" in capsys.readouterr().out
+            assert self.run(stub.url, other.url) == 1
+            shown = capsys.readouterr().out
+        assert f"FAIL  {other.url} against {stub.url}, scores" in shown
+        assert f"FAIL  {other.url} against {stub.url}, rank" in shown
+        page = report.read_text()
+        assert page.count("<svg") == 2
+        assert page.count("C7.item_first") == 2, "a table for each server"
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["127.0.0.1:8000"], "must begin with http"),
+            (["http://127.0.0.1:9"], "URL http://127.0.0.1:9: a plain request of token ids gets"),
+            (["http://127.0.0.1:9", "--tolerance", "0"], "--tolerance"),
+            (["http://127.0.0.1:9", "--api-key-file", "/no/such"], "--api-key-file /no/such"),
+        ],
+    )
+    def test_what_cannot_be_checked(self, arguments, message, capsys):
+        assert self.run(*arguments) == 78
+        assert message in capsys.readouterr().err

@@ -1,0 +1,91 @@
+"""The numbers of the table against their definitions, written out pair by pair."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from gpuscore.parity.metrics import errors, inversions, kendall_tau_b, near_ties, rank, top_overlap
+
+
+def pairs(a, b):
+    return itertools.combinations(list(zip(a, b, strict=True)), 2)
+
+
+def tau_b(a, b):
+    """Kendall (1945), as the textbooks have it: with the numbers of tied pairs."""
+    concordant = discordant = tied_a = tied_b = total = 0
+    for (a1, b1), (a2, b2) in pairs(a, b):
+        total += 1
+        tied_a += a1 == a2
+        tied_b += b1 == b2
+        product = (a1 - a2) * (b1 - b2)
+        concordant += product > 0
+        discordant += product < 0
+    return (concordant - discordant) / math.sqrt((total - tied_a) * (total - tied_b))
+
+
+def inverted(want, got, gap):
+    clear = [(w, g) for w, g in zip(pairs(want, want), pairs(got, got), strict=True)]
+    found = [
+        (w1 - w2) * (g1 - g2) < 0
+        for (((w1, _), (w2, _)), ((g1, _), (g2, _))) in clear
+        if abs(w1 - w2) > gap
+    ]
+    return sum(found), len(found)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("values", [3, 6, 1000])  # few different ones: many ties
+def test_against_pairs(seed, values):
+    rng = np.random.default_rng(seed)
+    a, noise = rng.integers(0, values, 41), rng.integers(-2, 3, 41)
+    a, b = a.astype(float), (a + noise).astype(float)
+    assert kendall_tau_b(a, b) == pytest.approx(tau_b(a, b), abs=1e-12)
+    for gap in (0.0, 1.0, 2.5):
+        assert inversions(a, b, gap) == inverted(a, b, gap)
+    near = [abs(x - y) <= 1 for x, y in itertools.combinations(a, 2)]
+    assert near_ties(a, 1.0) == pytest.approx(np.mean(near))
+
+
+def test_tau_at_its_ends():
+    a = np.arange(7.0)
+    assert kendall_tau_b(a, a) == 1
+    assert kendall_tau_b(a, -a) == -1
+    assert math.isnan(kendall_tau_b(a, np.ones(7)))
+
+
+def test_errors():
+    found = errors(np.array([[3.0, -1.0], [0.5, 0.0]]))
+    assert (found.maximum, found.mean) == (3.0, 1.125)
+    assert (found.median, found.p99) == (1.0, 3.0)
+    assert errors(np.array([])).maximum == 0
+
+
+def test_nan_and_infinity_are_no_small_errors():
+    """A gate that asks whether NaN is over its limit would let it pass."""
+    for wrong in (np.nan, np.inf, -np.inf):
+        assert errors(np.array([0.0] * 5 + [wrong])).maximum == np.inf
+    assert errors(np.array([0.0, np.nan])).p99 == np.inf
+
+
+def test_top_overlap_takes_a_tie_for_no_miss():
+    want = np.array([5.0, 4, 3, 2, 2, 1, 0])
+    assert top_overlap(want, want + [0, 0, 0, -0.5, 0, 0, 0], top=4) == 1
+    assert top_overlap(want, want + [0, 0, -2.5, 0, 0, 0, 0], top=3) == pytest.approx(2 / 3)
+    assert top_overlap(want, -want, top=3) == 0
+    assert top_overlap(want[:2], -want[:2]) == 1, "fewer items than that: all are the best"
+
+
+def test_a_degenerate_set_has_no_say_in_the_order_but_in_clear_pairs():
+    rng = np.random.default_rng(0)
+    flat, spread = (
+        np.append(1e-3 * rng.random(50), 9.0),
+        rng.permutation(51.0 * np.ones(51)).cumsum(),
+    )
+    found = rank([(flat, -flat), (spread, spread)], gap=1.0, noise=0.1, ties=0.01)
+    assert (found.degenerate, found.tau, found.top) == (1, 1.0, 1.0)
+    assert found.inversions == 50, "the one that stands out"
+    alone = rank([(flat, flat)], gap=1.0, noise=0.1, ties=0.01)
+    assert (alone.tau, alone.top) == (None, None)

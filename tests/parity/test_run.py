@@ -1,0 +1,283 @@
+"""Promise: `parity run` passes what is right and fails, with exit code 1, what is planted."""
+
+import dataclasses
+import sys
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from gpuscore.backends.torch.models import decoder
+from gpuscore.cli import main
+from gpuscore.config import ModelConfig
+from gpuscore.engine import draft
+from gpuscore.errors import ConfigError
+from gpuscore.parity import workload as workloads
+from gpuscore.parity.gates import judge, judge_pair
+from gpuscore.parity.metrics import Errors
+from gpuscore.parity.runs import BackendSpec, CaseResult, Run
+from gpuscore.parity.workload import Case, Workload, make_workload, read_tokenizer
+
+
+@pytest.fixture
+def few_items(monkeypatch):
+    monkeypatch.setattr(workloads, "MANY", 24)
+
+
+def run(directory, *arguments, backends="torch:float32"):
+    return main(
+        ["parity", "run", str(directory), "--backends", backends, "--workload", "quick", *arguments]
+    )
+
+
+class Page(HTMLParser):
+    """Tags that are opened and closed, and the plots."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append(tag)
+        if tag not in ("meta", "rect", "circle", "path"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+
+def test_float32_and_bfloat16_of_a_model_pass(tiny_model, few_items, capsys, tmp_path):
+    report = tmp_path / "report.html"
+    directory, _ = tiny_model("llama")
+    flags = ["--report", str(report), "--threads", "1"]
+    assert run(directory, *flags, backends="torch:float32,torch:bfloat16") == 0
+    shown = capsys.readouterr().out
+    assert "11 requests" in shown
+    for name in ("transformers:bfloat16 ", "torch:float32 ", "torch:bfloat16 "):
+        assert f"\n{name}" in shown
+    for gate in ("float32, float32", "float32, rank", "float32, tau-b", "bfloat16, relative"):
+        assert f"ok    torch:{gate}: " in shown
+    assert "FAIL" not in shown
+    page = report.read_text()
+    assert not Page(page).open, "every tag is closed"
+    plots = [f"<svg{part.split('</svg>')[0]}</svg>" for part in page.split("<svg")[1:]]
+    assert len(plots) == 6
+    for plot in plots:
+        ElementTree.fromstring(plot)  # well-formed
+    assert plots[3].count("<circle") > 100, "score against score"
+
+
+def item_positions_are_shifted(monkeypatch):
+    pack = draft.pack
+
+    def shifted(segments, prefixes, **options):
+        moved = [
+            s if s.label_ids is None else dataclasses.replace(s, start=s.start + 1)
+            for s in segments
+        ]
+        return pack(moved, prefixes, **options)
+
+    monkeypatch.setattr(draft, "pack", shifted)
+
+
+def positions_of_the_decoder_are_stretched(monkeypatch):
+    """A shift of all positions alike would be no defect: the rotary embedding is relative."""
+    tables = decoder.rotary_tables
+    monkeypatch.setattr(decoder, "rotary_tables", lambda p, **f: tables(p + p // 20, **f))
+
+
+def items_differ_with_their_company(monkeypatch):
+    pack = draft.pack
+
+    def dependent(segments, prefixes, **options):
+        scored = [s for s in segments if s.label_ids is not None]
+        if len(scored) > 5:
+            first = dataclasses.replace(scored[0], token_ids=scored[0].token_ids[::-1].copy())
+            segments = [first if s is scored[0] else s for s in segments]
+        return pack(segments, prefixes, **options)
+
+    monkeypatch.setattr(draft, "pack", dependent)
+
+
+@pytest.mark.parametrize(
+    ("plant", "gates"),
+    [
+        (item_positions_are_shifted, ("float32", "rank", "tau-b")),
+        (positions_of_the_decoder_are_stretched, ("float32", "rank", "tau-b")),
+        (items_differ_with_their_company, ("float32", "packing")),
+    ],
+)
+def test_a_planted_defect_fails(tiny_model, few_items, monkeypatch, capsys, plant, gates):
+    directory, _ = tiny_model("llama")
+    plant(monkeypatch)
+    assert run(directory, "--threads", "1") == 1
+    shown = capsys.readouterr().out
+    for gate in gates:
+        assert f"FAIL  torch:float32, {gate}: " in shown
+
+
+class TestGates:
+    """One at a time, on made-up results: what the gates say must not hang on a model."""
+
+    ITEMS = 60
+
+    @pytest.fixture
+    def workload(self):
+        case = Case("ranked", [5], [[n] for n in range(self.ITEMS)], [[0, 1]] * self.ITEMS)
+        return Workload("made up", 0, 60, 9, (case,))
+
+    def made(self, values, dtype, alone=0.0, deterministic=False):
+        results = {"ranked": CaseResult(values, np.exp(values).sum(axis=1))}
+        return Run(f"made:{dtype}", dtype, results, 1.0, Errors(*[alone] * 4), deterministic)
+
+    @pytest.fixture
+    def exact(self):
+        return -10 + np.random.default_rng(0).normal(size=(self.ITEMS, 2))
+
+    @pytest.fixture
+    def noise(self):
+        return 0.01 * np.random.default_rng(1).uniform(-1, 1, (self.ITEMS, 2))
+
+    def failed(self, verdicts):
+        return {verdict.gate for verdict in verdicts if not verdict.passed}
+
+    def judged(self, workload, exact, noise, values, dtype="bfloat16", alone=0.0):
+        rounded = None if dtype == "float32" else self.made(exact + noise, dtype)
+        got = self.made(values, dtype, alone)
+        return self.failed(judge(workload, self.made(exact, "float32"), rounded, got)[1])
+
+    def test_relative(self, workload, exact, noise):
+        assert not self.judged(workload, exact, noise, exact + 1.99 * noise)
+        outlier = noise.copy()
+        outlier[3, 0] = 2.1 * np.abs(noise).max()
+        assert self.judged(workload, exact, noise, exact + outlier) == {"relative"}, "the maximum"
+        often = np.sign(noise) * 2.1 * np.median(np.abs(noise))
+        assert self.judged(workload, exact, noise, exact + often) == {"relative"}, "the median"
+
+    def test_float32(self, workload, exact, noise):
+        assert not self.judged(workload, exact, noise, exact + 0.009 * noise, "float32")
+        one = exact.copy()
+        one[7, 1] += 1.1e-4
+        assert self.judged(workload, exact, noise, one, "float32") == {"float32"}
+        one[7, 1] = np.nan
+        assert "float32" in self.judged(workload, exact, noise, one, "float32")
+
+    def test_rank_is_about_clear_pairs(self, workload, exact, noise):
+        """Two items 0.03 apart may change places at an allowed error of 0.02, at 0.3 not."""
+        order = np.argsort(exact[:, 0])
+        for gap, want in ((0.03, set()), (0.3, {"rank"})):
+            spread = exact.copy()
+            spread[order, 0] = np.linspace(-20, -10, self.ITEMS)
+            spread[order[-1], 0] = spread[order[-2], 0] + gap
+            swapped = spread.copy()
+            swapped[order[-2:], 0] = spread[order[-2:][::-1], 0]
+            found = self.judged(workload, spread, noise, swapped)
+            assert found - {"relative"} == want
+
+    def test_order_as_a_whole(self, workload, exact, noise):
+        found = self.judged(workload, exact, noise, exact[::-1])
+        assert found == {"relative", "rank", "tau-b", "top-10"}
+
+    def test_packing(self, workload, exact, noise):
+        assert not self.judged(workload, exact, noise, exact, alone=0.1)
+        assert self.judged(workload, exact, noise, exact, alone=0.2) == {"packing"}
+        assert self.judged(workload, exact, noise, exact, "float32", 2e-4) == {"packing"}
+        same_bits = self.made(exact, "float32", 1e-9, deterministic=True)
+        verdicts = judge(workload, self.made(exact, "float32"), None, same_bits)[1]
+        assert self.failed(verdicts) == {"packing"}
+
+    @pytest.mark.parametrize(
+        ("dtypes", "change", "want"),
+        [
+            (("bfloat16", "bfloat16"), 0.0, set()),
+            (("bfloat16", "bfloat16"), 0.04, set()),
+            (("bfloat16", "bfloat16"), 0.06, {"absolute"}),  # over the p99 for all
+            (("float32", "float32"), 2e-4, {"float32"}),
+            (("bfloat16", "float32"), 0.04, set()),
+        ],
+    )
+    def test_pairs(self, workload, exact, dtypes, change, want):
+        runs = self.made(exact, dtypes[0]), self.made(exact + change, dtypes[1])
+        found, verdicts = judge_pair(workload, *runs)
+        assert self.failed(verdicts) == want
+        if "float32" in dtypes:
+            assert found.want.dtype == "float32", "the more exact one counts as right"
+
+    def test_probabilities_have_a_limit_of_their_own(self, workload, exact):
+        likely = np.minimum(exact + 9.9, -0.01)  # 0.04 of a probability near 1 is much
+        runs = self.made(likely, "bfloat16"), self.made(likely - 0.04, "bfloat16")
+        assert self.failed(judge_pair(workload, *runs)[1]) == {"absolute"}
+
+
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("backends", "message"),
+        [
+            ("torch", "is not framework:dtype[:attention]"),
+            ("torch:int8", "dtypes float32, bfloat16, float16"),
+            ("mlx:float32", "frameworks are torch, jax"),
+            ("torch:float32,", "is not framework:dtype"),
+            ("torch:float32:fast", "asks for attention 'fast'"),
+            ("torch:float32:a:b", "is not framework:dtype"),
+        ],
+    )
+    def test_wrong_backends(self, backends, message, capsys):
+        assert run("demo", backends=backends) == 78
+        assert message in capsys.readouterr().err
+
+    def test_a_flag_that_the_backends_say_already(self, capsys):
+        assert run("demo", "--dtype", "bfloat16") == 78
+        assert "--dtype is set beside --backends" in capsys.readouterr().err
+
+    def test_an_attention_that_cannot_run(self, capsys):
+        assert run("demo", backends="torch:float32:flashinfer") == 78
+        assert "flashinfer" in capsys.readouterr().err
+
+    def test_specs(self):
+        spec = BackendSpec.parse("torch:bfloat16:triton")
+        assert str(spec) == "torch:bfloat16:triton"
+        config = spec.configure(ModelConfig(model="demo", threads=3))
+        assert (config.dtype, config.attention, config.threads) == ("bfloat16", "triton", 3)
+        assert str(BackendSpec.parse("jax:float32")) == "jax:float32"
+
+    def test_a_framework_that_is_not_there(self, monkeypatch):
+        """Whichever that is: not installed, or not part of this version."""
+        monkeypatch.setitem(sys.modules, "jax", None)
+        assert run("demo", backends="torch:float32,jax:float32") == 78
+
+
+class TestWorkload:
+    def test_it_follows_from_seed_and_model(self, tiny_model):
+        tokenizer = read_tokenizer(tiny_model("llama")[0])
+        first = make_workload("quick", 0, 400, 512, tokenizer)
+        assert first.digest == make_workload("quick", 0, 400, 512, tokenizer).digest
+        others = [("full", 0, 400), ("quick", 1, 400), ("quick", 0, 399)]
+        digests = {make_workload(s, n, v, 512, tokenizer).digest for s, n, v in others}
+        assert len(digests | {first.digest}) == 4
+        assert Workload.from_json(first.as_json()) == first
+        # What a release of NumPy or of this program must not change: bundles are compared by it.
+        ids = make_workload("quick", 0, 400, 512, None)
+        assert ids.digest.startswith("25c8ed48ad3b9df8")
+
+    @pytest.mark.parametrize("size", ["quick", "standard", "full"])
+    def test_it_fits_the_model_and_has_every_mode(self, tiny_model, size):
+        tokenizer = read_tokenizer(tiny_model("llama")[0])
+        made = make_workload(size, 0, 400, 512, tokenizer)
+        assert not made.left_out
+        for case in made.cases:
+            prompts = case.prompt_ids()
+            assert len(prompts) == len(case.items) == len(case.label_ids)
+            assert all(0 < len(ids) <= 512 and max(ids) < 400 for ids in prompts)
+        modes = {(c.labels is None, c.apply_softmax, c.item_first) for c in made.cases}
+        assert {(True, False, False), (False, False, False), (False, True, True)} <= modes
+        assert max(len(case.items) for case in made.cases) == 500
+
+    def test_what_it_leaves_out_is_said(self, capsys):
+        assert make_workload("quick", 0, 400, 512, None).left_out == ("text: no tokenizer.json",)
+
+    def test_a_model_that_is_too_small(self):
+        with pytest.raises(ConfigError, match="is too small"):
+            make_workload("quick", 0, 400, 64, None)
