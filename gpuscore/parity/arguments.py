@@ -113,7 +113,8 @@ def _add_check_server(commands: Any) -> None:
         "--vocab-size",
         type=int,
         metavar="N",
-        help="valid token ids are below it (default: found by asking)",
+        help="valid token ids are below it (default: found by asking for ids as labels, which a "
+        "server that does not check them may not survive)",
     )
     check.add_argument(
         "--tolerance",

@@ -25,7 +25,7 @@ from gpuscore.parity.gates import (
     order_verdicts,
 )
 from gpuscore.parity.runs import CaseResult, Run
-from gpuscore.parity.server import Reference, Refused, Server, meet
+from gpuscore.parity.server import FEWEST, Reference, Refused, Server, meet
 from gpuscore.parity.svg import histogram, scatter
 from gpuscore.parity.table import HEAD, aligned, row, verdict_line
 from gpuscore.parity.workload import Case, Workload, make_workload, read_tokenizer
@@ -44,6 +44,8 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
     """Exit code 1 for a failure that is not a known deviation, or two servers that differ."""
     if values.tolerance <= 0 or values.timeout <= 0:
         raise ConfigError("--tolerance and --timeout must be over 0")
+    if values.vocab_size is not None and values.vocab_size < FEWEST:
+        raise ConfigError(f"--vocab-size must be at least {FEWEST}")
     key = _key(settings)
     reference = _reference(values.reference) if values.reference is not None else None
     parts, failed, servers = [], False, []

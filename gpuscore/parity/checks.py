@@ -55,4 +55,6 @@ def _run(one: Check, server: Server) -> tuple[str, str]:
         return SKIPPED, str(reason)
     except Refused as reason:
         return FAILED, str(reason)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        return FAILED, f"an answer has another form than expected: {error!r}"
     return (OK, "") if wrong is None else (FAILED, wrong)

@@ -14,7 +14,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
 from gpuscore.parity.bundle import Bundle, read_bundle, refuse_different, write_bundle
 from gpuscore.parity.fingerprint import fingerprint
-from gpuscore.parity.gates import Comparison, Verdict, judge, judge_pair
+from gpuscore.parity.gates import Comparison, Verdict, judge, judge_pair, packing
 from gpuscore.parity.machine import hardware, versions
 from gpuscore.parity.runs import BackendSpec, run_workload
 from gpuscore.parity.table import HEAD, aligned, row, verdict_line
@@ -29,18 +29,25 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     specs = [BackendSpec.parse(text) for text in values.backends.split(",")]
     _refuse_overridden(settings)
     base = settings.make(ModelConfig)
-    configs = {str(spec): spec.configure(base) for spec in specs}  # all checked before any runs
+    if len(set(specs)) < len(specs):
+        raise ConfigError("--backends names one of them twice")
+    configs = {str(spec): spec.configure(base) for spec in specs}
     directory = model_directory(base.model, base.revision)
+    for config in configs.values():  # refused before minutes of work
+        plan_backend(directory, config)
     workload = _workload(directory, configs[str(specs[0])], values)
     print(_about(base.model, workload), flush=True)
 
-    from gpuscore.parity.oracle import Oracle, oracle_device
+    from gpuscore.parity.oracle import free_memory, oracle_device, run_oracle
 
     device = oracle_device(base.device)
     halves = sorted({spec.dtype for spec in specs} - {"float32"})
-    exact = Oracle(directory, "float32", device).run(workload)
-    rounded = {dtype: Oracle(directory, dtype, device).run(workload) for dtype in halves}
-    runs = [run_workload(name, config, workload) for name, config in configs.items()]
+    exact = run_oracle(directory, workload, "float32", device)
+    rounded = {dtype: run_oracle(directory, workload, dtype, device) for dtype in halves}
+    runs = []
+    for name, config in configs.items():
+        runs.append(run_workload(name, config, workload))
+        free_memory()
     comparisons, verdicts = [], []
     for yardstick in rounded.values():  # for the table only: it is not judged
         comparisons.append(judge(workload, exact, yardstick, yardstick)[0])
@@ -92,7 +99,12 @@ def compare(values: argparse.Namespace) -> int:
     }
     for place, what in facts.items():
         print(f"{place}: {what}")
-    found, verdicts = judge_pair(a.workload, a.run, b.run)
+    one, two = (
+        replace(bundle.run, name=f"{Path(place).name} ({bundle.run.name})")
+        for place, bundle in ((values.a, a), (values.b, b))
+    )
+    found, verdicts = judge_pair(a.workload, one, two)
+    verdicts += [*packing(one), *packing(two)]
     title = "Parity of two bundles"
     return _conclude(title, facts, a.workload, [found], verdicts, values.report)
 

@@ -101,11 +101,11 @@ def judge(
         return found, [
             _at_most(run.name, found.log_p, FLOAT32),
             *order_verdicts(found),
-            *_alone(run),
+            *packing(run),
         ]
     theirs = errors(differences(workload, exact, rounded)[0])
     found = compare(workload, exact, run, RELATIVE * theirs.p99, theirs.p99)
-    return found, [_relative(found, theirs), *order_verdicts(found), *_alone(run)]
+    return found, [_relative(found, theirs), *order_verdicts(found), *packing(run)]
 
 
 def judge_pair(workload: Workload, one: Run, two: Run) -> tuple[Comparison, list[Verdict]]:
@@ -162,7 +162,8 @@ def order_verdicts(found: Comparison, subject: str | None = None) -> Iterator[Ve
         yield Verdict(subject, "top-10", ranking.top >= TOP, detail)
 
 
-def _alone(run: Run) -> Iterator[Verdict]:
+def packing(run: Run) -> Iterator[Verdict]:
+    """Gates 5 and 6."""
     if run.alone is None:
         return
     limit = FLOAT32 if run.dtype == "float32" else HALF_MAX

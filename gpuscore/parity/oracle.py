@@ -1,5 +1,6 @@
 """transformers as the yardstick: every prompt as a whole, without padding, cache or packing."""
 
+import gc
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,20 @@ MOST_PROMPTS = 64
 def oracle_device(name: str) -> str:
     """ "auto" as torch sees this machine."""
     return "cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu"
+
+
+def run_oracle(directory: Path, workload: Workload, dtype: str, device: str) -> Run:
+    """`Oracle.run`, after which the memory is free again for the backends."""
+    found = Oracle(directory, dtype, device).run(workload)
+    free_memory()
+    return found
+
+
+def free_memory() -> None:
+    """Give back what no tensor uses: backends plan with what the device says is free."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class Oracle:

@@ -14,6 +14,7 @@ from gpuscore.types import Float64Array
 
 Ids = list[int]
 LARGEST_VOCAB = 2**31 - 1
+FEWEST = 64  # ids that the checks need
 SAFE_VOCAB = 256  # where the number of ids is not known; no model has fewer
 LONG_QUERY = 2000
 CANARY = ([5, 6], [[7], [8, 9]])  # query and items that every model has

@@ -115,8 +115,10 @@ def make_workload(
         tokenizer: the model's, or None: then there are no texts.
 
     Raises:
-        ConfigError: the model is too small for any workload.
+        ConfigError: the model is too small for any workload, or no such seed.
     """
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - 1}")
     if vocab_rows < 16 or context < 2 * SPARE:
         raise ConfigError(
             f"a model of {vocab_rows} token ids and a context of {context} is too small for this "

@@ -84,7 +84,8 @@ def test_two_that_agree(recorded, capsys, tmp_path):
     assert compare(*recorded, "--report", str(report)) == 0
     shown = capsys.readouterr().out
     assert "a: torch:float32 on " in shown
-    assert "ok    torch:float32 against torch:float32, float32: max |d log p|" in shown
+    assert "ok    b (torch:float32) against a (torch:float32), float32: max |d log p|" in shown
+    assert "ok    a (torch:float32), packing: alone and in company" in shown
     assert report.read_text().count("<svg") == 2
     about = json.loads((recorded[0] / "bundle.json").read_text())
     assert about["device"] == "cpu"
@@ -100,7 +101,7 @@ def test_two_that_differ(recorded, capsys, tmp_path):
     found.run.results["short"].values[3, 1] += 2e-4
     write_bundle(tmp_path / "c", found)
     assert compare(recorded[0], tmp_path / "c") == 1
-    assert "FAIL  torch:float32 against torch:float32, float32" in capsys.readouterr().out
+    assert "FAIL  c (torch:float32) against a (torch:float32), float32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gpuscore.cli import main
+from gpuscore.parity.arguments import KINDS
 from gpuscore.parity.check_server import SUITE
 from gpuscore.parity.checks import FAILED, KNOWN, OK, SKIPPED, run_checks
 from gpuscore.parity.client import Client
@@ -17,6 +18,7 @@ LOOSE = {"C14.label-boolean", "C14.mixed-types", "C14.softmax-number", "C14.no-t
 # What each defect of the stub has to be called; together they name every check.
 NAMES = {
     "another object": {"C1.envelope"},
+    "answers are lists": {"C1.envelope", "C1.usage", "C2.items", "C13.no-items"},
     "no usage": {"C1.usage"},
     "rows are sorted": {"C2.items"},
     "columns are in the order of the ids": {"C2.labels"},
@@ -127,6 +129,10 @@ def test_a_defect_is_named(met, plant, defect):
     assert found == dict.fromkeys(NAMES[defect], FAILED)
 
 
+def test_every_kind_can_be_asked_for():
+    assert set(KINDS) == set(DEVIATIONS)
+
+
 def test_a_known_deviation_is_no_failure(met, plant):
     plant({"item_first is ignored"})
     assert states(met, {"C7.item_first"}, DEVIATIONS["sglang-mis"]) == {"C7.item_first": KNOWN}
@@ -162,7 +168,7 @@ class TestCommand:
         monkeypatch.setattr("gpuscore.parity.check_server.SUITE", chosen)
 
     def run(self, *arguments):
-        return main(["parity", "check-server", *arguments, "--vocab-size", str(VOCAB)])
+        return main(["parity", "check-server", "--vocab-size", str(VOCAB), *arguments])
 
     def test_exit_codes_and_names(self, stub, plant, capsys):
         assert self.run(stub.url) == 0
@@ -195,6 +201,7 @@ class TestCommand:
             (["127.0.0.1:8000"], "must begin with http"),
             (["http://127.0.0.1:9"], "URL http://127.0.0.1:9: a plain request of token ids gets"),
             (["http://127.0.0.1:9", "--tolerance", "0"], "--tolerance"),
+            (["http://127.0.0.1:9", "--vocab-size", "63"], "--vocab-size must be at least 64"),
             (["http://127.0.0.1:9", "--api-key-file", "/no/such"], "--api-key-file /no/such"),
         ],
     )

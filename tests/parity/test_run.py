@@ -13,6 +13,7 @@ from gpuscore.cli import main
 from gpuscore.config import ModelConfig
 from gpuscore.engine import draft
 from gpuscore.errors import ConfigError
+from gpuscore.parity import arguments
 from gpuscore.parity import workload as workloads
 from gpuscore.parity.gates import judge, judge_pair
 from gpuscore.parity.metrics import Errors
@@ -222,11 +223,20 @@ class TestCommandLine:
             ("torch:float32,", "is not framework:dtype"),
             ("torch:float32:fast", "asks for attention 'fast'"),
             ("torch:float32:a:b", "is not framework:dtype"),
+            ("torch:float32,torch:float32", "names one of them twice"),
         ],
     )
     def test_wrong_backends(self, backends, message, capsys):
         assert run("demo", backends=backends) == 78
         assert message in capsys.readouterr().err
+
+    @pytest.mark.parametrize("seed", ["-1", str(2**32)])
+    def test_a_seed_that_is_none(self, seed, capsys):
+        assert run("demo", "--seed", seed) == 78
+        assert f"--seed {seed} must be from 0" in capsys.readouterr().err
+
+    def test_every_size_can_be_asked_for(self):
+        assert set(arguments.SIZES) == set(workloads.SIZES)
 
     def test_a_flag_that_the_backends_say_already(self, capsys):
         assert run("demo", "--dtype", "bfloat16") == 78

@@ -43,7 +43,7 @@ class WrongServer:
         seed = zlib.crc32(np.array([self.salt, *prompt], dtype=np.int64).tobytes())
         return 2.0 * np.random.RandomState(seed).standard_normal(VOCAB)
 
-    def answer(self, raw: bytes) -> dict:
+    def answer(self, raw: bytes) -> dict | list:
         self.answers += 1
         if self.has("concurrent requests mix") or self.has("not healthy under load"):
             time.sleep(0.02)  # so that there are some
@@ -59,6 +59,8 @@ class WrongServer:
         answer = {"scores": scores, "model": body.get("model"), "object": "scoring"}
         if self.has("another object"):
             answer["object"] = "list"
+        if self.has("answers are lists"):
+            return [answer]
         return answer | {"usage": None if self.has("no usage") else usage}
 
     def checked(self, raw: bytes) -> dict:
