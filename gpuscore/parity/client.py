@@ -53,7 +53,7 @@ class Client:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"URL {url}: must begin with http:// or https:// and name a host")
         self.url, self._parts, self._timeout = url.rstrip("/"), parts, timeout
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = {"Authorization": f"Bearer {key}".encode()} if key else {}
 
     def score(self, body: object) -> Reply:
         return self.post("/v1/score", json.dumps(body).encode())
@@ -75,7 +75,7 @@ class Client:
         connection = make(self._parts.hostname or "", self._parts.port, timeout=self._timeout)
         try:
             target = self._parts.path.rstrip("/") + path
-            connection.request(method, target, content, self._headers | headers)
+            connection.request(method, target, content, {**self._headers, **headers})
             answer = connection.getresponse()
             return Reply(answer.status, answer.read().decode(errors="replace"))
         except (OSError, http.client.HTTPException) as error:

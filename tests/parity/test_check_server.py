@@ -195,6 +195,19 @@ class TestCommand:
         assert page.count("<svg") == 2
         assert page.count("C7.item_first") == 2, "a table for each server"
 
+    def test_a_key_comes_from_a_file_or_the_environment(self, capsys, tmp_path, monkeypatch):
+        path = tmp_path / "keys"
+        path.write_text("schlüssel\nanother\n", encoding="utf-8")
+        with running(WrongServer()) as server:
+            server.key = "schlüssel"
+            assert self.run(server.url) == 78
+            assert "status 401" in capsys.readouterr().err
+            assert self.run(server.url, "--api-key-file", str(path)) == 0
+            monkeypatch.setenv("GPUSCORE_API_KEY", "stronger")
+            assert self.run(server.url, "--api-key-file", str(path)) == 78
+            server.key = "stronger"
+            assert self.run(server.url, "--api-key-file", str(path)) == 0
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [

@@ -33,6 +33,7 @@ class WrongServer:
         self.answers = 0
         self.under_way = 0
         self.dead = False
+        self.key: str | None = None  # that callers have to send
         self.seen: dict[tuple, list] = {}  # a cache that is wrong: by the query's end only
         self.url = ""
 
@@ -188,6 +189,9 @@ def running(server: WrongServer) -> Iterator[WrongServer]:
             raw = self.rfile.read(int(self.headers["Content-Length"]))
             server.under_way += 1
             try:
+                sent = self.headers["Authorization"]
+                if server.key and sent != f"Bearer {server.key}".encode().decode("latin-1"):
+                    raise Refusal("no such key", 401)
                 if server.dead:
                     raise Refusal("dead", 500)
                 self.reply(200, server.answer(raw))
