@@ -30,8 +30,9 @@ RELATIVE = 2.0
 FLOAT32 = 1e-4
 HALF_P99, HALF_MAX, HALF_PROBABILITY = 0.05, 0.15, 0.01
 TAU, TOP = 0.99, 0.9
-# A set where more pairs than this are nearer than the noise cannot be asked for TAU.
-TIES = 0.01
+# A set where more pairs than this are nearer than the noise is degenerate: with all of them the
+# other way round, which nobody could object to, its tau-b would be under TAU.
+TIES = (1 - TAU) / 2
 RANKED = 10  # items that make a ranking
 
 
@@ -154,12 +155,12 @@ def order_verdicts(found: Comparison, subject: str | None = None) -> Iterator[Ve
     subject, ranking = subject or found.got.name, found.ranking
     detail = f"{ranking.inversions} inversions of {ranking.clear_pairs} clear pairs"
     yield Verdict(subject, "rank", ranking.inversions == 0, detail)
-    if ranking.tau is not None:
-        detail = f"tau-b {ranking.tau:.4f}, at least {TAU}"
-        yield Verdict(subject, "tau-b", ranking.tau >= TAU, detail)
-    if ranking.top is not None:
-        detail = f"top-10 overlap {ranking.top:.2f}, at least {TOP}"
-        yield Verdict(subject, "top-10", ranking.top >= TOP, detail)
+    if ranking.clear_tau is not None:
+        detail = f"tau-b {ranking.clear_tau:.4f}, at least {TAU}"
+        yield Verdict(subject, "tau-b", ranking.clear_tau >= TAU, detail)
+    if ranking.clear_top is not None:
+        detail = f"top-10 overlap {ranking.clear_top:.2f}, at least {TOP}"
+        yield Verdict(subject, "top-10", ranking.clear_top >= TOP, detail)
 
 
 def packing(run: Run) -> Iterator[Verdict]:
@@ -173,8 +174,10 @@ def packing(run: Run) -> Iterator[Verdict]:
 
 
 def _ranked(workload: Workload, want: Run, got: Run) -> Iterator[tuple[Float64Array, Float64Array]]:
-    """Every label of every case makes a ranking of its items."""
+    """Every label of every case makes a ranking of its items, those of one prompt taken once."""
     for case in workload.cases:
-        if case.same_labels and len(case.items) >= RANKED:
+        first = {tuple(ids): row for row, ids in reversed(list(enumerate(case.prompt_ids())))}
+        rows = sorted(first.values())
+        if case.same_labels and len(rows) >= RANKED:
             one, two = want.results[case.name].values, got.results[case.name].values
-            yield from zip(one.T, two.T, strict=True)
+            yield from zip(one[rows].T, two[rows].T, strict=True)

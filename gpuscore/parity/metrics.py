@@ -26,9 +26,10 @@ class Ranking:
 
     inversions: int  # of pairs whose gap is clear
     clear_pairs: int
-    tau: float | None  # the smallest over the sets, Kendall's tau-b; None: no set to tell by
-    top: float | None  # the smallest share of the ten best that both have
-    degenerate: int  # sets with too many ties for the latter two
+    tau: float | None  # the smallest over the sets, Kendall's tau-b; None: no set
+    top: float | None  # the smallest share of the ten best that both have; None: no set of twenty
+    clear_tau: float | None  # the same over the sets that are not degenerate
+    clear_top: float | None
 
 
 def errors(differences: Float64Array) -> Errors:
@@ -77,18 +78,22 @@ def rank(
         noise: two scores nearer than this are as good as tied.
         ties: a set with a larger share of such pairs is degenerate: its order says nothing.
     """
-    inverted = clear = degenerate = 0
-    taus, tops = [], []
+    inverted = clear = 0
+    taus: list[float] = []
+    tops: list[float] = []
+    clear_taus: list[float] = []
+    clear_tops: list[float] = []
     for want, got in sets:
         wrong, all_clear = inversions(want, got, gap)
         inverted, clear = inverted + wrong, clear + all_clear
-        if near_ties(want, noise) > ties:
-            degenerate += 1
-            continue
-        taus.append(kendall_tau_b(want, got))
-        if len(want) >= 2 * TOP:
-            tops.append(top_overlap(want, got))
-    return Ranking(inverted, clear, _least(taus), _least(tops), degenerate)
+        tau = [kendall_tau_b(want, got)]
+        top = [top_overlap(want, got)] if len(want) >= 2 * TOP else []
+        taus += tau
+        tops += top
+        if near_ties(want, noise) <= ties:
+            clear_taus += tau
+            clear_tops += top
+    return Ranking(inverted, clear, *map(_least, (taus, tops, clear_taus, clear_tops)))
 
 
 def near_ties(values: Float64Array, noise: float) -> float:
@@ -103,5 +108,5 @@ def _signs(values: Float64Array) -> Float64Array:
 
 
 def _least(found: Sequence[float]) -> float | None:
-    """The smallest; NaN counts as smaller than all, because it proves nothing."""
+    """The smallest; NaN if there is one, which is no proof and passes no gate."""
     return float(np.min(found)) if found else None

@@ -80,12 +80,18 @@ def test_top_overlap_takes_a_tie_for_no_miss():
 
 def test_a_degenerate_set_has_no_say_in_the_order_but_in_clear_pairs():
     rng = np.random.default_rng(0)
-    flat, spread = (
-        np.append(1e-3 * rng.random(50), 9.0),
-        rng.permutation(51.0 * np.ones(51)).cumsum(),
-    )
+    flat, spread = np.append(1e-3 * rng.random(50), 9.0), np.arange(51.0)
     found = rank([(flat, -flat), (spread, spread)], gap=1.0, noise=0.1, ties=0.01)
-    assert (found.degenerate, found.tau, found.top) == (1, 1.0, 1.0)
+    assert (found.clear_tau, found.clear_top) == (1.0, 1.0)
+    assert (found.tau, found.top) == (-1.0, 0.0), "the table shows it all the same"
     assert found.inversions == 50, "the one that stands out"
     alone = rank([(flat, flat)], gap=1.0, noise=0.1, ties=0.01)
-    assert (alone.tau, alone.top) == (None, None)
+    assert (alone.tau, alone.top, alone.clear_tau, alone.clear_top) == (1.0, 1.0, None, None)
+    few = rank([(spread[:19], spread[:19])], gap=1.0, noise=0.1, ties=0.01)
+    assert (few.tau, few.top) == (1.0, None)
+    assert rank([], gap=1.0, noise=0.1, ties=0.01).tau is None
+
+
+def test_a_constant_ranking_is_no_perfect_one():
+    spread = np.arange(30.0)
+    assert math.isnan(rank([(spread, 0 * spread)], gap=1.0, noise=0.1, ties=0.01).clear_tau)

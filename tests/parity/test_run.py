@@ -178,6 +178,26 @@ class TestGates:
             found = self.judged(workload, spread, noise, swapped)
             assert found - {"relative"} == want
 
+    def test_items_of_one_prompt_are_ranked_once(self, exact, noise):
+        """Libraries round them differently in different places: no order is the right one."""
+        case = Case("ranked", [5], [[n // 2] for n in range(60)], [[0, 1]] * 60)
+        workload = Workload("made up", 0, 60, 9, (case,))
+        twins = np.repeat(np.linspace(-20, -10, 30), 2)[:, None] + np.zeros(2)
+        got = twins.copy()
+        got[::2] += 5e-5
+        assert not self.judged(workload, twins, noise, got, "float32")
+
+    def test_near_ties_are_nobodys_fault(self, workload, exact, noise):
+        """One pair of 1,770 may be the other way round; with 30 of them nothing is asked."""
+        for count in (1, 30):
+            spread = np.repeat(np.linspace(-20, -10, 60)[:, None], 2, axis=1)
+            for row in range(0, 2 * count, 2):
+                spread[row + 1] = spread[row] + 5e-5
+            swapped = spread.copy()
+            for row in range(0, 2 * count, 2):
+                swapped[[row, row + 1]] = spread[[row + 1, row]]
+            assert not self.judged(workload, spread, noise, swapped, "float32")
+
     def test_order_as_a_whole(self, workload, exact, noise):
         found = self.judged(workload, exact, noise, exact[::-1])
         assert found == {"relative", "rank", "tau-b", "top-10"}
