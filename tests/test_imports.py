@@ -113,7 +113,7 @@ ALLOWED = {
         "gpuscore.parity.check_server",
     },
     "gpuscore.parity.metrics": {"gpuscore.types"},
-    "gpuscore.parity.machine": {"torch"},
+    "gpuscore.parity.machine": {"torch", "jax"},
     "gpuscore.parity.oracle": {"gpuscore.errors", "gpuscore.parity", "torch", "transformers"},
     "gpuscore_kernels": {"gpuscore_kernels", "torch", "triton"},
 }

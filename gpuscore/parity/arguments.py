@@ -45,7 +45,7 @@ def _add_run(commands: Any) -> None:
         required=True,
         metavar="LIST",
         help="framework:dtype[:attention] with commas between, such as "
-        "torch:float32,torch:bfloat16:triton; in the place of --dtype and --attention",
+        "torch:bfloat16:triton,jax:float32; in the place of --backend, --dtype and --attention",
     )
     _add_workload(group)
     _add_report(group)

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from gpuscore.backends import plan_backend, prepare
+from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
@@ -22,6 +22,7 @@ from gpuscore.parity.workload import Workload, make_workload, read_tokenizer
 from gpuscore.settings import DEFAULT, Settings
 
 EXIT_OK, EXIT_FAILED = 0, 1
+_LOCAL = ("model", "compile_cache")  # paths of one machine, which a bundle need not tell
 
 
 def run(values: argparse.Namespace, settings: Settings) -> int:
@@ -72,17 +73,16 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
     directory = model_directory(config.model, config.revision)
     workload = _workload(directory, config, values)
     print(_about(config.model, workload), flush=True)
-    dtype, device = prepare(directory, config).about.removeprefix("torch.").split(" on ")
-    framework = getattr(config, "backend", "torch")
-    name = str(BackendSpec(framework, dtype, config.attention))
-    found = run_workload(name, replace(config, dtype=dtype), workload)
+    plan = plan_backend(directory, config)  # what "auto" is here
+    name = str(BackendSpec(config.backend, plan.dtype_name, config.attention))
+    found = run_workload(name, replace(config, dtype=plan.dtype_name), workload)
     about = {
         "model_name": Path(config.model).name,
-        "device": device,
+        "device": plan.device_name,
         "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "versions": versions(),
-        "hardware": hardware(),
-        "flags": {name: value for name, value in asdict(config).items() if name != "model"},
+        "hardware": hardware(config.backend),
+        "flags": {name: value for name, value in asdict(config).items() if name not in _LOCAL},
     }
     write_bundle(output, Bundle(found, workload, fingerprint(directory), about))
     print(f"wrote {output}")
@@ -123,8 +123,7 @@ def _workload(directory: Path, config: ModelConfig, values: argparse.Namespace) 
 def _refuse_overridden(settings: Settings) -> None:
     """What --backends says for each backend is not said a second time for all."""
     for name in ("backend", "dtype", "attention"):
-        setting = settings.chosen.get(name)
-        if setting is not None and setting.source != DEFAULT:
+        if settings.chosen[name].source != DEFAULT:
             raise ConfigError(f"--{name} is set beside --backends, which says it of each backend")
 
 
@@ -149,7 +148,9 @@ def _hardware(about: Mapping[str, Any]) -> str:
     """A bundle's own words, which nothing depends on."""
     found = about.get("hardware")
     parts = found if isinstance(found, dict) else {}
-    return ", ".join(str(parts[name]) for name in ("gpu", "cpu") if name in parts) or "unknown"
+    return (
+        ", ".join(str(parts[name]) for name in ("tpu", "gpu", "cpu") if name in parts) or "unknown"
+    )
 
 
 def _conclude(

@@ -31,8 +31,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def hardware() -> dict[str, Any]:
-    """CPU, and what torch sees of a GPU; no names of machines or users."""
+def hardware(framework: str) -> dict[str, Any]:
+    """CPU, and what torch sees of a GPU, or JAX of a TPU; no names of machines or users."""
     import torch
 
     found: dict[str, Any] = {
@@ -44,6 +44,11 @@ def hardware() -> dict[str, Any]:
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = torch.version.cuda
+    if framework == "jax":
+        import jax
+
+        if jax.default_backend() == "tpu":
+            found["tpu"] = jax.devices()[0].device_kind
     return found
 
 

@@ -15,7 +15,8 @@ from gpuscore.parity.workload import Case, Workload
 from gpuscore.scorer import Scorer, Scores
 from gpuscore.types import Float64Array
 
-FRAMEWORKS = ("torch", "jax")
+_CHOICES = {item.name: item.choices for item in options(ModelConfig)}
+_FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]
 DTYPES = ("float32", "bfloat16", "float16")
 TIMED = "500 items"  # the case that throughput is taken from
 ALONE = 8  # of its items, scored once more without company
@@ -53,16 +54,15 @@ class BackendSpec:
     def parse(cls, text: str) -> "BackendSpec":
         """Raises ConfigError for anything else."""
         parts = text.split(":")
-        if len(parts) not in (2, 3) or parts[0] not in FRAMEWORKS or parts[1] not in DTYPES:
+        if len(parts) not in (2, 3) or parts[0] not in _FRAMEWORKS or parts[1] not in DTYPES:
             raise ConfigError(
                 f"--backends: {text!r} is not framework:dtype[:attention]; frameworks are "
-                f"{', '.join(FRAMEWORKS)}, dtypes {', '.join(DTYPES)}"
+                f"{', '.join(_FRAMEWORKS)}, dtypes {', '.join(DTYPES)}"
             )
-        attention = next(item for item in options(ModelConfig) if item.name == "attention")
-        if len(parts) == 3 and parts[2] not in attention.choices:
+        if len(parts) == 3 and parts[2] not in _ATTENTION:
             raise ConfigError(
                 f"--backends: {text!r} asks for attention {parts[2]!r}; there are "
-                f"{', '.join(attention.choices)}"
+                f"{', '.join(_ATTENTION)}"
             )
         return cls(*parts)
 
@@ -71,17 +71,8 @@ class BackendSpec:
         return f"{self.framework}:{self.dtype}{ending}"
 
     def configure(self, base: ModelConfig) -> ModelConfig:
-        """`base` on this backend; raises ConfigError where this version has no such backend."""
-        changes: dict[str, Any] = {"dtype": self.dtype, "attention": self.attention}
-        choice = next((item for item in options(ModelConfig) if item.name == "backend"), None)
-        if choice is not None and self.framework in choice.choices:
-            changes["backend"] = self.framework
-        elif self.framework != "torch":
-            raise ConfigError(
-                f"--backends: {self} needs the {self.framework} backend, which this version of "
-                "gpuscore does not have"
-            )
-        return replace(base, **changes)
+        """`base` on this backend."""
+        return replace(base, backend=self.framework, dtype=self.dtype, attention=self.attention)
 
 
 def run_workload(name: str, config: ModelConfig, workload: Workload) -> Run:

@@ -5,9 +5,11 @@ import sys
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import jax
 import numpy as np
 import pytest
 
+from gpuscore.backends.jax import model as jax_model
 from gpuscore.backends.torch.models import decoder
 from gpuscore.cli import main
 from gpuscore.config import ModelConfig
@@ -118,6 +120,38 @@ def test_a_planted_defect_fails(tiny_model, few_items, monkeypatch, capsys, plan
     shown = capsys.readouterr().out
     for gate in gates:
         assert f"FAIL  torch:float32, {gate}: " in shown
+
+
+class TestJax:
+    FLAGS = ("--max-batch-tokens", "64")  # two programs to compile
+
+    @pytest.fixture(autouse=True)
+    def _traced_anew(self):
+        """JAX keeps traces by function: a defect must neither miss them nor outlive its test."""
+        jax.clear_caches()
+        yield
+        jax.clear_caches()
+
+    def test_beside_torch(self, tiny_model, few_items, capsys):
+        backends = "torch:float32,jax:float32"
+        assert run(tiny_model("llama")[0], *self.FLAGS, backends=backends) == 0
+        shown = capsys.readouterr().out
+        assert "ok    jax:float32, float32: max |d log p|" in shown
+        assert "ok    jax:float32 against torch:float32, float32: max |d log p|" in shown
+
+    def test_a_position_of_its_model_that_is_shifted_fails(
+        self, tiny_model, few_items, capsys, monkeypatch
+    ):
+        tables = jax_model.rotary_tables
+        monkeypatch.setattr(jax_model, "rotary_tables", lambda p, cfg: tables(p + (p > 20), cfg))
+        assert run(tiny_model("llama")[0], *self.FLAGS, backends="jax:float32") == 1
+        assert "FAIL  jax:float32, float32: max |d log p|" in capsys.readouterr().out
+
+    def test_another_family_is_refused_before_any_work(self, tiny_model, capsys):
+        assert run(tiny_model("gemma2")[0], backends="torch:float32,jax:float32") == 78
+        shown = capsys.readouterr()
+        assert "jax" in shown.err
+        assert not shown.out
 
 
 class TestGates:
@@ -271,12 +305,14 @@ class TestCommandLine:
         assert str(spec) == "torch:bfloat16:triton"
         config = spec.configure(ModelConfig(model="demo", threads=3))
         assert (config.dtype, config.attention, config.threads) == ("bfloat16", "triton", 3)
-        assert str(BackendSpec.parse("jax:float32")) == "jax:float32"
+        spec = BackendSpec.parse("jax:float32")
+        assert str(spec) == "jax:float32"
+        assert spec.configure(ModelConfig()).backend == "jax"
 
-    def test_a_framework_that_is_not_there(self, monkeypatch):
-        """Whichever that is: not installed, or not part of this version."""
+    def test_a_framework_that_is_not_there(self, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "jax", None)
         assert run("demo", backends="torch:float32,jax:float32") == 78
+        assert "pip install gpuscore[jax]" in capsys.readouterr().err
 
 
 class TestWorkload:
