@@ -7,7 +7,8 @@
 
 Nothing is timed before both agree: in float32 within 1e-4 in log p on the whole workload, in
 bfloat16 within twice the distance of torch's from float32. Then they take turns, `--repeat` times,
-on fresh random tokens; medians are given, and the ratio is taken round by round.
+on fresh random tokens; medians are given, and the ratio is taken round by round. Two plots are
+written beside the JSON line: how far off jax's log-probabilities are, and one against the other.
 """
 
 import argparse
@@ -26,7 +27,9 @@ from scenarios import SHAPES, WORKLOADS, Workload, make_model
 
 from gpuscore import Scorer
 from gpuscore.config import ModelConfig
+from gpuscore.parity.svg import histogram, scatter
 
+RESULTS = Path(__file__).parent / "results"
 SCRATCH = Path(__file__).parents[1] / "scratch"
 LABELS = [11, 23]
 BACKENDS = ("torch", "jax")
@@ -50,7 +53,7 @@ def main() -> None:
         scorers[name] = Scorer(dataclasses.replace(config, backend=name))
         run(scorers[name], workload, options.shape)  # compiles
         starts[name] = time.perf_counter() - start
-    check(scorers, directory, options, workload)
+    draw(check(scorers, directory, options, workload))
     rows = measure(scorers, options, workload)
     if options.trace:
         trace(scorers["jax"], options, workload)
@@ -98,21 +101,32 @@ def run(scorer: Scorer, workload: Workload, shape: str) -> np.ndarray:
 
 def check(
     scorers: dict[str, Scorer], directory: Path, options: argparse.Namespace, workload: Workload
-) -> None:
-    """Stops the bench where the backends do not agree."""
+) -> dict[str, np.ndarray]:
+    """Log-probabilities of both; stops the bench where the backends do not agree."""
     found = {name: run(scorer, workload, options.shape) for name, scorer in scorers.items()}
     difference = np.abs(found["jax"] - found["torch"])
     print(f"|d log p| between them: median {np.median(difference):.1e}, max {difference.max():.1e}")
     if options.dtype == "float32":
         if difference.max() > 1e-4:
             raise SystemExit("jax does not agree with torch: nothing is timed")
-        return
+        return found
     with Scorer(str(directory), dtype="float32", device=options.device, max_model_len=4096) as one:
         exact = run(one, workload, options.shape)
     torchs, jaxs = (np.abs(found[name] - exact) for name in BACKENDS)
     print(f"from float32: torch max {torchs.max():.1e}, jax max {jaxs.max():.1e}")
     if jaxs.max() > 2 * torchs.max() or np.median(jaxs) > 2 * np.median(torchs):
         raise SystemExit("jax is outside the bound: nothing is timed")
+    return found
+
+
+def draw(found: dict[str, np.ndarray]) -> None:
+    torchs, jaxs = (found[name].ravel() for name in BACKENDS)
+    plots = {
+        "errors": histogram(jaxs - torchs, "jax against torch"),
+        "scores": scatter(torchs, jaxs, "jax against torch"),
+    }
+    for name, plot in plots.items():
+        (RESULTS / f"parity-{name}.svg").write_text(plot + "\n")
 
 
 def measure(
