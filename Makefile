@@ -32,8 +32,7 @@ $(STAMP): pyproject.toml
 serve: setup
 	$(BIN)/gpuscore serve $(MODEL) $(addprefix --port ,$(PORT))
 
-# In the order of the files: sorted by their number of tests, the few that take longest come last,
-# and one core waits for the other.
+# tests/conftest.py says how many workers auto means, what stays together and in which order it runs.
 test: setup
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -66,13 +66,18 @@ LONGEST = (
     "tests/kernels/test_interpreted.py",
     "tests/engine/test_client.py",
     "tests/test_parity.py",
-    "tests/engine/test_simulation.py",
     "tests/server/test_supervision.py",
+    "tests/engine/test_simulation.py",
     "tests/backends/test_deterministic.py",
+    "tests/backends/test_jax.py",
+    "tests/parity/test_run.py",
+    "tests/backends/test_contract.py",
     "tests/server/test_overload.py",
-    "tests/backends/test_compiler.py",
-    "tests/kernels/test_compile_check.py",
     "tests/test_demo.py",
+    "tests/backends/test_jax_attention.py",
+    "tests/kernels/test_compile_check.py",
+    "tests/backends/test_compiler.py",
+    "tests/test_config_commands.py",
 )
 # Files of tests/server that do not share its servers.
 APART = (
@@ -94,6 +99,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         rank = {unit: number for number, unit in enumerate(LONGEST)}
         items.sort(key=lambda item: rank.get(unit_of(item.nodeid), len(LONGEST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: processes that start and deadlines that pass need none."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    return (len(affinity(0)) if affinity else os.cpu_count() or 1) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,7 +14,7 @@ from gpuscore.engine.pages import PagePool
 from gpuscore.engine.scheduler import Scheduler
 from support.simulation import simulate
 
-SEEDS = int(os.environ.get("SIMULATED_SEEDS", "2000"))
+SEEDS = int(os.environ.get("SIMULATED_SEEDS", "1200"))
 BLOCK = 100
 
 
