@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscore.errors import ConfigError, InvalidRequest, LabelNotSingleToken, PromptTooLong
+from gpuscore.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    LabelNotSingleToken,
+    PromptTooLong,
+)
 from gpuscore.families.family import (
     DOCUMENT,
     INSTRUCTION,
@@ -40,6 +46,7 @@ class RerankInput:
     most_tokens: int | None = None
     fit: bool = False
     priority: int = 0
+    name: str = "documents"  # what the caller calls them, for errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,8 @@ class FamilyPrompts:
                 the family has no place for.
         """
         if not given.documents:
-            raise InvalidRequest("documents must hold at least one document", param="documents")
+            raise InvalidRequest(f"{given.name} must hold at least one document", param=given.name)
+        self._builder.check_count(given.name, len(given.documents))
         if given.instruction is not None and not self.family.takes_instruction:
             raise InvalidRequest(
                 f"prompts of {self.family.name} have no instruction", param="instruction"
@@ -90,7 +98,8 @@ class FamilyPrompts:
         closing = self._ids(self._after, values)
         head, _, tail = self._last.partition("{" + DOCUMENT + "}")
         head, tail = filled(head, **values), filled(tail, **values)
-        documents, truncated = self._cut(given, len(shared) + len(closing), head + tail)
+        around = len(shared) + len(closing)
+        documents, truncated = self._cut(given, around, head + tail, cancelled)
         middles = self._foreign.joined(head, (f"{d}{tail}" for d in documents), item_first=False)
         request = self._builder.from_prompts(
             (np.concatenate((shared, middle, closing)) for middle in middles),
@@ -99,6 +108,7 @@ class FamilyPrompts:
             label_ids=self.label_ids,
             need_lse=False,
             priority=given.priority,
+            name=given.name,
             cancelled=cancelled,
         )
         return Rerank(request, truncated)
@@ -126,9 +136,14 @@ class FamilyPrompts:
         return np.concatenate(found)
 
     def _cut(
-        self, given: RerankInput, around: int, beside: str
+        self, given: RerankInput, around: int, beside: str, cancelled: Callable[[], bool]
     ) -> tuple[list[str], tuple[int, ...]]:
-        """The documents, and which of them are shorter than they came."""
+        """The documents, and which of them are shorter than they came.
+
+        Args:
+            around: tokens of the parts before and behind that of the documents.
+            beside: the text beside the document in its own part.
+        """
         documents = [self.family.text(document) for document in given.documents]
         most = given.most_tokens
         if given.fit:
@@ -143,6 +158,10 @@ class FamilyPrompts:
             most = room if most is None else min(most, room)
         if most is None:
             return documents, ()
-        shortened = [self._foreign.first_tokens(document, most) for document in documents]
+        shortened = []
+        for document in documents:
+            if cancelled():
+                raise DeadlineExceeded("the request was given up")
+            shortened.append(self._foreign.first_tokens(document, most))
         pairs = zip(shortened, documents, strict=True)
         return shortened, tuple(i for i, (short, whole) in enumerate(pairs) if short != whole)

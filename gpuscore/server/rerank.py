@@ -139,6 +139,7 @@ def to_rerank_input(body: RerankBody) -> RerankInput:
         most_tokens=body.max_tokens_per_doc or None,
         fit=_flag(body.truncate, "truncate"),
         priority=body.priority or 0,
+        name="texts" if body.is_tei else "documents",
     )
 
 

@@ -109,23 +109,28 @@ class PromptBuilder:
         label_ids: list[int],
         need_lse: bool,
         priority: int,
+        name: str,
         cancelled: Callable[[], bool],
     ) -> ScoreRequest:
         """A request of prompts that somebody else has made, all with the same labels.
 
         Args:
+            name: what the caller calls the items, for errors.
             num_shared: how many first tokens all of them have, as is known from the query alone.
         """
-        _at_most(TooManyItems, "items", num_prompts, self.limits.max_items)
-        checked = self._checked(prompts, cancelled)
+        checked = self._checked(prompts, cancelled, name)
         if self.backend.deterministic_chunk:
             query, items = split(checked, max(0, num_shared - 1))
         else:
             query, items = factor(checked, num_shared)
         labels = self._same_labels(label_ids, num_prompts)
         request = ScoreRequest(query, items, labels, need_lse=need_lse, priority=priority)
-        _at_most(TooManyTokens, "items", request.num_tokens, self.limits.max_request_tokens)
+        _at_most(TooManyTokens, name, request.num_tokens, self.limits.max_request_tokens)
         return request
+
+    def check_count(self, name: str, count: int) -> None:
+        """Raises TooManyItems, before any work on them."""
+        _at_most(TooManyItems, name, count, self.limits.max_items)
 
     def _labels(self, given: ScoreInput) -> tuple[Int32Array, ...]:
         """Label ids of every item."""
@@ -210,19 +215,19 @@ class PromptBuilder:
         return max(0, shared - 1)
 
     def _checked(
-        self, prompts: Iterator[Int32Array], cancelled: Callable[[], bool]
+        self, prompts: Iterator[Int32Array], cancelled: Callable[[], bool], name: str = "items"
     ) -> Iterator[Int32Array]:
         """The same prompts, each of a legal length and with ids that the weights have."""
         for index, prompt in enumerate(prompts):
             if cancelled():
                 raise DeadlineExceeded("the request was given up")
-            self._check_length(len(prompt), index)
+            self._check_length(len(prompt), index, name)
             if prompt.max() >= self.backend.vocab_rows:  # a tokenizer may know more than that
-                self._ids(prompt, f"items[{index}]")
+                self._ids(prompt, f"{name}[{index}]")
             yield prompt
 
-    def _check_length(self, length: int, index: int) -> None:
-        param = f"items[{index}]"
+    def _check_length(self, length: int, index: int, name: str = "items") -> None:
+        param = f"{name}[{index}]"
         if length == 0:
             raise EmptyPrompt(f"{param} gives a prompt of 0 tokens", param=param)
         if length > self.backend.max_model_len:

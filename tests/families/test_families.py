@@ -9,7 +9,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from gpuscore.config import RequestLimits, ServerConfig
-from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong
+from gpuscore.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    PromptTooLong,
+    TooManyItems,
+)
 from gpuscore.families import registry
 from gpuscore.families.discovery import find_family, split_at_specials
 from gpuscore.families.family import Family
@@ -168,7 +174,7 @@ def test_instructions(prompts_of, tokenizer):
 def test_only_documents_are_cut_and_only_if_asked(prompts_of, tokenizer):
     prompts = prompts_of(registry.QWEN3_RERANKER)
     long, short = " ".join(f"w{i}" for i in range(900)), "the"
-    with pytest.raises(PromptTooLong, match=r"items\[1\] gives a prompt of \d+ tokens"):
+    with pytest.raises(PromptTooLong, match=r"documents\[1\] gives a prompt of \d+ tokens"):
         prompts.build(RerankInput("q", [short, long]))
     built = prompts.build(RerankInput("q", [short, long, short], fit=True))
     assert built.truncated == (1,)
@@ -184,6 +190,19 @@ def test_only_documents_are_cut_and_only_if_asked(prompts_of, tokenizer):
     assert "w3" not in second
     with pytest.raises(PromptTooLong, match="no room for a document"):
         prompts.build(RerankInput(long, [short], fit=True))
+
+
+def test_what_costs_too_much_or_too_long_is_not_begun(tokenizer):
+    limits = RequestLimits(max_items=3)
+    builder = PromptBuilder(TextEncoder(tokenizer), LIMITS, limits)
+    prompts = FamilyPrompts(registry.DEMO, builder)
+    with pytest.raises(TooManyItems, match="4 items, the limit is 3") as error:
+        prompts.build(RerankInput("q", ["d"] * 4, most_tokens=1), lambda: pytest.fail("begun"))
+    assert error.value.param == "documents"
+    with pytest.raises(DeadlineExceeded):
+        prompts.build(RerankInput("q", ["d"] * 3, most_tokens=1), lambda: True)
+    with pytest.raises(DeadlineExceeded):
+        prompts.build(RerankInput("q", ["d"] * 3), lambda: True)
 
 
 def result_of(rows):

@@ -104,7 +104,9 @@ def test_tei(demo, relevance):
 def test_truncation_is_reported(demo):
     documents = ["blue lamp", "blue steel lamp, " * 2000]
     answer = rerank(demo, documents=documents)
-    message = check_error(answer, 400, "prompt_too_long", "items[1]")
+    message = check_error(answer, 400, "prompt_too_long", "documents[1]")
+    texts = {"query": QUERY, "texts": documents}
+    check_error(demo.post("/rerank", json=texts), 400, "prompt_too_long", "texts[1]")
     assert "the limit is 4096" in message
     answer = rerank(demo, documents=documents, truncate=True).json()
     assert {r["index"]: r.get("truncated", False) for r in answer["results"]} == {0: False, 1: True}
