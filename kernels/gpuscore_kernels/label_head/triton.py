@@ -280,7 +280,7 @@ def variants() -> Iterator[Variant]:
 def _types(pointers: str, dtype: torch.dtype) -> dict[str, str]:
     """Types of the arguments that the first two kernels share, and of these pointers."""
     own = "*fp32" if dtype == torch.float32 else "*bf16"
-    known = dict.fromkeys(("rows", "label_ids"), "*i64") | {"best_ids": "*i32"}
+    known = dict.fromkeys(("rows", "label_ids"), "*i32") | {"best_ids": "*i32"}
     known |= dict.fromkeys(("hidden", "weight"), own)
     types = {name: known.get(name, "*fp32") for name in pointers.split()}
     return types | {"hidden_stride": "i32", "softcap": "fp32"}

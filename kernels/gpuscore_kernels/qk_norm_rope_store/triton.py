@@ -174,7 +174,7 @@ def variants() -> Iterator[Variant]:
     pointers = ("qkv", "q_norm", "k_norm", "q", "k", "v", "k_pages", "v_pages")
     types = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("cos", "sin"), "*fp32")
     strides = ("qkv_stride", "head_stride", "slot_stride")
-    types |= {"slots": "*i64", "eps": "fp32"} | dict.fromkeys(strides, "i32")
+    types |= {"slots": "*i32", "eps": "fp32"} | dict.fromkeys(strides, "i32")
     for heads, kv_heads, head_dim, has_norm, one_plus, quick in (
         (16, 8, 128, True, False, (80, 89, 90, 120)),  # Qwen3-0.6B
         (0, 8, 128, True, False, ()),  # its last layer
