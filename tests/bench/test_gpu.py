@@ -58,9 +58,9 @@ def test_every_section_says_what_it_found_or_why_not(tmp_path, without_a_server)
 
 
 def test_only_http_needs_the_servers_dependencies():
-    seen, outside, todo = set(), set(), ["gpu_worker"]
-    while todo:
-        name = todo.pop()
+    seen, outside, waiting = set(), set(), ["gpu_worker"]
+    while waiting:
+        name = waiting.pop()
         if name in seen:
             continue
         seen.add(name)
@@ -72,14 +72,14 @@ def test_only_http_needs_the_servers_dependencies():
         if source is None:
             outside.add(name.split(".")[0])
             continue
-        todo += [name.rpartition(".")[0]] if "." in name else []
+        waiting += [name.rpartition(".")[0]] if "." in name else []
         for node in ast.parse(source.read_text()).body:
             if isinstance(node, ast.Import):
-                todo += [alias.name for alias in node.names]
+                waiting += [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 inside = [f"{node.module}.{alias.name}" for alias in node.names]
                 local = (ROOT / node.module.replace(".", "/")).is_dir()
-                todo += [node.module, *(inside if local else [])]
+                waiting += [node.module, *(inside if local else [])]
     assert {"torch", "transformers", "tokenizers"} <= outside
     assert not outside & set(SERVERS)
 
