@@ -100,6 +100,8 @@ def test_what_turns_out_wrong_later_names_its_source_too(
 def test_so_does_what_only_the_engines_process_finds():
     done = gpuscore("serve", GPUSCORE_KV_CACHE_SIZE="1")
     assert done.returncode == 78
+    assert done.stderr.startswith("gpuscore: ")
+    assert done.stderr.count("\n") == 1, "one sentence, no traceback"
     assert "lower --max-model-len or raise --kv-cache-size" in done.stderr
     source = "(--kv-cache-size is set by environment GPUSCORE_KV_CACHE_SIZE)"
     assert done.stderr.endswith(f" {source}\n")

@@ -32,7 +32,7 @@ def demo():
 def test_it_ranks_far_better_than_chance(demo):
     rng = np.random.default_rng(0)
     ours, chance = [], []
-    for task in draw_ranking_tasks(TEST_SEED, 60):
+    for task in draw_ranking_tasks(TEST_SEED, 40):
         result = demo.score(prompt_query(task.query_text), task.item_texts, labels=["yes", "no"])
         ours.append(ndcg_at_k(result.scores[:, 0].tolist(), task.relevance, 10))
         order = rng.random(len(task.item_texts)).tolist()

@@ -97,7 +97,7 @@ def test_random_batches(seed):
 @pytest.mark.parametrize("window", [1, 2, 5, 17, 40, 1000])
 @pytest.mark.parametrize("softcap", [None, 0.7])
 def test_windows_count_positions_not_rows(window, softcap):
-    for seed in range(4):
+    for seed in range(2):
         batch = random_batch(np.random.default_rng(seed), NUM_SLOTS, PAGE_SIZE)
         if batch.num_tokens:
             run(batch, seed, window, softcap)

@@ -1,9 +1,7 @@
 """Promise: without a key nothing but probes and static pages, and no open door by accident."""
 
-import signal
 import subprocess
 
-import httpx
 import pytest
 from fastapi import FastAPI
 
@@ -12,7 +10,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.server.app import OPEN_PATHS, create_app
 from gpuscore.server.auth import ApiKeys, read_api_keys
 from gpuscore.server.service import ScoringService
-from support.serving import COMMAND, serving, stops_at_once
+from support.serving import COMMAND
 from support.wire import KEYS, Connection, canary, check_error, connected
 
 BODY = {"items": [[5]], "label_token_ids": [3]}
@@ -142,16 +140,3 @@ def test_the_program_refuses_an_open_address(model):
     assert done.returncode == 78
     assert done.stderr.startswith("gpuscore: --host 0.0.0.0 is reachable from other machines")
     assert done.stderr.count("\n") == 1
-
-
-def test_a_key_is_never_printed(model):
-    key = "key-that-nobody-may-see"
-    environment = {"GPUSCORE_API_KEY": key}
-    with serving(model[0], "--threads", "1", environment=environment) as server:
-        for given in (key, key + "x"):
-            headers = {"authorization": f"Bearer {given}"}
-            reply = httpx.post(f"{server.url}/v1/score", json=BODY, headers=headers)
-            assert key not in reply.text + str(reply.headers)
-        output = stops_at_once(server, signal.SIGTERM)
-    assert '"status":401' in output
-    assert key not in output

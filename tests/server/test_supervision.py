@@ -4,6 +4,7 @@ recovers; a stop loses nothing and leaves nothing behind.
 Most servers here are the real one over the tape, whose child starts at once.
 """
 
+import json
 import os
 import signal
 import time
@@ -25,7 +26,15 @@ from support.tape_serving import (
     let_go,
     tape_server,
 )
-from support.wire import Connection, canary, check_error, connected, retry_after, under_way
+from support.wire import (
+    Connection,
+    canary,
+    check_error,
+    connected,
+    large_request,
+    retry_after,
+    under_way,
+)
 
 
 def test_silence_is_noticed_within_two_seconds():
@@ -206,7 +215,8 @@ def test_a_second_signal():
 
 
 def test_a_real_model(model):
-    """torch is in the child only, and the child that replaces it says the same.
+    """torch is in the child only, the child that replaces it says the same, and SIGTERM lets it
+    finish.
 
     Also with a standard error that nobody empties, which the log of so many requests fills.
     """
@@ -221,3 +231,11 @@ def test_a_real_model(model):
             client.get("/ready").raise_for_status()
         wait_until(lambda: status(client, "/ready") == 200, seconds=60)
         assert canary(client) == before
+        with Connection(client, timeout=60) as connection:
+            connection.request(body=large_request(40_000, apply_softmax=True))
+            wait_until(lambda: under_way(client) == 1)
+            server.process.send_signal(signal.SIGTERM)
+            reply = connection.reply()
+        assert reply.status == 200
+        assert len(json.loads(reply.body)["scores"]) == 80
+        assert server.process.wait(timeout=30) == 0

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from gpuscore.text.tokenizer import TextEncoder
 from support.tokenizers import CHAT, NASTY, trained
 
-EXAMPLES = int(os.environ.get("MORE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("MORE_EXAMPLES", "40"))
 searched = settings(
     max_examples=EXAMPLES,
     derandomize=True,
