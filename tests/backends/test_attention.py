@@ -6,33 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.backends.shared.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.attention import ExtendAttention
 from gpuscore.backends.torch.attention_plan import padded_length
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore_kernels.partial_attention import merge_partials
+from support.attention import heads_alone
 from support.layouts import random_batch
 from support.oracle import attention as oracle
 
 PAGE_SIZE, NUM_SLOTS = 4, 512
 HEADS, KV_HEADS, DIM = 4, 2, 16
-CONFIG = DecoderConfig(
-    architecture="",
-    vocab_size=9,
-    hidden_size=1,
-    intermediate_size=1,
-    num_layers=2,
-    num_heads=HEADS,
-    num_kv_heads=KV_HEADS,
-    head_dim=DIM,
-    rms_norm_eps=1e-6,
-    rope=Rope(1e4),
-    max_position_embeddings=1,
-    windows=(None, None),
-    attention_scale=DIM**-0.5,
-    tie_word_embeddings=True,
-    checkpoint_dtype="float32",
-)
+CONFIG = heads_alone(HEADS, KV_HEADS, DIM)
 CPU = torch.device("cpu")
 IMPLEMENTATIONS = ("cpu", "reference")
 

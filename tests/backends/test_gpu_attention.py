@@ -5,33 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpuscore.backends.shared.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.attention_backends import attention_factory, choose_attention
 from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.partial_attention import merge_partials
+from support.attention import heads_alone
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-QWEN3 = DecoderConfig(
-    architecture="",
-    vocab_size=1,
-    hidden_size=1,
-    intermediate_size=1,
-    num_layers=2,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    rms_norm_eps=1e-6,
-    rope=Rope(1e4),
-    max_position_embeddings=1,
-    windows=(None, None),
-    attention_scale=128**-0.5,
-    tie_word_embeddings=True,
-    checkpoint_dtype="bfloat16",
-)
+QWEN3 = heads_alone(16, 8, 128)
 MODELS = {
     "qwen3": QWEN3,
     "qwen2, 7 heads share keys": replace(QWEN3, num_heads=14, num_kv_heads=2, head_dim=64),

@@ -6,9 +6,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpuscore.backends.shared.hf_config import DecoderConfig, Rope
 from gpuscore.engine.planner import Prefix, Segment, pack
 from gpuscore.types import PackedBatch
 from support.layouts import Pages, int32, item_segments
+
+
+def heads_alone(heads: int, kv_heads: int, dim: int) -> DecoderConfig:
+    """What attention has to know of a model: two layers without a window, and nothing else."""
+    return DecoderConfig(
+        architecture="",
+        vocab_size=1,
+        hidden_size=1,
+        intermediate_size=1,
+        num_layers=2,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        rms_norm_eps=1e-6,
+        rope=Rope(1e4),
+        max_position_embeddings=1,
+        windows=(None, None),
+        attention_scale=dim**-0.5,
+        tie_word_embeddings=True,
+        checkpoint_dtype="float32",
+    )
 
 
 def requests(*sizes: tuple[int, int, list[int]], page_size: int, num_pages: int) -> PackedBatch:

@@ -11,6 +11,7 @@ from gpuscore_kernels.extend_attention import (
     DeviceTiles,
     Layout,
     TileConfig,
+    TileShape,
     TileTable,
     build_tiles,
     extend_attention,
@@ -26,9 +27,10 @@ class TritonAttention:
         self.config, self.pool = config, pool
         tile_config = config_for(pool.device, config.head_dim, pool.dtype)
         self.tile_config = tile_config.steady() if steady else tile_config
+        self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
 
     def tables(self, batch: PackedBatch) -> list[TileTable]:
-        return build_tables(batch, self.config, self.pool.page_size, self.tile_config, shared=True)
+        return build_tables(batch, self.config, self.pool.page_size, self.shape, shared=True)
 
     def plan(self, batch: PackedBatch) -> "PlannedTriton":
         return self.planned(upload(self.tables(batch), self.pool.device))
@@ -85,13 +87,12 @@ def build_tables(
     batch: PackedBatch,
     config: DecoderConfig,
     page_size: int,
-    tile_config: TileConfig,
+    shape: TileShape,
     *,
     shared: bool,
 ) -> list[TileTable]:
     """One of all rows for each of `table_windows`, then one of the scored rows."""
     layout = layout_of(batch, page_size)
-    shape = tile_config.shape(config.num_heads // config.num_kv_heads)
     tables = [
         build_tiles(layout, shape, window=window, shared=shared) for window in table_windows(config)
     ]

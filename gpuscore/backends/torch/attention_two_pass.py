@@ -68,6 +68,7 @@ class TwoPassAttention:
     def __init__(self, config: DecoderConfig, pool: KVPool, dense: DenseImplementation) -> None:
         self.config, self.pool, self.dense_impl = config, pool, dense
         self.tile_config = config_for(pool.device, config.head_dim, pool.dtype)
+        self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
         on_cpu = pool.device.type == "cpu"
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         self.merge_impl: Implementation = "reference" if on_cpu and not interpreted else "triton"
@@ -78,7 +79,7 @@ class TwoPassAttention:
             window: plan_shared(batch, pool.page_size, window, pool.device)
             for window in set(config.windows)
         }
-        tables = build_tables(batch, config, pool.page_size, self.tile_config, shared=False)
+        tables = build_tables(batch, config, pool.page_size, self.shape, shared=False)
         *others, last = config.windows
         return PlannedTwoPass(
             self,

@@ -95,9 +95,8 @@ class GraphRunner:
     ) -> None:
         self.decoder, self.pool, self.attention, self.queue = decoder, pool, attention, queue
         config = decoder.config
-        self._shape = attention.tile_config.shape(config.num_heads // config.num_kv_heads)
         self._windows = (*table_windows(config), config.windows[-1])  # of each table
-        self.buckets = make_buckets(graph_tokens, self._shape.rows)
+        self.buckets = make_buckets(graph_tokens, attention.shape.rows)
         self.replayed = 0  # batches that ran as graphs ...
         self.launched = 0  # ... and as single launches
         self._graphs: dict[Bucket, Replay] = {}
@@ -173,7 +172,7 @@ class GraphRunner:
     def _forward(self, places: Places, words: Tensor) -> Tensor:
         """Final-norm hidden states of the scored rows."""
         tables = [
-            place.on_device(words, self._shape, window, own_only=False)
+            place.on_device(words, self.attention.shape, window, own_only=False)
             for place, window in zip(places.tables, self._windows, strict=True)
         ]
         nothing = words[:0]
