@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from time import monotonic
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -27,25 +27,17 @@ from gpuscore.errors import (
 from gpuscore.server.answers import error_response, json_response
 from gpuscore.server.auth import ApiKeys, AuthMiddleware
 from gpuscore.server.body import check_content_type, read_body
+from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.dialects.table import DIALECTS
 from gpuscore.server.heads import check_request_id, head_refusal, request_seconds
 from gpuscore.server.operations import Operations, OperationsMiddleware
-from gpuscore.server.record import CLIENT_LEFT, LEFT_CODE, RequestRecord, record_of
-from gpuscore.server.rerank import RerankBody, decode_rerank
-from gpuscore.server.schema import ScoreBody, decode_body, openapi_body
-from gpuscore.server.service import LOADING_RETRY_AFTER, ScoringService
+from gpuscore.server.paths import OPEN_PATHS
+from gpuscore.server.record import CLIENT_LEFT, LEFT_CODE, record_of
+from gpuscore.server.schema import openapi_body
+from gpuscore.server.service import LOADING_RETRY_AFTER, Call, ScoringService
 
 logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
-BodyT = TypeVar("BodyT")
-Decode: TypeAlias = Callable[[bytes], BodyT]
-# On a body for its tenant until its deadline, with its record; gives the answer as JSON.
-Work: TypeAlias = Callable[[BodyT, str, float, RequestRecord], Coroutine[Any, Any, bytes]]
-
-# Routes that need no key: probes, and pages that are the same for everyone.
-OPEN_PATHS = ("/health", "/ready", "/docs", "/openapi.json")
-SCORE_PATH = "/v1/score"
-RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
-SCORING_PATHS = (SCORE_PATH, *RERANK_PATHS)  # whose requests the engine works on
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -65,51 +57,60 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
-    score = _add_routes(app, service, config)
+    endpoints = _add_dialects(app, service, config)
+    _add_pages(app, service)
     _add_metrics(app, operations)
     app.add_exception_handler(GpuscoreError, _on_gpuscore_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_client_left)
     app.add_exception_handler(Exception, _on_bug)
     open_routes = [r for r in app.routes if getattr(r, "path", None) in OPEN_PATHS]
-    direct = DirectRoute(app, SCORE_PATH, score)
+    direct = DirectRoute(app, endpoints)
     guarded = AuthMiddleware(direct, app.router, open_routes, keys)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
     outer = OuterMiddleware(guarded, config, service)
     return OperationsMiddleware(outer, operations, paths, config.timing_headers)
 
 
-def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> Endpoint:
-    """Adds all routes; returns what answers POST /v1/score."""
+def _add_dialects(
+    app: FastAPI, service: ScoringService, config: ServerConfig
+) -> dict[str, Endpoint]:
+    """Adds a route for each path of a dialect; returns what answers POST there."""
+    endpoints = {}
+    for dialect in DIALECTS:
+        endpoint = _endpoint(dialect, service, config)
+        for path in dialect.paths:
+            endpoints[path] = endpoint
+            app.post(
+                path,
+                summary=dialect.summary,
+                description=dialect.description,
+                openapi_extra=openapi_body(dialect.bodies, dialect.example),
+            )(endpoint)
+    return endpoints
 
-    async def answered(request: Request, decode: Decode[BodyT], work: Work[BodyT]) -> Response:
+
+def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConfig) -> Endpoint:
+    async def answered(request: Request) -> Response:
         """The body, decoded, and the work on it, in time."""
         seconds = request_seconds(request, config.request_timeout)
         check_content_type(request)
-        if request.scope["state"].get("draining", service.draining):  # when it came
+        scope = request.scope
+        if scope["state"].get("draining", service.draining):  # when it came
             await read_body(request, config)  # or its sender would see a reset, not the answer
             raise service.shutting_down()
         with service.in_flight():
             received = await read_body(request, config)
             deadline = monotonic() + seconds
-            body, record = decode(received), record_of(request.scope)
-            running = work(body, request.scope["state"]["tenant"], deadline, record)
+            call = Call(scope["state"]["tenant"], deadline, record_of(scope), scope["path"])
+            running = dialect.answer(service, dialect.decode(received), call)
             answer = await _in_time(running, deadline, seconds)
             return Response(answer, media_type="application/json")
 
-    @app.post(SCORE_PATH, summary="Score items", openapi_extra=openapi_body(ScoreBody))
-    async def score(request: Request) -> Response:
-        """Probabilities of label tokens after each `query + item` prompt."""
-        return await answered(request, decode_body, service.score)
+    return answered
 
-    async def rerank(request: Request) -> Response:
-        """Documents by how relevant they are to a query, in the model's own prompt."""
-        return await answered(request, decode_rerank, service.rerank)
 
-    for path in RERANK_PATHS:
-        extra = openapi_body(RerankBody)
-        app.post(path, summary="Rank documents", openapi_extra=extra)(rerank)
-
+def _add_pages(app: FastAPI, service: ScoringService) -> None:
     @app.get("/health", summary="Process and engine alive")
     async def health() -> Response:
         if not service.healthy:
@@ -125,8 +126,6 @@ def _add_routes(app: FastAPI, service: ScoringService, config: ServerConfig) -> 
     @app.get("/v1/models", summary="The served model")
     async def models() -> Response:
         return json_response({"object": "list", "data": [_model_card(service)]})
-
-    return score
 
 
 def _add_metrics(app: FastAPI, operations: Operations) -> None:
@@ -192,19 +191,21 @@ async def _on_bug(request: Request, error: Exception) -> Response:
 
 
 class DirectRoute:
-    """Answers POST on one path by its endpoint alone, everything else by the framework, whose
+    """Answers POST on some paths by their endpoints alone, everything else by the framework, whose
     layers and dependency machinery cost more than parsing a small request. Errors look the same."""
 
-    def __init__(self, app: ASGIApp, path: str, endpoint: Endpoint) -> None:
-        self.app, self.path, self.endpoint = app, path, endpoint
+    def __init__(self, app: ASGIApp, endpoints: dict[str, Endpoint]) -> None:
+        self.app, self.endpoints = app, endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != self.path or scope["method"] != "POST":
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self.endpoints.get(scope["path"]) if is_post else None
+        if endpoint is None:
             await self.app(scope, receive, send)
             return
         request = Request(scope, receive, send)
         try:
-            response = await self.endpoint(request)
+            response = await endpoint(request)
         except GpuscoreError as error:
             response = error_response(error)
         except ClientDisconnect:

@@ -13,8 +13,8 @@ from uvicorn.server import ServerState
 from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
 from gpuscore.server.answers import error_parts
-from gpuscore.server.app import SCORING_PATHS
 from gpuscore.server.deadline import Deadline
+from gpuscore.server.dialects.table import DIALECT_OF
 from gpuscore.server.exchange import CLOSE, Exchange, Fields, head_of, scope_of
 from gpuscore.server.gate import Gate
 from gpuscore.server.heads import head_refusal
@@ -26,7 +26,7 @@ KEEP_ALIVE = 5.0  # seconds that a connection may be idle
 LINGER = 2.0  # seconds for a client that still sends although it was answered for good
 SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read for the connection's sake
 
-_SCORING = {path.encode(): path for path in SCORING_PATHS}
+_SCORING = {path.encode(): path for path in DIALECT_OF}
 
 
 class ScoreProtocol(asyncio.Protocol):

@@ -32,7 +32,8 @@ def routes():
 
 def test_the_routes_are_these():
     posts = [path for method, path in routes() if method == "POST"]
-    assert posts == ["/rerank", "/v1/rerank", "/v1/score", "/v2/rerank"]
+    reranks = ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"]
+    assert posts == [*reranks, "/v1/score", "/v2/rerank"]
     gets = {path for method, path in routes() if method == "GET"}
     assert gets == {"/health", "/ready", "/docs", "/openapi.json", "/v1/models", "/metrics"}
 

@@ -857,7 +857,7 @@ class TestMemoryAndBugs:
     @covers("internal_error")
     def test_a_bug(self, caplog):
         class BrokenService(ScoringService):
-            async def score(self, *_):
+            def model_name(self, wanted):
                 raise KeyError(MARKER)
 
         service = BrokenService(("tiny",), 1)

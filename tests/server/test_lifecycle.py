@@ -13,6 +13,7 @@ from gpuscore.cli import main
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.auth import ApiKeys
+from gpuscore.server.dialects.table import DIALECT_OF
 from gpuscore.server.run import serve
 from support.serving import COMMAND, serving, stops_at_once
 from support.wire import Connection, canary, hold, large_request
@@ -55,7 +56,11 @@ def test_documentation(client):
     assert "swagger" in client.get("/docs").text.lower()
     api = client.get("/openapi.json").json()
     others = {"/health", "/ready", "/v1/models", "/metrics"}
-    assert set(api["paths"]) == {"/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"} | others
+    assert set(api["paths"]) == set(DIALECT_OF) | others
+    for path in DIALECT_OF:
+        content = api["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        assert "properties" in content["schema"]
+        assert content["example"], "a body to try"
     content = api["paths"]["/v1/score"]["post"]["requestBody"]["content"]
     properties = content["application/json"]["schema"]["properties"]
     assert {"query", "items", "labels", "label_token_ids", "apply_softmax"} <= set(properties)

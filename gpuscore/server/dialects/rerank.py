@@ -6,6 +6,7 @@ at values that change nothing, and refused by name at others.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from time import time
 from typing import Any
 
@@ -14,10 +15,19 @@ import numpy as np
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.families.prompts import RerankInput
+from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.paths import RERANK_PATHS
+from gpuscore.server.record import RESPOND, TOKENIZE
 from gpuscore.server.schema import CacheSalt, Priority, decoding_errors
+from gpuscore.server.service import SMALL_ITEMS, Call, ScoringService, cached_tokens
 from gpuscore.types import Float64Array
 
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
+
+NO_RERANKER = (
+    "this model is of no known family of rerankers, so its prompt is not known; start the server "
+    "with --reranker, or use /v1/score"
+)
 
 
 class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -217,3 +227,41 @@ def _flag(value: bool | str | None, field: str) -> bool:
             raise InvalidRequest(f"{field} must be true or false", param=field)
         return value.lower() == "true"
     return bool(value)
+
+
+async def answer_rerank(service: ScoringService, body: RerankBody, call: Call) -> bytes:
+    """Raises GpuscoreError, also where the model is of no known family of rerankers."""
+    given = to_rerank_input(body)
+    call.record.items = len(given.documents)
+    name = service.model_name(body.model)
+    model = service.loaded()
+    if model.reranker is None:
+        raise InvalidRequest(NO_RERANKER)
+    with service.admitted(call.tenant):
+        with call.record.stage(TOKENIZE):
+            built = await service.in_time(partial(model.reranker.build, given))
+        result = await service.run(model, built.request, body.cache_salt, call)
+        with call.record.stage(RESPOND):
+            raw = model.reranker.raw_scores(result)
+            scores = raw if body.wants_raw else model.reranker.family.relevance(raw)
+            tokens = built.request.num_prompt_tokens
+            call.record.prompt_tokens = tokens
+            call.record.cached_tokens = cached_tokens(built.request, result)
+            ranking = Ranking(name, call.record.request_id, scores, built.truncated, tokens)
+            encode = partial(encode_ranking, body, ranking)
+            small = len(given.documents) <= SMALL_ITEMS
+            return encode() if small else await service.in_thread(encode)
+
+
+RERANK = Dialect(
+    paths=RERANK_PATHS,
+    summary="Rank documents",
+    description="Documents by how relevant they are to a query, in the model's own prompt.",
+    bodies=(RerankBody,),
+    decode=decode_rerank,
+    answer=answer_rerank,
+    example={
+        "query": "a blue wooden chair for the garden",
+        "documents": ["A red steel lamp.", "A wooden garden chair in blue."],
+    },
+)

@@ -1,0 +1,10 @@
+"""All dialects that POST a body and are answered by the engine."""
+
+from typing import Any
+
+from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.dialects.rerank import RERANK
+from gpuscore.server.dialects.score import SCORE
+
+DIALECTS: tuple[Dialect[Any], ...] = (SCORE, RERANK)
+DIALECT_OF = {path: dialect for dialect in DIALECTS for path in dialect.paths}

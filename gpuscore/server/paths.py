@@ -1,0 +1,8 @@
+"""Every path of this server."""
+
+SCORE_PATH = "/v1/score"
+RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")
+# Infinity's clients take a document that is text, where all others take an object.
+INFINITY_RERANK_PATH = "/infinity/rerank"
+# Routes that need no key: probes, and pages that are the same for everyone.
+OPEN_PATHS = ("/health", "/ready", "/docs", "/openapi.json")
