@@ -1,11 +1,12 @@
-"""Errors as JSON, one shape everywhere."""
+"""Errors as JSON: one shape, to which /rerank adds what its clients read, and TEI's own."""
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.record import record_of
+from gpuscore.server.paths import FLAT_ERROR_PATHS
+from gpuscore.server.record import RequestRecord, record_of
 
 
 class ErrorBody(msgspec.Struct):
@@ -15,8 +16,18 @@ class ErrorBody(msgspec.Struct):
     code: str
 
 
-class ErrorAnswer(msgspec.Struct):
+class ErrorAnswer(msgspec.Struct, omit_defaults=True):
     error: ErrorBody
+    detail: str | None = None  # read by Jina's and Infinity's clients
+    message: str | None = None  # by Cohere's
+
+
+class TeiError(msgspec.Struct):
+    error: str
+    error_type: str
+
+
+_TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
 
 
 def json_response(
@@ -27,9 +38,14 @@ def json_response(
     )
 
 
-def error_json(error: GpuscoreError) -> bytes:
+def error_json(error: GpuscoreError, record: RequestRecord) -> bytes:
+    """In the shape that the clients of the request's route read."""
+    if record.tei:
+        kind = _TEI_TYPES.get(error.status, "Validation" if error.status < 500 else "Backend")
+        return msgspec.json.encode(TeiError(error.message, kind))
     body = ErrorBody(error.message, error.type, error.param, error.code)
-    return msgspec.json.encode(ErrorAnswer(body))
+    more = (error.message, error.message) if record.route in FLAT_ERROR_PATHS else ()
+    return msgspec.json.encode(ErrorAnswer(body, *more))
 
 
 def error_headers(error: GpuscoreError) -> dict[str, str]:
@@ -45,14 +61,14 @@ def error_headers(error: GpuscoreError) -> dict[str, str]:
 
 
 def error_parts(
-    error: GpuscoreError, request_id: str, timing: str | None
+    error: GpuscoreError, record: RequestRecord, timing: str | None
 ) -> tuple[list[tuple[bytes, bytes]], bytes]:
     """Header fields and body, for a connection that answers by itself."""
-    body = error_json(error)
+    body = error_json(error, record)
     fields = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
-        (b"x-request-id", request_id.encode()),
+        (b"x-request-id", record.request_id.encode()),
     ]
     if error.retry_after is not None:
         fields.append((b"retry-after", b"%d" % error.retry_after))
@@ -62,14 +78,17 @@ def error_parts(
 
 
 class _ErrorResponse(Response):
-    """A response that notes its error in the request's record."""
+    """A response that notes its error in the request's record, which also says its shape."""
 
     def __init__(self, error: GpuscoreError, headers: dict[str, str]) -> None:
-        super().__init__(error_json(error), error.status, headers, "application/json")
+        super().__init__(None, error.status, headers, "application/json")
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record_of(scope).refuse(self._error.status, self._error.code)
+        record = record_of(scope)
+        record.refuse(self._error.status, self._error.code)
+        self.body = error_json(self._error, record)
+        self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 
 

@@ -103,7 +103,8 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             received = await read_body(request, config)
             deadline = monotonic() + seconds
             call = Call(scope["state"]["tenant"], deadline, record_of(scope), scope["path"])
-            running = dialect.answer(service, dialect.decode(received), call)
+            body = dialect.decode(received, call.record)
+            running = dialect.answer(service, body, call)
             answer = await _in_time(running, deadline, seconds)
             return Response(answer, media_type="application/json")
 

@@ -13,7 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gpuscore.config import API_KEY_VARIABLE, ServerConfig
 from gpuscore.errors import ConfigError, InvalidApiKey
 from gpuscore.server.answers import error_response
+from gpuscore.server.record import Headers
 
+KEY_HEADERS = (b"authorization", b"x-api-key")
 NO_KEY = "no-key"  # tenant of every caller where no key is set
 
 
@@ -26,19 +28,28 @@ class ApiKeys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def tenant(self, authorization: list[bytes]) -> str | None:
-        """A name for the key's owner, or None if the header(s) hold no valid key.
+    def tenant(self, headers: Headers) -> str | None:
+        """A name for the key's owner, or None if the head holds no valid key, or several.
 
-        Compares digests in constant time, all of them whatever the outcome.
+        A key stands in Authorization, behind "Bearer" or alone, or in X-Api-Key, as clients of
+        different servers send it. Compares digests in constant time, all of them whatever the
+        outcome.
         """
         if not self._digests:
             return NO_KEY
-        scheme, _, key = authorization[0].partition(b" ") if len(authorization) == 1 else (b"",) * 3
-        digest = hashlib.sha256(key.strip()).digest()
+        given = [(name, _key(name, value)) for name, value in headers if name in KEY_HEADERS]
+        keys = {key for _, key in given}
+        # Where a proxy in front reads one of two and we the other, a key means two owners.
+        clear = len(keys) == 1 and len(given) == len({name for name, _ in given})
+        digest = hashlib.sha256(keys.pop() if clear else b"").digest()
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != b"bearer" or not any(matches):
-            return None
-        return digest.hex()[:16]
+        return digest.hex()[:16] if any(matches) else None
+
+
+def _key(name: bytes, value: bytes) -> bytes:
+    scheme, _, key = value.partition(b" ")
+    is_bearer = name == b"authorization" and scheme.lower() == b"bearer"
+    return key.strip() if is_bearer else value.strip()
 
 
 def read_api_keys(config: ServerConfig) -> ApiKeys:
@@ -80,8 +91,7 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        tenant = self.keys.tenant(given)
+        tenant = self.keys.tenant(scope["headers"])
         if tenant is None and not self._is_open(scope):
             error = InvalidApiKey("a valid API key is required: Authorization: Bearer KEY")
             await error_response(error)(scope, receive, send)

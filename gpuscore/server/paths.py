@@ -2,7 +2,8 @@
 
 SCORE_PATH = "/v1/score"
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")
-# Infinity's clients take a document that is text, where all others take an object.
+# Infinity's clients want a document that is text, where all others want an object.
 INFINITY_RERANK_PATH = "/infinity/rerank"
+FLAT_ERROR_PATHS = frozenset((*RERANK_PATHS, INFINITY_RERANK_PATH))
 # Routes that need no key: probes, and pages that are the same for everyone.
 OPEN_PATHS = ("/health", "/ready", "/docs", "/openapi.json")

@@ -129,7 +129,7 @@ class ScoreProtocol(asyncio.Protocol):
     def on_head(self, head: Head) -> None:
         self._used = True
         scoring = head.method == b"POST" and head.path in _SCORING
-        tenant = self._gate.tenant(head.values(b"authorization")) if scoring else None
+        tenant = self._gate.tenant(head.fields) if scoring else None
         if tenant is not None and not self._exchanges:
             refusal = self._gate.refusal(tenant, head.length or 0)
             self._looked = self._gate.round
@@ -329,7 +329,7 @@ class ScoreProtocol(asyncio.Protocol):
     def _write_error(self, record: RequestRecord, error: GpuscoreError, keep_alive: bool) -> None:
         timing = server_timing(record) if self._config.timing_headers else None
         record.refuse(error.status, error.code)
-        fields, body = error_parts(error, record.request_id, timing)
+        fields, body = error_parts(error, record, timing)
         record.bytes_out = len(body)
         close = () if keep_alive else (CLOSE,)
         self.write(head_of(error.status, self.default_fields, fields, close) + body)

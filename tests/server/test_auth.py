@@ -32,7 +32,7 @@ def routes():
 
 def test_the_routes_are_these():
     posts = [path for method, path in routes() if method == "POST"]
-    reranks = ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"]
+    reranks = ["/infinity/rerank", "/rerank", "/reranking", "/v1/rerank", "/v1/reranking"]
     assert posts == [*reranks, "/v1/score", "/v2/rerank"]
     gets = {path for method, path in routes() if method == "GET"}
     assert gets == {"/health", "/ready", "/docs", "/openapi.json", "/v1/models", "/metrics"}
@@ -85,8 +85,13 @@ def test_each_key_opens(limited_server, key):
         [f"Authorization: Bearer {KEYS[0][:-1]}"],
         [f"Authorization: Bearer {KEYS[0]} {KEYS[0]}"],
         [f"Authorization: Basic {KEYS[0]}"],
-        [f"Authorization: {KEYS[0]}"],
-        [f"X-Api-Key: {KEYS[0]}"],
+        ["Authorization: wrong"],
+        ["X-Api-Key:"],
+        ["X-Api-Key: wrong"],
+        [f"X-Api-Key: Bearer {KEYS[0]}"],
+        [f"X-Api-Key: {KEYS[0]}", f"X-Api-Key: {KEYS[0]}"],
+        [f"X-Api-Key: {KEYS[0]}", f"Authorization: Bearer {KEYS[1]}"],
+        [f"X-Api-Key: {KEYS[0]}", "Authorization: Bearer wrong"],
         ["Authorization: Bearer ключ"],
         ["Authorization: Bearer wrong", f"Authorization: Bearer {KEYS[0]}"],
         [f"Authorization: Bearer {KEYS[0]}", f"Authorization: Bearer {KEYS[0]}"],
@@ -96,6 +101,20 @@ def test_anything_else_does_not(stranger, fields):
     with Connection(stranger) as connection:
         connection.request("POST", "/v1/score", *fields, body=b"{}")
         check_error(connection.reply(), 401, "invalid_api_key")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [f"Authorization: {KEYS[0]}"],
+        [f"X-Api-Key: {KEYS[0]}"],
+        [f"X-Api-Key: {KEYS[0]}", f"Authorization: Bearer {KEYS[0]}"],
+    ],
+)
+def test_a_key_as_other_servers_take_it(limited_server, stranger, fields):
+    with Connection(stranger) as connection:
+        connection.request("GET", "/v1/models", *fields)
+        assert connection.reply().status == 200
 
 
 def test_the_scheme_is_case_insensitive(limited_server, stranger):

@@ -12,7 +12,7 @@ from support.wire import check_error, connected
 
 QUERY = "a blue lamp of steel"
 DOCUMENTS = ["wooden chair, red", "blue steel lamp", "lamp in blue", "green rug", "blue steel lamp"]
-PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/infinity/rerank")
 
 
 @pytest.fixture(scope="module")
@@ -105,14 +105,35 @@ def test_truncation_is_reported(demo):
     documents = ["blue lamp", "blue steel lamp, " * 2000]
     answer = rerank(demo, documents=documents)
     message = check_error(answer, 400, "prompt_too_long", "documents[1]")
-    texts = {"query": QUERY, "texts": documents}
-    check_error(demo.post("/rerank", json=texts), 400, "prompt_too_long", "texts[1]")
+    texts = demo.post("/rerank", json={"query": QUERY, "texts": documents})
+    assert texts.json()["error"] == message.replace("documents", "texts")
     assert "the limit is 4096" in message
     answer = rerank(demo, documents=documents, truncate=True).json()
     assert {r["index"]: r.get("truncated", False) for r in answer["results"]} == {0: False, 1: True}
     assert answer["meta"]["warnings"] == ["1 documents were truncated"]
     short = rerank(demo, documents=documents, max_tokens_per_doc=3).json()
     assert short["usage"]["prompt_tokens"] < 60
+
+
+def test_errors_as_the_clients_read_them(demo):
+    refused = rerank(demo, top_n=-1).json()
+    assert refused["detail"] == refused["message"] == refused["error"]["message"]
+    for body in ({"top_n": -1}, {"texts": "no list"}, {"unknown": 1}):
+        answer = demo.post("/rerank", json={"query": QUERY, "texts": ["a"]} | body)
+        assert answer.status_code == 400
+        assert list(answer.json()) == ["error", "error_type"]
+        assert answer.json()["error_type"] == "Validation"
+    quoted = demo.post("/rerank", json={"query": '"texts"', "documents": 5})
+    assert quoted.json()["error"]["param"] == "documents", "a text does not choose the shape"
+    assert list(demo.post("/v1/score", json={}).json()) == ["error"]
+
+
+def test_infinity_has_documents_as_text(demo):
+    objects = [{"text": DOCUMENTS[0]}, *DOCUMENTS[1:]]
+    answer = rerank(demo, "/infinity/rerank", documents=objects, return_documents=True).json()
+    assert {r["index"]: r["document"] for r in answer["results"]} == dict(enumerate(DOCUMENTS))
+    plain = rerank(demo, "/infinity/rerank").json()["results"]
+    assert plain == rerank(demo).json()["results"]
 
 
 BAD = {

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from gpuscore.server.record import RequestRecord
 from gpuscore.server.service import Call, ScoringService
 
 BodyT = TypeVar("BodyT")
@@ -29,6 +30,6 @@ class Dialect(Generic[BodyT]):
     summary: str
     description: str
     bodies: tuple[type[msgspec.Struct], ...]
-    decode: Callable[[bytes], BodyT]
+    decode: Callable[[bytes, RequestRecord], BodyT]
     answer: Callable[[ScoringService, BodyT, Call], Coroutine[Any, Any, bytes]]
     example: dict[str, Any]

@@ -16,8 +16,8 @@ import numpy as np
 from gpuscore.errors import InvalidRequest
 from gpuscore.families.prompts import RerankInput
 from gpuscore.server.dialects.dialect import Dialect
-from gpuscore.server.paths import RERANK_PATHS
-from gpuscore.server.record import RESPOND, TOKENIZE
+from gpuscore.server.paths import INFINITY_RERANK_PATH, RERANK_PATHS
+from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import CacheSalt, Priority, decoding_errors
 from gpuscore.server.service import SMALL_ITEMS, Call, ScoringService, cached_tokens
 from gpuscore.types import Float64Array
@@ -59,7 +59,7 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def is_tei(self) -> bool:
-        return self.texts is not None
+        return self.texts is not None and self.documents is None
 
     @property
     def wants_raw(self) -> bool:
@@ -79,7 +79,7 @@ class Document(msgspec.Struct):
 class RankedDocument(msgspec.Struct, omit_defaults=True):
     index: int
     relevance_score: float
-    document: Document | dict[str, Any] | None = None
+    document: Document | dict[str, Any] | str | None = None
     truncated: bool = False
 
 
@@ -120,10 +120,13 @@ class Ranking:
 _decoder = msgspec.json.Decoder(RerankBody)
 
 
-def decode_rerank(body: bytes) -> RerankBody:
+def decode_rerank(body: bytes, record: RequestRecord) -> RerankBody:
     """Raises InvalidRequest whose message never holds the body's text."""
+    record.tei = b'"texts"' in body  # in a text its quotes would be escaped
     with decoding_errors():
-        return _decoder.decode(body)
+        decoded = _decoder.decode(body)
+    record.tei = decoded.is_tei
+    return decoded
 
 
 def to_rerank_input(body: RerankBody) -> RerankInput:
@@ -184,8 +187,12 @@ def _object_text(document: dict[str, Any], fields: list[str] | None, index: int)
     return "\n".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
 
 
-def encode_ranking(body: RerankBody, ranking: Ranking) -> bytes:
-    """The answer, best first, equal ones in the order in which they came."""
+def encode_ranking(body: RerankBody, ranking: Ranking, as_text: bool = False) -> bytes:
+    """The answer, best first, equal ones in the order in which they came.
+
+    Args:
+        as_text: documents come back as text, as Infinity's clients want them.
+    """
     order = np.argsort(-ranking.scores, kind="stable")
     most = body.top_n or body.top_k or len(order)
     chosen = order[:most].tolist()
@@ -196,8 +203,9 @@ def encode_ranking(body: RerankBody, ranking: Ranking) -> bytes:
             [RankedText(i, scores[i], texts[i] if body.wants_documents else None) for i in chosen]
         )
     cut = set(ranking.truncated)
+    shown = texts_of(body).__getitem__ if as_text else partial(_shown, body)
     results = [
-        RankedDocument(i, scores[i], _shown(body, i) if body.wants_documents else None, i in cut)
+        RankedDocument(i, scores[i], shown(i) if body.wants_documents else None, i in cut)
         for i in chosen
     ]
     tokens = ranking.prompt_tokens
@@ -248,13 +256,13 @@ async def answer_rerank(service: ScoringService, body: RerankBody, call: Call) -
             call.record.prompt_tokens = tokens
             call.record.cached_tokens = cached_tokens(built.request, result)
             ranking = Ranking(name, call.record.request_id, scores, built.truncated, tokens)
-            encode = partial(encode_ranking, body, ranking)
+            encode = partial(encode_ranking, body, ranking, call.path == INFINITY_RERANK_PATH)
             small = len(given.documents) <= SMALL_ITEMS
             return encode() if small else await service.in_thread(encode)
 
 
 RERANK = Dialect(
-    paths=RERANK_PATHS,
+    paths=(*RERANK_PATHS, INFINITY_RERANK_PATH),
     summary="Rank documents",
     description="Documents by how relevant they are to a query, in the model's own prompt.",
     bodies=(RerankBody,),

@@ -13,7 +13,7 @@ from gpuscore.engine.scores import (
 from gpuscore.errors import InvalidRequest
 from gpuscore.server.dialects.dialect import Dialect
 from gpuscore.server.paths import SCORE_PATH
-from gpuscore.server.record import RESPOND, TOKENIZE
+from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import (
     CacheSalt,
     Priority,
@@ -84,7 +84,7 @@ _UNSUPPORTED = (
 _decoder = msgspec.json.Decoder(ScoreBody)
 
 
-def decode_body(body: bytes) -> ScoreBody:
+def decode_score(body: bytes, record: RequestRecord) -> ScoreBody:
     """Raises InvalidRequest whose message never holds the body's text."""
     with decoding_errors():
         decoded = _decoder.decode(body)
@@ -195,7 +195,7 @@ SCORE = Dialect(
     summary="Score items",
     description="Probabilities of label tokens after each `query + item` prompt.",
     bodies=(ScoreBody,),
-    decode=decode_body,
+    decode=decode_score,
     answer=answer_score,
     example={
         "query": "query: a blue wooden chair for the garden\nitem: ",
