@@ -145,8 +145,8 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
 
     def load() -> LoadedModel:
         builder = PromptBuilder(encoder, client.wait_ready(), limits)
-        reranker = None if family is None else FamilyPrompts(family, builder)
-        return LoadedModel(client, builder, client.wait_ended, reranker)
+        prompts = None if family is None else FamilyPrompts(family, builder)
+        return LoadedModel(client, builder, client.wait_ended, prompts)
 
     def announce(address: str) -> None:
         print(f"gpuscore: ready on http://{address} - try\n\n{_example(address)}\n", flush=True)
@@ -155,7 +155,7 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
     with closing(client):
         encoder = TextEncoder.read(directory)  # while the child imports torch
         specials = [] if encoder is None else encoder.specials
-        family = find_family(server.reranker, directory, reversed(names), specials)
+        family = find_family(server.family, directory, reversed(names), specials)
         print(f"gpuscore: loading {model.model} as {client.wait_planned()}", flush=True)
         return serve(names, server, keys, load, announce, tracer)
 

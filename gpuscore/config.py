@@ -167,11 +167,14 @@ class ServerConfig:
         unset="the model as given",
         metavar="NAME",
     )
-    reranker: str = option(
+    family: str = option(
         "auto",
-        "family of rerankers whose prompt and formula /rerank uses; auto: what the model's "
-        "directory or name says; none: /rerank is refused",
-        choices=("auto", "none", "qwen3-reranker", "mxbai-rerank-v2", "zerank", "demo"),
+        "family of rerankers, guards or reward models whose prompt and formula /rerank and "
+        "/v1/classify use; auto: what the model's directory or name says; none: they are refused",
+        choices=(
+            *("auto", "none", "qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma"),
+            *("zerank", "instruct", "qwen3guard-gen", "llama-guard-3", "reward", "demo"),
+        ),
     )
     api_key_file: str | None = option(
         None,

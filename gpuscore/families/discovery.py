@@ -1,37 +1,39 @@
 """Which family a model directory is of; decided once, when the model is loaded.
 
-In this order: `--reranker`, what sentence-transformers has written beside the weights, what the
+In this order: `--family`, what sentence-transformers has written beside the weights, what the
 model's configuration says, the model's name. Nothing is guessed: without any of them `/rerank` is
 refused with the reason.
 """
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from gpuscore.errors import ConfigError
-from gpuscore.families.family import DOCUMENT, INSTRUCTION, QUERY, Family, literal
-from gpuscore.families.registry import FAMILIES, QWEN3_RERANKER, by_name
+from gpuscore.families.chat import ChatTemplate, Messages, parts_of
+from gpuscore.families.family import DOCUMENT, INSTRUCTION, ONLY_CLASS, QUERY, Family, literal
+from gpuscore.families.files import Head, read_json
+from gpuscore.families.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
 
 LOGIT_SCORE = "LogitScore"
-# Stand for the callers' texts while a chat template is rendered; no template holds them.
-_MARKS = {INSTRUCTION: "\ue001i\ue001", QUERY: "\ue002q\ue002", DOCUMENT: "\ue003d\ue003"}
 
 
 def find_family(
-    wanted: str, directory: Path, names: Iterable[str], specials: Iterable[str]
+    wanted: str,
+    directory: Path,
+    names: Iterable[str],
+    specials: Sequence[str],
+    head: Head | None = None,
 ) -> Family | None:
-    """The model's family; None where nothing says that it is a reranker.
+    """The model's family; None where nothing says that it is of one.
 
     Args:
         wanted: "auto", "none", or a name of the registry.
         directory: the model's.
         names: what the model is called.
         specials: its tokenizer's special tokens, as text.
+        head: of a classifier.
 
     Raises:
         ConfigError: files that contradict themselves or hold what is not supported.
@@ -39,118 +41,103 @@ def find_family(
     if wanted == "none":
         return None
     if wanted != "auto":
-        return FAMILIES[wanted]
-    return (
-        _sentence_transformers(directory, list(specials))
-        or _configured(directory)
-        or by_name(names)
+        return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
+    found = _sentence_transformers(directory, specials)
+    if found is None:
+        known = _configured(directory) or by_name(names)
+        found = None if known is None else _resolved(known, directory, specials)
+    if found is None or (head is not None and len(head.names) > 1):
+        return None  # of several classes nobody says which one means relevant
+    return _for_head(found, head)
+
+
+def _for_head(family: Family, head: Head | None) -> Family:
+    """The same prompt read by another head: a conversion keeps the one and replaces the other."""
+    if head is None:
+        if ONLY_CLASS in family.labels:
+            raise ConfigError(
+                f"models of the family {family.name} have a head of one class; this one has a "
+                "vocabulary"
+            )
+        return family
+    if len(head.names) != 1:
+        raise ConfigError(
+            f"--family {family.name}: the model has {len(head.names)} classes; supported: one"
+        )
+    return replace(family, labels=(ONLY_CLASS,), classes=())
+
+
+def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Family:
+    if isinstance(family, Family):
+        return family
+    template = ChatTemplate.read(directory)
+    if template is None:
+        raise ConfigError(
+            f"prompts of the family {family.name} are made by the model's chat template, and "
+            f"{directory} has none; --family none serves /v1/score without it"
+        )
+
+    def parts(messages: Messages) -> tuple[str, ...]:
+        made = parts_of(template.marked(messages, family.options), specials)
+        # The beginning of the answer is what the model would have said: tokens of its own.
+        return (*made, literal(family.answer)) if family.answer else made
+
+    return Family(
+        name=family.name,
+        source=family.source,
+        parts=parts(family.messages),
+        labels=family.labels,
+        classes=family.classes,
+        answering_parts=parts(family.answering) if family.answering else (),
+        first_tokens=bool(family.classes),
+        instruction=family.instruction,
+        activation=family.activation,
+        strip=True,  # many templates do that, so all do it
     )
 
 
 def _configured(directory: Path) -> Family | None:
     """From config.json, as vLLM's users write it there."""
-    config = _read(directory / "config.json") or {}
+    config = read_json(directory / "config.json") or {}
     return QWEN3_RERANKER if config.get("is_original_qwen3_reranker") is True else None
 
 
-def _sentence_transformers(directory: Path, specials: list[str]) -> Family | None:
+def _sentence_transformers(directory: Path, specials: Sequence[str]) -> Family | None:
     """From modules.json, the module that reads the logits, and the chat template."""
-    modules = _read(directory / "modules.json")
+    modules = read_json(directory / "modules.json")
     if modules is None:
         return None
     paths = [m["path"] for m in modules if str(m.get("type", "")).endswith("." + LOGIT_SCORE)]
     if not paths:
         return None
-    score = _read(directory / paths[0] / "config.json")
+    score = read_json(directory / paths[0] / "config.json")
     if score is None:
         raise ConfigError(f"{directory / paths[0] / 'config.json'} is missing")
-    template = _chat_template(directory)
+    template = ChatTemplate.read(directory)
     if template is None:
         raise ConfigError(f"{directory} has a {LOGIT_SCORE} module but no chat template")
-    options = _read(directory / "sentence_bert_config.json") or {}
-    settings = _read(directory / "config_sentence_transformers.json") or {}
+    options = read_json(directory / "sentence_bert_config.json") or {}
+    settings = read_json(directory / "config_sentence_transformers.json") or {}
     prompts, name = settings.get("prompts") or {}, settings.get("default_prompt_name")
     instruction = prompts.get(name, "") if name is not None else ""
     given = options.get("processing_kwargs", {}).get("chat_template", {})
     text, strip = _rendered(template, bool(instruction), given)
+    negative = score.get("false_token_id")
     return Family(
         name=f"sentence-transformers {directory.name}",
         source=str(directory / "modules.json"),
-        parts=split_at_specials(text, specials),
-        positive=score["true_token_id"],
-        negative=score.get("false_token_id"),
+        parts=parts_of(text, specials),
+        labels=(score["true_token_id"], *(() if negative is None else (negative,))),
         instruction=instruction,
         strip=strip,
     )
 
 
-def _chat_template(directory: Path) -> str | None:
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text(encoding="utf-8")
-    template = (_read(directory / "tokenizer_config.json") or {}).get("chat_template")
-    return template if isinstance(template, str) else None
-
-
-def _rendered(template: str, with_instruction: bool, options: dict[str, Any]) -> tuple[str, bool]:
+def _rendered(
+    template: ChatTemplate, with_instruction: bool, options: dict[str, Any]
+) -> tuple[str, bool]:
     """The prompt with marks for the texts, and whether white space around those is dropped."""
-    # As transformers renders chat templates, in Jinja's sandbox.
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    roles = [("system", INSTRUCTION)] if with_instruction else []
-    roles += [(QUERY, QUERY), (DOCUMENT, DOCUMENT)]
-    found = []
-    for around in ("", " "):
-        messages = [{"role": r, "content": f"{around}{_MARKS[f]}{around}"} for r, f in roles]
-        try:
-            found.append(environment.from_string(template).render(messages=messages, **options))
-        except TemplateError as error:
-            raise ConfigError(f"the chat template cannot be rendered: {error}") from error
-    bare, spaced = found
-    for _, field in roles:
-        if bare.count(_MARKS[field]) != 1:
-            count = bare.count(_MARKS[field])
-            raise ConfigError(f"the chat template has the {field} {count} times, not once")
+    system = [("system", "{" + INSTRUCTION + "}")] if with_instruction else []
+    messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
+    bare, spaced = (template.marked(messages, options, around) for around in ("", " "))
     return bare, spaced == bare
-
-
-def split_at_specials(text: str, specials: list[str]) -> tuple[str, ...]:
-    """A rendered prompt as the parts of a family: special tokens stand in parts without fields."""
-    pieces, start = [], 0
-    for end, token in _found(text, specials):
-        pieces += [text[start : end - len(token)], token]
-        start = end
-    pieces.append(text[start:])
-    parts: list[str] = []
-    fixed = True  # whether the last part has no fields
-    for piece in pieces:
-        part = literal(piece)
-        for field, mark in _MARKS.items():
-            part = part.replace(mark, "{" + field + "}")
-        has_field = part != literal(piece)
-        if fixed and not has_field and parts:
-            parts[-1] += part
-        elif part:
-            parts.append(part)
-            fixed = not has_field
-    return tuple(parts)
-
-
-def _found(text: str, specials: list[str]) -> list[tuple[int, str]]:
-    """Where special tokens end, from left to right, the longest first."""
-    ordered, found, at = sorted(specials, key=len, reverse=True), [], 0
-    while at < len(text):
-        token = next((t for t in ordered if t and text.startswith(t, at)), None)
-        at += 1 if token is None else len(token)
-        if token is not None:
-            found.append((at, token))
-    return found
-
-
-def _read(path: Path) -> Any:
-    """A JSON file; None if there is none."""
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error

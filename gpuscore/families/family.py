@@ -1,62 +1,85 @@
-"""What is fixed about a family of rerankers; nothing of it ever comes from a request."""
+"""What is fixed about a family of models; nothing of it ever comes from a request."""
 
 import string
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from gpuscore.types import Float64Array
 
 QUERY, DOCUMENT, INSTRUCTION = "query", "document", "instruction"
+# The only label of a model whose head is one number and no vocabulary.
+ONLY_CLASS = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family of causal language models that rank documents by the token they say next.
+    """One family of models that judge a text by the token they would say next, or by their head.
 
     A prompt is made of parts that are tokenised one by one. Parts without a field are the family's
     own, and special tokens in them are special tokens; parts with fields hold a caller's text, in
     which nothing is special, so no text can end its turn or begin another's.
 
     Args:
-        name: as in `--reranker`.
+        name: as in `--family`.
         source: where prompt and formula are from.
         parts: with the fields {instruction}, {query} and {document}, each at most once, the
-            document's last, so that all documents of a query share what is before it.
-        positive: label, or its id, whose logit says relevant.
-        negative: the one that says it is not; None: the first alone is the score.
+            document's last, so that all documents of a query share what is before it. Only guards
+            may do without a query.
+        labels: the tokens, or their ids, whose logits are read. Of what ranks documents the first
+            says relevant, and the second, if there is one, that it is not.
+        classes: what the labels are called in answers; makes the family a guard.
+        answering_parts: a guard's, where the text answers a query.
+        first_tokens: a label may be several tokens, of which the first is read.
         instruction: where a request has none.
-        scale: relevance is sigmoid(raw score / scale); with two labels and 1, their softmax.
-        strip: white space around query and document is dropped.
+        activation: from a raw score to a relevance: "sigmoid" of raw / scale, which of two labels
+            and scale 1 is their softmax; or "none".
+        scale: what raw scores are divided by.
+        strip: white space around the texts is dropped.
 
     Raises:
-        ValueError: parts without a query or a document, or with anything else.
+        ValueError: parts without a document, or with anything else.
     """
 
     name: str
     source: str
     parts: tuple[str, ...]
-    positive: str | int
-    negative: str | int | None
+    labels: tuple[str | int, ...]
+    classes: tuple[str, ...] = ()
+    answering_parts: tuple[str, ...] = ()
+    first_tokens: bool = False
     instruction: str = ""
+    activation: Literal["sigmoid", "none"] = "sigmoid"
     scale: float = 1.0
     strip: bool = False
 
     def __post_init__(self) -> None:
-        names = [name for part in self.parts for name in fields_of(part)]
+        needed = {DOCUMENT} if self.classes else {QUERY, DOCUMENT}
+        self._check(self.parts, needed)
+        if self.answering_parts:
+            self._check(self.answering_parts, {QUERY, DOCUMENT})
+        if self.classes and len(self.classes) != len(self.labels):
+            raise ValueError(f"{self.name} has {len(self.classes)} classes")
+        if not self.classes and len(self.labels) not in (1, 2):
+            raise ValueError(f"{self.name} has {len(self.labels)} labels")
+
+    def _check(self, parts: tuple[str, ...], needed: set[str]) -> None:
+        names = [name for part in parts for name in fields_of(part)]
         known = {QUERY, DOCUMENT, INSTRUCTION}
-        if len(set(names)) < len(names) or not {QUERY, DOCUMENT} <= set(names) <= known:
+        if len(set(names)) < len(names) or not needed <= set(names) <= known:
             raise ValueError(f"the prompt of {self.name} has the fields {names}")
         if names[-1] != DOCUMENT:
             raise ValueError(f"the prompt of {self.name} ends with {names[-1]}, not the document")
 
     @property
-    def takes_instruction(self) -> bool:
-        return any(INSTRUCTION in fields_of(part) for part in self.parts)
+    def ranks(self) -> bool:
+        """Whether it orders documents by relevance; guards do not."""
+        return not self.classes
 
     @property
-    def labels(self) -> list[str | int]:
-        return [self.positive] if self.negative is None else [self.positive, self.negative]
+    def takes_instruction(self) -> bool:
+        return any(INSTRUCTION in fields_of(part) for part in self.parts)
 
     def text(self, value: str) -> str:
         """A query or a document as the prompt has it."""
@@ -64,16 +87,22 @@ class Family:
 
     def raw_scores(self, logits: Float64Array) -> Float64Array:
         """[N, labels] -> [N]: the first label's logit, or by how much it exceeds the other's."""
-        if self.negative is None:
+        if len(self.labels) == 1:
             return logits[:, 0]
         difference: Float64Array = logits[:, 0] - logits[:, 1]
         return difference
 
     def relevance(self, raw: Float64Array) -> Float64Array:
-        """[N], from 0 to 1."""
-        small = np.exp(-np.abs(raw / self.scale))
-        shares: Float64Array = np.where(raw >= 0, 1.0, small) / (1.0 + small)
-        return shares
+        """[N], from 0 to 1 unless the family has no activation."""
+        if self.activation == "none":
+            return raw / self.scale
+        return sigmoid(raw / self.scale)
+
+
+def sigmoid(x: Float64Array) -> Float64Array:
+    small = np.exp(-np.abs(x))
+    shares: Float64Array = np.where(x >= 0, 1.0, small) / (1.0 + small)
+    return shares
 
 
 def fields_of(part: str) -> list[str]:

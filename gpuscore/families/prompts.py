@@ -1,7 +1,8 @@
-"""Prompts of one family for one tokenizer: query and documents to a `ScoreRequest`."""
+"""Prompts of one family for one tokenizer: queries and documents to a `ScoreRequest`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -9,7 +10,6 @@ from gpuscore.errors import (
     ConfigError,
     DeadlineExceeded,
     InvalidRequest,
-    LabelNotSingleToken,
     PromptTooLong,
 )
 from gpuscore.families.family import (
@@ -33,20 +33,24 @@ class RerankInput:
     """A caller's query and documents.
 
     Args:
-        query: what documents are ranked by.
+        query: what documents are judged by: one for all, one for each, or None, for guards.
         documents: at least one.
         instruction: in place of the family's own.
         most_tokens: of a document, which is cut off behind them; None: never cut.
         fit: documents are cut so that their prompts fit the model's context.
+        name: what the caller calls the documents, for errors.
+        query_name: and the query.
     """
 
-    query: str
+    query: str | Sequence[str] | None
     documents: Sequence[str]
     instruction: str | None = None
     most_tokens: int | None = None
     fit: bool = False
     priority: int = 0
-    name: str = "documents"  # what the caller calls them, for errors
+    need_lse: bool = False
+    name: str = "documents"
+    query_name: str = "query"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,17 @@ class Rerank:
 
     request: ScoreRequest
     truncated: tuple[int, ...]
+
+
+class _Template:
+    """Parts of a family, split at the one that has the document."""
+
+    def __init__(self, parts: tuple[str, ...]) -> None:
+        place = next(i for i, part in enumerate(parts) if DOCUMENT in fields_of(part))
+        self.before, self.last, self.after = parts[:place], parts[place], parts[place + 1 :]
+        # What stands before every caller's text.
+        fixed = next(i for i, part in enumerate(parts) if fields_of(part))
+        self.fixed = parts[:fixed]
 
 
 class FamilyPrompts:
@@ -70,63 +85,128 @@ class FamilyPrompts:
         self.family, self._builder = family, builder
         self._own: TextEncoder = builder.encoder
         self._foreign = builder.encoder.without_specials()
-        self.label_ids = [self._label_id(label) for label in family.labels]
-        place = next(i for i, part in enumerate(family.parts) if DOCUMENT in fields_of(part))
-        self._before, self._last = family.parts[:place], family.parts[place]
-        self._after = family.parts[place + 1 :]
+        self.label_ids = self._label_ids()
+        self._template = _Template(family.parts)
+        self._answering = self._template
+        if family.answering_parts:
+            self._answering = _Template(family.answering_parts)
 
     def build(self, given: RerankInput, cancelled: Callable[[], bool] = lambda: False) -> Rerank:
         """May take long for much text.
 
         Raises:
-            GpuscoreError: as `PromptBuilder.build`, and InvalidRequest for an instruction that
-                the family has no place for.
+            GpuscoreError: as `PromptBuilder.build`, and InvalidRequest for an instruction or a
+                query that the family has no place for.
         """
-        if not given.documents:
+        count = len(given.documents)
+        if not count:
             raise InvalidRequest(f"{given.name} must hold at least one document", param=given.name)
-        self._builder.check_count(given.name, len(given.documents))
-        if given.instruction is not None and not self.family.takes_instruction:
+        self._builder.check_count(given.name, count)
+        self._check_fields(given)
+        template = self._template if given.query is None else self._answering
+        queries = given.query
+        if isinstance(queries, str) or queries is None:
+            queries = [queries or ""] * count
+        if len(queries) != count:
             raise InvalidRequest(
-                f"prompts of {self.family.name} have no instruction", param="instruction"
+                f"{len(queries)} of {given.query_name} and {count} of {given.name}; there must be "
+                "as many, or one query",
+                param=given.query_name,
             )
-        own = self.family.instruction
-        values = {
-            QUERY: self.family.text(given.query),
-            INSTRUCTION: own if given.instruction is None else given.instruction,
-        }
-        shared = self._ids(self._before, values)
-        closing = self._ids(self._after, values)
-        head, _, tail = self._last.partition("{" + DOCUMENT + "}")
-        head, tail = filled(head, **values), filled(tail, **values)
-        around = len(shared) + len(closing)
-        documents, truncated = self._cut(given, around, head + tail, cancelled)
-        middles = self._foreign.joined(head, (f"{d}{tail}" for d in documents), item_first=False)
+        groups = [
+            (query, [index for index, _ in found])
+            for query, found in groupby(enumerate(queries), key=lambda pair: pair[1])
+        ]
+        prompts: list[Iterator[Int32Array]] = []
+        truncated: list[int] = []
+        num_shared = len(self._ids(template.fixed, {}))
+        for query, indices in groups:
+            made, shared, cut = self._of_query(given, template, query, indices, cancelled)
+            prompts.append(made)
+            truncated += cut
+            if len(groups) == 1:
+                num_shared = shared
         request = self._builder.from_prompts(
-            (np.concatenate((shared, middle, closing)) for middle in middles),
-            num_prompts=len(documents),
-            num_shared=len(shared) + self._foreign.num_shared(head),
+            (prompt for made in prompts for prompt in made),
+            num_prompts=count,
+            num_shared=num_shared,
             label_ids=self.label_ids,
-            need_lse=False,
+            need_lse=given.need_lse,
             priority=given.priority,
             name=given.name,
             cancelled=cancelled,
         )
-        return Rerank(request, truncated)
+        return Rerank(request, tuple(truncated))
 
     def raw_scores(self, result: ScoreResult) -> Float64Array:
         """[N] of the documents, in their order."""
         return self.family.raw_scores(np.stack(result.label_logits).astype(np.float64))
 
-    def _label_id(self, label: str | int) -> int:
-        if isinstance(label, int):
-            return label
-        try:
-            return self._own.label_ids([label])[0]
-        except LabelNotSingleToken as error:
+    def _check_fields(self, given: RerankInput) -> None:
+        name = self.family.name
+        if given.instruction is not None and not self.family.takes_instruction:
+            raise InvalidRequest(f"prompts of {name} have no instruction", param="instruction")
+        template = self._template if given.query is None else self._answering
+        has_query = any(QUERY in fields_of(part) for part in (*template.before, template.last))
+        if has_query and given.query is None:
+            raise InvalidRequest(f"prompts of {name} need a query", param=given.query_name)
+        if given.query is not None and not has_query:
+            raise InvalidRequest(f"prompts of {name} have no query", param=given.query_name)
+
+    def _of_query(
+        self,
+        given: RerankInput,
+        template: _Template,
+        query: str,
+        indices: list[int],
+        cancelled: Callable[[], bool],
+    ) -> tuple[Iterator[Int32Array], int, list[int]]:
+        """The prompts of a query's documents, how many first tokens all of them have as is known
+        from the query alone, and which documents were cut."""
+        own = self.family.instruction
+        values = {
+            QUERY: self.family.text(query),
+            INSTRUCTION: own if given.instruction is None else given.instruction,
+        }
+        shared = self._ids(template.before, values)
+        closing = self._ids(template.after, values)
+        head, _, tail = template.last.partition("{" + DOCUMENT + "}")
+        head, tail = filled(head, **values), filled(tail, **values)
+        around = len(shared) + len(closing)
+        whole = [self.family.text(given.documents[index]) for index in indices]
+        documents = self._cut(given, whole, around, head + tail, cancelled)
+        pairs = zip(indices, whole, documents, strict=True)
+        truncated = [index for index, long, short in pairs if long != short]
+        middles = self._foreign.joined(head, (f"{d}{tail}" for d in documents), item_first=False)
+        prompts = (np.concatenate((shared, middle, closing)) for middle in middles)
+        return prompts, len(shared) + self._foreign.num_shared(head), truncated
+
+    def _label_ids(self) -> list[int]:
+        family = self.family
+        # A label follows the prompt's last part, and merges with nothing of it.
+        closing = "" if fields_of(family.parts[-1]) else filled(family.parts[-1])
+        found = [
+            label if isinstance(label, int) else self._label_id(label, closing)
+            for label in family.labels
+        ]
+        if len(set(found)) < len(found):
+            raise ConfigError(
+                f"labels of {family.name} begin with the same token of this tokenizer: {found}"
+            )
+        return found
+
+    def _label_id(self, label: str, closing: str) -> int:
+        before = self._own.plain_ids(closing) if closing else np.empty(0, np.int32)
+        ids = self._own.plain_ids(closing + label)
+        tokens = ids[len(before) :].tolist()
+        apart = np.array_equal(ids[: len(before)], before)
+        if not apart or not tokens or (len(tokens) > 1 and not self.family.first_tokens):
             raise ConfigError(
                 f"prompts of {self.family.name} are answered with {label!r}, which is not one "
-                "token of this tokenizer"
-            ) from error
+                f"token of this tokenizer behind them, but {tokens if apart else 'part of another'}"
+            )
+        first: int = tokens[0]
+        return first
 
     def _ids(self, parts: Iterable[str], values: dict[str, str]) -> Int32Array:
         found = [np.empty(0, np.int32)]
@@ -136,15 +216,19 @@ class FamilyPrompts:
         return np.concatenate(found)
 
     def _cut(
-        self, given: RerankInput, around: int, beside: str, cancelled: Callable[[], bool]
-    ) -> tuple[list[str], tuple[int, ...]]:
-        """The documents, and which of them are shorter than they came.
+        self,
+        given: RerankInput,
+        documents: list[str],
+        around: int,
+        beside: str,
+        cancelled: Callable[[], bool],
+    ) -> list[str]:
+        """The documents, or what of them the caller wants to be left.
 
         Args:
             around: tokens of the parts before and behind that of the documents.
             beside: the text beside the document in its own part.
         """
-        documents = [self.family.text(document) for document in given.documents]
         most = given.most_tokens
         if given.fit:
             room = self._builder.backend.max_model_len - around
@@ -153,15 +237,14 @@ class FamilyPrompts:
                 raise PromptTooLong(
                     f"the query leaves no room for a document, the limit is "
                     f"{self._builder.backend.max_model_len} tokens",
-                    param=QUERY,
+                    param=given.query_name,
                 )
             most = room if most is None else min(most, room)
         if most is None:
-            return documents, ()
+            return documents
         shortened = []
         for document in documents:
             if cancelled():
                 raise DeadlineExceeded("the request was given up")
             shortened.append(self._foreign.first_tokens(document, most))
-        pairs = zip(shortened, documents, strict=True)
-        return shortened, tuple(i for i, (short, whole) in enumerate(pairs) if short != whole)
+        return shortened

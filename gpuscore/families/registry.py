@@ -6,9 +6,38 @@ token ids of each.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
-from gpuscore.families.family import Family
+from gpuscore.families.chat import Messages
+from gpuscore.families.family import ONLY_CLASS, Family
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFamily:
+    """A family whose prompt is the chat template that its models bring.
+
+    Args:
+        name, source, labels, classes, instruction: as `Family` has them.
+        messages: of the conversation; contents have the fields of a family's parts.
+        answering: a guard's conversation where the text answers a query.
+        answer: how the model's answer begins, before the label.
+        options: what the template is asked for, such as an answer's beginning.
+        activation: as `Family` has it.
+    """
+
+    name: str
+    source: str
+    messages: Messages
+    labels: tuple[str | int, ...]
+    classes: tuple[str, ...] = ()
+    answering: Messages = ()
+    answer: str = ""
+    instruction: str = ""
+    options: Mapping[str, object] = field(default_factory=dict)
+    activation: Literal["sigmoid", "none"] = "sigmoid"
+
 
 _QWEN_SYSTEM = (
     "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
@@ -25,8 +54,7 @@ QWEN3_RERANKER = Family(
         "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}",
         "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
     ),
-    positive="yes",
-    negative="no",
+    labels=("yes", "no"),
     instruction="Given a web search query, retrieve relevant passages that answer the query",
 )
 MXBAI_RERANK_V2 = Family(
@@ -40,8 +68,7 @@ MXBAI_RERANK_V2 = Family(
         "not relevant, 1 for relevant).\nRelevance:",
         "<|im_end|>\n<|im_start|>assistant\n",
     ),
-    positive="1",
-    negative="0",
+    labels=("1", "0"),
 )
 ZERANK = Family(
     name="zerank",
@@ -53,8 +80,7 @@ ZERANK = Family(
         "user\n{document}",
         "<|im_end|>\n<|im_start|>assistant\n",
     ),
-    positive="Yes",
-    negative=None,
+    labels=("Yes",),
     scale=5.0,
     strip=True,
 )
@@ -62,22 +88,85 @@ DEMO = Family(
     name="demo",
     source="gpuscore.models.synthetic",
     parts=("query: {query}\nitem: {document}",),
-    positive="yes",
-    negative="no",
+    labels=("yes", "no"),
 )
 
-FAMILIES = {family.name: family for family in (QWEN3_RERANKER, MXBAI_RERANK_V2, ZERANK, DEMO)}
+BGE_RERANKER_V2_GEMMA = Family(
+    name="bge-reranker-v2-gemma",
+    source="https://huggingface.co/BAAI/bge-reranker-v2-gemma",
+    parts=(
+        "<bos>",
+        "A: {query}",
+        "\n",
+        "B: {document}",
+        "\n",
+        "Given a query A and a passage B, determine whether the passage contains an answer to the "
+        "query by providing a prediction of either 'Yes' or 'No'.",
+    ),
+    labels=("Yes",),
+)
+INSTRUCT = ChatFamily(
+    name="instruct",
+    source="docs/families/instruct.md",
+    messages=(
+        (
+            "user",
+            "{instruction}\n\nQuery: {query}\n\nDocument: {document}\n\nDoes the document meet the "
+            'requirements? Answer only "yes" or "no".',
+        ),
+    ),
+    labels=("yes", "no"),
+    instruction="Judge whether a document is relevant to a query.",
+    # Qwen3's template is asked for an answer without a thought before it; others do not know it.
+    options={"add_generation_prompt": True, "enable_thinking": False},
+)
+QWEN3GUARD_GEN = ChatFamily(
+    name="qwen3guard-gen",
+    source="https://huggingface.co/Qwen/Qwen3Guard-Gen-0.6B",
+    messages=(("user", "{document}"),),
+    answering=(("user", "{query}"), ("assistant", "{document}")),
+    answer="Safety:",
+    labels=(" Safe", " Unsafe", " Controversial"),
+    classes=("Safe", "Unsafe", "Controversial"),
+)
+LLAMA_GUARD_3 = ChatFamily(
+    name="llama-guard-3",
+    source="https://huggingface.co/meta-llama/Llama-Guard-3-8B",
+    messages=(("user", "{document}"),),
+    answering=(("user", "{query}"), ("assistant", "{document}")),
+    answer="\n\n",
+    labels=("safe", "unsafe"),
+    classes=("safe", "unsafe"),
+)
+REWARD = ChatFamily(
+    name="reward",
+    source="https://huggingface.co/Skywork/Skywork-Reward-V2-Qwen3-0.6B",
+    messages=(("user", "{query}"), ("assistant", "{document}")),
+    labels=(ONLY_CLASS,),
+    activation="none",
+)
+
+AnyFamily: TypeAlias = Family | ChatFamily
+_ALL: tuple[AnyFamily, ...] = (
+    *(QWEN3_RERANKER, MXBAI_RERANK_V2, BGE_RERANKER_V2_GEMMA, ZERANK, INSTRUCT),
+    *(QWEN3GUARD_GEN, LLAMA_GUARD_3, REWARD, DEMO),
+)
+FAMILIES: dict[str, AnyFamily] = {family.name: family for family in _ALL}
 
 # By the model's name without its owner; conversions keep the name and add to it.
-_BY_NAME = (
+_BY_NAME: tuple[tuple[re.Pattern[str], AnyFamily], ...] = (
     (re.compile(r"qwen3-reranker-[\d.]+b", re.IGNORECASE), QWEN3_RERANKER),
     (re.compile(r"mxbai-rerank-(base|large)-v2", re.IGNORECASE), MXBAI_RERANK_V2),
     (re.compile(r"zerank-[12](-small|-reranker)?$", re.IGNORECASE), ZERANK),
+    (re.compile(r"bge-reranker-v2-gemma$", re.IGNORECASE), BGE_RERANKER_V2_GEMMA),
+    (re.compile(r"qwen3guard-gen-[\d.]+b", re.IGNORECASE), QWEN3GUARD_GEN),
+    (re.compile(r"llama-guard-3-[\d.]+b(?!.*vision)", re.IGNORECASE), LLAMA_GUARD_3),
+    (re.compile(r"skywork-reward-", re.IGNORECASE), REWARD),
     (re.compile(r"demo$"), DEMO),
 )
 
 
-def by_name(names: Iterable[str]) -> Family | None:
+def by_name(names: Iterable[str]) -> AnyFamily | None:
     """The family of a model that is called by any of these names, hub names or paths."""
     for name in names:
         last = name.rstrip("/").rpartition("/")[2]

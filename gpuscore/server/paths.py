@@ -1,7 +1,8 @@
 """Every path of this server."""
 
 SCORE_PATH = "/v1/score"
-RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking")
+JINA_RERANK_PATH = "/v1/rerank"
+RERANK_PATHS = ("/rerank", JINA_RERANK_PATH, "/v2/rerank", "/reranking", "/v1/reranking")
 # Infinity's clients want a document that is text, where all others want an object.
 INFINITY_RERANK_PATH = "/infinity/rerank"
 FLAT_ERROR_PATHS = frozenset((*RERANK_PATHS, INFINITY_RERANK_PATH))

@@ -67,7 +67,7 @@ class LoadedModel:
     engine: ScoringEngine
     builder: PromptBuilder
     wait_ended: Callable[[], None] = lambda: None
-    reranker: FamilyPrompts | None = None
+    family: FamilyPrompts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ def test_best_first(demo, relevance, path):
     np.testing.assert_allclose(scores, relevance[order], atol=1e-5)
     assert all(set(result) == {"index", "relevance_score"} for result in body["results"])
     assert body["id"] == answer.headers["x-request-id"]
-    assert (body["object"], body["model"]) == ("list", "default")
+    kind = "list" if path == "/v1/rerank" else "rerank"
+    assert (body["object"], body["model"]) == (kind, "default")
     assert body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] > 50
     assert body["meta"]["api_version"] == {"version": "2"}
     assert body["meta"]["billed_units"] == {"search_units": 1}
@@ -163,7 +164,7 @@ def test_what_is_refused(demo, name):
 def test_another_model_and_no_reranker(demo, client):
     check_error(rerank(demo, model="other"), 404, "model_not_found", "model")
     message = check_error(rerank(client), 400, "invalid_request", None)
-    assert "--reranker" in message
+    assert "--family" in message
     assert rerank(demo, model="demo").json()["model"] == "demo"
 
 

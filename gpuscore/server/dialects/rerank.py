@@ -14,19 +14,25 @@ import msgspec
 import numpy as np
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.families.prompts import RerankInput
+from gpuscore.families.prompts import FamilyPrompts, RerankInput
 from gpuscore.server.dialects.dialect import Dialect
-from gpuscore.server.paths import INFINITY_RERANK_PATH, RERANK_PATHS
+from gpuscore.server.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
 from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import CacheSalt, Priority, decoding_errors
-from gpuscore.server.service import SMALL_ITEMS, Call, ScoringService, cached_tokens
+from gpuscore.server.service import (
+    SMALL_ITEMS,
+    Call,
+    LoadedModel,
+    ScoringService,
+    cached_tokens,
+)
 from gpuscore.types import Float64Array
 
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 
 NO_RERANKER = (
     "this model is of no known family of rerankers, so its prompt is not known; start the server "
-    "with --reranker, or use /v1/score"
+    "with --family, or use /v1/score"
 )
 
 
@@ -187,11 +193,10 @@ def _object_text(document: dict[str, Any], fields: list[str] | None, index: int)
     return "\n".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
 
 
-def encode_ranking(body: RerankBody, ranking: Ranking, as_text: bool = False) -> bytes:
+def encode_ranking(body: RerankBody, ranking: Ranking, path: str) -> bytes:
     """The answer, best first, equal ones in the order in which they came.
 
-    Args:
-        as_text: documents come back as text, as Infinity's clients want them.
+    Infinity's clients want documents as text, and "rerank" as the object's kind; Jina says "list".
     """
     order = np.argsort(-ranking.scores, kind="stable")
     most = body.top_n or body.top_k or len(order)
@@ -203,7 +208,7 @@ def encode_ranking(body: RerankBody, ranking: Ranking, as_text: bool = False) ->
             [RankedText(i, scores[i], texts[i] if body.wants_documents else None) for i in chosen]
         )
     cut = set(ranking.truncated)
-    shown = texts_of(body).__getitem__ if as_text else partial(_shown, body)
+    shown = texts_of(body).__getitem__ if path == INFINITY_RERANK_PATH else partial(_shown, body)
     results = [
         RankedDocument(i, scores[i], shown(i) if body.wants_documents else None, i in cut)
         for i in chosen
@@ -217,8 +222,9 @@ def encode_ranking(body: RerankBody, ranking: Ranking, as_text: bool = False) ->
         "warnings": [f"{len(cut)} documents were truncated"] if cut else [],
     }
     usage = RerankUsage(tokens, tokens)
+    kind = "list" if path == JINA_RERANK_PATH else "rerank"
     answer = RerankAnswer(
-        ranking.request_id, "list", int(time()), ranking.model, results, usage, meta
+        ranking.request_id, kind, int(time()), ranking.model, results, usage, meta
     )
     return msgspec.json.encode(answer)
 
@@ -237,26 +243,36 @@ def _flag(value: bool | str | None, field: str) -> bool:
     return bool(value)
 
 
+def reranker_of(model: LoadedModel) -> FamilyPrompts:
+    """The model's prompts; raises InvalidRequest where nothing says that it ranks documents."""
+    if model.family is None:
+        raise InvalidRequest(NO_RERANKER)
+    if not model.family.family.ranks:
+        raise InvalidRequest(
+            f"{model.family.family.name} is a guard and ranks nothing: use /v1/classify"
+        )
+    return model.family
+
+
 async def answer_rerank(service: ScoringService, body: RerankBody, call: Call) -> bytes:
     """Raises GpuscoreError, also where the model is of no known family of rerankers."""
     given = to_rerank_input(body)
     call.record.items = len(given.documents)
     name = service.model_name(body.model)
     model = service.loaded()
-    if model.reranker is None:
-        raise InvalidRequest(NO_RERANKER)
+    prompts = reranker_of(model)
     with service.admitted(call.tenant):
         with call.record.stage(TOKENIZE):
-            built = await service.in_time(partial(model.reranker.build, given))
+            built = await service.in_time(partial(prompts.build, given))
         result = await service.run(model, built.request, body.cache_salt, call)
         with call.record.stage(RESPOND):
-            raw = model.reranker.raw_scores(result)
-            scores = raw if body.wants_raw else model.reranker.family.relevance(raw)
+            raw = prompts.raw_scores(result)
+            scores = raw if body.wants_raw else prompts.family.relevance(raw)
             tokens = built.request.num_prompt_tokens
             call.record.prompt_tokens = tokens
             call.record.cached_tokens = cached_tokens(built.request, result)
             ranking = Ranking(name, call.record.request_id, scores, built.truncated, tokens)
-            encode = partial(encode_ranking, body, ranking, call.path == INFINITY_RERANK_PATH)
+            encode = partial(encode_ranking, body, ranking, call.path)
             small = len(given.documents) <= SMALL_ITEMS
             return encode() if small else await service.in_thread(encode)
 
