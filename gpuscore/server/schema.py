@@ -30,6 +30,13 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class ShortUsage(msgspec.Struct):
+    """As rerankers say it."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
 @contextmanager
 def decoding_errors() -> Iterator[None]:
     """What msgspec raises, as InvalidRequest."""

@@ -123,6 +123,12 @@ class ScoringService:
         """Whether a request that came before the drain is not answered yet."""
         return bool(self._handlers) or self.turns > 0
 
+    @property
+    def default_labels(self) -> list[int] | None:
+        """What /v1/score asks for where a body names no labels."""
+        family = None if self.model is None else self.model.family
+        return None if family is None else family.label_ids
+
     @contextmanager
     def in_flight(self) -> Iterator[None]:
         """Around the handling of a request, from its arrival to its answer."""

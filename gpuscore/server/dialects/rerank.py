@@ -14,26 +14,20 @@ import msgspec
 import numpy as np
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.families.prompts import FamilyPrompts, RerankInput
+from gpuscore.families.prompts import RerankInput
 from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.dialects.ranking import ranked, reranker_of
 from gpuscore.server.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
-from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
-from gpuscore.server.schema import CacheSalt, Priority, decoding_errors
+from gpuscore.server.record import RESPOND, RequestRecord
+from gpuscore.server.schema import CacheSalt, Priority, ShortUsage, decoding_errors
 from gpuscore.server.service import (
     SMALL_ITEMS,
     Call,
-    LoadedModel,
     ScoringService,
-    cached_tokens,
 )
 from gpuscore.types import Float64Array
 
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
-
-NO_RERANKER = (
-    "this model is of no known family of rerankers, so its prompt is not known; start the server "
-    "with --family, or use /v1/score"
-)
 
 
 class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,18 +83,13 @@ class RankedDocument(msgspec.Struct, omit_defaults=True):
     truncated: bool = False
 
 
-class RerankUsage(msgspec.Struct):
-    prompt_tokens: int
-    total_tokens: int
-
-
 class RerankAnswer(msgspec.Struct):
     id: str
     object: str
     created: int
     model: str
     results: list[RankedDocument]
-    usage: RerankUsage
+    usage: ShortUsage
     meta: dict[str, Any]
 
 
@@ -221,7 +210,7 @@ def encode_ranking(body: RerankBody, ranking: Ranking, path: str) -> bytes:
         "tokens": {"input_tokens": tokens, "output_tokens": 0},
         "warnings": [f"{len(cut)} documents were truncated"] if cut else [],
     }
-    usage = RerankUsage(tokens, tokens)
+    usage = ShortUsage(tokens, tokens)
     kind = "list" if path == JINA_RERANK_PATH else "rerank"
     answer = RerankAnswer(
         ranking.request_id, kind, int(time()), ranking.model, results, usage, meta
@@ -243,34 +232,17 @@ def _flag(value: bool | str | None, field: str) -> bool:
     return bool(value)
 
 
-def reranker_of(model: LoadedModel) -> FamilyPrompts:
-    """The model's prompts; raises InvalidRequest where nothing says that it ranks documents."""
-    if model.family is None:
-        raise InvalidRequest(NO_RERANKER)
-    if not model.family.family.ranks:
-        raise InvalidRequest(
-            f"{model.family.family.name} is a guard and ranks nothing: use /v1/classify"
-        )
-    return model.family
-
-
 async def answer_rerank(service: ScoringService, body: RerankBody, call: Call) -> bytes:
     """Raises GpuscoreError, also where the model is of no known family of rerankers."""
     given = to_rerank_input(body)
-    call.record.items = len(given.documents)
     name = service.model_name(body.model)
     model = service.loaded()
     prompts = reranker_of(model)
     with service.admitted(call.tenant):
-        with call.record.stage(TOKENIZE):
-            built = await service.in_time(partial(prompts.build, given))
-        result = await service.run(model, built.request, body.cache_salt, call)
+        built, raw = await ranked(service, model, prompts, given, body.cache_salt, call)
         with call.record.stage(RESPOND):
-            raw = prompts.raw_scores(result)
             scores = raw if body.wants_raw else prompts.family.relevance(raw)
             tokens = built.request.num_prompt_tokens
-            call.record.prompt_tokens = tokens
-            call.record.cached_tokens = cached_tokens(built.request, result)
             ranking = Ranking(name, call.record.request_id, scores, built.truncated, tokens)
             encode = partial(encode_ranking, body, ranking, call.path)
             small = len(given.documents) <= SMALL_ITEMS

@@ -1,6 +1,8 @@
 """The wire of /v1/score: SGLang's body and answer, with what is ours added (docs/score.md)."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -12,6 +14,7 @@ from gpuscore.engine.scores import (
 )
 from gpuscore.errors import InvalidRequest
 from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.dialects.pairs import PairsBody, answer_pairs, are_pairs, decode_pairs
 from gpuscore.server.paths import SCORE_PATH
 from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import (
@@ -84,10 +87,15 @@ _UNSUPPORTED = (
 _decoder = msgspec.json.Decoder(ScoreBody)
 
 
-def decode_score(body: bytes, record: RequestRecord) -> ScoreBody:
+def decode_score(body: bytes, record: RequestRecord) -> ScoreBody | PairsBody:
     """Raises InvalidRequest whose message never holds the body's text."""
-    with decoding_errors():
-        decoded = _decoder.decode(body)
+    try:
+        with decoding_errors():
+            decoded = _decoder.decode(body)
+    except InvalidRequest:
+        if not are_pairs(body):
+            raise
+        return decode_pairs(body)
     for field in _UNSUPPORTED:
         value = getattr(decoded, field)
         if value is not None and value is not False:  # 0 == False, and 0 is a token id
@@ -95,14 +103,17 @@ def decode_score(body: bytes, record: RequestRecord) -> ScoreBody:
     return decoded
 
 
-def to_input(body: ScoreBody) -> ScoreInput:
+def to_input(body: ScoreBody, default_labels: Sequence[int] | None) -> ScoreInput:
     """The request in the words of `text.prompts`; raises for fields that do not go together."""
     if body.items is None:
         raise InvalidRequest("items is required", param="items")
+    label_ids: Sequence[Any] | None = body.label_token_ids
+    if label_ids is None and body.labels is None:
+        label_ids = default_labels
     return ScoreInput(
         query=body.query if body.query is not None else "",
         items=[body.items] if isinstance(body.items, str) else body.items,
-        label_token_ids=body.label_token_ids,  # type: ignore[arg-type]
+        label_token_ids=label_ids,
         labels=body.labels,
         item_first=bool(body.item_first),
         need_lse=body.need_lse,
@@ -110,9 +121,11 @@ def to_input(body: ScoreBody) -> ScoreInput:
     )
 
 
-async def answer_score(service: ScoringService, body: ScoreBody, call: Call) -> bytes:
+async def answer_score(service: ScoringService, body: ScoreBody | PairsBody, call: Call) -> bytes:
     """Raises GpuscoreError: the subclass that the wire contract names."""
-    given = to_input(body)
+    if isinstance(body, PairsBody):
+        return await answer_pairs(service, body, call)
+    given = to_input(body, service.default_labels)
     call.record.items = len(given.items)
     temperature = 1.0 if body.temperature is None else body.temperature
     check_temperature(temperature, body.softmax)
@@ -194,7 +207,7 @@ SCORE = Dialect(
     paths=(SCORE_PATH,),
     summary="Score items",
     description="Probabilities of label tokens after each `query + item` prompt.",
-    bodies=(ScoreBody,),
+    bodies=(ScoreBody, PairsBody),
     decode=decode_score,
     answer=answer_score,
     example={

@@ -1,0 +1,155 @@
+"""The wire of vLLM's /v1/score: texts in pairs, each judged by the model's own prompt."""
+
+from functools import partial
+from time import time
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpuscore.errors import InvalidRequest
+from gpuscore.families.prompts import RerankInput
+from gpuscore.server.dialects.ranking import ranked, reranker_of
+from gpuscore.server.record import RESPOND
+from gpuscore.server.schema import CacheSalt, Priority, ShortUsage, decoding_errors
+from gpuscore.server.service import SMALL_ITEMS, Call, ScoringService
+from gpuscore.types import Float64Array
+
+Texts = str | list[str]
+# Names of both sides; vLLM has changed them twice and takes all.
+FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
+
+
+class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/score as vLLM's clients send it."""
+
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+    model: str | None = None
+    instruction: str | None = None
+    use_activation: bool | None = None
+    max_tokens_per_doc: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    user: str | None = None
+    request_id: str | None = None
+    # Understood, so that they can be refused by name.
+    max_tokens_per_query: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    softmax: bool | None = None
+    activation: bool | None = None
+
+
+class PairScore(msgspec.Struct):
+    index: int
+    object: str
+    score: float
+
+
+class PairsAnswer(msgspec.Struct):
+    id: str
+    object: str
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: ShortUsage
+
+
+class _Keys(msgspec.Struct):
+    """Which of the names are there, whatever they hold."""
+
+    queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    data_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_UNSUPPORTED = ("max_tokens_per_query", "mm_processor_kwargs", "chat_template_kwargs")
+_keys = msgspec.json.Decoder(_Keys)
+_decoder = msgspec.json.Decoder(PairsBody)
+
+
+def are_pairs(body: bytes) -> bool:
+    """Whether a body that is none of SGLang's has the fields of vLLM's."""
+    try:
+        keys = _keys.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return any(getattr(keys, name) is not msgspec.UNSET for name in FIRST)
+
+
+def decode_pairs(body: bytes) -> PairsBody:
+    """Raises InvalidRequest whose message never holds the body's text."""
+    with decoding_errors():
+        return _decoder.decode(body)
+
+
+def to_pairs_input(body: PairsBody) -> RerankInput:
+    """Raises InvalidRequest for fields that do not go together or are not supported."""
+    for field in _UNSUPPORTED:
+        if getattr(body, field):
+            raise InvalidRequest(f"{field} is not supported by this server", param=field)
+    (first, queries), (second, documents) = _side(body, FIRST), _side(body, SECOND)
+    if body.truncate_prompt_tokens not in (None, -1):
+        raise InvalidRequest(
+            "truncate_prompt_tokens can be -1, for the model's limit; documents are cut shorter "
+            "by max_tokens_per_doc",
+            param="truncate_prompt_tokens",
+        )
+    if body.truncation_side not in (None, "right"):
+        raise InvalidRequest("documents are cut at their end only", param="truncation_side")
+    if body.max_tokens_per_doc is not None and body.max_tokens_per_doc < 0:
+        raise InvalidRequest(
+            f"max_tokens_per_doc is {body.max_tokens_per_doc}, it must not be negative",
+            param="max_tokens_per_doc",
+        )
+    documents = [documents] if isinstance(documents, str) else documents
+    if isinstance(queries, list) and len(queries) == 1:
+        queries = queries[0]
+    return RerankInput(
+        query=queries,
+        documents=documents,
+        instruction=body.instruction,
+        most_tokens=body.max_tokens_per_doc or None,
+        fit=body.truncate_prompt_tokens == -1,
+        priority=body.priority or 0,
+        name=second,
+        query_name=first,
+    )
+
+
+def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
+    given = [(name, getattr(body, name)) for name in names if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(f"exactly one of {', '.join(names)} is required", param=names[0])
+    return given[0]
+
+
+async def answer_pairs(service: ScoringService, body: PairsBody, call: Call) -> bytes:
+    """Raises GpuscoreError, also where the model is of no known family of rerankers."""
+    given = to_pairs_input(body)
+    name = service.model_name(body.model)
+    model = service.loaded()
+    prompts = reranker_of(model)
+    with service.admitted(call.tenant):
+        built, raw = await ranked(service, model, prompts, given, body.cache_salt, call)
+        with call.record.stage(RESPOND):
+            wants_raw = False in (body.use_activation, body.activation, body.softmax)
+            scores = raw if wants_raw else prompts.family.relevance(raw)
+            tokens = built.request.num_prompt_tokens
+            encode = partial(_encoded, call.record.request_id, name, scores, tokens)
+            small = len(given.documents) <= SMALL_ITEMS
+            return encode() if small else await service.in_thread(encode)
+
+
+def _encoded(id: str, name: str, scores: Float64Array, tokens: int) -> bytes:
+    data = [PairScore(i, "score", score) for i, score in enumerate(np.asarray(scores).tolist())]
+    usage = ShortUsage(tokens, tokens)
+    return msgspec.json.encode(PairsAnswer(id, "list", int(time()), name, data, usage))
