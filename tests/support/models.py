@@ -17,6 +17,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -74,6 +76,7 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "mlp_bias": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 24, "sliding_window": None}),
+    "gemma": (GemmaConfig, GemmaForCausalLM, {"head_dim": 16}),
     "gemma2": (
         Gemma2Config,
         Gemma2ForCausalLM,
@@ -82,7 +85,7 @@ FAMILIES = {
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA | GEMMA3),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, MIXTURE),
 }
-WITH_BOS = ("gemma2", "gemma3", "llama", "mistral")
+WITH_BOS = ("gemma", "gemma2", "gemma3", "llama", "mistral")
 CORPUS = (
     "query: a blue wooden chair for the garden item: The chair is made of wood. yes no maybe",
     "a query and an item are joined, and merges may cross the boundary of the two: yesyes nono",
@@ -104,7 +107,9 @@ def make_model(
             if name.endswith("bias"):
                 parameter.copy_(0.3 * noise + 0.2)
             elif parameter.ndim == 1:
-                parameter.copy_(1 + 0.4 * noise)
+                # Gemma's are stored less 1; Gemma 1's logits, which nothing caps, would be so large
+                # with weights about 2 that transformers' own float32 is off by 1e-4.
+                parameter.copy_((0 if family == "gemma" else 1) + 0.4 * noise)
             else:
                 parameter.copy_(noise * (0.25 if "embed" not in name else 0.5))
     model.save_pretrained(directory)

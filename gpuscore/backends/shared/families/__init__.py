@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from gpuscore.backends.shared.families import (
+    gemma,
     gemma2,
     gemma3,
     llama,
@@ -28,7 +29,7 @@ class Family:
 
 _FAMILIES: dict[str, ModuleType] = {
     module.ARCHITECTURE: module
-    for module in (gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
+    for module in (gemma, gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
 }
 
 
