@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -30,6 +31,7 @@ from gpuscore.settings import DEFAULT, Settings, read_settings
 
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
 LONG_INPUT = 200  # items from which a progress bar is shown
+SHOWN_CLASSES = 8
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,12 +111,16 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
         "--items", required=True, metavar="FILE", help="one item per line; - reads standard input"
     )
     group.add_argument(
-        "--labels", required=True, metavar="A,B", help="label texts of one token each"
+        "--labels",
+        required=True,
+        metavar="A,B",
+        help="label texts of one token each, or names of a classification model's classes",
     )
     group.add_argument(
         "--full-vocabulary",
         action="store_true",
-        help="probabilities over the whole vocabulary instead of a softmax over the labels",
+        help="probabilities over the whole vocabulary, or over all classes, instead of a softmax "
+        "over the labels",
     )
     group.add_argument("--item-first", action="store_true", help="prompts are item + query")
     group.add_argument("--json", action="store_true", help="JSON lines in item order")
@@ -149,7 +155,8 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
         return LoadedModel(client, builder, client.wait_ended, prompts)
 
     def announce(address: str) -> None:
-        print(f"gpuscore: ready on http://{address} - try\n\n{_example(address)}\n", flush=True)
+        example = _example(address, client.wait_ready().classes)
+        print(f"gpuscore: ready on http://{address} - try\n\n{example}\n", flush=True)
 
     names = (server.served_model_name or model.model, model.model)
     with closing(client):
@@ -204,6 +211,7 @@ def _print_model(model: ModelConfig) -> None:
     rows = {
         "model": f"{model.model} ({directory})",
         "architecture": config.architecture,
+        "head": _head(config.classes),
         "parameters": f"{count_parameters(config):,}",
         "layers, heads, KV heads, head size": f"{config.num_layers}, {config.num_heads}, "
         f"{config.num_kv_heads}, {config.head_dim}",
@@ -222,6 +230,13 @@ def _print_model(model: ModelConfig) -> None:
         print(f"{name:<{width}}  {value}")
 
 
+def _head(classes: Sequence[str] | None) -> str:
+    if classes is None:
+        return "the vocabulary: labels are tokens"
+    shown = ", ".join(classes[:SHOWN_CLASSES]) + (", ..." if len(classes) > SHOWN_CLASSES else "")
+    return f"classification, {len(classes)} class{'es' if len(classes) > 1 else ''}: {shown}"
+
+
 def _print_settings(settings: Settings) -> None:
     """One line per setting; a star marks what is not a default."""
     rows = [(name, plain(one.value), one.source) for name, one in settings.chosen.items()]
@@ -232,16 +247,16 @@ def _print_settings(settings: Settings) -> None:
         print(f"{star} {name:<{names}}  {value:<{values}}  {source}")
 
 
-def _example(address: str) -> str:
+def _example(address: str, classes: Sequence[str] | None) -> str:
     body = {
         "query": "query: a blue wooden chair for the garden\nitem: ",
         "items": ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."],
-        "labels": ["yes", "no"],
+        "labels": ["yes", "no"] if classes is None else classes[:2],
         "apply_softmax": True,
     }
     return (
         f"curl -s http://{address}/v1/score -H 'Content-Type: application/json' "
-        f"-d '{json.dumps(body)}'"
+        f"-d {shlex.quote(json.dumps(body))}"
     )
 
 

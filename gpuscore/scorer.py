@@ -21,7 +21,7 @@ from gpuscore.hub import model_directory
 from gpuscore.options import checked
 from gpuscore.text.prompts import PromptBuilder, ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types import Float64Array
+from gpuscore.types import Float32Array, Float64Array
 
 _UNLIMITED = RequestLimits(
     max_items=sys.maxsize, max_labels=sys.maxsize, max_request_tokens=sys.maxsize
@@ -32,15 +32,16 @@ _UNLIMITED = RequestLimits(
 class Scores:
     """Rows belong to items, columns to labels; float64.
 
-    With one list of labels per item, of different lengths, `scores` and `logprobs` are filled up
-    with NaN on the right.
+    With one list of labels per item, of different lengths, `scores`, `logprobs` and `logits` are
+    filled up with NaN on the right.
     """
 
     scores: Float64Array  # [N, labels]
-    logprobs: Float64Array | None  # [N, labels], full vocabulary
+    logprobs: Float64Array | None  # [N, labels], full vocabulary, or all classes
     label_mass: Float64Array | None  # [N]
     prompt_tokens: int
     cached_tokens: int
+    logits: Float64Array | None = None  # [N, labels], as the model's head gives them
 
 
 class Scorer:
@@ -77,18 +78,21 @@ class Scorer:
         temperature: float = 1.0,
         item_first: bool = False,
         logprobs: bool = False,
+        logits: bool = False,
         progress: Progress | None = None,
     ) -> Scores:
         """Score each `query + item` prompt for its labels; meaning as in POST /v1/score.
 
         Args:
             query, items: all text, or all token ids.
-            labels: label texts of one token each; or label_token_ids: one list for all items, or
-                one list per item.
-            apply_softmax: normalise over the labels instead of the vocabulary.
+            labels: label texts of one token each, or names of a classification model's classes; or
+                label_token_ids, tokens or numbers of classes: one list for all items, or one list
+                per item.
+            apply_softmax: normalise over the labels instead of the vocabulary or all classes.
             temperature: divides the logits; other than 1.0 only with apply_softmax.
             item_first: prompts are item + query.
             logprobs: also return full-vocabulary log-probabilities and the label mass.
+            logits: also return the labels' logits, the one thing that a model of one class says.
             progress: called now and then with the number of items scored.
 
         Raises:
@@ -114,6 +118,7 @@ class Scorer:
             label_mass=label_mass(result, request.label_ids) if logprobs else None,
             prompt_tokens=request.num_prompt_tokens,
             cached_tokens=max(0, request.num_prompt_tokens - result.computed_tokens),
+            logits=_rectangle(result.label_logits) if logits else None,
         )
 
     def warmup(self) -> None:
@@ -137,7 +142,7 @@ class Scorer:
         self.close()
 
 
-def _rectangle(rows: list[Float64Array]) -> Float64Array:
+def _rectangle(rows: Sequence[Float64Array | Float32Array]) -> Float64Array:
     table = np.full((len(rows), max(map(len, rows))), np.nan)
     for target, row in zip(table, rows, strict=True):
         target[: len(row)] = row

@@ -125,7 +125,8 @@ class ScoreResult:
     """What the model says at the last token of each prompt, in item order, all float32.
 
     `label_logits[i][j]` is the logit of label j of item i; `lse[i]` is the log-sum-exp of item i's
-    full-vocabulary logits (None unless asked for), so log-probability = logit - lse.
+    logits of the full vocabulary, or of all classes (None unless asked for), so log-probability =
+    logit - lse.
     """
 
     label_logits: tuple[Float32Array, ...]
@@ -182,9 +183,16 @@ class BackendLimits:
     page_size: int  # tokens of one KV page
     num_pages: int
     max_model_len: int  # tokens of one prompt
-    vocab_rows: int  # valid token ids are 0 <= id < vocab_rows
+    vocab_rows: int  # valid token ids of prompts are 0 <= id < vocab_rows
     token_buckets: tuple[int, ...] = ()  # padded batch sizes; empty = ragged
     identity: str = ""  # of model, revision and dtype: what cached keys and values belong to
     # 0, or: a row's result has the same bits in every batch, if the chunks of a sequence end at
     # multiples of this many tokens and if where a prompt is cut depends on its query alone.
     deterministic_chunk: int = 0
+    # Names of a classification model's classes, which are its labels; None = labels are tokens.
+    classes: tuple[str, ...] | None = None
+
+    @property
+    def label_rows(self) -> int:
+        """Valid label ids are 0 <= id < label_rows."""
+        return self.vocab_rows if self.classes is None else len(self.classes)

@@ -145,6 +145,7 @@ def test_the_whole_context_is_usable(tiny_model, rng):
         ("qwen2", {"tie_word_embeddings": False}),
         ("llama", {"attention_bias": True, "num_key_value_heads": 4, "rope_parameters": None}),
         ("mistral", {"num_key_value_heads": 1}),
+        ("gemma", {"tie_word_embeddings": True, "attention_bias": True, "num_key_value_heads": 1}),
         ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
         ("gemma2", {"tie_word_embeddings": True, "attention_bias": True}),
         ("gemma3", {"final_logit_softcapping": 5.0, "tie_word_embeddings": True}),
@@ -192,6 +193,7 @@ def test_sliding_windows(tiny_model, rng, family, overrides, window):
     [
         ("qwen3", "bfloat16"),
         ("qwen3", "float16"),
+        ("gemma", "bfloat16"),
         ("gemma2", "bfloat16"),
         ("gemma3", "bfloat16"),
     ],

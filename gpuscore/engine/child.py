@@ -122,11 +122,12 @@ class _Worker:
             self._score(scores)
 
     def _score(self, messages: list[Score]) -> None:
+        limits = self._engine.limits
         known: list[int] = []
         requests: list[ScoreRequest] = []
         for message in messages:
             try:
-                requests.append(to_request(message, self._engine.limits.vocab_rows))
+                requests.append(to_request(message, limits.vocab_rows, limits.label_rows))
                 known.append(message.id)
             except ProtocolError as error:
                 logger.error("a request that does not hold together: %s", error)

@@ -166,13 +166,13 @@ def score_message(id: int, request: ScoreRequest) -> Score:
     )
 
 
-def to_request(message: Score, vocab_rows: int) -> ScoreRequest:
+def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest:
     """Raises ProtocolError for sizes that do not fit together and ids that the model lacks."""
     query, items = _array(message.query, _INT32), _array(message.items, _INT32)
     labels = _array(message.labels, _INT32)
-    for ids in (query, items, labels):
-        if ids.size and ids.view(np.uint32).max() >= vocab_rows:  # negative ones look large
-            raise ProtocolError(f"a token id outside 0 to {vocab_rows - 1}")
+    for ids, rows in ((query, vocab_rows), (items, vocab_rows), (labels, label_rows)):
+        if ids.size and ids.view(np.uint32).max() >= rows:  # negative ones look large
+            raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
     item_ids = _split(items, _array(message.item_counts, _INT32))
     label_ids = _split(labels, _array(message.label_counts, _INT32))
     if len(label_ids) == 1:

@@ -93,5 +93,7 @@ def _trial(backend: Backend) -> _Trial:
     def tokens(count: int) -> Int32Array:
         return rng.integers(0, limits.vocab_rows, count).astype(np.int32)
 
+    labels = rng.integers(0, limits.label_rows, 3).astype(np.int32)
+
     others = tuple(tokens(1 + index % 5) for index in range(len(lengths) + 1))
-    return _Trial(backend, tokens(longest), tuple(map(tokens, lengths)), others, tokens(3))
+    return _Trial(backend, tokens(longest), tuple(map(tokens, lengths)), others, labels)

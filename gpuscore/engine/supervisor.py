@@ -260,5 +260,5 @@ def _passed(since: float) -> float:
 
 def _same_model(one: BackendLimits, other: BackendLimits) -> bool:
     """Whether prompts that were checked against the one fit the other; memory may differ."""
-    kept = (one.vocab_rows, one.max_model_len)
-    return kept == (other.vocab_rows, other.max_model_len)
+    kept = (one.vocab_rows, one.classes, one.max_model_len)
+    return kept == (other.vocab_rows, other.classes, other.max_model_len)

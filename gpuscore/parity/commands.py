@@ -111,10 +111,16 @@ def compare(values: argparse.Namespace) -> int:
 
 def _workload(directory: Path, config: ModelConfig, values: argparse.Namespace) -> Workload:
     plan = plan_backend(directory, config)
+    model = plan.family.config
+    if model.classes is not None:
+        raise ConfigError(
+            f"config.json: architectures is {model.architecture!r}; supported by this comparison: "
+            "language models, whose labels are tokens"
+        )
     return make_workload(
         values.workload,
         values.seed,
-        plan.family.config.vocab_size,
+        model.vocab_size,
         plan.max_model_len,
         read_tokenizer(directory),
     )

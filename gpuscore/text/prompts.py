@@ -28,6 +28,7 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
+from gpuscore.text.classes import class_ids
 from gpuscore.text.ids import factor_ids
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types import NO_TOKENS, BackendLimits, Int32Array, ScoreRequest
@@ -136,8 +137,7 @@ class PromptBuilder:
         """Label ids of every item."""
         if given.labels is not None:
             _at_most(TooManyLabels, "labels", len(given.labels), self.limits.max_labels)
-            ids = self._need_encoder("labels").label_ids(given.labels)
-            return self._same_labels(ids, len(given.items))
+            return self._same_labels(self._named(given.labels), len(given.items))
         ids_or_lists = given.label_token_ids if given.label_token_ids is not None else ()
         lists = _lists(ids_or_lists)
         if not lists:
@@ -146,16 +146,27 @@ class PromptBuilder:
             self._label_array(ids, f"label_token_ids[{index}]") for index, ids in enumerate(lists)
         )
 
+    def _named(self, labels: Sequence[str]) -> list[int]:
+        """Of a language model the tokens, of a classification model the classes."""
+        if self.backend.classes is None:
+            return self._need_encoder("labels").label_ids(labels)
+        return class_ids(labels, self.backend.classes)
+
     def _same_labels(self, ids: Sequence[int], num_items: int) -> tuple[Int32Array, ...]:
         return (self._label_array(ids, "label_token_ids"),) * num_items
 
     def _label_array(self, ids: Sequence[int], param: str) -> Int32Array:
         _at_most(TooManyLabels, param, len(ids), self.limits.max_labels)
-        return self._ids(ids, param)
+        what = "token id" if self.backend.classes is None else "class"
+        return self._ids(ids, param, self.backend.label_rows, what)
 
-    def _ids(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
-        """int32 [n], every id one that the model's weights know."""
-        rows = self.backend.vocab_rows
+    def _tokens(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
+        return self._ids(values, param, self.backend.vocab_rows, "token id")
+
+    def _ids(
+        self, values: Sequence[int] | Int32Array, param: str, rows: int, what: str
+    ) -> Int32Array:
+        """int32 [n], every id one of the `rows` that the model's weights have."""
         if 0 < len(values) <= FEW and all(type(id) is int and 0 <= id < rows for id in values):
             return np.array(values, dtype=np.int32)  # less work than what follows
         ids = np.asarray(values)
@@ -167,7 +178,7 @@ class PromptBuilder:
         if wrong.any():
             index = int(wrong.argmax())
             raise TokenIdOutOfRange(
-                f"{param} holds token id {ids[index]}, valid are 0 to {rows - 1}",
+                f"{param} holds {what} {ids[index]}, valid are 0 to {rows - 1}",
                 param=param,
             )
         return ids.astype(np.int32)
@@ -190,8 +201,8 @@ class PromptBuilder:
         query_len = len(given.query)
         for index, item in enumerate(given.items):  # before 16 MiB of numbers become an array
             self._check_length(query_len + len(item), index)
-        query = self._ids(given.query or [], "query")  # type: ignore[arg-type]
-        items = (self._ids(item, f"items[{i}]") for i, item in enumerate(given.items))  # type: ignore[arg-type]
+        query = self._tokens(given.query or [], "query")  # type: ignore[arg-type]
+        items = (self._tokens(item, f"items[{i}]") for i, item in enumerate(given.items))  # type: ignore[arg-type]
         if given.item_first:
             return (np.concatenate((item, query)) for item in items), 0
         return (np.concatenate((query, item)) for item in items), query_len
@@ -223,7 +234,7 @@ class PromptBuilder:
                 raise DeadlineExceeded("the request was given up")
             self._check_length(len(prompt), index, name)
             if prompt.max() >= self.backend.vocab_rows:  # a tokenizer may know more than that
-                self._ids(prompt, f"{name}[{index}]")
+                self._tokens(prompt, f"{name}[{index}]")
             yield prompt
 
     def _check_length(self, length: int, index: int, name: str = "items") -> None:

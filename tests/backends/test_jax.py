@@ -143,7 +143,7 @@ def test_padding_is_counted(shared_backends, small, rng):
     assert 0 < small.padding_share < 1
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3", "gemma2_classes", "qwen3_moe"])
 def test_other_architectures_are_refused(tiny_model, family):
     directory, _ = tiny_model(family)
     with pytest.raises(ConfigError, match=r"which --backend jax does not compute.*--backend torch"):

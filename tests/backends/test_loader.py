@@ -88,6 +88,8 @@ def test_config_refusals(copy, fields, message):
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
+        ("gemma", {"hidden_act": "silu"}, "hidden_act is 'silu'; supported: gelu_pytorch_tanh"),
+        ("gemma", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; supported: gelu_"),
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; supported: gelu_"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; supported"),
         ("gemma3", {"rope_parameters": {"rope_type": "default"}}, "object in full_attention"),
@@ -203,6 +205,11 @@ def test_shards_and_the_hubs_older_rope_fields(copy, tiny_model):
 
 
 OLDER_FILES = {  # fields of the hub's files, and those of transformers 5 that they stand for
+    "gemma": (
+        {"rope_theta": 1e4, "hidden_act": "gelu", "hidden_activation": None},
+        ("rope_parameters", "tie_word_embeddings"),
+        {"tie_word_embeddings": True},
+    ),
     "gemma2": (
         {"rope_theta": 1e4},
         ("rope_parameters", "layer_types", "attn_logit_softcapping", "tie_word_embeddings"),

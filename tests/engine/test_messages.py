@@ -14,6 +14,7 @@ from gpuscore.engine.messages import (
     Close,
     Failure,
     Heartbeat,
+    Ready,
     decode_from_child,
     decode_to_child,
     encode,
@@ -25,7 +26,7 @@ from gpuscore.engine.messages import (
     to_result,
 )
 from gpuscore.errors import NonfiniteScore, TooManyTokens
-from gpuscore.types import NO_STATS, ScoreRequest, ScoreResult, Timings
+from gpuscore.types import NO_STATS, BackendLimits, ScoreRequest, ScoreResult, Timings
 
 
 def ints(*values):
@@ -59,8 +60,18 @@ def equal(one, other):
 def test_a_request_and_its_result_arrive_as_they_were():
     message = decode_to_child(encode(score_message(3, REQUEST)))
     assert message.id == 3
-    equal(to_request(message, 10), REQUEST)
+    equal(to_request(message, 10, 10), REQUEST)
     equal(to_result(decode_from_child(encode(result_message(3, RESULT))), REQUEST), RESULT)
+
+
+def test_the_classes_of_a_classification_model_arrive():
+    limits = BackendLimits(64, 16, 9, 40, 10, classes=("good", "not good", "n\u00e9"))
+    assert decode_from_child(encode(Ready(limits))).limits == limits
+    assert limits.label_rows == 3
+    message = score_message(3, replace(REQUEST, label_ids=(ints(2), ints(0, 1))))
+    equal(to_request(message, 10, 3), replace(REQUEST, label_ids=(ints(2), ints(0, 1))))
+    with pytest.raises(ProtocolError, match="outside 0 to 1"):
+        to_request(message, 10, 2)
 
 
 def test_shared_labels_travel_once():
@@ -68,13 +79,13 @@ def test_shared_labels_travel_once():
     request = ScoreRequest(ints(1), tuple(ints(i) for i in range(10_000)), (labels,) * 10_000, True)
     frame = encode(score_message(1, request))
     assert len(frame) < 100_000
-    equal(to_request(decode_to_child(frame), 20_000), request)
+    equal(to_request(decode_to_child(frame), 20_000, 20_000), request)
 
 
 def test_a_million_tokens():
     items = tuple(np.full(105, i, dtype=np.int32) for i in range(10_000))
     request = ScoreRequest(ints(1), items, (ints(4),) * 10_000, True)
-    equal(to_request(decode_to_child(encode(score_message(1, request))), 20_000), request)
+    equal(to_request(decode_to_child(encode(score_message(1, request))), 20_000, 20_000), request)
 
 
 @pytest.mark.parametrize("sizes", ["batch_tokens", "batch_items"])
@@ -115,7 +126,7 @@ def test_an_error_arrives_as_it_was():
 )
 def test_a_request_that_does_not_hold_together(changed):
     with pytest.raises(ProtocolError):
-        to_request(msgspec.structs.replace(score_message(1, REQUEST), **changed), 10)
+        to_request(msgspec.structs.replace(score_message(1, REQUEST), **changed), 10, 10)
 
 
 @pytest.mark.parametrize(

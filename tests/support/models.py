@@ -15,17 +15,24 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, tra
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma2ForSequenceClassification,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     MistralConfig,
     MistralForCausalLM,
+    MistralForSequenceClassification,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -74,6 +81,7 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "llama": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3_ROPE, "mlp_bias": True}),
     "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 24, "sliding_window": None}),
+    "gemma": (GemmaConfig, GemmaForCausalLM, {"head_dim": 16}),
     "gemma2": (
         Gemma2Config,
         Gemma2ForCausalLM,
@@ -82,7 +90,18 @@ FAMILIES = {
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, GEMMA | GEMMA3),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, MIXTURE),
 }
-WITH_BOS = ("gemma2", "gemma3", "llama", "mistral")
+CLASSES = {"id2label": {0: "good", 1: "not good", 2: "no idea"}}
+CLASSIFIERS = {  # beside FAMILIES; a tied embedding is nothing to a head over classes
+    f"{family}_classes": (FAMILIES[family][0], model, FAMILIES[family][2] | CLASSES)
+    for family, model in (
+        ("gemma2", Gemma2ForSequenceClassification),
+        ("llama", LlamaForSequenceClassification),
+        ("mistral", MistralForSequenceClassification),
+        ("qwen2", Qwen2ForSequenceClassification),
+        ("qwen3", Qwen3ForSequenceClassification),
+    )
+}
+WITH_BOS = ("gemma", "gemma2", "gemma3", "llama", "mistral")
 CORPUS = (
     "query: a blue wooden chair for the garden item: The chair is made of wood. yes no maybe",
     "a query and an item are joined, and merges may cross the boundary of the two: yesyes nono",
@@ -94,7 +113,7 @@ def make_model(
     directory: Path, family: str = "qwen3", *, seed: int = 0, **overrides: object
 ) -> PreTrainedModel:
     """Write a model and its tokenizer; returns the float32 transformers model."""
-    config_class, model_class, special = FAMILIES[family]
+    config_class, model_class, special = (FAMILIES | CLASSIFIERS)[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**(COMMON | special | overrides))).float().eval()
     model.set_attn_implementation("eager")  # the others drop Gemma 2's soft-cap
@@ -104,11 +123,15 @@ def make_model(
             if name.endswith("bias"):
                 parameter.copy_(0.3 * noise + 0.2)
             elif parameter.ndim == 1:
-                parameter.copy_(1 + 0.4 * noise)
+                # Gemma's are stored less 1; Gemma 1's logits, which nothing caps, would be so large
+                # with weights about 2 that transformers' own float32 is off by 1e-4.
+                parameter.copy_((0 if family == "gemma" else 1) + 0.4 * noise)
             else:
                 parameter.copy_(noise * (0.25 if "embed" not in name else 0.5))
     model.save_pretrained(directory)
-    make_tokenizer(bos=family in WITH_BOS).save(str(directory / "tokenizer.json"))
+    make_tokenizer(bos=family.removesuffix("_classes") in WITH_BOS).save(
+        str(directory / "tokenizer.json")
+    )
     return model
 
 
@@ -157,6 +180,15 @@ def logprobs_of_one_length(
     with torch.no_grad():
         logits = model(torch.tensor(prompts), logits_to_keep=1).logits[:, -1]
     return torch.log_softmax(logits.double(), dim=-1).numpy()
+
+
+def reference_logits(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]]
+) -> NDArray[np.float64]:
+    """transformers' class logits [N, classes] after each prompt, every prompt run alone."""
+    with torch.no_grad():
+        rows = [model(torch.tensor([prompt])).logits[0].double().numpy() for prompt in prompts]
+    return np.stack(rows)
 
 
 def random_ids(rng: np.random.Generator, length: int) -> list[int]:

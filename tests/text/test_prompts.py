@@ -216,6 +216,18 @@ def test_a_tokenizer_that_knows_more_than_the_weights():
         made.build(ScoreInput("query: a chair", ["b"], label_token_ids=[1]))
 
 
+def test_classes_need_no_tokenizer():
+    limits = BackendLimits(64, 16, 100, 40, VOCAB, classes=("no", "yes"))
+    made = PromptBuilder(None, limits, RequestLimits())
+    given = ScoreInput([1, VOCAB - 1], [[2], [VOCAB - 1]], labels=["yes", "no"])
+    assert [ids.tolist() for ids in made.build(given).label_ids] == [[1, 0]] * 2
+    with pytest.raises(InvalidRequest, match=r"labels\[0\] is the name of none of the model's 2"):
+        made.build(ScoreInput([1], [[2]], labels=["maybe"]))
+    for ids in ([2], [*range(2)] * 20 + [2]):
+        with pytest.raises(TokenIdOutOfRange, match="holds class 2, valid are 0 to 1"):
+            made.build(ScoreInput([1], [[2]], label_token_ids=ids))
+
+
 def test_work_stops_at_the_first_prompt_that_is_too_long():
     """Joined lazily: ten thousand times a long query must not be built, let alone encoded."""
 

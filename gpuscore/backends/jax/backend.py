@@ -138,7 +138,7 @@ class JaxBackend:
 
     def _invalid(self, batch: PackedBatch) -> Exception | None:
         try:
-            check_ids(batch, self._limits.vocab_rows)
+            check_ids(batch, self._limits.vocab_rows, self._limits.label_rows)
         except IndexError as error:
             return error
         if batch.num_tokens > self._sizes[-1].tokens:

@@ -47,7 +47,7 @@ class Weights(NamedTuple):
     embed: Array  # [V, E]
     layers: Layer  # of all layers
     final_norm: Array  # [E]
-    lm_head: Array  # [V, E]; the embedding itself where they are tied
+    lm_head: Array  # [V, E]; the embedding itself where they are tied, or [classes, E]
 
 
 class Attend(Protocol):

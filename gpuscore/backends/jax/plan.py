@@ -23,11 +23,10 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.types import BackendLimits
 
-ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
+ARCHITECTURES = tuple(
+    f"{family}For{head}"
+    for head in ("CausalLM", "SequenceClassification")
+    for family in ("Llama", "Mistral", "Qwen2", "Qwen3")
 )
 # Tiles of a CPU fit its caches; other devices have to be kept busy by one. The latter were not
 # measured on hardware.
@@ -92,6 +91,7 @@ class JaxPlan:
             vocab_rows=self.family.config.vocab_size,
             token_buckets=tuple(sorted({sizes.tokens for sizes in self.sizes()})),
             identity=self.identity,
+            classes=self.family.config.classes,
         )
 
 

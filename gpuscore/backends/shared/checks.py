@@ -4,11 +4,11 @@ process."""
 from gpuscore.types import PackedBatch
 
 
-def check_ids(batch: PackedBatch, vocab_rows: int) -> None:
+def check_ids(batch: PackedBatch, vocab_rows: int, label_rows: int) -> None:
     """Raises IndexError for tokens or labels that the weights do not have."""
-    for name in ("token_ids", "label_token_ids"):
+    for name, rows in (("token_ids", vocab_rows), ("label_token_ids", label_rows)):
         ids = getattr(batch, name)
-        if len(ids) and not (ids.min() >= 0 and ids.max() < vocab_rows):
+        if len(ids) and not (ids.min() >= 0 and ids.max() < rows):
             raise IndexError(
-                f"{name} go from {ids.min()} to {ids.max()}, valid are 0 to {vocab_rows - 1}"
+                f"{name} go from {ids.min()} to {ids.max()}, valid are 0 to {rows - 1}"
             )

@@ -72,6 +72,12 @@ class DecoderConfig:
     post_norms: bool = False  # norms on the outputs of attention and MLP as well
     one_plus_norms: bool = False  # norm weights are stored less 1 and applied before rounding
     dtypes: tuple[str, ...] = DTYPES
+    classes: tuple[str, ...] | None = None  # of a classification head in place of the LM head
+
+    @property
+    def label_rows(self) -> int:
+        """Rows of the head."""
+        return self.vocab_size if self.classes is None else len(self.classes)
 
     def rope_of(self, layer: int) -> Rope:
         if self.windows[layer] is not None and self.window_rope is not None:

@@ -13,7 +13,7 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     kv_size = config.num_kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embed": (config.vocab_size, hidden),
-        "lm_head": (config.vocab_size, hidden),
+        "lm_head": (config.label_rows, hidden),
         "final_norm": (hidden,),
         "input_norm": (hidden,),
         "post_attention_norm": (hidden,),
@@ -50,8 +50,12 @@ def count_parameters(config: DecoderConfig) -> int:
         for layer in range(config.num_layers)
         for part, name in layer_weights(config, layer).items()
     )
-    heads = 1 if config.tie_word_embeddings else 2
-    return in_layers + heads * math.prod(shapes["embed"]) + math.prod(shapes["final_norm"])
+    beside = (
+        ("embed", "final_norm")
+        if config.tie_word_embeddings
+        else ("embed", "final_norm", "lm_head")
+    )
+    return in_layers + sum(math.prod(shapes[part]) for part in beside)
 
 
 def bytes_per_token(config: DecoderConfig, itemsize: int) -> int:

@@ -113,7 +113,8 @@ class TorchBackend:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _launch(self, batch: PackedBatch) -> Finish:
-        check_ids(batch, self.plan.family.config.vocab_size)
+        config = self.plan.family.config
+        check_ids(batch, config.vocab_size, config.label_rows)
         return self.runner.launch(batch)
 
     @property

@@ -45,5 +45,5 @@ def _elements(config: DecoderConfig) -> Iterator[int]:
     if config.mixture is not None:
         yield mixture.TILE * config.mixture.intermediate_size
         yield TILING.rows * config.mixture.top_k * config.hidden_size
-    for rows, vocab in tile_shapes(TILING.rows, config.vocab_size, config.hidden_size):
-        yield rows * vocab
+    for rows, labels in tile_shapes(TILING.rows, config.label_rows, config.hidden_size):
+        yield rows * labels

@@ -83,6 +83,7 @@ class BackendPlan:
             vocab_rows=self.family.config.vocab_size,
             identity=self.identity,
             deterministic_chunk=TILING.block if self.deterministic else 0,
+            classes=self.family.config.classes,
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from gpuscore.backends.shared.families import (
+    gemma,
     gemma2,
     gemma3,
     llama,
@@ -13,6 +14,7 @@ from gpuscore.backends.shared.families import (
     qwen3,
     qwen3_moe,
 )
+from gpuscore.backends.shared.families.classifiers import ENDING, head_weights, with_classes
 from gpuscore.backends.shared.hf_config import DecoderConfig, RawConfig
 from gpuscore.errors import ConfigError
 
@@ -28,7 +30,12 @@ class Family:
 
 _FAMILIES: dict[str, ModuleType] = {
     module.ARCHITECTURE: module
-    for module in (gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
+    for module in (gemma, gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
+}
+# Those whose classification models were compared with transformers'.
+_CLASSIFIERS: dict[str, ModuleType] = {
+    module.ARCHITECTURE.replace("ForCausalLM", ENDING): module
+    for module in (gemma2, llama, mistral, qwen2, qwen3)
 }
 
 
@@ -36,12 +43,15 @@ def read_family(raw: RawConfig) -> Family:
     """Raises ConfigError for an architecture or a feature that is not supported."""
     architectures = raw.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    if name not in _FAMILIES:
+    supported = _FAMILIES | _CLASSIFIERS
+    if name not in supported:
         raise ConfigError(
             f"config.json: architectures is {architectures!r}; "
-            f"supported: {', '.join(sorted(_FAMILIES))}"
+            f"supported: {', '.join(sorted(supported))}"
         )
-    module = _FAMILIES[name]
-    config = module.read_config(raw)
+    module = supported[name]
+    config, weights = module.read_config(raw), module.MODEL_WEIGHTS
+    if name in _CLASSIFIERS:
+        config, weights = with_classes(config, name, raw), head_weights(weights)
     layers = tuple(module.layer_weights(config, layer) for layer in range(config.num_layers))
-    return Family(config, module.MODEL_WEIGHTS, layers)
+    return Family(config, weights, layers)

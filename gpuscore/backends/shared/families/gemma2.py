@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gpuscore.backends.shared.families.gemma import every_gemma
 from gpuscore.backends.shared.families.names import MODEL_WEIGHTS, layer_weights
 from gpuscore.backends.shared.hf_config import (
     DecoderConfig,
@@ -9,7 +10,6 @@ from gpuscore.backends.shared.hf_config import (
     decoder_config,
     layer_windows,
 )
-from gpuscore.errors import ConfigError
 
 ARCHITECTURE = "Gemma2ForCausalLM"
 __all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "gemma", "layer_weights", "read_config"]
@@ -29,22 +29,10 @@ def read_config(raw: RawConfig) -> DecoderConfig:
 
 
 def gemma(raw: RawConfig) -> dict[str, Any]:
-    """What Gemma 2 and 3 share."""
-    activation = raw.get("hidden_activation") or "gelu_pytorch_tanh"  # hidden_act is not read
-    if activation != "gelu_pytorch_tanh":
-        raise ConfigError(
-            f"config.json: hidden_activation is {activation!r}; supported: gelu_pytorch_tanh"
-        )
-    bias = raw.flag("attention_bias")
-    return {
-        "head_dim": raw.integer("head_dim", 256),
+    """What Gemma 2 and 3 share; their hidden_act is not read."""
+    return every_gemma(raw) | {
         "attention_scale": raw.number("query_pre_attn_scalar", 256) ** -0.5,
-        "activation": "gelu_tanh",
-        "embed_scale": raw.integer("hidden_size") ** 0.5,
         "post_norms": True,
-        "one_plus_norms": True,
-        "qkv_bias": bias,
-        "o_bias": bias,
         # Its residual stream exceeds float16's range.
         "dtypes": ("bfloat16", "float32"),
     }

@@ -66,7 +66,7 @@ class DecoderWeights:
     embed: Tensor  # [V, E]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [E]
-    lm_head: Tensor  # [V, E]; the embedding itself where they are tied
+    lm_head: Tensor  # [V, E]; the embedding itself where they are tied, or [classes, E]
 
 
 class Decoder:
