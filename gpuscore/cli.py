@@ -136,7 +136,10 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
 
     from gpuscore.engine.client import EngineClient
     from gpuscore.engine.messages import Start
+    from gpuscore.families.chat import ChatTemplate
+    from gpuscore.families.decisions import DecisionPrompts
     from gpuscore.families.discovery import find_family
+    from gpuscore.families.files import read_head
     from gpuscore.families.prompts import FamilyPrompts
     from gpuscore.server.run import serve
     from gpuscore.server.service import LoadedModel
@@ -152,7 +155,12 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
     def load() -> LoadedModel:
         builder = PromptBuilder(encoder, client.wait_ready(), limits)
         prompts = None if family is None else FamilyPrompts(family, builder)
-        return LoadedModel(client, builder, client.wait_ended, prompts)
+        try:
+            decisions: DecisionPrompts | str = DecisionPrompts(template, specials, builder)
+        except ConfigError as error:
+            decisions = str(error)  # which a caller gets to hear
+        about = client.wait_planned()
+        return LoadedModel(client, builder, client.wait_ended, prompts, head, about, decisions)
 
     def announce(address: str) -> None:
         example = _example(address, client.wait_ready().classes)
@@ -162,7 +170,8 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
     with closing(client):
         encoder = TextEncoder.read(directory)  # while the child imports torch
         specials = [] if encoder is None else encoder.specials
-        family = find_family(server.family, directory, reversed(names), specials)
+        head, template = read_head(directory), ChatTemplate.read(directory)
+        family = find_family(server.family, directory, reversed(names), specials, head)
         print(f"gpuscore: loading {model.model} as {client.wait_planned()}", flush=True)
         return serve(names, server, keys, load, announce, tracer)
 

@@ -46,7 +46,7 @@ def find_family(
     if found is None:
         known = _configured(directory) or by_name(names)
         found = None if known is None else _resolved(known, directory, specials)
-    if found is None or (head is not None and len(head.names) > 1):
+    if found is None or (head is not None and head.num_classes > 1):
         return None  # of several classes nobody says which one means relevant
     return _for_head(found, head)
 
@@ -60,9 +60,9 @@ def _for_head(family: Family, head: Head | None) -> Family:
                 "vocabulary"
             )
         return family
-    if len(head.names) != 1:
+    if head.num_classes != 1:
         raise ConfigError(
-            f"--family {family.name}: the model has {len(head.names)} classes; supported: one"
+            f"--family {family.name}: the model has {head.num_classes} classes; supported: one"
         )
     return replace(family, labels=(ONLY_CLASS,), classes=())
 

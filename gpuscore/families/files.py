@@ -10,15 +10,27 @@ from gpuscore.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The classes of a model whose head is a classifier and not a vocabulary.
+    """Of a model whose head is a classifier and not a vocabulary.
 
     Args:
-        names: in the order of their logits.
-        exclusive: exactly one of them is right: probabilities are a softmax, else sigmoids.
+        num_classes: at least one.
+        exclusive: exactly one of them is right, so probabilities are a softmax; else sigmoids.
     """
 
-    names: tuple[str, ...]
+    num_classes: int
     exclusive: bool
+
+
+def read_head(directory: Path) -> Head | None:
+    """None for a language model. What the backend checks is not checked here."""
+    config = read_json(directory / "config.json") or {}
+    architecture = next(iter(config.get("architectures") or []), "")
+    if not str(architecture).endswith("ForSequenceClassification"):
+        return None
+    names = config.get("id2label")
+    count = config.get("num_labels", 2) if names is None else len(names)  # transformers' default
+    several = config.get("problem_type") == "multi_label_classification"
+    return Head(count, exclusive=count > 1 and not several)
 
 
 def read_json(path: Path) -> Any:

@@ -91,8 +91,18 @@ class FamilyPrompts:
         if family.answering_parts:
             self._answering = _Template(family.answering_parts)
 
-    def build(self, given: RerankInput, cancelled: Callable[[], bool] = lambda: False) -> Rerank:
+    def build(
+        self,
+        given: RerankInput,
+        cancelled: Callable[[], bool] = lambda: False,
+        label_ids: Sequence[Sequence[int]] | None = None,
+    ) -> Rerank:
         """May take long for much text.
+
+        Args:
+            given: the texts.
+            cancelled: asked now and then.
+            label_ids: of each document, in place of the family's.
 
         Raises:
             GpuscoreError: as `PromptBuilder.build`, and InvalidRequest for an instruction or a
@@ -130,7 +140,7 @@ class FamilyPrompts:
             (prompt for made in prompts for prompt in made),
             num_prompts=count,
             num_shared=num_shared,
-            label_ids=self.label_ids,
+            label_ids=self.label_ids if label_ids is None else label_ids,
             need_lse=given.need_lse,
             priority=given.priority,
             name=given.name,

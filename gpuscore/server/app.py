@@ -30,6 +30,7 @@ from gpuscore.server.body import check_content_type, read_body
 from gpuscore.server.dialects.dialect import Dialect
 from gpuscore.server.dialects.table import DIALECTS
 from gpuscore.server.heads import check_request_id, head_refusal, request_seconds
+from gpuscore.server.info import server_info
 from gpuscore.server.operations import Operations, OperationsMiddleware
 from gpuscore.server.paths import OPEN_PATHS
 from gpuscore.server.record import CLIENT_LEFT, LEFT_CODE, record_of
@@ -127,6 +128,10 @@ def _add_pages(app: FastAPI, service: ScoringService) -> None:
     @app.get("/v1/models", summary="The served model")
     async def models() -> Response:
         return json_response({"object": "list", "data": [_model_card(service)]})
+
+    @app.get("/info", summary="Limits, prompt and formula of the served model")
+    async def info() -> Response:
+        return json_response(server_info(service.names, service.loaded()))
 
 
 def _add_metrics(app: FastAPI, operations: Operations) -> None:

@@ -6,5 +6,7 @@ RERANK_PATHS = ("/rerank", JINA_RERANK_PATH, "/v2/rerank", "/reranking", "/v1/re
 # Infinity's clients want a document that is text, where all others want an object.
 INFINITY_RERANK_PATH = "/infinity/rerank"
 FLAT_ERROR_PATHS = frozenset((*RERANK_PATHS, INFINITY_RERANK_PATH))
+CLASSIFY_PATHS = ("/classify", "/v1/classify")
+DECISIONS_PATH = "/v1/decisions"
 # Routes that need no key: probes, and pages that are the same for everyone.
 OPEN_PATHS = ("/health", "/ready", "/docs", "/openapi.json")

@@ -53,12 +53,25 @@ def decoding_errors() -> Iterator[None]:
 
 
 def openapi_body(bodies: tuple[type[msgspec.Struct], ...], example: object) -> dict[str, Any]:
-    """OpenAPI's description of what may be sent, for /docs."""
-    _, components = msgspec.json.schema_components(bodies)
-    schemas = [components[body.__name__] for body in bodies]
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    """OpenAPI's description of what may be sent, for /docs. Types stand where they are used: there
+    is no part of ours in the document's components."""
+    schemas, components = msgspec.json.schema_components(bodies)
+    shown = [_inlined(schema, components) for schema in schemas]
+    schema = shown[0] if len(shown) == 1 else {"anyOf": shown}
     content = {"application/json": {"schema": schema, "example": example}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, components: dict[str, Any]) -> Any:
+    """The same without references; none of our types holds itself."""
+    if isinstance(schema, list):
+        return [_inlined(one, components) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(components[schema["$ref"].rpartition("/")[2]], components)
+    # The mapping of a discriminator names types, which are no longer there.
+    return {k: _inlined(v, components) for k, v in schema.items() if k != "discriminator"}
 
 
 def _invalid(message: str) -> InvalidRequest:

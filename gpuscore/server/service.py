@@ -20,6 +20,8 @@ from gpuscore.errors import (
     Overloaded,
     Unavailable,
 )
+from gpuscore.families.decisions import DecisionPrompts
+from gpuscore.families.files import Head
 from gpuscore.families.prompts import FamilyPrompts
 from gpuscore.server.bridge import Bridge
 from gpuscore.server.record import ENGINE, RequestRecord
@@ -68,6 +70,9 @@ class LoadedModel:
     builder: PromptBuilder
     wait_ended: Callable[[], None] = lambda: None
     family: FamilyPrompts | None = None
+    head: Head | None = None
+    about: str = ""  # number format and device, for people
+    decisions: DecisionPrompts | str = "not prepared"  # or why there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +131,12 @@ class ScoringService:
     @property
     def default_labels(self) -> list[int] | None:
         """What /v1/score asks for where a body names no labels."""
-        family = None if self.model is None else self.model.family
-        return None if family is None else family.label_ids
+        if self.model is None:
+            return None
+        if self.model.family is not None:
+            return self.model.family.label_ids
+        classes = self.model.engine.limits.classes
+        return None if classes is None else list(range(len(classes)))
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:

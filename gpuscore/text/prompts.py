@@ -107,15 +107,16 @@ class PromptBuilder:
         *,
         num_prompts: int,
         num_shared: int,
-        label_ids: list[int],
+        label_ids: Sequence[int] | Sequence[Sequence[int]],
         need_lse: bool,
         priority: int,
         name: str,
         cancelled: Callable[[], bool],
     ) -> ScoreRequest:
-        """A request of prompts that somebody else has made, all with the same labels.
+        """A request of prompts that somebody else has made.
 
         Args:
+            label_ids: of all prompts, or a list for each.
             name: what the caller calls the items, for errors.
             num_shared: how many first tokens all of them have, as is known from the query alone.
         """
@@ -124,7 +125,12 @@ class PromptBuilder:
             query, items = split(checked, max(0, num_shared - 1))
         else:
             query, items = factor(checked, num_shared)
-        labels = self._same_labels(label_ids, num_prompts)
+        lists = _lists(label_ids)
+        labels = (
+            tuple(self._label_array(ids, name) for ids in lists)
+            if lists
+            else self._same_labels(label_ids, num_prompts)  # type: ignore[arg-type]
+        )
         request = ScoreRequest(query, items, labels, need_lse=need_lse, priority=priority)
         _at_most(TooManyTokens, name, request.num_tokens, self.limits.max_request_tokens)
         return request

@@ -157,7 +157,7 @@ def test_what_a_family_has_no_place_for(found):
 
 
 def test_reward_models(found, tokenizer):
-    prompts, render = found("reward", CHAT, Head(("score",), True))
+    prompts, render = found("reward", CHAT, Head(1, False))
     got = ids_of(prompts.build(RerankInput(QUERY, DOCUMENTS[:3])))
     for ids, document in zip(got, DOCUMENTS[:3], strict=True):
         text = render([("user", QUERY), ("assistant", document)])
@@ -174,7 +174,7 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
     """The score of the head is the difference of the labels' logits."""
     path = "Qwen3-Reranker-0.6B-seq-cls"
     original, _ = found(name, CHAT, path=path)
-    converted, _ = found(name, CHAT, Head(("LABEL_0",), True), path=path)
+    converted, _ = found(name, CHAT, Head(1, False), path=path)
     given = RerankInput("q", ["d", "e"])
     assert ids_of(original.build(given)) == ids_of(converted.build(given))
     assert converted.label_ids == [0]
@@ -185,7 +185,7 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
 
 
 def test_several_classes_rank_nothing(tmp_path):
-    head = Head(("no", "yes"), True)
+    head = Head(2, True)
     assert find_family("auto", tmp_path, ["Qwen3-Reranker-4B"], QWEN_SPECIALS, head) is None
     with pytest.raises(ConfigError, match="the model has 2 classes; supported: one"):
         find_family("qwen3-reranker", tmp_path, [], QWEN_SPECIALS, head)

@@ -52,6 +52,13 @@ def client(server) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
+def demo() -> Iterator[httpx.Client]:
+    """A client of a server of the demo model."""
+    with serving("demo", "--threads", "1") as running, connected(running) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
 def limited_server(tmp_path_factory) -> Iterator[RunningServer]:
     """Three keys, narrow limits, short times, and a model that can say infinity."""
     directory = tmp_path_factory.mktemp("limited")

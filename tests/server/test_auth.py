@@ -33,9 +33,11 @@ def routes():
 def test_the_routes_are_these():
     posts = [path for method, path in routes() if method == "POST"]
     reranks = ["/infinity/rerank", "/rerank", "/reranking", "/v1/rerank", "/v1/reranking"]
-    assert posts == [*reranks, "/v1/score", "/v2/rerank"]
+    others = ["/classify", "/v1/classify", "/v1/decisions", "/v1/score", "/v2/rerank"]
+    assert posts == sorted([*reranks, *others])
     gets = {path for method, path in routes() if method == "GET"}
-    assert gets == {"/health", "/ready", "/docs", "/openapi.json", "/v1/models", "/metrics"}
+    open_gets = {"/health", "/ready", "/docs", "/openapi.json"}
+    assert gets == open_gets | {"/v1/models", "/metrics", "/info"}
 
 
 @pytest.mark.parametrize(("method", "path"), routes())

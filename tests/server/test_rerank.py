@@ -7,18 +7,11 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from support.serving import serving
-from support.wire import check_error, connected
+from support.wire import check_error
 
 QUERY = "a blue lamp of steel"
 DOCUMENTS = ["wooden chair, red", "blue steel lamp", "lamp in blue", "green rug", "blue steel lamp"]
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/infinity/rerank")
-
-
-@pytest.fixture(scope="module")
-def demo():
-    with serving("demo", "--threads", "1") as running, connected(running) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from gpuscore.server.dialects.classify import CLASSIFY
+from gpuscore.server.dialects.decisions import DECISIONS
 from gpuscore.server.dialects.dialect import Dialect
 from gpuscore.server.dialects.rerank import RERANK
 from gpuscore.server.dialects.score import SCORE
 
-DIALECTS: tuple[Dialect[Any], ...] = (SCORE, RERANK)
+DIALECTS: tuple[Dialect[Any], ...] = (SCORE, RERANK, CLASSIFY, DECISIONS)
 DIALECT_OF = {path: dialect for dialect in DIALECTS for path in dialect.paths}

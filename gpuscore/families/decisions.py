@@ -1,0 +1,97 @@
+"""Typed questions over one input, as prompts: yes or no, one of several choices, a level.
+
+The input comes first and is shared, so N questions cost one reading of it. A question ends in the
+request to answer with one label, and the answer is read where the model would say it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase, digits
+
+from gpuscore.errors import ConfigError
+from gpuscore.families.chat import ChatTemplate, parts_of
+from gpuscore.families.family import Family
+from gpuscore.families.prompts import FamilyPrompts, RerankInput
+from gpuscore.text.prompts import PromptBuilder
+from gpuscore.types import ScoreRequest
+
+YES_NO = ("yes", "no")
+MAX_CHOICES, MAX_LEVELS = len(ascii_uppercase), len(digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question: what the model reads, and the labels that it may answer with."""
+
+    text: str
+    labels: tuple[str, ...]
+
+
+def predicate(statement: str) -> Asked:
+    text = f'Is this statement true?\n{statement}\nAnswer only "yes" or "no".'
+    return Asked(text, YES_NO)
+
+
+def choice(instructions: str, choices: Sequence[tuple[str, str]]) -> Asked:
+    """Args: choices: 2 to MAX_CHOICES names and descriptions."""
+    labels = tuple(ascii_uppercase[: len(choices)])
+    return Asked(_listed(instructions, labels, choices, "letter"), labels)
+
+
+def level(instructions: str, levels: Sequence[tuple[str, str]]) -> Asked:
+    """Args: levels: 2 to MAX_LEVELS names and descriptions, from low to high."""
+    labels = tuple(digits[: len(levels)])
+    return Asked(_listed(instructions, labels, levels, "number"), labels)
+
+
+def _listed(
+    instructions: str, labels: Sequence[str], options: Sequence[tuple[str, str]], what: str
+) -> str:
+    lines = [
+        f"{label}. {name}" + (f": {description}" if description else "")
+        for label, (name, description) in zip(labels, options, strict=True)
+    ]
+    return "\n".join([instructions, *lines, f"Answer only with the {what} of one of these."])
+
+
+class DecisionPrompts:
+    """The prompts of one served model: its chat template, or plain text where it has none.
+
+    Raises:
+        ConfigError: on creation, where a label is not one token; the reason why no such question
+            can be asked.
+    """
+
+    def __init__(
+        self, template: ChatTemplate | None, specials: Sequence[str], builder: PromptBuilder
+    ) -> None:
+        if builder.encoder is None or builder.backend.classes is not None:
+            raise ConfigError("typed questions need a language model with a tokenizer")
+        parts: tuple[str, ...] = ("{query}\n\n{document}\n\nAnswer:\n",)
+        if template is not None:
+            options = {"add_generation_prompt": True, "enable_thinking": False}
+            messages = (("user", "{query}\n\n{document}"),)
+            parts = parts_of(template.marked(messages, options), specials)
+        labels = (*YES_NO, *ascii_uppercase, *digits)
+        family = Family("decisions", "", parts, labels, classes=labels, strip=template is not None)
+        self._prompts = FamilyPrompts(family, builder)
+        self._ids = dict(zip(labels, self._prompts.label_ids, strict=True))
+
+    def build(
+        self,
+        input: str,
+        questions: Sequence[Asked],
+        priority: int,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> ScoreRequest:
+        """Raises GpuscoreError as `FamilyPrompts.build`."""
+        given = RerankInput(
+            query=input,
+            documents=[question.text for question in questions],
+            priority=priority,
+            need_lse=True,
+            name="questions",
+            query_name="input",
+        )
+        labels = [[self._ids[label] for label in question.labels] for question in questions]
+        return self._prompts.build(given, cancelled, labels).request

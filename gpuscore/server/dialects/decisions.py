@@ -1,0 +1,326 @@
+"""The wire of /v1/decisions: OpenAI's typed questions over one shared input."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from gpuscore.engine.scores import label_mass, label_scores
+from gpuscore.errors import InvalidRequest
+from gpuscore.families.decisions import (
+    MAX_CHOICES,
+    MAX_LEVELS,
+    Asked,
+    DecisionPrompts,
+    choice,
+    level,
+    predicate,
+)
+from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.paths import DECISIONS_PATH
+from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
+from gpuscore.server.schema import CacheSalt, Priority, decoding_errors
+from gpuscore.server.service import SMALL_ITEMS, Call, ScoringService, cached_tokens
+from gpuscore.types import ScoreRequest, ScoreResult
+
+MAX_QUESTIONS = 400  # OpenAI's
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    """A piece of an input or of instructions."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    data: Any = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+    # Pictures: understood, so that they can be refused by name.
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
+
+
+Content = str | list[Part]
+
+
+class InputItem(msgspec.Struct, forbid_unknown_fields=True):
+    """A message, or what a tool was asked or has said."""
+
+    type: str = "message"
+    role: str | None = None
+    content: Content | None = None
+    phase: str | None = None
+    id: str | None = None
+    status: str | None = None
+    call_id: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: Content | None = None
+
+
+class Predicate(msgspec.Struct, tag="predicate", forbid_unknown_fields=True):
+    instructions: Content
+    name: str | None = None
+
+
+class Option(msgspec.Struct, forbid_unknown_fields=True):
+    value: str | bool
+    description: str | None = None
+
+
+class Choice(msgspec.Struct, tag="choice", forbid_unknown_fields=True):
+    instructions: Content
+    choices: list[Option]
+    name: str | None = None
+
+
+class Level(msgspec.Struct, forbid_unknown_fields=True):
+    label: str
+    description: str | None = None
+
+
+class Score(msgspec.Struct, tag="score", forbid_unknown_fields=True):
+    instructions: Content
+    levels: list[Level]
+    name: str | None = None
+
+
+Question = Predicate | Choice | Score
+
+
+class DecisionsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/decisions. `null` means a field's default."""
+
+    input: str | list[InputItem]
+    questions: list[Question]
+    model: str | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
+    # Of no meaning here: prefixes are cached anyway, and nothing is kept of who asks.
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    user: str | None = None
+
+
+class PredicateAnswer(msgspec.Struct, tag="predicate"):
+    name: str | None
+    probability: float
+    label_mass: float
+
+
+class OptionShare(msgspec.Struct):
+    value: str | bool
+    probability: float
+
+
+class ChoiceAnswer(msgspec.Struct, tag="choice"):
+    name: str | None
+    choice: str | bool
+    confidence: float
+    probabilities: list[OptionShare]
+    label_mass: float
+
+
+class LevelShare(msgspec.Struct):
+    label: str
+    value: int
+    probability: float
+
+
+class ScoreAnswer(msgspec.Struct, tag="score"):
+    name: str | None
+    score: float
+    confidence: float
+    probabilities: list[LevelShare]
+    label_mass: float
+
+
+class InputDetails(msgspec.Struct):
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct):
+    reasoning_tokens: int = 0
+
+
+class DecisionsUsage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    total_tokens: int
+    output_tokens: int = 0
+    output_tokens_details: OutputDetails = msgspec.field(default_factory=OutputDetails)
+
+
+class DecisionsAnswer(msgspec.Struct):
+    model: str
+    answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
+    usage: DecisionsUsage
+
+
+_decoder = msgspec.json.Decoder(DecisionsBody)
+
+
+def decode_decisions(body: bytes, record: RequestRecord) -> DecisionsBody:
+    """Raises InvalidRequest whose message never holds the body's text."""
+    with decoding_errors():
+        decoded = _decoder.decode(body)
+    if not 1 <= len(decoded.questions) <= MAX_QUESTIONS:
+        raise InvalidRequest(
+            f"{len(decoded.questions)} questions, it must be 1 to {MAX_QUESTIONS}",
+            param="questions",
+        )
+    return decoded
+
+
+async def answer_decisions(service: ScoringService, body: DecisionsBody, call: Call) -> bytes:
+    """Raises GpuscoreError, also where the model cannot say the labels."""
+    call.record.items = len(body.questions)
+    name = service.model_name(body.model)
+    model = service.loaded()
+    prompts = model.decisions
+    if not isinstance(prompts, DecisionPrompts):
+        raise InvalidRequest(f"this model cannot be asked: {prompts}")
+    with service.admitted(call.tenant):
+        with call.record.stage(TOKENIZE):
+            request = await service.in_time(partial(_build, prompts, body))
+        result = await service.run(model, request, body.cache_salt, call)
+        with call.record.stage(RESPOND):
+            call.record.prompt_tokens = request.num_prompt_tokens
+            call.record.cached_tokens = cached_tokens(request, result)
+            encode = partial(_encoded, name, body, request, result)
+            small = len(body.questions) <= SMALL_ITEMS
+            return encode() if small else await service.in_thread(encode)
+
+
+def _build(
+    prompts: DecisionPrompts, body: DecisionsBody, cancelled: Callable[[], bool]
+) -> ScoreRequest:
+    questions = [_asked(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
+    return prompts.build(_input_text(body.input), questions, body.priority or 0, cancelled)
+
+
+def _asked(question: Question, param: str) -> Asked:
+    instructions = _text(question.instructions, f"{param}.instructions")
+    if isinstance(question, Predicate):
+        return predicate(instructions)
+    if isinstance(question, Choice):
+        _check_count(len(question.choices), MAX_CHOICES, "choices", param)
+        values = [(type(option.value), option.value) for option in question.choices]
+        if len(set(values)) < len(values):
+            raise InvalidRequest(f"{param}.choices holds a value twice", param=f"{param}.choices")
+        options = [(_shown(o.value), o.description or "") for o in question.choices]
+        return choice(instructions, options)
+    _check_count(len(question.levels), MAX_LEVELS, "levels", param)
+    return level(instructions, [(one.label, one.description or "") for one in question.levels])
+
+
+def _check_count(count: int, most: int, what: str, param: str) -> None:
+    if not 2 <= count <= most:
+        raise InvalidRequest(
+            f"{param} has {count} {what}; this server supports 2 to {most}",
+            param=f"{param}.{what}",
+        )
+
+
+def _shown(value: str | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _input_text(input: str | list[InputItem]) -> str:
+    """Text as it is, a lone message of a user too; of a conversation a paragraph for each turn."""
+    if isinstance(input, str):
+        return input
+    if not input:
+        raise InvalidRequest("input must hold at least one item", param="input")
+    turns = [_turn(item, f"input[{index}]") for index, item in enumerate(input)]
+    if len(turns) == 1 and turns[0][0] == "user":
+        return turns[0][1]
+    return "\n\n".join(f"{who}: {text}" for who, text in turns)
+
+
+def _turn(item: InputItem, param: str) -> tuple[str, str]:
+    """Who says something, and what."""
+    if item.type == "message" and item.role is not None and item.content is not None:
+        return item.role, _text(item.content, f"{param}.content")
+    if item.type in ("function_call", "custom_tool_call") and item.name is not None:
+        return "tool call", f"{item.name}({item.arguments or item.input or ''})"
+    if item.type in ("function_call_output", "custom_tool_call_output"):
+        return "tool", _text(item.output or "", f"{param}.output")
+    raise InvalidRequest(f"{param} is no message or tool call of a known kind", param=param)
+
+
+def _text(content: Content, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part(part, f"{param}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: Part, param: str) -> str:
+    if part.type in ("input_text", "output_text") and part.text is not None:
+        return part.text
+    if part.type == "refusal" and part.refusal is not None:
+        return part.refusal
+    if part.type == "input_json":
+        return msgspec.json.encode(part.data).decode()
+    raise InvalidRequest(f"{param} must be text or JSON; this server reads no more", param=param)
+
+
+def _encoded(name: str, body: DecisionsBody, request: ScoreRequest, result: ScoreResult) -> bytes:
+    rows = label_scores(result, apply_softmax=True)
+    masses = label_mass(result, request.label_ids).tolist()
+    answers = [
+        _answer(question, row.tolist(), mass)
+        for question, row, mass in zip(body.questions, rows, masses, strict=True)
+    ]
+    tokens = request.num_prompt_tokens
+    usage = DecisionsUsage(tokens, InputDetails(cached_tokens(request, result)), tokens)
+    return msgspec.json.encode(DecisionsAnswer(name, answers, usage))
+
+
+def _answer(
+    question: Question, shares: list[float], mass: float
+) -> PredicateAnswer | ChoiceAnswer | ScoreAnswer:
+    """Confidence is the largest share, of the labels alone; `label_mass` says how much of all that
+    the model might have said they are."""
+    if isinstance(question, Predicate):
+        return PredicateAnswer(question.name, shares[0], mass)
+    best = int(np.argmax(shares))
+    if isinstance(question, Choice):
+        options = [
+            OptionShare(option.value, share)
+            for option, share in zip(question.choices, shares, strict=True)
+        ]
+        return ChoiceAnswer(question.name, options[best].value, shares[best], options, mass)
+    levels = [
+        LevelShare(one.label, value, share)
+        for value, (one, share) in enumerate(zip(question.levels, shares, strict=True))
+    ]
+    mean = sum(one.value * one.probability for one in levels)
+    return ScoreAnswer(question.name, mean, shares[best], levels, mass)
+
+
+DECISIONS = Dialect(
+    paths=(DECISIONS_PATH,),
+    summary="Typed questions over one input",
+    description="Yes or no, one of several choices, or a level, with probabilities.",
+    bodies=(DecisionsBody,),
+    decode=decode_decisions,
+    answer=answer_decisions,
+    example={
+        "input": "I ordered a red lamp and got a blue chair.",
+        "questions": [
+            {"type": "predicate", "instructions": "The customer is content."},
+            {
+                "type": "choice",
+                "instructions": "What is the message about?",
+                "choices": [{"value": "delivery"}, {"value": "payment"}],
+            },
+        ],
+    },
+)

@@ -1,0 +1,71 @@
+"""GET /info: what TEI's clients ask a server before they use it, and what is ours."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpuscore import __version__
+from gpuscore.server.service import LoadedModel
+
+
+def server_info(names: tuple[str, ...], model: LoadedModel) -> dict[str, Any]:
+    """In the fields of text-embeddings-inference; `gpuscore` holds what it has no field for."""
+    limits = model.engine.limits
+    backlog, requests = model.engine.backlog.config, model.builder.limits
+    return {
+        "model_id": names[0],
+        "model_sha": None,
+        "model_dtype": model.about,
+        "model_type": _model_type(model),
+        "max_concurrent_requests": backlog.max_queued_requests,
+        "max_input_length": limits.max_model_len,
+        "max_batch_tokens": limits.max_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": requests.max_items,
+        "auto_truncate": False,
+        "tokenization_workers": None,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+        "gpuscore": {
+            "family": _family(model),
+            "classes": limits.classes,
+            "max_request_tokens": requests.max_request_tokens,
+            "valid_token_ids": limits.vocab_rows,
+            "decisions": not isinstance(model.decisions, str),
+        },
+    }
+
+
+def _model_type(model: LoadedModel) -> dict[str, Any]:
+    """TEI's kinds; a language model that is neither is called by a name of ours."""
+    if model.family is not None and model.family.family.ranks:
+        return {"reranker": _labels(["relevance"])}
+    if model.family is not None:
+        return {"classifier": _labels(model.family.family.classes)}
+    if model.engine.limits.classes is not None:
+        return {"classifier": _labels(model.engine.limits.classes)}
+    return {"language_model": {}}
+
+
+def _labels(names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
+def _family(model: LoadedModel) -> dict[str, Any] | None:
+    if model.family is None:
+        return None
+    family = model.family.family
+    return {
+        "name": family.name,
+        "source": family.source,
+        "prompt": list(family.parts),
+        "labels": list(family.labels),
+        "label_token_ids": model.family.label_ids,
+        "classes": list(family.classes),
+        "instruction": family.instruction,
+        "activation": family.activation if family.ranks else "softmax",
+        "scale": family.scale,
+    }

@@ -1,0 +1,150 @@
+"""Models with classes and guards over HTTP: a classifier, its one-class kind, and a guard."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+import gpuscore
+from gpuscore import Scorer
+from support.models import make_model, reference_logits
+from support.serving import serving
+from support.wire import check_error, connected
+
+TEXTS = ["a query and an item", "", "ein Satz", "naïve café " * 20]
+TEXTS[1] = "x"
+NAMES = ["calm", "annoyed", "angry"]
+
+
+def softmax(rows):
+    shares = np.exp(rows - rows.max(axis=1, keepdims=True))
+    return shares / shares.sum(axis=1, keepdims=True)
+
+
+def sigmoid(rows):
+    return 1 / (1 + np.exp(-rows))
+
+
+def served(directory, **config):
+    """A server of a tiny classifier, and transformers' logits of TEXTS."""
+    model = make_model(directory, "qwen3_classes", **config)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    logits = reference_logits(model, [tokenizer.encode(text).ids for text in TEXTS])
+    return serving(directory, "--threads", "1"), logits
+
+
+def classified(client, **more):
+    answer = client.post("/v1/classify", json={"input": TEXTS} | more)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_several_classes(tmp_path):
+    starting, logits = served(tmp_path, id2label=dict(enumerate(NAMES)))
+    with starting as running, connected(running) as client:
+        answer = classified(client)
+        assert answer["labels"] == NAMES
+        probs = np.array([entry["probs"] for entry in answer["data"]])
+        np.testing.assert_allclose(probs, softmax(logits), atol=1e-4)
+        best = [NAMES[i] for i in logits.argmax(axis=1)]
+        assert [entry["label"] for entry in answer["data"]] == best
+        raw = [entry["probs"] for entry in classified(client, use_activation=False)["data"]]
+        np.testing.assert_allclose(raw, logits, atol=1e-4)
+        some = classified(client, labels=["angry", "calm"])
+        probs = [entry["probs"] for entry in some["data"]]
+        np.testing.assert_allclose(probs, softmax(logits[:, [2, 0]]), atol=1e-4)
+        scores = client.post("/v1/score", json={"items": TEXTS}).json()["scores"]
+        np.testing.assert_allclose(scores, softmax(logits), atol=1e-4)
+        info = client.get("/info").json()
+        assert info["model_type"]["classifier"]["label2id"] == {n: i for i, n in enumerate(NAMES)}
+        refused = client.post("/v1/classify", json={"input": TEXTS, "labels": ["glad"]})
+        check_error(refused, 400, "invalid_request", "labels[0]")
+        ask = {"input": "x", "questions": [{"type": "predicate", "instructions": "y"}]}
+        message = check_error(client.post("/v1/decisions", json=ask), 400, "invalid_request", None)
+        assert "need a language model" in message
+        ranking = client.post("/rerank", json={"query": "a", "documents": ["b"]})
+        assert "no known family" in check_error(ranking, 400, "invalid_request", None)
+
+
+def test_one_class_and_a_reward_model(tmp_path):
+    """/v1/classify takes the text as it is, /rerank puts it into the model's conversation."""
+    template = (
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+    directory = tmp_path / "Skywork-Reward-tiny"
+    directory.mkdir()
+    model = make_model(directory, "qwen3_classes", num_labels=1)
+    (directory / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    logits = reference_logits(model, [tokenizer.encode(text).ids for text in TEXTS])
+    prompts = [f"[user] q\n[assistant] {text.strip()}\n" for text in TEXTS]
+    rewards = reference_logits(model, [tokenizer.encode(prompt).ids for prompt in prompts])[:, 0]
+    with serving(directory, "--threads", "1") as running, connected(running) as client:
+        probs = [entry["probs"] for entry in classified(client)["data"]]
+        np.testing.assert_allclose(probs, sigmoid(logits), atol=1e-4)
+        results = client.post("/rerank", json={"query": "q", "documents": TEXTS}).json()["results"]
+        assert [r["index"] for r in results] == np.argsort(-rewards).tolist()
+        got = {r["index"]: r["relevance_score"] for r in results}
+        np.testing.assert_allclose([got[i] for i in range(4)], rewards, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def guard_directory(tmp_path_factory):
+    """The demo model with a guard's template; what it says of safety is of no meaning."""
+    directory = tmp_path_factory.mktemp("guard")
+    demo = Path(gpuscore.__file__).parent / "models" / "demo"
+    for file in demo.iterdir():
+        shutil.copy(file, directory)
+    template = (
+        "{% for m in messages %}[{{ m.role }}]: {{ m.content }}\n{% endfor %}"
+        "Is the last of them safe?"
+    )
+    (directory / "chat_template.jinja").write_text(template)
+    return directory
+
+
+def test_guards(guard_directory):
+    flags = ("--threads", "1", "--family", "llama-guard-3")
+    tokenizer = Tokenizer.from_file(str(guard_directory / "tokenizer.json"))
+    texts = ["a blue lamp", "a red rug"]
+    ids = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
+    labels = [ids(label)[0] for label in ("safe", "unsafe")]
+
+    def wanted(prompts):
+        whole = [ids(prompt) + ids("\n\n") for prompt in prompts]
+        with Scorer(str(guard_directory), threads=1) as scorer:
+            return scorer.score([], whole, label_token_ids=labels, apply_softmax=True).scores
+
+    ends = "\nIs the last of them safe?"  # Jinja drops the newline at a template's end
+    alone = wanted([f"[user]: {text}{ends}" for text in texts])
+    answering = wanted([f"[user]: what is it?\n[assistant]: {text}{ends}" for text in texts])
+    with serving(guard_directory, *flags) as running, connected(running) as client:
+        answer = client.post("/v1/classify", json={"input": texts}).json()
+        assert answer["labels"] == ["safe", "unsafe"]
+        probs = [entry["probs"] for entry in answer["data"]]
+        np.testing.assert_allclose(probs, alone, atol=1e-5)
+        body = {"input": texts, "query": "what is it?"}
+        answer = client.post("/v1/classify", json=body).json()
+        probs = [entry["probs"] for entry in answer["data"]]
+        np.testing.assert_allclose(probs, answering, atol=1e-5)
+        long = {"input": ["lamp " * 9000], "truncate": True}
+        assert client.post("/v1/classify", json=long).json()["data"][0]["truncated"]
+        long["truncate"] = False
+        check_error(client.post("/v1/classify", json=long), 400, "prompt_too_long", "input[0]")
+        ranking = client.post("/rerank", json={"query": "a", "documents": ["b"]})
+        assert "is a guard" in check_error(ranking, 400, "invalid_request", None)
+        assert "classifier" in client.get("/info").json()["model_type"]
+
+
+def test_several_right_classes(tmp_path):
+    """As the model's configuration says: each is likely or not by itself."""
+    config = {"problem_type": "multi_label_classification", "id2label": dict(enumerate(NAMES))}
+    starting, logits = served(tmp_path, **config)
+    assert json.loads((tmp_path / "config.json").read_text())["problem_type"]
+    with starting as running, connected(running) as client:
+        probs = [entry["probs"] for entry in classified(client)["data"]]
+        np.testing.assert_allclose(probs, sigmoid(logits), atol=1e-4)

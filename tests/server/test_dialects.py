@@ -1,0 +1,296 @@
+"""The demo model over HTTP in every dialect but /rerank: what it says is what /v1/score says."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gpuscore.families.decisions import choice, level, predicate
+from gpuscore.server.dialects.table import DIALECTS
+from support.wire import check_error
+
+QUERY = "a blue lamp of steel"
+DOCUMENTS = ["wooden chair, red", "blue steel lamp", "lamp in blue", "green rug", "blue steel lamp"]
+
+
+def prompts(query=QUERY, documents=DOCUMENTS):
+    return [f"query: {query}\nitem: {document}" for document in documents]
+
+
+def probabilities(demo, items, labels=("yes", "no"), **more):
+    body = {"items": items, "labels": labels, "apply_softmax": True} | more
+    answer = demo.post("/v1/score", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_examples_work(demo):
+    """Those of /docs."""
+    for dialect in DIALECTS:
+        for path in dialect.paths:
+            answer = demo.post(path, json=dialect.example)
+            assert answer.status_code == 200, (path, answer.text)
+
+
+class TestPairs:
+    """vLLM's bodies of /v1/score."""
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        [
+            ("queries", "documents"),
+            ("queries", "items"),
+            ("text_1", "text_2"),
+            ("data_1", "data_2"),
+        ],
+    )
+    def test_one_query(self, demo, first, second):
+        want = [row[0] for row in probabilities(demo, prompts())["scores"]]
+        for query in (QUERY, [QUERY]):
+            answer = demo.post("/v1/score", json={first: query, second: DOCUMENTS}).json()
+            assert (answer["object"], answer["model"]) == ("list", "default")
+            assert [entry["index"] for entry in answer["data"]] == list(range(5))
+            assert {entry["object"] for entry in answer["data"]} == {"score"}
+            got = [entry["score"] for entry in answer["data"]]
+            np.testing.assert_allclose(got, want, atol=1e-5)
+        assert answer["usage"]["total_tokens"] > 50
+
+    def test_a_query_for_each(self, demo):
+        queries = [QUERY, QUERY, "a rug", "a chair", "a chair"]
+        pairs = [prompts(q, [d])[0] for q, d in zip(queries, DOCUMENTS, strict=True)]
+        want = [row[0] for row in probabilities(demo, pairs)["scores"]]
+        answer = demo.post("/v1/score", json={"text_1": queries, "text_2": DOCUMENTS}).json()
+        np.testing.assert_allclose([e["score"] for e in answer["data"]], want, atol=1e-5)
+        raw = demo.post(
+            "/v1/score", json={"text_1": queries, "text_2": DOCUMENTS, "use_activation": False}
+        ).json()
+        logit = [math.log(p) - math.log1p(-p) for p in want]
+        np.testing.assert_allclose([e["score"] for e in raw["data"]], logit, atol=1e-3)
+
+    def test_one_document(self, demo):
+        answer = demo.post("/v1/score", json={"queries": QUERY, "documents": DOCUMENTS[0]}).json()
+        assert len(answer["data"]) == 1
+
+    @pytest.mark.parametrize(
+        ("changes", "param"),
+        [
+            ({"text_1": QUERY}, "queries"),
+            ({"documents": None}, "documents"),
+            ({"documents": []}, "documents"),
+            ({"queries": [QUERY, QUERY]}, "queries"),
+            ({"truncate_prompt_tokens": 100}, "truncate_prompt_tokens"),
+            ({"truncation_side": "left"}, "truncation_side"),
+            ({"max_tokens_per_doc": -1}, "max_tokens_per_doc"),
+            ({"max_tokens_per_query": 5}, "max_tokens_per_query"),
+            ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+            ({"instruction": "be kind"}, "instruction"),
+            ({"labels": ["yes"]}, "labels"),
+            ({"documents": [5]}, "documents[0]"),
+        ],
+    )
+    def test_what_is_refused(self, demo, changes, param):
+        body = {"queries": QUERY, "documents": DOCUMENTS} | changes
+        check_error(demo.post("/v1/score", json=body), 400, "invalid_request", param)
+
+    def test_a_value_chooses_no_dialect(self, demo):
+        """The names of its fields do, and only at the top."""
+        answer = demo.post("/v1/score", json={"items": ["queries"], "labels": ["yes"]})
+        assert answer.status_code == 200
+        body = {"items": ["text_1"], "labels": ["yes"], "unknown": {"text_1": 1}}
+        check_error(demo.post("/v1/score", json=body), 400, "invalid_request", "unknown")
+
+    def test_models_of_no_family(self, client):
+        body = {"queries": QUERY, "documents": DOCUMENTS}
+        message = check_error(client.post("/v1/score", json=body), 400, "invalid_request", None)
+        assert "--family" in message
+
+
+def test_default_labels_are_the_familys(demo, client):
+    want = probabilities(demo, prompts())["scores"]
+    answer = demo.post("/v1/score", json={"items": prompts(), "apply_softmax": True}).json()
+    np.testing.assert_allclose(answer["scores"], want, atol=1e-5)
+    check_error(client.post("/v1/score", json={"items": ["a"]}), 400, "missing_labels")
+
+
+class TestClassify:
+    def test_labels(self, demo):
+        want = probabilities(demo, prompts(), return_label_mass=True)
+        body = {"input": prompts(), "labels": ["yes", "no"], "return_label_mass": True}
+        for path in ("/classify", "/v1/classify"):
+            answer = demo.post(path, json=body).json()
+            got = [entry["probs"] for entry in answer["data"]]
+            np.testing.assert_allclose(got, want["scores"], atol=1e-5)
+            masses = [entry["label_mass"] for entry in answer["data"]]
+            np.testing.assert_allclose(masses, want["label_mass"], atol=1e-5)
+            for entry, row in zip(answer["data"], want["scores"], strict=True):
+                assert entry["label"] == ["yes", "no"][int(np.argmax(row))]
+                assert entry["num_classes"] == 2
+            assert answer["labels"] == ["yes", "no"]
+        alone = demo.post("/classify", json=body | {"input": prompts()[0]}).json()
+        np.testing.assert_allclose(alone["data"][0]["probs"], want["scores"][0], atol=1e-5)
+
+    def test_raw(self, demo):
+        body = {"input": prompts(), "labels": ["yes", "no"], "use_activation": False}
+        rows = np.array([e["probs"] for e in demo.post("/classify", json=body).json()["data"]])
+        shares = np.exp(rows[:, 0]) / np.exp(rows).sum(axis=1)
+        want = [row[0] for row in probabilities(demo, prompts())["scores"]]
+        np.testing.assert_allclose(shares, want, atol=1e-5)
+
+    @pytest.mark.parametrize(
+        ("changes", "code", "param"),
+        [
+            ({"input": []}, "invalid_request", "input"),
+            ({"input": [5]}, "invalid_request", "input[0]"),
+            ({"labels": None}, "missing_labels", "labels"),
+            ({"labels": []}, "empty_labels", "labels"),
+            ({"labels": ["several words"]}, "label_not_single_token", "labels[0]"),
+            ({"query": "q"}, "invalid_request", "query"),
+            ({"truncate": True}, "invalid_request", "truncate"),
+            ({"max_tokens_per_doc": -1}, "invalid_request", "max_tokens_per_doc"),
+        ],
+    )
+    def test_what_is_refused(self, demo, changes, code, param):
+        body = {"input": ["a", "b"], "labels": ["yes", "no"]} | changes
+        check_error(demo.post("/v1/classify", json=body), 400, code, param)
+
+
+INPUT = "I ordered a red lamp and got a blue chair."
+OPTIONS = [("delivery", ""), ("true", ""), ("true", "the boolean")]
+LEVELS = [("calm", ""), ("annoyed", "but polite"), ("angry", "")]
+QUESTIONS = [
+    {"type": "predicate", "instructions": "The customer is content.", "name": "content"},
+    {
+        "type": "choice",
+        "instructions": [{"type": "input_text", "text": "What is it about?"}],
+        "choices": [
+            {"value": "delivery"},
+            {"value": "true"},
+            {"value": True, "description": "the boolean"},
+        ],
+    },
+    {
+        "type": "score",
+        "instructions": "How angry?",
+        "levels": [
+            {"label": "calm"},
+            {"label": "annoyed", "description": "but polite"},
+            {"label": "angry"},
+        ],
+    },
+]
+
+
+class TestDecisions:
+    def ask(self, demo, **body):
+        return demo.post("/v1/decisions", json={"input": INPUT, "questions": QUESTIONS} | body)
+
+    def test_answers_are_those_of_score(self, demo):
+        answer = self.ask(demo).json()
+        asked = [
+            predicate("The customer is content."),
+            choice("What is it about?", OPTIONS),
+            level("How angry?", LEVELS),
+        ]
+        wanted = [
+            probabilities(
+                demo, [f"{INPUT}\n\n{q.text}\n\nAnswer:\n"], q.labels, return_label_mass=True
+            )
+            for q in asked
+        ]
+        shares = [want["scores"][0] for want in wanted]
+        masses = [found["label_mass"] for found in answer["answers"]]
+        np.testing.assert_allclose(masses, [w["label_mass"][0] for w in wanted], atol=1e-5)
+        yes, about, anger = answer["answers"]
+        assert (yes["type"], yes["name"]) == ("predicate", "content")
+        assert yes["probability"] == pytest.approx(shares[0][0], abs=1e-5)
+        assert (about["type"], about["name"]) == ("choice", None)
+        best = int(np.argmax(shares[1]))
+        assert about["choice"] is about["probabilities"][best]["value"] or best < 2
+        assert [o["value"] for o in about["probabilities"]] == ["delivery", "true", True]
+        got = [o["probability"] for o in about["probabilities"]]
+        np.testing.assert_allclose(got, shares[1], atol=1e-5)
+        assert about["confidence"] == pytest.approx(max(shares[1]), abs=1e-5)
+        assert [(o["label"], o["value"]) for o in anger["probabilities"]] == [
+            ("calm", 0),
+            ("annoyed", 1),
+            ("angry", 2),
+        ]
+        assert anger["score"] == pytest.approx(np.dot(shares[2], [0, 1, 2]), abs=1e-5)
+        usage = answer["usage"]
+        assert usage["total_tokens"] == usage["input_tokens"] > 100
+        assert usage["output_tokens"] == 0
+        assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
+        details = usage["input_tokens_details"]
+        assert details["cache_write_tokens"] == 0
+        assert details["cached_tokens"] > 20, "the input was read once"
+
+    def test_many_questions_are_single_ones(self, demo):
+        questions = [
+            {"type": "predicate", "instructions": f"There are {n} lamps."} for n in range(100)
+        ]
+        together = self.ask(demo, questions=questions).json()["answers"]
+        for n in (0, 57, 99):
+            alone = self.ask(demo, questions=[questions[n]]).json()["answers"][0]
+            assert together[n]["probability"] == pytest.approx(alone["probability"], abs=1e-5)
+
+    def test_conversations(self, demo):
+        want = self.ask(demo).json()["answers"]
+        message = {"role": "user", "content": [{"type": "input_text", "text": INPUT}]}
+        assert self.ask(demo, input=[message]).json()["answers"] == want
+        turns = [
+            {"role": "developer", "content": "Be fair."},
+            {"type": "message", "role": "user", "content": INPUT},
+            {"type": "function_call", "call_id": "c", "name": "order", "arguments": '{"id":7}'},
+            {"type": "function_call_output", "call_id": "c", "output": "lamp"},
+            {"role": "user", "content": [{"type": "input_json", "data": {"a": [1, None]}}]},
+        ]
+        text = (
+            f'developer: Be fair.\n\nuser: {INPUT}\n\ntool call: order({{"id":7}})\n\ntool: lamp'
+            '\n\nuser: {"a":[1,null]}'
+        )
+        told, written = (
+            self.ask(demo, input=given).json()["answers"][0]["probability"]
+            for given in (turns, text)
+        )
+        assert told == pytest.approx(written, abs=1e-5)
+
+    @pytest.mark.parametrize(
+        ("changes", "param"),
+        [
+            ({"questions": []}, "questions"),
+            ({"questions": [QUESTIONS[0]] * 401}, "questions"),
+            ({"questions": [QUESTIONS[1] | {"choices": [{"value": "a"}]}]}, "questions[0].choices"),
+            (
+                {"questions": [QUESTIONS[1] | {"choices": [{"value": "a"}] * 2}]},
+                "questions[0].choices",
+            ),
+            (
+                {"questions": [QUESTIONS[1] | {"choices": [{"value": str(i)} for i in range(27)]}]},
+                "questions[0].choices",
+            ),
+            (
+                {"questions": [QUESTIONS[2] | {"levels": [{"label": str(i)} for i in range(11)]}]},
+                "questions[0].levels",
+            ),
+            ({"questions": [{"type": "essay", "instructions": "x"}]}, "questions[0].type"),
+            ({"input": []}, "input"),
+            ({"input": [{"role": "user"}]}, "input[0]"),
+            (
+                {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+                "input[0].content[0]",
+            ),
+            ({"reasoning": 1}, "reasoning"),
+        ],
+    )
+    def test_what_is_refused(self, demo, changes, param):
+        check_error(self.ask(demo, **changes), 400, "invalid_request", param)
+
+
+def test_info(demo, client):
+    info = demo.get("/info").json()
+    assert info["model_id"] == "demo"
+    assert info["model_type"]["reranker"]["id2label"] == {"0": "relevance"}
+    assert (info["max_input_length"], info["auto_truncate"]) == (4096, False)
+    assert info["max_client_batch_size"] == 10000
+    assert info["gpuscore"]["family"]["prompt"] == ["query: {query}\nitem: {document}"]
+    assert "language_model" in client.get("/info").json()["model_type"]
