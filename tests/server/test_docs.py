@@ -1,0 +1,93 @@
+"""What the documentation says: its requests are sent, its tests exist, its prompts are in use."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gpuscore.families.family import Family
+from gpuscore.families.registry import FAMILIES
+from gpuscore.server.dialects.table import DIALECT_OF
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "dialects").glob("*.md"))
+REQUEST = re.compile(
+    r"```http\n(GET|POST) (\S+)\n(?:\n(\{.*?))?```\n+(?:[^`]*?)```json\n(.*?)```", re.DOTALL
+)
+# What differs from one answer, machine or state of the prefix cache to the next.
+VOLATILE = {"id", "created", "cached_tokens", "model_dtype", "max_batch_tokens", "version"}
+
+
+def examples():
+    for page in PAGES:
+        found = REQUEST.findall(page.read_text(encoding="utf-8"))
+        assert found, page
+        for number, (method, path, body, answer) in enumerate(found):
+            yield pytest.param(method, path, body, answer, id=f"{page.stem}-{number}")
+
+
+def same(got, want, where="answer"):
+    """Equal but for what is volatile, numbers to what the pages show of them."""
+    if isinstance(want, dict):
+        assert isinstance(got, dict), where
+        assert list(got) == list(want), where
+        for key in want.keys() - VOLATILE:
+            same(got[key], want[key], f"{where}.{key}")
+    elif isinstance(want, list):
+        assert len(got) == len(want), where
+        for index, (one, other) in enumerate(zip(got, want, strict=True)):
+            same(one, other, f"{where}[{index}]")
+    elif isinstance(want, float):
+        assert got == pytest.approx(want, abs=5e-4), where
+    else:
+        assert got == want, where
+
+
+@pytest.mark.parametrize(("method", "path", "body", "answer"), list(examples()))
+def test_requests_are_answered_as_shown(demo, method, path, body, answer):
+    got = demo.request(method, path, json=json.loads(body) if body else None)
+    assert got.status_code == 200, got.text
+    same(got.json(), json.loads(answer))
+
+
+def test_every_dialect_has_a_page():
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    for path in DIALECT_OF:
+        assert f"`{path}`" in text or f"POST {path}\n" in text, path
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in PAGES:
+        assert f"(dialects/{page.name})" in index
+
+
+def test_features_name_tests_that_exist():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .* \| `(tests\S*?)(?:::(\w+))?` \|$", index, re.MULTILINE)
+    assert len(rows) > 20
+    for file, name in rows:
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert not name or f"def {name}(" in text, (file, name)
+
+
+def test_links_lead_somewhere():
+    for page in ROOT.glob("docs/**/*.md"):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), (page, target)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_are_as_written(name):
+    page = (ROOT / "docs" / "families" / f"{name}.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```text\n(.*?)\n```", page, re.DOTALL)
+    family = FAMILIES[name]
+    if isinstance(family, Family):
+        assert blocks == ["".join(family.parts)]
+    else:
+        talks = [family.messages, *([family.answering] if family.answering else [])]
+        assert blocks == ["\n".join(f"[{r}] {text}" for r, text in talk) for talk in talks]
+        assert not family.answer or f"`{family.answer.encode('unicode_escape').decode()}`" in page
+        assert family.instruction in page
+    for label in family.labels:
+        assert isinstance(label, int) or f"{label}`" in page or f"({label})" in page
+    index = (ROOT / "docs" / "families" / "README.md").read_text(encoding="utf-8")
+    assert f"| [{name}]({name}.md) |" in index
