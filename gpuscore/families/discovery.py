@@ -13,7 +13,7 @@ from typing import Any
 from gpuscore.errors import ConfigError
 from gpuscore.families.chat import ChatTemplate, Messages, parts_of
 from gpuscore.families.family import DOCUMENT, INSTRUCTION, ONLY_CLASS, QUERY, Family, literal
-from gpuscore.families.files import Head, read_json
+from gpuscore.families.files import Head, read_architecture, read_json
 from gpuscore.families.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
 
 LOGIT_SCORE = "LogitScore"
@@ -44,7 +44,7 @@ def find_family(
         return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
     found = _sentence_transformers(directory, specials)
     if found is None:
-        known = _configured(directory) or by_name(names)
+        known = _configured(directory) or by_name(names, read_architecture(directory))
         found = None if known is None else _resolved(known, directory, specials)
     if found is None or (head is not None and head.num_classes > 1):
         return None  # of several classes nobody says which one means relevant

@@ -23,14 +23,19 @@ class Head:
 
 def read_head(directory: Path) -> Head | None:
     """None for a language model. What the backend checks is not checked here."""
-    config = read_json(directory / "config.json") or {}
-    architecture = next(iter(config.get("architectures") or []), "")
-    if not str(architecture).endswith("ForSequenceClassification"):
+    if not read_architecture(directory).endswith("ForSequenceClassification"):
         return None
+    config = read_json(directory / "config.json")
     names = config.get("id2label")
     count = config.get("num_labels", 2) if names is None else len(names)  # transformers' default
     several = config.get("problem_type") == "multi_label_classification"
     return Head(count, exclusive=count > 1 and not several)
+
+
+def read_architecture(directory: Path) -> str:
+    """As config.json names it; empty if it names none."""
+    config = read_json(directory / "config.json") or {}
+    return str(next(iter(config.get("architectures") or []), ""))
 
 
 def read_json(path: Path) -> Any:

@@ -153,24 +153,25 @@ _ALL: tuple[AnyFamily, ...] = (
 )
 FAMILIES: dict[str, AnyFamily] = {family.name: family for family in _ALL}
 
-# By the model's name without its owner; conversions keep the name and add to it.
-_BY_NAME: tuple[tuple[re.Pattern[str], AnyFamily], ...] = (
-    (re.compile(r"qwen3-reranker-[\d.]+b", re.IGNORECASE), QWEN3_RERANKER),
-    (re.compile(r"mxbai-rerank-(base|large)-v2", re.IGNORECASE), MXBAI_RERANK_V2),
-    (re.compile(r"zerank-[12](-small|-reranker)?$", re.IGNORECASE), ZERANK),
-    (re.compile(r"bge-reranker-v2-gemma$", re.IGNORECASE), BGE_RERANKER_V2_GEMMA),
-    (re.compile(r"qwen3guard-gen-[\d.]+b", re.IGNORECASE), QWEN3GUARD_GEN),
-    (re.compile(r"llama-guard-3-[\d.]+b(?!.*vision)", re.IGNORECASE), LLAMA_GUARD_3),
-    (re.compile(r"skywork-reward-", re.IGNORECASE), REWARD),
-    (re.compile(r"demo$"), DEMO),
+# By the model's name without its owner, and how its architecture begins; conversions keep the name
+# and add to it.
+_BY_NAME: tuple[tuple[str, str, AnyFamily], ...] = (
+    (r"qwen3-reranker-[\d.]+b", "Qwen3For", QWEN3_RERANKER),
+    (r"mxbai-rerank-(base|large)-v2", "Qwen2For", MXBAI_RERANK_V2),
+    (r"zerank-[12](-small|-reranker)?$", "Qwen3For", ZERANK),
+    (r"bge-reranker-v2-gemma$", "GemmaFor", BGE_RERANKER_V2_GEMMA),
+    (r"qwen3guard-gen-[\d.]+b", "Qwen3For", QWEN3GUARD_GEN),
+    (r"llama-guard-3-[\d.]+b(?!.*vision)", "LlamaFor", LLAMA_GUARD_3),
+    (r"skywork-reward-", "", REWARD),
+    (r"(?-i:demo)$", "", DEMO),
 )
 
 
-def by_name(names: Iterable[str]) -> AnyFamily | None:
+def by_name(names: Iterable[str], architecture: str) -> AnyFamily | None:
     """The family of a model that is called by any of these names, hub names or paths."""
     for name in names:
         last = name.rstrip("/").rpartition("/")[2]
-        for pattern, family in _BY_NAME:
-            if pattern.match(last):
+        for pattern, beginning, family in _BY_NAME:
+            if re.match(pattern, last, re.IGNORECASE) and architecture.startswith(beginning):
                 return family
     return None

@@ -34,7 +34,7 @@ from gpuscore.server.info import server_info
 from gpuscore.server.operations import Operations, OperationsMiddleware
 from gpuscore.server.paths import OPEN_PATHS
 from gpuscore.server.record import CLIENT_LEFT, LEFT_CODE, record_of
-from gpuscore.server.schema import openapi_body
+from gpuscore.server.schema import openapi_of
 from gpuscore.server.service import LOADING_RETRY_AFTER, Call, ScoringService
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def _add_dialects(
                 path,
                 summary=dialect.summary,
                 description=dialect.description,
-                openapi_extra=openapi_body(dialect.bodies, dialect.example),
+                openapi_extra=openapi_of(dialect.bodies, dialect.answers, dialect.example),
             )(endpoint)
     return endpoints
 

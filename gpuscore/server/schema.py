@@ -52,14 +52,23 @@ def decoding_errors() -> Iterator[None]:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
 
 
-def openapi_body(bodies: tuple[type[msgspec.Struct], ...], example: object) -> dict[str, Any]:
-    """OpenAPI's description of what may be sent, for /docs. Types stand where they are used: there
-    is no part of ours in the document's components."""
-    schemas, components = msgspec.json.schema_components(bodies)
+def openapi_of(
+    bodies: tuple[Any, ...], answers: tuple[Any, ...], example: object
+) -> dict[str, Any]:
+    """OpenAPI's description of what may be sent and of what comes back, for /docs. Types stand
+    where they are used: there is no part of ours in the document's components."""
+    body = {"schema": _schema(bodies), "example": example}
+    answer = {"schema": _schema(answers)}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {"200": {"description": "Done", "content": {"application/json": answer}}},
+    }
+
+
+def _schema(types: tuple[Any, ...]) -> Any:
+    schemas, components = msgspec.json.schema_components(types)
     shown = [_inlined(schema, components) for schema in schemas]
-    schema = shown[0] if len(shown) == 1 else {"anyOf": shown}
-    content = {"application/json": {"schema": schema, "example": example}}
-    return {"requestBody": {"required": True, "content": content}}
+    return shown[0] if len(shown) == 1 else {"anyOf": shown}
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:

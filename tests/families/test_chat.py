@@ -53,6 +53,7 @@ def found(tmp_path, tokenizer):
         directory.mkdir(exist_ok=True)
         config = {"chat_template": template, "bos_token": {"content": "<|endoftext|>"}}
         (directory / "tokenizer_config.json").write_text(json.dumps(config))
+        (directory / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
         family = find_family(name, directory, [path], QWEN_SPECIALS, head)
         builder = PromptBuilder(TextEncoder(tokenizer), LIMITS, RequestLimits())
         fast = PreTrainedTokenizerFast(
@@ -186,6 +187,8 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
 
 def test_several_classes_rank_nothing(tmp_path):
     head = Head(2, True)
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForX"]}')
+    assert find_family("auto", tmp_path, ["Qwen3-Reranker-4B"], QWEN_SPECIALS) is not None
     assert find_family("auto", tmp_path, ["Qwen3-Reranker-4B"], QWEN_SPECIALS, head) is None
     with pytest.raises(ConfigError, match="the model has 2 classes; supported: one"):
         find_family("qwen3-reranker", tmp_path, [], QWEN_SPECIALS, head)

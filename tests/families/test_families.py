@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from gpuscore.config import RequestLimits, ServerConfig
@@ -79,6 +80,24 @@ def test_prompts_of_the_model_cards(prompts_of, tokenizer, family, parts, query)
     for ids, document in zip(got, DOCUMENTS, strict=True):
         texts = [part.format(i=INSTRUCTION, q=query, d=document) for part in parts]
         assert ids == [i for t in texts for i in tokenizer.encode(t, add_special_tokens=False).ids]
+
+
+def test_bge_is_flag_embeddings(prompts_of, tokenizer):
+    """Each piece is encoded by itself behind one <bos>, and the question by itself at the end."""
+    question = (
+        "Given a query A and a passage B, determine whether the passage contains an answer to the "
+        "query by providing a prediction of either 'Yes' or 'No'."
+    )
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.add_special_tokens(["<bos>"])
+    builder = PromptBuilder(TextEncoder(tokenizer), LIMITS, RequestLimits())
+    prompts = FamilyPrompts(registry.BGE_RERANKER_V2_GEMMA, builder)
+    for query in QUERIES:
+        got = ids_of(prompts.build(RerankInput(query, DOCUMENTS)))
+        for ids, document in zip(got, DOCUMENTS, strict=True):
+            texts = ["<bos>", f"A: {query}", "\n", f"B: {document}", "\n", question]
+            pieces = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+            assert ids == sum(pieces, [])
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -217,21 +236,26 @@ def test_impossible_prompts(parts):
 
 
 @pytest.mark.parametrize(
-    ("name", "family"),
+    ("name", "architecture", "family"),
     [
-        ("Qwen/Qwen3-Reranker-0.6B", registry.QWEN3_RERANKER),
-        ("/models/Qwen3-Reranker-8B/", registry.QWEN3_RERANKER),
-        ("mixedbread-ai/mxbai-rerank-large-v2", registry.MXBAI_RERANK_V2),
-        ("zeroentropy/zerank-2-reranker", registry.ZERANK),
-        ("zeroentropy/zerank-1-small", registry.ZERANK),
-        ("demo", registry.DEMO),
-        ("Qwen/Qwen3-0.6B", None),
-        ("someone/demolition", None),
-        ("mixedbread-ai/mxbai-rerank-large-v1", None),
-        ("Qwen3-Reranker-0.6B/checkpoint", None),
+        ("Qwen/Qwen3-Reranker-0.6B", "Qwen3ForCausalLM", registry.QWEN3_RERANKER),
+        ("/models/Qwen3-Reranker-8B/", "Qwen3ForCausalLM", registry.QWEN3_RERANKER),
+        ("mixedbread-ai/mxbai-rerank-large-v2", "Qwen2ForCausalLM", registry.MXBAI_RERANK_V2),
+        ("zeroentropy/zerank-2-reranker", "Qwen3ForCausalLM", registry.ZERANK),
+        ("zeroentropy/zerank-1-small", "Qwen3ForCausalLM", registry.ZERANK),
+        ("BAAI/bge-reranker-v2-gemma", "GemmaForCausalLM", registry.BGE_RERANKER_V2_GEMMA),
+        ("demo", "Qwen3ForCausalLM", registry.DEMO),
+        ("Qwen/Qwen3-0.6B", "Qwen3ForCausalLM", None),
+        ("someone/demolition", "Qwen3ForCausalLM", None),
+        ("someone/Demo", "Qwen3ForCausalLM", None),
+        ("mixedbread-ai/mxbai-rerank-large-v1", "Qwen2ForCausalLM", None),
+        ("mixedbread-ai/mxbai-rerank-large-v2", "LlamaForCausalLM", None),
+        ("Qwen3-Reranker-0.6B/checkpoint", "Qwen3ForCausalLM", None),
+        ("Qwen/Qwen3-Reranker-0.6B", "Qwen3VLForConditionalGeneration", None),
     ],
 )
-def test_names(tmp_path, name, family):
+def test_names(tmp_path, name, architecture, family):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     assert find_family("auto", tmp_path, [name], QWEN_SPECIALS) is family
     assert find_family("none", tmp_path, [name], QWEN_SPECIALS) is None
     assert find_family("zerank", tmp_path, [name], QWEN_SPECIALS) is registry.ZERANK

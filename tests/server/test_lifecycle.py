@@ -61,6 +61,8 @@ def test_documentation(client):
         content = api["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         assert "properties" in content["schema"] or "anyOf" in content["schema"]
         assert content["example"], "a body to try"
+        answer = api["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]
+        assert "properties" in answer["schema"] or "anyOf" in answer["schema"]
     content = api["paths"]["/v1/score"]["post"]["requestBody"]["content"]
     properties = content["application/json"]["schema"]["anyOf"][0]["properties"]
     assert {"query", "items", "labels", "label_token_ids", "apply_softmax"} <= set(properties)

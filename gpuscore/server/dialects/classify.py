@@ -204,6 +204,7 @@ CLASSIFY = Dialect(
     summary="Classify texts",
     description="The probability of each class, in a guard's own prompt or of the text as it is.",
     bodies=(ClassifyBody,),
+    answers=(ClassifyAnswer,),
     decode=decode_classify,
     answer=answer_classify,
     example={

@@ -310,6 +310,7 @@ DECISIONS = Dialect(
     summary="Typed questions over one input",
     description="Yes or no, one of several choices, or a level, with probabilities.",
     bodies=(DecisionsBody,),
+    answers=(DecisionsAnswer,),
     decode=decode_decisions,
     answer=answer_decisions,
     example={

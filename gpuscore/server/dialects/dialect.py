@@ -21,6 +21,7 @@ class Dialect(Generic[BodyT]):
         summary: a few words, for /docs.
         description: a sentence, for /docs.
         bodies: what may be sent, for /docs.
+        answers: what comes back, for /docs.
         decode: a body as sent to one that is checked; raises InvalidRequest.
         answer: the answer as JSON; raises GpuscoreError.
         example: a body that the demo model answers, for /docs.
@@ -30,6 +31,7 @@ class Dialect(Generic[BodyT]):
     summary: str
     description: str
     bodies: tuple[type[msgspec.Struct], ...]
+    answers: tuple[Any, ...]
     decode: Callable[[bytes, RequestRecord], BodyT]
     answer: Callable[[ScoringService, BodyT, Call], Coroutine[Any, Any, bytes]]
     example: dict[str, Any]

@@ -5,10 +5,9 @@ from time import time
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.families.prompts import RerankInput
+from gpuscore.families.prompts import Rerank, RerankInput
 from gpuscore.server.dialects.ranking import ranked, reranker_of
 from gpuscore.server.record import RESPOND
 from gpuscore.server.schema import CacheSalt, Priority, ShortUsage, decoding_errors
@@ -48,10 +47,11 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
     activation: bool | None = None
 
 
-class PairScore(msgspec.Struct):
+class PairScore(msgspec.Struct, omit_defaults=True):
     index: int
     object: str
     score: float
+    truncated: bool = False
 
 
 class PairsAnswer(msgspec.Struct):
@@ -143,13 +143,13 @@ async def answer_pairs(service: ScoringService, body: PairsBody, call: Call) -> 
         with call.record.stage(RESPOND):
             wants_raw = False in (body.use_activation, body.activation, body.softmax)
             scores = raw if wants_raw else prompts.family.relevance(raw)
-            tokens = built.request.num_prompt_tokens
-            encode = partial(_encoded, call.record.request_id, name, scores, tokens)
+            encode = partial(_encoded, call.record.request_id, name, scores, built)
             small = len(given.documents) <= SMALL_ITEMS
             return encode() if small else await service.in_thread(encode)
 
 
-def _encoded(id: str, name: str, scores: Float64Array, tokens: int) -> bytes:
-    data = [PairScore(i, "score", score) for i, score in enumerate(np.asarray(scores).tolist())]
+def _encoded(id: str, name: str, scores: Float64Array, built: Rerank) -> bytes:
+    cut, tokens = set(built.truncated), built.request.num_prompt_tokens
+    data = [PairScore(i, "score", score, i in cut) for i, score in enumerate(scores.tolist())]
     usage = ShortUsage(tokens, tokens)
     return msgspec.json.encode(PairsAnswer(id, "list", int(time()), name, data, usage))

@@ -72,14 +72,10 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
         )
 
 
-class Document(msgspec.Struct):
-    text: str
-
-
 class RankedDocument(msgspec.Struct, omit_defaults=True):
     index: int
     relevance_score: float
-    document: Document | dict[str, Any] | str | None = None
+    document: dict[str, Any] | str | None = None
     truncated: bool = False
 
 
@@ -218,9 +214,9 @@ def encode_ranking(body: RerankBody, ranking: Ranking, path: str) -> bytes:
     return msgspec.json.encode(answer)
 
 
-def _shown(body: RerankBody, index: int) -> Document | dict[str, Any]:
+def _shown(body: RerankBody, index: int) -> dict[str, Any]:
     document = (body.documents or ())[index]
-    return Document(document) if isinstance(document, str) else document
+    return {"text": document} if isinstance(document, str) else document
 
 
 def _flag(value: bool | str | None, field: str) -> bool:
@@ -254,6 +250,7 @@ RERANK = Dialect(
     summary="Rank documents",
     description="Documents by how relevant they are to a query, in the model's own prompt.",
     bodies=(RerankBody,),
+    answers=(RerankAnswer, list[RankedText]),
     decode=decode_rerank,
     answer=answer_rerank,
     example={

@@ -14,7 +14,13 @@ from gpuscore.engine.scores import (
 )
 from gpuscore.errors import InvalidRequest
 from gpuscore.server.dialects.dialect import Dialect
-from gpuscore.server.dialects.pairs import PairsBody, answer_pairs, are_pairs, decode_pairs
+from gpuscore.server.dialects.pairs import (
+    PairsAnswer,
+    PairsBody,
+    answer_pairs,
+    are_pairs,
+    decode_pairs,
+)
 from gpuscore.server.paths import SCORE_PATH
 from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import (
@@ -208,6 +214,7 @@ SCORE = Dialect(
     summary="Score items",
     description="Probabilities of label tokens after each `query + item` prompt.",
     bodies=(ScoreBody, PairsBody),
+    answers=(ScoreAnswer, PairsAnswer),
     decode=decode_score,
     answer=answer_score,
     example={
