@@ -127,7 +127,7 @@ class FakeBackend:
         per_label = np.repeat(hashes, np.diff(batch.cu_labels))
         lse = lse_of(hashes)
         lse[~batch.need_lse] = np.nan
-        return RowScores(logits_of(per_label, batch.label_token_ids), lse, None)
+        return RowScores(logits_of(per_label, batch.label_token_ids), lse, None, None)
 
     def _prefixes(self, batch: PackedBatch) -> U64:
         """Hash of every request's cached tokens, [R]."""

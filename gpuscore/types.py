@@ -165,14 +165,15 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """A batch's results, float32; `lse` and `top_ids` are None where no row asked for them.
+    """A batch's results, float32; the others than `label_logits` are None where not asked for.
 
     Rows of `lse` that did not ask for it hold NaN.
     """
 
     label_logits: Float32Array  # [L]
     lse: Float32Array | None  # [N]
-    top_ids: Int32Array | None  # [N]
+    top_ids: Int32Array | None  # [N] the most probable tokens, the lowest on a tie ...
+    top_logits: Float32Array | None  # [N] ... and their logits
 
 
 @dataclass(frozen=True, slots=True)

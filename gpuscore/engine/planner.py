@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscore.types import BoolArray, Int32Array, PackedBatch
+from gpuscore.types import Int32Array, PackedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Segment:
     slots: Int32Array | None = None  # where to keep its keys and values
     label_ids: Int32Array | None = None  # score its last token for these
     need_lse: bool = False
+    every_row: bool = False  # score each of its tokens instead, for one of `label_ids` each
 
 
 def pack(
@@ -45,9 +46,12 @@ def pack(
     cu_seqlens = _cumulative(lengths)
     starts = np.array([s.start for s in segments], dtype=np.int64)
     total = int(cu_seqlens[-1])
-    scored = [(i, s.label_ids) for i, s in enumerate(segments) if s.label_ids is not None]
-    scored_segments = np.array([i for i, _ in scored], dtype=np.int64)
-    labels = [label_ids for _, label_ids in scored]
+    scored = [(i, s) for i, s in enumerate(segments) if s.label_ids is not None]
+    labels = [s.label_ids for _, s in scored if s.label_ids is not None]
+    rows = np.array([len(s.token_ids) if s.every_row else 1 for _, s in scored], dtype=np.int64)
+    of_row = np.repeat(np.arange(len(scored)), rows)  # [N]
+    ends = cu_seqlens[np.array([i for i, _ in scored], dtype=np.int64) + 1].astype(np.int64)
+    per_row = [1 if s.every_row else len(ids) for (_, s), ids in zip(scored, labels, strict=True)]
     return PackedBatch(
         token_ids=_concatenate([s.token_ids for s in segments]),
         # Counted through the batch, then shifted to each segment's start.
@@ -60,10 +64,11 @@ def pack(
         prefix_lens=_int32([p.length for p in prefixes]),
         page_table=_page_table(prefixes),
         slot_mapping=_slot_mapping(segments, cu_seqlens),
-        score_rows=cu_seqlens[scored_segments + 1] - 1,
-        cu_labels=_cumulative(np.array([len(ids) for ids in labels], dtype=np.int64)),
+        # Counted through the scored rows, then shifted so that a segment's last one is its end.
+        score_rows=(np.arange(len(of_row)) + (ends - np.cumsum(rows))[of_row]).astype(np.int32),
+        cu_labels=_cumulative(np.array(per_row, dtype=np.int64)[of_row]),
         label_token_ids=_concatenate(labels),
-        need_lse=_need_lse(segments),
+        need_lse=np.array([s.need_lse for _, s in scored], dtype=np.bool_)[of_row],
         need_top=need_top,
     )
 
@@ -81,10 +86,6 @@ def _slot_mapping(segments: Sequence[Segment], cu_seqlens: Int32Array) -> Int32A
         if segment.slots is not None:
             slots[cu_seqlens[index] : cu_seqlens[index + 1]] = segment.slots
     return slots
-
-
-def _need_lse(segments: Sequence[Segment]) -> BoolArray:
-    return np.array([s.need_lse for s in segments if s.label_ids is not None], dtype=np.bool_)
 
 
 def _page_table(prefixes: Sequence[Prefix]) -> Int32Array:

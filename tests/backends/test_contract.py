@@ -179,6 +179,7 @@ def test_ragged_labels_lse_and_top(make_backend, tiny_model, rng):
     batch = pack(segments, [Prefix(0, NO_PAGES)])
     scores = run(backend, batch)
     assert scores.top_ids is None
+    assert scores.top_logits is None
     assert np.isnan(scores.lse).tolist() == [False, True, False]
     np.testing.assert_allclose(scores.label_logits[0] - scores.lse[0], want[0, 5], atol=TOLERANCE)
     np.testing.assert_allclose(
@@ -189,9 +190,39 @@ def test_ragged_labels_lse_and_top(make_backend, tiny_model, rng):
 
     top = run(backend, replace(batch, need_top=True))
     np.testing.assert_array_equal(top.top_ids, want.argmax(axis=1))
+    best = (top.top_logits - scores.lse)[[0, 2]]
+    np.testing.assert_allclose(best, want.max(axis=1)[[0, 2]], atol=TOLERANCE)
     none = run(backend, replace(batch, need_lse=np.zeros(3, dtype=bool)))
     assert none.lse is None
     assert np.array_equal(none.label_logits, scores.label_logits)
+
+
+def test_every_row_of_a_segment_can_be_scored(make_backend, tiny_model, rng):
+    """Each for its next token; a prompt in two chunks, beside a short one and other items."""
+    backend, size = make_backend(), make_backend().limits.page_size
+    long, short, other = random_ids(rng, 63), random_ids(rng, 5), random_ids(rng, 7)
+    pages = Pages.shuffled(rng, 64, size).of(2, 40)
+    found = []
+    for start, stop in ((0, 40), (40, 63)):
+        slots = page_slots(pages, start, stop, size) if stop < 63 else None
+        labels = int32([*long[1:], 0][start:stop])
+        chunk = Segment(int32(long[start:stop]), start, 0, -1, slots, labels, True, every_row=True)
+        beside = Segment(int32(short), 0, 1, -1, None, int32([*short[1:], 0]), True, every_row=True)
+        segments = [*item_segments([other], 0, 1, -1, LABELS[:1]), chunk, beside]
+        batch = pack(segments, [Prefix(start, pages), Prefix(0, NO_PAGES)], need_top=True)
+        found.append(run(backend, batch))
+    want = [
+        reference_logprobs(tiny_model()[1], [prompt[: n + 1] for n in range(len(prompt))])
+        for prompt in (long, short, other)
+    ]
+    for scores, rows in zip(found, (slice(0, 40), slice(40, 63)), strict=True):
+        every = np.concatenate([want[2][-1:], want[0][rows], want[1]])
+        labels = [LABELS[0], *[*long[1:], 0][rows], *short[1:], 0]
+        got = scores.label_logits - scores.lse
+        np.testing.assert_allclose(got, every[np.arange(len(every)), labels], atol=TOLERANCE)
+        np.testing.assert_array_equal(scores.top_ids, every.argmax(axis=1))
+        got = scores.top_logits - scores.lse
+        np.testing.assert_allclose(got, every.max(axis=1), atol=TOLERANCE, rtol=0)
 
 
 def test_a_failed_batch_does_not_harm_the_next(make_backend, rng):

@@ -33,6 +33,22 @@ def test_a_batch_by_hand():
             assert value.dtype == (np.bool_ if name == "need_lse" else np.int32), name
 
 
+def test_every_row_of_a_segment():
+    segments = [
+        Segment(int32([10, 11]), 0, 0, label_ids=int32([7, 8])),
+        Segment(
+            int32([12, 13, 14]), 4, 0, label_ids=int32([1, 2, 3]), need_lse=True, every_row=True
+        ),
+        Segment(int32([15]), 0, 0),
+        Segment(int32([16]), 0, 0, label_ids=int32([9]), every_row=True),
+    ]
+    batch = pack(segments, [Prefix(0, NO_PAGES)])
+    assert batch.score_rows.tolist() == [1, 2, 3, 4, 6]
+    assert batch.cu_labels.tolist() == [0, 2, 3, 4, 5, 6]
+    assert batch.label_token_ids.tolist() == [7, 8, 1, 2, 3, 9]
+    assert batch.need_lse.tolist() == [False, True, True, True, False]
+
+
 def test_nothing_scored_is_legal():
     batch = pack([Segment(int32([1, 2]), 0, 0)], [Prefix(0, NO_PAGES)])
     assert batch.score_rows.tolist() == []

@@ -30,17 +30,19 @@ def make(rows, vocab, width, dtype):
 )
 def test_statistics(rows, vocab, max_tile, dtype):
     hidden, weight, logits = make(rows, vocab, 17, dtype)
-    lse, top = vocab_statistics(hidden, weight, need_top=True, max_tile=max_tile)
+    lse, top, top_logits = vocab_statistics(hidden, weight, need_top=True, max_tile=max_tile)
     peak = logits.max(axis=1, keepdims=True)
     want = np.log(np.exp(logits - peak).sum(axis=1)) + peak[:, 0]
     assert lse.dtype == torch.float32, "logits stay float32 whatever the weights are"
     np.testing.assert_allclose(lse.numpy(), want, atol=1e-5, rtol=2e-6)
     np.testing.assert_array_equal(top.numpy(), logits.argmax(axis=1))
-    again, none = vocab_statistics(
+    assert top_logits.dtype == torch.float32
+    np.testing.assert_allclose(top_logits.numpy(), logits.max(axis=1), atol=1e-5, rtol=2e-6)
+    again, *none = vocab_statistics(
         hidden, weight, need_top=False, max_tile=max_tile, impl="reference"
     )
     assert torch.equal(lse, again)
-    assert none is None
+    assert none == [None, None]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,7 +1,7 @@
 """Random packed batches, and the same prompts laid out in different ways."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,7 +67,10 @@ def query_chunks(query: Sequence[int], bounds: Sequence[int], pages: np.ndarray,
 
 
 def random_batch(rng: np.random.Generator, num_slots: int, page_size: int) -> PackedBatch:
-    """Several requests with and without cached prefix, query part and items, odd lengths."""
+    """Several requests with and without cached prefix, query part and items, odd lengths.
+
+    Of some items every row is scored.
+    """
     segments: list[Segment] = []
     prefixes: list[Prefix] = []
     pages = Pages.shuffled(rng, num_slots // page_size, page_size)
@@ -86,6 +89,12 @@ def random_batch(rng: np.random.Generator, num_slots: int, page_size: int) -> Pa
         lengths = rng.choice([1, 2, 3, 5, 8, 20, 21, 111], int(rng.integers(0, 9)))
         items = [rng.integers(0, 9, n).tolist() for n in lengths]
         segments += item_segments(items, cached + query_len, request, parent, [1])
+    segments = [
+        replace(s, every_row=True, label_ids=s.token_ids)
+        if s.label_ids is not None and rng.random() < 0.3
+        else s
+        for s in segments
+    ]
     order = rng.permutation(len(segments))
     return pack(_reordered(segments, order), prefixes)
 

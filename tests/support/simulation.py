@@ -106,7 +106,7 @@ class SimulatedBackend:
                 values[-1] = np.float32(np.nan)
             logits += values
             lse.append(hashed(state, -1))
-        return RowScores(np.array(logits, np.float32), np.array(lse, np.float32), None)
+        return RowScores(np.array(logits, np.float32), np.array(lse, np.float32), None, None)
 
     def _visible(self, batch: PackedBatch, rows: np.ndarray, segment: int, row: int) -> np.ndarray:
         request, size = batch.request_of[segment], self.limits.page_size

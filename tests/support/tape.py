@@ -86,7 +86,7 @@ class TapeBackend:
         ]
         lse = np.array([tape_lse(prompt) for prompt in prompts], dtype=np.float32)
         lse[~batch.need_lse] = np.nan
-        return RowScores(np.array(logits, dtype=np.float32), lse, None)
+        return RowScores(np.array(logits, dtype=np.float32), lse, None, None)
 
     def _prompt(self, batch: PackedBatch, segment: int, row: int) -> list[int]:
         """Every visible token in order, its position checked."""

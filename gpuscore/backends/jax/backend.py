@@ -224,7 +224,10 @@ def _scores(pending: Launched) -> RowScores:
     logits = np.concatenate([some, *map(np.asarray, pending.labels)])[: len(batch.label_token_ids)]
     jax.block_until_ready(rows)
     if not (batch.need_top or batch.need_lse.any()):
-        return RowScores(logits, lse=None, top_ids=None)
+        return RowScores(logits, lse=None, top_ids=None, top_logits=None)
     wanted = batch.need_lse | batch.need_top
     lse = np.where(wanted, np.asarray(rows.lse)[:count], np.float32(np.nan))
-    return RowScores(logits, lse, np.asarray(rows.top)[:count] if batch.need_top else None)
+    if not batch.need_top:
+        return RowScores(logits, lse, top_ids=None, top_logits=None)
+    top_ids, top_logits = np.asarray(rows.top)[:count], np.asarray(rows.top_logits)[:count]
+    return RowScores(logits, lse, top_ids, top_logits)

@@ -13,8 +13,8 @@ LABEL_TILE = 64
 
 def vocab_statistics(
     hidden: Array, lm_head: Array, tiles: Array, wanted: Array, rows: int
-) -> tuple[Array, Array]:
-    """Log-sum-exp, float32 [N], and most probable token, int32 [N], of the logits of each row.
+) -> tuple[Array, Array, Array]:
+    """Log-sum-exp, float32 [N], most probable token, int32 [N], and its logit, of each row.
 
     Args:
         hidden: [N, E].
@@ -26,7 +26,7 @@ def vocab_statistics(
     vocab = len(lm_head)
     step = min(VOCAB_TILE, vocab)
 
-    def one(tile: Array, done: tuple[Array, Array]) -> tuple[Array, Array]:
+    def one(tile: Array, done: tuple[Array, ...]) -> tuple[Array, ...]:
         these = part(hidden, tile * rows, rows)
 
         def add(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -45,10 +45,11 @@ def vocab_statistics(
 
         none = (jnp.full(rows, -jnp.inf), jnp.zeros(rows), jnp.zeros(rows, jnp.int32))
         most, total, best = lax.fori_loop(0, -(-vocab // step), add, none)
-        found = (most + jnp.log(total), best)
+        found = (most + jnp.log(total), best, most)
         return jax.tree.map(lambda every, new: put(every, new, tile * rows), done, found)
 
-    none = jnp.full(len(hidden), jnp.nan), jnp.zeros(len(hidden), jnp.int32)
+    nan = jnp.full(len(hidden), jnp.nan)
+    none = nan, jnp.zeros(len(hidden), jnp.int32), nan
     with jax.named_scope("vocab_statistics"):
         return lax.fori_loop(0, jnp.where(wanted, tiles, 0), one, none)
 

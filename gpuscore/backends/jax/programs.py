@@ -34,6 +34,7 @@ class ScoredRows(NamedTuple):
     hidden: Array  # [T, E], of which the first N matter
     lse: Array  # float32 [T]
     top: Array  # int32 [T]
+    top_logits: Array  # float32 [T]
 
 
 @dataclass(frozen=True, slots=True)

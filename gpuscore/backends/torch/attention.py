@@ -8,7 +8,7 @@ A sliding window narrows both: it counts positions, and the keys of a dense pass
 0, 1, 2, ..., so all that a row needs is its first visible key.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention_plan import (
-    AttentionPlan,
+    CausalGroup,
     DensePass,
+    ScoredGroup,
     Tiling,
     plan_attention,
 )
@@ -69,11 +70,14 @@ class ExtendAttention:
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan = self.plans[layer]
         if layer == len(self.plans) - 1:
-            out, lse = self._scored(plan, q, k, v)
-            dense = plan.scored_dense
+            causal, dense = plan.scored_causal, plan.scored_dense
         else:
-            out, lse = self._causal(plan, q, k, v)
-            dense = plan.dense
+            causal, dense = plan.causal, plan.dense
+        out = torch.empty_like(q)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        self._add_causal(causal, q, k, v, out, lse)
+        if layer == len(self.plans) - 1:
+            self._add_scored(plan.scored, q, k, v, out, lse)
         for part in dense:
             self._add_dense(layer, part, q, k, v, out, lse)
         return out
@@ -90,31 +94,40 @@ class ExtendAttention:
             **visible,
         )
 
-    def _causal(
-        self, plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        out = torch.empty_like(q)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        for group in plan.causal:
-            q_g, k_g, v_g = (_by_head(x, group.gather) for x in (q, k, v))
+    def _add_causal(
+        self,
+        groups: Sequence[CausalGroup],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+    ) -> None:
+        for group in groups:
+            q_g, k_g, v_g = (
+                _by_head(x, rows)
+                for x, rows in ((q, group.queries), (k, group.gather), (v, group.gather))
+            )
             o, log_sum = self._partial(q_g, k_g, v_g, causal=True, first_key=group.first_key)
             out[group.rows] = o.transpose(1, 2).flatten(0, 1)[group.keep]
             lse[group.rows] = log_sum.transpose(1, 2).flatten(0, 1)[group.keep]
-        return out, lse
 
-    def _scored(
-        self, plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        out = torch.empty_like(q)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        for group in plan.scored:
+    def _add_scored(
+        self,
+        groups: Sequence[ScoredGroup],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+    ) -> None:
+        for group in groups:
             k_g, v_g = (_by_head(x, group.gather) for x in (k, v))
             q_g = q[group.rows].unsqueeze(2).expand(-1, -1, group.times, -1)
             o, log_sum = self._partial(q_g, k_g, v_g, key_mask=group.key_mask)
             real = group.rows[: group.count]
             out[real] = o[: group.count, :, 0]
             lse[real] = log_sum[: group.count, :, 0]
-        return out, lse
 
     def _add_dense(
         self, layer: int, part: DensePass, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor

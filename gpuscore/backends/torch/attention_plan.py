@@ -56,12 +56,15 @@ class DensePass:
 class CausalGroup:
     """Whole blocks of similar length, side by side.
 
-    Shorter ones are filled up by repeating their own last row, which no earlier row sees.
+    Shorter ones are filled up by repeating their own last row, which no earlier row sees. In the
+    last layer query rows are numbered by their place among the scored ones, and what stands for a
+    row that is not scored is computed and dropped.
     """
 
     gather: Tensor  # [n, length] rows of the batch
-    keep: Tensor  # positions in the flattened [n * length] that are real
-    rows: Tensor  # rows of the batch that those are
+    queries: Tensor  # [n, length] their query rows
+    keep: Tensor  # positions in the flattened [n * length] that are wanted
+    rows: Tensor  # query rows that those are
     first_key: Tensor | None  # [length]; None = no window
 
 
@@ -86,7 +89,8 @@ class AttentionPlan:
     dense: tuple[DensePass, ...]
     causal: tuple[CausalGroup, ...]
     scored_dense: tuple[DensePass, ...]
-    scored: tuple[ScoredGroup, ...]
+    scored_causal: tuple[CausalGroup, ...]  # blocks with several scored rows
+    scored: tuple[ScoredGroup, ...]  # the others
 
 
 def plan_attention(
@@ -102,6 +106,7 @@ def plan_attention(
         dense=tuple(planner.dense_passes(np.arange(batch.num_tokens))),
         causal=tuple(planner.causal_groups()),
         scored_dense=tuple(planner.dense_passes(batch.score_rows)),
+        scored_causal=tuple(planner.scored_causal_groups()),
         scored=tuple(planner.scored_groups()),
     )
 
@@ -139,6 +144,8 @@ class _Planner:
         self.starts = batch.cu_seqlens[self.segments] + self.before
         self.lengths = np.minimum(lengths[self.segments] - self.before, block)
         self.block_of = np.repeat(np.arange(len(self.segments)), self.lengths)  # [T]
+        scored = np.bincount(self.block_of[batch.score_rows], minlength=len(self.segments))
+        self.several = scored > 1  # [blocks] whether more than one row of it is scored
 
     def dense_passes(self, rows: np.ndarray) -> Iterator[DensePass]:
         """One pass for all of `rows` that share the same keys, where there are any.
@@ -186,24 +193,38 @@ class _Planner:
             yield DenseCall(_index(members[chosen], self.device), count, first_key)
 
     def causal_groups(self) -> Iterator[CausalGroup]:
-        for size, blocks, count in self._alike(self.lengths):
+        every = np.arange(self.batch.num_tokens)
+        yield from self._causal_groups(np.arange(len(self.lengths)), every)
+
+    def scored_causal_groups(self) -> Iterator[CausalGroup]:
+        """Gathering the keys of each row, as `scored_groups` does, would take their square."""
+        place = np.full(self.batch.num_tokens, -1)
+        place[self.batch.score_rows] = np.arange(len(self.batch.score_rows))
+        yield from self._causal_groups(np.flatnonzero(self.several), place)
+
+    def _causal_groups(self, chosen: np.ndarray, place: np.ndarray) -> Iterator[CausalGroup]:
+        """Of these blocks; `place` is where a row's query is, -1 for none."""
+        for size, members, count in self._alike(self.lengths[chosen]):
+            blocks = chosen[members]
             offsets = np.arange(size)
             own = self.lengths[blocks, None]
             gather = self.starts[blocks, None] + np.minimum(offsets, own - 1)
-            keep = np.flatnonzero((offsets < own)[:count].reshape(-1))
-            rows = gather.reshape(-1)[keep]
+            queries = place[gather]
+            keep = np.flatnonzero(((offsets < own) & (queries >= 0))[:count].reshape(-1))
             first = None
             if self.window is not None and size > self.window:
                 first = _index(_first_positions(offsets, self.window), self.device)
             yield CausalGroup(
                 _index(gather, self.device),
+                _index(np.maximum(queries, 0), self.device),
                 _index(keep, self.device),
-                _index(rows, self.device),
+                _index(queries.reshape(-1)[keep], self.device),
                 first,
             )
 
     def scored_groups(self) -> Iterator[ScoredGroup]:
-        last = self.batch.score_rows
+        alone = np.flatnonzero(~self.several[self.block_of[self.batch.score_rows]])
+        last = self.batch.score_rows[alone]
         visible = last - self.starts[self.block_of[last]] + 1
         if self.window is not None:
             visible = np.minimum(visible, self.window)
@@ -214,7 +235,7 @@ class _Planner:
             own = visible[rows, None]
             gather = starts[rows, None] + np.minimum(offsets, own - 1)
             yield ScoredGroup(
-                _index(rows, self.device),
+                _index(alone[rows], self.device),
                 count,
                 times,
                 _index(gather, self.device),

@@ -189,10 +189,12 @@ class GraphRunner:
         rows, ids, wanted = (buffers.device[part] for part in (head.rows, head.ids, head.wanted))
         parts = [label_logits(hidden, weight, rows, ids, softcap=cap, impl="triton")]
         if len(wanted):
-            lse, top = vocab_statistics(
+            lse, top, top_logits = vocab_statistics(
                 hidden, weight, wanted, need_top=batch.need_top, softcap=cap, impl="triton"
             )
-            parts += [lse] if top is None else [lse, top.int().view(torch.float32)]
+            parts.append(lse)
+            if top is not None and top_logits is not None:
+                parts += [top.int().view(torch.float32), top_logits]
         answer = parts[0] if len(parts) == 1 else torch.cat(parts)
         if len(buffers.answer) < len(answer):
             buffers.answer = self.queue.host(2 * len(answer), torch.float32)
@@ -203,8 +205,9 @@ class GraphRunner:
             values = buffers.answer[: len(answer)].numpy().copy()
             self._free.append(buffers)
             logits, *others = np.split(values, np.cumsum([len(part) for part in parts[:-1]]))
-            top_ids = others[1].view(np.int32) if len(others) > 1 else None
-            return row_scores(batch, logits, others[0] if others else None, top_ids)
+            if len(others) > 1:
+                others[1] = others[1].view(np.int32)
+            return row_scores(batch, logits, others)
 
         return finish
 

@@ -126,13 +126,13 @@ def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tup
         return *heads_of_rows, k, v
 
     def statistics(impl: Implementation) -> tuple[Tensor, ...]:
-        lse, top = vocab_statistics(
+        lse, top, top_logits = vocab_statistics(
             x, head, chosen, need_top=True, softcap=model.final_softcap, impl=impl
         )
-        assert top is not None  # noqa: S101  (it was asked for)
+        assert top is not None and top_logits is not None  # noqa: S101, PT018  (it was asked for)
         # Ids may differ where two tokens are as likely; their logits may not.
         best = label_logits(x, head, chosen, top, softcap=model.final_softcap, impl="reference")
-        return lse, best
+        return lse, best, top_logits
 
     def logits(impl: Implementation) -> tuple[Tensor, ...]:
         cap = model.final_softcap

@@ -3,7 +3,7 @@
 `PlainRunner` is for any device and any kernels; `graph_runner` is for our own on CUDA.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -77,8 +77,8 @@ class PlainRunner:
         )
         wanted = wanted_rows(batch)
         if len(wanted) == 0:
-            return row_scores(batch, logits.cpu().numpy(), None, None)
-        lse, *top = self._by_rows(
+            return row_scores(batch, logits.cpu().numpy(), [])
+        statistics = self._by_rows(
             lambda rows: _without_none(
                 vocab_statistics(
                     hidden, weight, rows, need_top=batch.need_top, softcap=cap, impl=self._head
@@ -86,8 +86,9 @@ class PlainRunner:
             ),
             self._to_device(wanted),
         )
-        ids = top[0].cpu().numpy() if top else None
-        return row_scores(batch, logits.cpu().numpy(), lse.cpu().numpy(), ids)
+        return row_scores(
+            batch, logits.cpu().numpy(), [values.cpu().numpy() for values in statistics]
+        )
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self.pool.device)
@@ -104,15 +105,24 @@ def wanted_rows(batch: PackedBatch) -> np.ndarray:
 
 
 def row_scores(
-    batch: PackedBatch, logits: np.ndarray, lse: np.ndarray | None, top_ids: np.ndarray | None
+    batch: PackedBatch, logits: np.ndarray, statistics: Sequence[np.ndarray]
 ) -> RowScores:
-    """What the engine gets, of logits [L], and of `lse` and `top_ids` of the wanted rows."""
-    every = None
-    if lse is not None:
-        every = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
-        every[wanted_rows(batch)] = lse
-    ids = None if top_ids is None else top_ids.astype(np.int32)
-    return RowScores(logits.astype(np.float32), every, ids)
+    """What the engine gets.
+
+    Args:
+        batch: whose results they are.
+        logits: [L].
+        statistics: of the wanted rows: none, or lse, or lse, top_ids and top_logits.
+    """
+    logits = logits.astype(np.float32)
+    if not statistics:
+        return RowScores(logits, None, None, None)
+    lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
+    lse[wanted_rows(batch)] = statistics[0]
+    if len(statistics) == 1:
+        return RowScores(logits, lse, None, None)
+    _, top_ids, top_logits = statistics  # of all rows
+    return RowScores(logits, lse, top_ids.astype(np.int32), top_logits.astype(np.float32))
 
 
 def _without_none(values: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:

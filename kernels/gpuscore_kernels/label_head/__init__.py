@@ -1,3 +1,8 @@
-from gpuscore_kernels.label_head.api import label_logits, tile_shapes, vocab_statistics
+from gpuscore_kernels.label_head.api import (
+    VocabStatistics,
+    label_logits,
+    tile_shapes,
+    vocab_statistics,
+)
 
-__all__ = ["label_logits", "tile_shapes", "vocab_statistics"]
+__all__ = ["VocabStatistics", "label_logits", "tile_shapes", "vocab_statistics"]

@@ -10,9 +10,9 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from gpuscore_kernels.label_head import reference
-from gpuscore_kernels.label_head.reference import MAX_TILE, tile_shapes
+from gpuscore_kernels.label_head.reference import MAX_TILE, VocabStatistics, tile_shapes
 
-__all__ = ["Implementation", "label_logits", "tile_shapes", "vocab_statistics"]
+__all__ = ["Implementation", "VocabStatistics", "label_logits", "tile_shapes", "vocab_statistics"]
 
 Implementation: TypeAlias = Literal["reference", "triton"]
 
@@ -63,8 +63,8 @@ def vocab_statistics(
     softcap: float | None = None,
     max_tile: int = MAX_TILE,
     impl: Implementation,
-) -> tuple[Tensor, Tensor | None]:
-    """Log-sum-exp over all V logits of each row, and the id of the largest (the lowest on a tie).
+) -> VocabStatistics:
+    """Log-sum-exp over all V logits of each row, and the largest with its id (lowest on a tie).
 
     Args:
         hidden: [N, E] after the final norm.
@@ -76,9 +76,10 @@ def vocab_statistics(
         impl: "reference" (any device) or "triton".
 
     Returns:
-        lse float [M], natural log, and top_ids int64 [M] or None. With "triton" the vocabulary
-        falls into slices whose number and order of summing depend on the device's architecture and
-        the dtype alone.
+        lse float [M], natural log; top_ids int64 [M] and top_logits float [M], or None. The top
+        logit is one of those that the log-sum-exp is of; `label_logits` of that token adds up its
+        products in another order. With "triton" the vocabulary falls into slices whose number and
+        order of summing depend on the device's architecture and the dtype alone.
 
     Raises:
         ValueError: shapes or dtypes do not fit.

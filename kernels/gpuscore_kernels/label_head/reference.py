@@ -4,10 +4,20 @@ Neither function holds more than `max_tile` elements of logits or of gathered or
 at a time.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 MAX_TILE = 1 << 22
+
+
+class VocabStatistics(NamedTuple):
+    """Of each row; see `api.vocab_statistics`."""
+
+    lse: Tensor
+    top_ids: Tensor | None
+    top_logits: Tensor | None
 
 
 def label_logits(
@@ -31,7 +41,7 @@ def label_logits(
 
 def vocab_statistics(
     hidden: Tensor, weight: Tensor, need_top: bool, softcap: float | None, max_tile: int
-) -> tuple[Tensor, Tensor | None]:
+) -> VocabStatistics:
     num_rows, width = hidden.shape
     compute = torch.promote_types(hidden.dtype, torch.float32)
     hidden = hidden.to(compute)
@@ -50,7 +60,7 @@ def vocab_statistics(
                 better = value > best[rows]
                 best[rows] = torch.where(better, value, best[rows])
                 best_id[rows] = torch.where(better, index + v0, best_id[rows])
-    return lse, best_id if need_top else None
+    return VocabStatistics(lse, *((best_id, best) if need_top else (None, None)))
 
 
 def tile_shapes(num_rows: int, vocab: int, width: int) -> set[tuple[int, int]]:

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.compile_check import ARCHES, Variant
+from gpuscore_kernels.label_head.reference import VocabStatistics
 from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
 
 LABEL_BLOCK = 1024  # elements of a dot product at a time
@@ -151,7 +152,14 @@ def slice_statistics_kernel(
 
 @triton.jit
 def merge_slices_kernel(
-    peaks, sums, best_ids, lse, top_ids, SLICES: tl.constexpr, NEED_TOP: tl.constexpr
+    peaks,
+    sums,
+    best_ids,
+    lse,
+    top_ids,
+    top_logits,
+    SLICES: tl.constexpr,
+    NEED_TOP: tl.constexpr,
 ):
     """One program per row; a slice without tokens has peak -inf and sum 0."""
     row = tl.program_id(0)
@@ -164,6 +172,7 @@ def merge_slices_kernel(
         # Slices are in the order of ids, so the first of equal ones has the lowest.
         winner = tl.argmax(peak, axis=0, tie_break_left=True)
         tl.store(top_ids + row, tl.load(best_ids + row.to(tl.int64) * SLICES + winner))
+        tl.store(top_logits + row, highest)
 
 
 def label_logits(
@@ -192,12 +201,13 @@ def label_logits(
 
 def vocab_statistics(
     hidden: Tensor, weight: Tensor, rows: Tensor | None, need_top: bool, softcap: float | None
-) -> tuple[Tensor, Tensor | None]:
+) -> VocabStatistics:
     hidden, weight = _rows_whole(hidden), weight.contiguous()
     config = config_for(arch_of(hidden), hidden.dtype)
     count, device = len(hidden) if rows is None else len(rows), hidden.device
     lse = torch.empty(count, dtype=torch.float32, device=device)
     top_ids = torch.empty(count if need_top else 0, dtype=torch.int64, device=device)
+    top_logits = torch.empty(len(top_ids), dtype=torch.float32, device=device)
     if count:
         peaks = torch.empty((count, config.SLICES), dtype=torch.float32, device=device)
         sums = torch.empty_like(peaks)
@@ -221,9 +231,9 @@ def vocab_statistics(
             **asdict(config),
         )
         merge_slices_kernel[(count,)](
-            peaks, sums, best_ids, lse, top_ids, config.SLICES, need_top, num_warps=1
+            peaks, sums, best_ids, lse, top_ids, top_logits, config.SLICES, need_top, num_warps=1
         )
-    return lse, top_ids if need_top else None
+    return VocabStatistics(lse, *((top_ids, top_logits) if need_top else (None, None)))
 
 
 def _rows_whole(x: Tensor) -> Tensor:
@@ -268,9 +278,9 @@ def variants() -> Iterator[Variant]:
         name="merge",
         kernel=merge_slices_kernel,
         signature={"peaks": "*fp32", "sums": "*fp32", "best_ids": "*i32"}
-        | {"lse": "*fp32", "top_ids": "*i64"},
+        | {"lse": "*fp32", "top_ids": "*i64", "top_logits": "*fp32"},
         constexprs={"SLICES": 128, "NEED_TOP": True},
-        divisible=("peaks", "sums", "best_ids", "lse", "top_ids"),
+        divisible=("peaks", "sums", "best_ids", "lse", "top_ids", "top_logits"),
         num_warps=1,
         num_stages=3,
         quick=(90,),

@@ -24,14 +24,18 @@ def make(rows, vocab, width, dtype, softcap=None):
 @pytest.mark.parametrize(("rows", "vocab", "width"), [(1, 1, 1), (3, 63, 17), (17, 129, 32)])
 def test_statistics(rows, vocab, width, softcap, dtype):
     hidden, weight, logits = make(rows, vocab, width, dtype, softcap)
-    lse, top = vocab_statistics(hidden, weight, need_top=True, softcap=softcap, impl="triton")
+    lse, top, top_logits = vocab_statistics(
+        hidden, weight, need_top=True, softcap=softcap, impl="triton"
+    )
     assert lse.dtype == torch.float32, "logits stay float32 whatever the weights are"
     assert_near(lse, torch.logsumexp(logits, dim=1), torch.float32)
     assert top.dtype == torch.int64
     assert torch.equal(top, logits.argmax(dim=1))
-    again, none = vocab_statistics(hidden, weight, need_top=False, softcap=softcap, impl="triton")
+    assert top_logits.dtype == torch.float32
+    assert_near(top_logits, logits.max(dim=1).values, torch.float32)
+    again, *none = vocab_statistics(hidden, weight, need_top=False, softcap=softcap, impl="triton")
     assert torch.equal(lse, again)
-    assert none is None
+    assert none == [None, None]
 
 
 def test_chosen_rows_and_their_bits():
@@ -70,7 +74,7 @@ def test_a_tie_goes_to_the_lowest_id():
 
 def test_large_logits_do_not_overflow():
     hidden, weight, logits = make(3, 90, 32, torch.float32)
-    lse, _ = vocab_statistics(hidden * 1e4, weight, need_top=False, impl="triton")
+    lse, *_ = vocab_statistics(hidden * 1e4, weight, need_top=False, impl="triton")
     assert_near(lse, torch.logsumexp(logits * 1e4, dim=1), torch.float32)
 
 
@@ -78,7 +82,7 @@ def test_what_is_not_finite_stays_so_in_its_row():
     hidden, weight, _ = make(3, 90, 32, torch.float32)
     hidden = hidden.clone()
     hidden[1, 5] = torch.nan
-    lse, _ = vocab_statistics(hidden, weight, need_top=False, impl="triton")
+    lse, *_ = vocab_statistics(hidden, weight, need_top=False, impl="triton")
     assert lse.isfinite().tolist() == [True, False, True]
 
 
@@ -86,9 +90,9 @@ def test_nothing_wanted():
     weight, none = randn(9, 4), torch.empty(0, 4, device=DEVICE)
     no_rows = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     assert label_logits(none, weight, no_rows, no_rows, impl="triton").shape == (0,)
-    lse, top = vocab_statistics(none, weight, need_top=True, impl="triton")
-    assert lse.shape == top.shape == (0,)
-    lse, _ = vocab_statistics(randn(3, 4), weight, no_rows, need_top=False, impl="triton")
+    every = vocab_statistics(none, weight, need_top=True, impl="triton")
+    assert all(x.shape == (0,) for x in every)
+    lse, *_ = vocab_statistics(randn(3, 4), weight, no_rows, need_top=False, impl="triton")
     assert lse.shape == (0,)
 
 
@@ -102,6 +106,7 @@ def test_nothing_wanted():
         ("logits = _capped(logits, softcap)", "logits = logits"),
         ("tl.where(logits < 0, -size, size)", "size"),
         ("best = tl.where(tile_peak > peak", "best = tl.where(tile_peak < peak"),
+        ("top_logits + row, highest", "top_logits + row, total"),
         ("if not EVEN_K:", "if False:"),
     ],
 )
