@@ -10,13 +10,13 @@ import numpy as np
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.engine.engine import Engine
-from gpuscore.engine.runner import Progress
 from gpuscore.engine.scores import (
     check_temperature,
     label_logprobs,
     label_mass,
     label_scores,
 )
+from gpuscore.engine.ticket import Progress
 from gpuscore.hub import model_directory
 from gpuscore.options import checked
 from gpuscore.text.prompts import PromptBuilder, ScoreInput

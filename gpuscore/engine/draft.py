@@ -40,6 +40,7 @@ def _add_share(
                 parent=parent,
                 label_ids=request.label_ids[item],
                 need_lse=request.need_lse,
+                every_row=request.every_position,
             )
         )
     if share.long is not None:
@@ -62,22 +63,25 @@ def _add_long_chunk(
     pages = np.concatenate((_pages(job.query_pages)[: base // page_size], _pages(job.item_pages)))
     prefixes.append(Prefix(base + start, pages))
 
-    def add(tokens: Int32Array, first: int, parent: int, scored: bool) -> None:
+    def add(
+        tokens: Int32Array, first: int, parent: int = -1, labels: Int32Array | None = None
+    ) -> None:
         last = first + len(tokens)
         slots = None if share.long_ends else page_slots(pages, first, last, page_size)
-        labels = request.label_ids[item] if scored else None
-        need_lse = request.need_lse and scored
-        row = len(prefixes) - 1
-        segments.append(Segment(tokens, first, row, parent, slots, labels, need_lse))
+        need_lse = request.need_lse and labels is not None
+        row, every = len(prefixes) - 1, request.every_position
+        segments.append(Segment(tokens, first, row, parent, slots, labels, need_lse, every))
 
     parent = -1
     if start < rest:
         parent = len(segments)
-        add(request.query_ids[base + start : min(base + stop, job.cut)], base + start, -1, False)
+        add(request.query_ids[base + start : min(base + stop, job.cut)], base + start)
     if stop > rest:
-        first = max(0, start - rest)
-        tokens = request.item_ids[item][first : stop - rest]
-        add(tokens, job.cut + first, parent, share.long_ends)
+        first, last = max(0, start - rest), stop - rest
+        labels = request.label_ids[item] if share.long_ends else None
+        if request.every_position:
+            labels = request.label_ids[item][first:last]
+        add(request.item_ids[item][first:last], job.cut + first, parent, labels)
 
 
 def long_base(cut: int, limits: BackendLimits) -> int:

@@ -12,8 +12,9 @@ from time import monotonic
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
-from gpuscore.engine.runner import Progress, Runner, Ticket
+from gpuscore.engine.runner import Runner
 from gpuscore.engine.same_bits import check_same_bits
+from gpuscore.engine.ticket import Progress, Ticket
 from gpuscore.errors import GpuscoreError, InsufficientMemory, Unavailable
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
@@ -89,7 +90,7 @@ class Engine:
 
         Args:
             request: token ids within the backend's limits.
-            progress: called from the engine's thread with the number of items scored so far.
+            progress: called from the engine's thread with the number of rows scored so far.
 
         Raises:
             Overloaded: the queue is full; carries `retry_after` in seconds.

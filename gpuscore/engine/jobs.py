@@ -3,6 +3,9 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpuscore.engine.pages import PageKey
 from gpuscore.types import Int32Array, PackedBatch, ScoreRequest
 
@@ -50,13 +53,26 @@ class Share:
     query: tuple[int, int]  # part of the query, from and to; may be empty
     items: list[int] = field(default_factory=list)  # short items, in order
     long: tuple[int, int, int] | None = None  # item, from, to (as in `long_done`)
-    long_ends: bool = False  # the chunk is the item's last and gets scored
+    long_ends: bool = False  # the chunk is the item's last; no other is scored, as a rule
     tokens: int = 0
 
     @property
     def scored(self) -> list[int]:
         """Items in the order of the share's scored rows."""
-        return [*self.items, self.long[0]] if self.long and self.long_ends else self.items
+        every = self.job.request.every_position
+        if self.long and (self.long_ends or every):
+            return [*self.items, self.long[0]]
+        return self.items
+
+    @property
+    def row_bounds(self) -> NDArray[np.int64]:
+        """[scored + 1]: where the rows of each scored item begin among the share's."""
+        if not self.job.request.every_position:
+            return np.arange(len(self.scored) + 1)
+        counts = [len(self.job.request.item_ids[item]) for item in self.items]
+        if self.long is not None:
+            counts.append(self.long[2] - self.long[1])
+        return np.cumsum([0, *counts])
 
     @property
     def valid(self) -> bool:

@@ -18,6 +18,7 @@ from gpuscore.errors import GpuscoreError, InternalError
 from gpuscore.types import (
     BackendLimits,
     EngineStats,
+    Float32Array,
     Int32Array,
     ScoreRequest,
     ScoreResult,
@@ -57,6 +58,7 @@ class Score(Message, frozen=True):
     priority: int
     salt: str
     deadline: float | None  # on the monotonic clock, which is one for all processes of a machine
+    every_position: bool
 
 
 class Cancel(Message, frozen=True):
@@ -92,8 +94,9 @@ class Result(Message, frozen=True):
 
     id: Natural
     label_logits: bytes  # float32, all items one after the other
-    lse: bytes | None  # float32 [N]
-    top_ids: bytes | None  # int32 [N]
+    lse: bytes | None  # float32 [rows]
+    top_ids: bytes | None  # int32 [rows]
+    top_logits: bytes | None  # float32 [rows]
     computed_tokens: Natural
     timings: Timings
 
@@ -163,6 +166,7 @@ def score_message(id: int, request: ScoreRequest) -> Score:
         request.priority,
         request.salt,
         request.deadline,
+        request.every_position,
     )
 
 
@@ -179,24 +183,29 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
         label_ids *= len(item_ids)
     if len(label_ids) != len(item_ids):
         raise ProtocolError(f"{len(item_ids)} items and labels for {len(label_ids)}")
-    return ScoreRequest(
-        query,
-        item_ids,
-        label_ids,
-        message.need_lse,
-        message.need_top,
-        message.priority,
-        message.salt,
-        message.deadline,
-    )
+    try:
+        return ScoreRequest(
+            query,
+            item_ids,
+            label_ids,
+            message.need_lse,
+            message.need_top,
+            message.priority,
+            message.salt,
+            message.deadline,
+            message.every_position,
+        )
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
 
 
 def result_message(id: int, result: ScoreResult) -> Result:
     return Result(
         id,
-        _joined(result.label_logits).astype(_FLOAT32, copy=False).tobytes(),
-        None if result.lse is None else result.lse.astype(_FLOAT32, copy=False).tobytes(),
+        _float_bytes(_joined(result.label_logits)),
+        None if result.lse is None else _float_bytes(result.lse),
         None if result.top_ids is None else _int_bytes(result.top_ids),
+        None if result.top_logits is None else _float_bytes(result.top_logits),
         result.computed_tokens,
         result.timings,
     )
@@ -204,18 +213,20 @@ def result_message(id: int, result: ScoreResult) -> Result:
 
 def to_result(message: Result, request: ScoreRequest) -> ScoreResult:
     """Raises ProtocolError for what is no finite answer to this very request."""
-    count = len(request.item_ids)
+    count = request.num_rows
     logits = _array(message.label_logits, _FLOAT32)
     lse = None if message.lse is None else _array(message.lse, _FLOAT32)
     top_ids = None if message.top_ids is None else _array(message.top_ids, _INT32)
-    if (lse is not None) != request.need_lse or (top_ids is not None) != request.need_top:
+    top_logits = None if message.top_logits is None else _array(message.top_logits, _FLOAT32)
+    asked = (request.need_lse, request.need_top, request.need_top)
+    if tuple(part is not None for part in (lse, top_ids, top_logits)) != asked:
         raise ProtocolError("a result has not the parts that its request asked for")
-    if any(part is not None and len(part) != count for part in (lse, top_ids)):
-        raise ProtocolError(f"a result is not that of {count} items")
-    if not np.isfinite(logits).all() or (lse is not None and not np.isfinite(lse).all()):
+    if any(part is not None and len(part) != count for part in (lse, top_ids, top_logits)):
+        raise ProtocolError(f"a result is not that of {count} rows")
+    if not all(part is None or np.isfinite(part).all() for part in (logits, lse, top_logits)):
         raise ProtocolError("a result is not finite")
     rows = _rows(logits, request.label_ids)
-    return ScoreResult(rows, lse, top_ids, message.computed_tokens, message.timings)
+    return ScoreResult(rows, lse, top_ids, top_logits, message.computed_tokens, message.timings)
 
 
 def failure_message(id: int, error: BaseException) -> Failure:
@@ -233,6 +244,10 @@ def to_error(message: Failure) -> GpuscoreError:
 
 def _int_bytes(values: Int32Array) -> bytes:
     return values.astype(_INT32, copy=False).tobytes()
+
+
+def _float_bytes(values: Float32Array) -> bytes:
+    return values.astype(_FLOAT32, copy=False).tobytes()
 
 
 def _joined(parts: Sequence[NDArray[ArrayT]]) -> NDArray[ArrayT]:

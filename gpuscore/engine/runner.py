@@ -2,17 +2,14 @@
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from time import monotonic
-
-import numpy as np
 
 from gpuscore.backends.base import Backend, DeviceLost, OutOfMemory, Pending
 from gpuscore.engine.jobs import Job, Share, Work
 from gpuscore.engine.outcome import resolve
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.engine.tally import Tally
+from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import (
     DeadlineExceeded,
     GpuscoreError,
@@ -20,47 +17,13 @@ from gpuscore.errors import (
     InternalError,
     NonfiniteScore,
 )
-from gpuscore.types import (
-    BoolArray,
-    EngineCounters,
-    Float32Array,
-    RowScores,
-    ScoreRequest,
-    ScoreResult,
-    Timings,
-)
+from gpuscore.types import EngineCounters, RowScores
 
 logger = logging.getLogger(__name__)
 
 # Out of memory so often in a row, a batch has long been as small as it gets (at 16, from a million
 # tokens): small pieces that always fit one batch are not tried for ever.
 MAX_OUT_OF_MEMORY = 16
-
-Progress = Callable[[int], None]  # called with the number of items scored so far
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """What the caller of `Engine.score` is waiting for, and what has come in so far."""
-
-    request: ScoreRequest
-    future: "Future[ScoreResult]"
-    progress: Progress | None
-    arrived: float  # seconds, monotonic
-    planned: float | None = None
-    launched: float | None = None
-    rows_left: int = field(init=False)
-    computed_tokens: int = 0
-    label_logits: list[Float32Array | None] = field(init=False)
-    lse: Float32Array = field(init=False)
-    top_ids: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        count = len(self.request.item_ids)
-        self.rows_left = count
-        self.label_logits = [None] * count
-        self.lse = np.full(count, np.nan, dtype=np.float32)
-        self.top_ids = np.full(count, -1, dtype=np.int32)
 
 
 class Runner:
@@ -146,47 +109,23 @@ class Runner:
             if counts and share.job in self._tickets:
                 self._tickets[share.job].computed_tokens += share.tokens
                 self._deliver(work, share, row, scores)
-            row += len(share.scored)
+            row += int(share.row_bounds[-1])
         for share in work.shares:
             self._report(share.job)
 
     def _deliver(self, work: Work, share: Share, first_row: int, scores: RowScores) -> None:
-        """Hand the rows of one share to its ticket; rows that are not finite run again."""
-        ticket, items = self._tickets[share.job], share.scored
-        rows = slice(first_row, first_row + len(items))
-        bounds = work.batch.cu_labels[first_row : first_row + len(items) + 1].tolist()
-        finite = self._finite_rows(ticket, scores, rows, bounds)
-        self.tally.nonfinite_rows += len(items) - int(np.count_nonzero(finite))
-        for index, item in enumerate(items):
-            if finite[index]:
-                logits = scores.label_logits[bounds[index] : bounds[index + 1]]
-                ticket.label_logits[item] = logits
-            elif work.alone or item in share.job.retried:
-                self._fail(share.job, _nonfinite(item))
+        """Hand the rows of one share to its ticket; what is not finite runs again."""
+        job = share.job
+        broken, rows = self._tickets[job].take(share, work.batch, first_row, scores)
+        self.tally.nonfinite_rows += rows
+        for item in broken:
+            if work.alone or item in job.retried:
+                self._fail(job, _nonfinite(item))
                 return
+            if job.request.every_position and share.long is not None and item == share.long[0]:
+                self.scheduler.retry_chunk(share)
             else:
-                self.scheduler.retry_alone(share.job, item)
-        kept = [item for index, item in enumerate(items) if finite[index]]
-        if scores.lse is not None:
-            ticket.lse[kept] = scores.lse[rows][finite]
-        if scores.top_ids is not None:
-            ticket.top_ids[kept] = scores.top_ids[rows][finite]
-        ticket.rows_left -= len(kept)
-
-    @staticmethod
-    def _finite_rows(
-        ticket: Ticket, scores: RowScores, rows: slice, bounds: list[int]
-    ) -> BoolArray:
-        """bool [rows]: whether all that was asked of a row is a finite number."""
-        finite = np.ones(rows.stop - rows.start, dtype=np.bool_)
-        if not len(finite):
-            return finite
-        fine = np.isfinite(scores.label_logits[bounds[0] : bounds[-1]])
-        if not fine.all():
-            finite = np.logical_and.reduceat(fine, np.array(bounds[:-1]) - bounds[0])
-        if ticket.request.need_lse:
-            finite &= False if scores.lse is None else np.isfinite(scores.lse[rows])
-        return finite
+                self.scheduler.retry_alone(job, item)
 
     def _report(self, job: Job) -> None:
         """Tell a request how far it is, and resolve it if that is all the way."""
@@ -195,29 +134,14 @@ class Runner:
             return
         if ticket.progress is not None:
             try:
-                ticket.progress(len(ticket.request.item_ids) - ticket.rows_left)
+                ticket.progress(ticket.request.num_rows - ticket.rows_left)
             except Exception as error:  # noqa: BLE001  (the caller's code; fails its request only)
                 self._fail(job, _caused(InternalError("the progress callback failed"), error))
                 return
         if ticket.rows_left == 0:
             del self._tickets[job]
             self.scheduler.remove(job)
-            resolve(ticket.future, self._result(ticket))
-
-    def _result(self, ticket: Ticket) -> ScoreResult:
-        request, planned, launched = ticket.request, ticket.planned, ticket.launched
-        assert planned is not None and launched is not None  # noqa: S101, PT018  (it has run)
-        return ScoreResult(
-            label_logits=tuple(x for x in ticket.label_logits if x is not None),
-            lse=ticket.lse if request.need_lse else None,
-            top_ids=ticket.top_ids if request.need_top else None,
-            computed_tokens=ticket.computed_tokens,
-            timings=Timings(
-                queue=planned - ticket.arrived,
-                batch=launched - planned,
-                device=self.clock() - launched,
-            ),
-        )
+            resolve(ticket.future, ticket.result(self.clock()))
 
     def _drop_given_up(self) -> None:
         """Forget requests that were cancelled or whose deadline is over."""

@@ -126,6 +126,21 @@ class Scheduler:
             job.long.append(item)
             self._activate(job)
 
+    def retry_chunk(self, share: Share) -> None:
+        """Run the chunk of a long item once more that a collected share has scored.
+
+        What was launched since has read its pages and is taken back as well.
+        """
+        job = share.job
+        assert share.long is not None  # noqa: S101  (the caller saw to it)
+        job.retried.add(share.long[0])
+        chunk = Share(
+            job, job.epoch, (job.cut, job.cut), long=share.long, long_ends=share.long_ends
+        )
+        job.running.insert(0, chunk)
+        self._take_back(job)
+        job.running.remove(chunk)
+
     # ---- pages ----
 
     def _start_waiting(self) -> None:
@@ -285,6 +300,8 @@ class Scheduler:
         rest = long_rest(job.cut, self.limits)
         length = rest + len(job.request.item_ids[item])
         stop = rest + self._chunk_end(start - rest, allowance, length - rest)
+        if stop == start:  # less is left than the shortest chunk
+            return 0
         share.long, share.long_ends = (item, start, stop), stop == length
         job.long_done = stop
         if share.long_ends:

@@ -8,7 +8,8 @@ import pytest
 
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.pages import PagePool, page_keys
-from gpuscore.engine.runner import Runner, Ticket
+from gpuscore.engine.runner import Runner
+from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import (
     DeadlineExceeded,
     InsufficientMemory,

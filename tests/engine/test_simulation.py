@@ -12,6 +12,7 @@ import pytest
 from gpuscore.engine import draft, scheduler
 from gpuscore.engine.pages import PagePool
 from gpuscore.engine.scheduler import Scheduler
+from gpuscore.engine.ticket import Ticket
 from support.simulation import simulate
 
 SEEDS = int(os.environ.get("SIMULATED_SEEDS", "1200"))
@@ -180,6 +181,30 @@ def pages_that_the_next_long_item_took_are_believed(monkeypatch):
     monkeypatch.setattr(Scheduler, "_take_back", trusting)
 
 
+def rows_of_a_later_chunk_land_at_the_start(monkeypatch):
+    monkeypatch.setattr(Ticket, "_chunk_start", lambda self, share, item: 0)
+
+
+def rows_that_come_twice_count_twice(monkeypatch):
+    take = Ticket.take
+
+    def forgetful(self, *a):
+        self._there[:] = False
+        return take(self, *a)
+
+    monkeypatch.setattr(Ticket, "take", forgetful)
+
+
+def a_chunk_that_was_not_finite_is_left_out(monkeypatch):
+    retry_chunk = Scheduler.retry_chunk
+
+    def too_late(self, share):
+        retry_chunk(self, share)
+        share.job.long_done = share.long[2]
+
+    monkeypatch.setattr(Scheduler, "retry_chunk", too_late)
+
+
 # With the first seed that finds it, which is tried first; when worlds change, another one may.
 PLANTS = {
     shared_before_collect: 2,
@@ -187,9 +212,12 @@ PLANTS = {
     a_stale_page_is_found: 37,
     the_wrong_parent: 0,
     tenants_share_pages: 0,
-    what_ran_meanwhile_counts: 56,
+    what_ran_meanwhile_counts: 137,
     the_failed_chunk_of_a_long_item_is_left_out: 98,
     pages_that_the_next_long_item_took_are_believed: 671,
+    rows_of_a_later_chunk_land_at_the_start: 19,
+    rows_that_come_twice_count_twice: 154,
+    a_chunk_that_was_not_finite_is_left_out: 44,
 }
 
 

@@ -195,7 +195,7 @@ def test_what_costs_too_much_or_too_long_is_not_begun(tokenizer):
 
 def result_of(rows):
     rows = tuple(np.array(row, np.float32) for row in rows)
-    return ScoreResult(rows, None, None, 0, Timings(0, 0, 0))
+    return ScoreResult(rows, None, None, None, 0, Timings(0, 0, 0))
 
 
 def test_formulas(prompts_of):

@@ -15,7 +15,8 @@ import numpy as np
 
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.jobs import Work
-from gpuscore.engine.runner import Runner, Ticket
+from gpuscore.engine.runner import Runner
+from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import (
     DeadlineExceeded,
     InsufficientMemory,
@@ -26,6 +27,7 @@ from gpuscore.errors import (
 from gpuscore.types import BackendLimits, PackedBatch, RowScores, ScoreRequest
 
 GARBAGE = -9  # what a failed batch leaves in the pages that it was to write
+LSE, TOP_ID, TOP_LOGIT = -1, -2, -3  # as labels
 
 
 def triples(tenant: int, start: int, tokens: np.ndarray) -> np.ndarray:
@@ -96,7 +98,7 @@ class SimulatedBackend:
 
     def _scores(self, batch: PackedBatch, rows: np.ndarray) -> RowScores:
         ends = batch.cu_seqlens[1:]
-        logits, lse = [], []
+        logits, lse, top_ids, top_logits = [], [], [], []
         for index, row in enumerate(batch.score_rows):
             segment = int(np.searchsorted(ends, row, side="right"))
             state = zlib.crc32(self._visible(batch, rows, segment, int(row)).tobytes())
@@ -105,8 +107,12 @@ class SimulatedBackend:
             if state in self.poison or self.strikes("nan"):
                 values[-1] = np.float32(np.nan)
             logits += values
-            lse.append(hashed(state, -1))
-        return RowScores(np.array(logits, np.float32), np.array(lse, np.float32), None, None)
+            lse.append(hashed(state, LSE))
+            top_ids.append(hashed(state, TOP_ID))
+            top_logits.append(hashed(state, TOP_LOGIT))
+        numbers = np.array([lse, top_logits], np.float32)
+        tops = (np.array(top_ids, np.int32), numbers[1]) if batch.need_top else (None, None)
+        return RowScores(np.array(logits, np.float32), numbers[0], *tops)
 
     def _visible(self, batch: PackedBatch, rows: np.ndarray, segment: int, row: int) -> np.ndarray:
         request, size = batch.request_of[segment], self.limits.page_size
@@ -203,31 +209,38 @@ class World:
             query = np.concatenate([query, self._tokens(int(rng.integers(1, 20)))])
         longest = int(rng.choice([4, 12, 30, 60]))
         items = [self._tokens(int(n)) for n in rng.integers(1, longest, int(rng.integers(1, 7)))]
+        labels = [self._tokens(int(rng.integers(1, 3))) for _ in items]
+        every = self.seed % 5 == 4 and bool(rng.random() < 0.5)
+        if every:
+            query, labels = query[:0], [self._tokens(len(item)) for item in items]
         request = ScoreRequest(
             query,
             tuple(items),
-            tuple(self._tokens(int(rng.integers(1, 3))) for _ in items),
+            tuple(labels),
             need_lse=bool(rng.random() < 0.5),
             priority=int(rng.integers(-1, 2)),
             salt=str(int(rng.integers(1, 3))),
             deadline=self.now + float(rng.random()) if rng.random() < 0.1 else None,
+            need_top=every and bool(rng.random() < 0.5),
+            every_position=every,
         )
         if not self.runner.scheduler.fits(request):
             return
         if self.backend.strikes("poison"):
-            self.backend.poison.add(self._state(request, 0))
+            self.backend.poison.add(self._states(request, 0)[-1])
         ticket = Ticket(request, Future(), None, arrived=self.now)
         self.tickets.append(ticket)
         self.runner.add(ticket)
 
     @staticmethod
-    def _state(request: ScoreRequest, item: int) -> int:
+    def _states(request: ScoreRequest, item: int) -> list[int]:
+        """Of the item's last token, or of each."""
         tenant, cut = int(request.salt), len(request.query_ids)
-        whole = [
-            triples(tenant, 0, request.query_ids),
-            triples(tenant, cut, request.item_ids[item]),
-        ]
-        return zlib.crc32(np.concatenate(whole).tobytes())
+        own = request.item_ids[item]
+        whole = [triples(tenant, 0, request.query_ids), triples(tenant, cut, own)]
+        seen = np.concatenate(whole)
+        first = 1 if request.every_position else len(own)
+        return [zlib.crc32(seen[: cut + n].tobytes()) for n in range(first, len(own) + 1)]
 
     def _check(self, ticket: Ticket) -> None:
         assert ticket.future.done(), "a request was lost"
@@ -238,14 +251,24 @@ class World:
             assert self._is_due(error, ticket.request), f"{error!r} for no reason"
             return
         request, result = ticket.request, ticket.future.result()
+        rows: list[int] = []
         for item, labels in enumerate(request.label_ids):
-            state = self._state(request, item)
-            assert state not in self.backend.poison
-            want = [hashed(state, int(label)) for label in labels]
+            states = self._states(request, item)
+            assert not self.backend.poison & {*states}
+            rows += states
+            of_labels = states if request.every_position else states * len(labels)
+            want = [
+                hashed(state, int(label)) for state, label in zip(of_labels, labels, strict=True)
+            ]
             assert result.label_logits[item].tolist() == want, "a wrong score"
-            if request.need_lse:
-                assert result.lse is not None
-                assert result.lse[item] == hashed(state, -1), "a wrong log-sum-exp"
+        for asked, values, kind in (
+            (request.need_lse, result.lse, LSE),
+            (request.need_top, result.top_ids, TOP_ID),
+            (request.need_top, result.top_logits, TOP_LOGIT),
+        ):
+            assert (values is not None) == asked
+            if values is not None:
+                assert values.tolist() == [hashed(state, kind) for state in rows], kind
         assert result.computed_tokens > 0
 
     def _is_due(self, error: BaseException, request: ScoreRequest) -> bool:

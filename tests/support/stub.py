@@ -70,7 +70,7 @@ class StubEngine:
         logits = tuple(np.zeros(len(ids), np.float32) for ids in request.label_ids)
         lse = np.ones(len(logits), np.float32)
         timings = Timings(1e-6, 2e-6, 3e-6)
-        future.set_result(ScoreResult(logits, lse, None, request.num_tokens, timings))
+        future.set_result(ScoreResult(logits, lse, None, None, request.num_tokens, timings))
         return future
 
     def close(self):
