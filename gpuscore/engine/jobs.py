@@ -3,9 +3,6 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gpuscore.engine.pages import PageKey
 from gpuscore.types import Int32Array, PackedBatch, ScoreRequest
 
@@ -65,14 +62,20 @@ class Share:
         return self.items
 
     @property
-    def row_bounds(self) -> NDArray[np.int64]:
-        """[scored + 1]: where the rows of each scored item begin among the share's."""
-        if not self.job.request.every_position:
-            return np.arange(len(self.scored) + 1)
-        counts = [len(self.job.request.item_ids[item]) for item in self.items]
-        if self.long is not None:
-            counts.append(self.long[2] - self.long[1])
-        return np.cumsum([0, *counts])
+    def positions(self) -> list[tuple[int, int, int]]:
+        """With every position scored: of each item the first one that is, and how many."""
+        whole = [(item, 0, len(self.job.request.item_ids[item])) for item in self.items]
+        if self.long is None:
+            return whole
+        item, start, stop = self.long
+        return [*whole, (item, start, stop - start)]
+
+    @property
+    def num_rows(self) -> int:
+        """Scored rows."""
+        if self.job.request.every_position:
+            return sum(count for _, _, count in self.positions)
+        return len(self.scored)
 
     @property
     def valid(self) -> bool:

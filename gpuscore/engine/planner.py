@@ -48,10 +48,16 @@ def pack(
     total = int(cu_seqlens[-1])
     scored = [(i, s) for i, s in enumerate(segments) if s.label_ids is not None]
     labels = [s.label_ids for _, s in scored if s.label_ids is not None]
-    rows = np.array([len(s.token_ids) if s.every_row else 1 for _, s in scored], dtype=np.int64)
-    of_row = np.repeat(np.arange(len(scored)), rows)  # [N]
-    ends = cu_seqlens[np.array([i for i, _ in scored], dtype=np.int64) + 1].astype(np.int64)
-    per_row = [1 if s.every_row else len(ids) for (_, s), ids in zip(scored, labels, strict=True)]
+    num_labels = np.array([len(ids) for ids in labels], dtype=np.int64)
+    score_rows = cu_seqlens[np.array([i for i, _ in scored], dtype=np.int64) + 1] - 1
+    need_lse = np.array([s.need_lse for _, s in scored], dtype=np.bool_)
+    if any(s.every_row for _, s in scored):
+        rows = np.array([len(s.token_ids) if s.every_row else 1 for _, s in scored])
+        of_row = np.repeat(np.arange(len(scored)), rows)  # [N]
+        # Counted through the scored rows, then shifted so that a segment's last one is its end.
+        shift = (score_rows + 1 - np.cumsum(rows))[of_row]
+        score_rows = (np.arange(len(of_row)) + shift).astype(np.int32)
+        num_labels, need_lse = (num_labels // rows)[of_row], need_lse[of_row]
     return PackedBatch(
         token_ids=_concatenate([s.token_ids for s in segments]),
         # Counted through the batch, then shifted to each segment's start.
@@ -64,11 +70,10 @@ def pack(
         prefix_lens=_int32([p.length for p in prefixes]),
         page_table=_page_table(prefixes),
         slot_mapping=_slot_mapping(segments, cu_seqlens),
-        # Counted through the scored rows, then shifted so that a segment's last one is its end.
-        score_rows=(np.arange(len(of_row)) + (ends - np.cumsum(rows))[of_row]).astype(np.int32),
-        cu_labels=_cumulative(np.array(per_row, dtype=np.int64)[of_row]),
+        score_rows=score_rows,
+        cu_labels=_cumulative(num_labels),
         label_token_ids=_concatenate(labels),
-        need_lse=np.array([s.need_lse for _, s in scored], dtype=np.bool_)[of_row],
+        need_lse=need_lse,
         need_top=need_top,
     )
 

@@ -109,7 +109,7 @@ class Runner:
             if counts and share.job in self._tickets:
                 self._tickets[share.job].computed_tokens += share.tokens
                 self._deliver(work, share, row, scores)
-            row += int(share.row_bounds[-1])
+            row += share.num_rows
         for share in work.shares:
             self._report(share.job)
 

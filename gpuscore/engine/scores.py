@@ -1,7 +1,8 @@
 """From what the model says at the last token to what a caller asked for."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -40,6 +41,44 @@ def label_logprobs(result: ScoreResult) -> list[Float64Array]:
         result.label_logits,
         lambda rows, which: np.minimum(rows - lse[which, None].astype(np.float64), 0.0),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Full-vocabulary log-probabilities at every position of a request's items, float64 [rows].
+
+    A token has exactly the float of the best one where it is the best one, and a smaller one
+    elsewhere: the two are sums in another order, so a token that is nearly as probable could end up
+    above it. `label == best` therefore says whether greedy decoding would have chosen it (the
+    lowest id, where logits are equal).
+    """
+
+    label: Float64Array
+    best: Float64Array
+    best_ids: Int32Array
+
+
+def position_logprobs(result: ScoreResult, label_ids: Sequence[Int32Array]) -> PositionLogprobs:
+    """Of a request with one label per row, `need_lse` and `need_top`."""
+    best, best_ids, lse = _best(result)
+    logits = np.concatenate(result.label_logits).astype(np.float64)
+    label = np.minimum(logits - lse, np.nextafter(best, -np.inf))
+    is_best = np.concatenate(label_ids) == best_ids
+    return PositionLogprobs(np.where(is_best, best, label), best, best_ids)
+
+
+def best_logprobs(result: ScoreResult) -> tuple[Float64Array, Int32Array]:
+    """Log-probability and id of each row's most probable token."""
+    return _best(result)[:2]
+
+
+def _best(result: ScoreResult) -> tuple[Float64Array, Int32Array, Float64Array]:
+    """The same, and the rows' log-sum-exp, float64."""
+    lse, ids, logits = result.lse, result.top_ids, result.top_logits
+    if lse is None or ids is None or logits is None:
+        raise ValueError("the request did not ask for the log-sum-exp and the best tokens")
+    wide = lse.astype(np.float64)
+    return np.minimum(logits - wide, 0.0), ids, wide
 
 
 def _by_rows(

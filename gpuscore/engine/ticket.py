@@ -21,6 +21,8 @@ from gpuscore.types import (
 
 Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
 
+NOTHING: Float32Array = np.empty(0, dtype=np.float32)
+
 
 @dataclass(slots=True, eq=False)
 class Ticket:
@@ -38,18 +40,19 @@ class Ticket:
     lse: Float32Array = field(init=False)
     top_ids: Int32Array = field(init=False)
     top_logits: Float32Array = field(init=False)
-    _there: BoolArray = field(init=False)  # [rows]
-    _first: list[int] = field(init=False)  # row of each item
+    positions: "Positions | None" = field(init=False)
 
     def __post_init__(self) -> None:
         request, count = self.request, self.request.num_rows
         self.rows_left = count
-        self.label_logits = [np.empty(len(ids), np.float32) for ids in request.label_ids]
-        self.lse, self.top_logits = (np.full(count, np.nan, dtype=np.float32) for _ in range(2))
+        self.label_logits = [NOTHING] * len(request.item_ids)
+        self.lse = np.full(count, np.nan, dtype=np.float32)
         self.top_ids = np.full(count, -1, dtype=np.int32)
-        self._there = np.zeros(count, dtype=np.bool_)
-        lengths = map(len, request.item_ids) if request.every_position else (1,) * count
-        self._first = [0, *accumulate(lengths)][:-1]
+        self.top_logits = np.full(count, np.nan, dtype=np.float32) if request.need_top else NOTHING
+        self.positions = None
+        if request.every_position:
+            self.label_logits = [np.empty(len(ids), np.float32) for ids in request.label_ids]
+            self.positions = Positions(request)
 
     def take(
         self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores
@@ -60,28 +63,22 @@ class Ticket:
             The items of which some row is not finite, which are not kept, and the number of such
             rows.
         """
-        items, bounds = share.scored, share.row_bounds
-        if not items:
-            return [], 0
-        rows = slice(first_row, first_row + int(bounds[-1]))
-        fine = self._finite(scores, rows, batch.cu_labels[rows.start : rows.stop + 1])
-        whole = np.logical_and.reduceat(fine, bounds[:-1])  # [items]
-        label_bounds = batch.cu_labels[first_row + bounds].tolist()
-        for index, item in enumerate(items):
-            if whole[index]:
-                start, stop = label_bounds[index], label_bounds[index + 1]
-                at = self._chunk_start(share, item)
-                self.label_logits[item][at : at + stop - start] = scores.label_logits[start:stop]
-        kept = np.repeat(whole, np.diff(bounds))
-        places = self._places(share)[kept]
+        rows = slice(first_row, first_row + share.num_rows)
+        bounds = batch.cu_labels[rows.start : rows.stop + 1]
+        fine = self._finite(scores, rows, bounds)
+        if self.positions is not None:
+            own = scores.label_logits[bounds[0] : bounds[-1]]
+            broken, kept, places = self.positions.take(share, own, fine, self.label_logits)
+            self.rows_left -= self.positions.arrived(places)
+        else:
+            broken, kept = self._take_ends(share.scored, scores.label_logits, bounds, fine), fine
+            places = np.array(share.scored, dtype=np.int32)[kept]
+            self.rows_left -= len(places)
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
-        if scores.top_ids is not None and scores.top_logits is not None:
+        if self.request.need_top and scores.top_ids is not None and scores.top_logits is not None:
             self.top_ids[places] = scores.top_ids[rows][kept]
             self.top_logits[places] = scores.top_logits[rows][kept]
-        self.rows_left -= len(places) - int(np.count_nonzero(self._there[places]))
-        self._there[places] = True
-        broken = [items[index] for index in np.flatnonzero(~whole)]
         return broken, len(fine) - int(np.count_nonzero(fine))
 
     def result(self, done: float) -> ScoreResult:
@@ -101,27 +98,63 @@ class Ticket:
             ),
         )
 
+    def _take_ends(
+        self, items: list[int], logits: Float32Array, cu_labels: Int32Array, fine: BoolArray
+    ) -> list[int]:
+        """One row for each item; returns those that are not fine."""
+        bounds, broken = cu_labels.tolist(), []
+        for index, (item, kept) in enumerate(zip(items, fine.tolist(), strict=True)):
+            if kept:
+                self.label_logits[item] = logits[bounds[index] : bounds[index + 1]]
+            else:
+                broken.append(item)
+        return broken
+
     def _finite(self, scores: RowScores, rows: slice, cu_labels: Int32Array) -> BoolArray:
         """bool [rows]: whether all that was asked of a row is a finite number."""
+        finite = np.ones(rows.stop - rows.start, dtype=np.bool_)
+        if not len(finite):
+            return finite
         fine = np.isfinite(scores.label_logits[cu_labels[0] : cu_labels[-1]])
-        finite: BoolArray = np.logical_and.reduceat(fine, cu_labels[:-1] - cu_labels[0])
+        if not fine.all():
+            finite = np.logical_and.reduceat(fine, cu_labels[:-1] - cu_labels[0])
         if self.request.need_lse:
             finite &= False if scores.lse is None else np.isfinite(scores.lse[rows])
         if self.request.need_top:
             finite &= False if scores.top_logits is None else np.isfinite(scores.top_logits[rows])
         return finite
 
-    def _chunk_start(self, share: Share, item: int) -> int:
-        """The item's first label among those that a share has scored."""
-        if self.request.every_position and share.long is not None and share.long[0] == item:
-            return share.long[1]
-        return 0
 
-    def _places(self, share: Share) -> Int32Array:
-        """Of each of a share's rows, its row in the answer."""
-        if not self.request.every_position:
-            return np.array(share.scored, dtype=np.int32)
-        lengths = np.diff(share.row_bounds)
-        starts = [self._first[item] + self._chunk_start(share, item) for item in share.scored]
-        shift = np.array(starts) - share.row_bounds[:-1]
-        return (np.arange(lengths.sum()) + np.repeat(shift, lengths)).astype(np.int32)
+class Positions:
+    """Where the rows of a request for every position belong, and which are there."""
+
+    def __init__(self, request: ScoreRequest) -> None:
+        self._first = [0, *accumulate(map(len, request.item_ids))]  # row of each item, and the end
+        self._there = np.zeros(self._first[-1], dtype=np.bool_)
+
+    def take(
+        self, share: Share, logits: Float32Array, fine: BoolArray, into: list[Float32Array]
+    ) -> tuple[list[int], BoolArray, Int32Array]:
+        """Put the logits of a share's rows, one each, into those of its items.
+
+        Returns:
+            The items of which some row is not fine, which are left out; the rows that are kept;
+            and their places in the answer.
+        """
+        broken, stop = [], 0
+        kept, places = fine.copy(), np.empty(len(fine), dtype=np.int32)
+        for item, first, count in share.positions:
+            start, stop = stop, stop + count
+            if fine[start:stop].all():
+                into[item][first : first + count] = logits[start:stop]
+                places[start:stop] = np.arange(count) + (self._first[item] + first)
+            else:
+                broken.append(item)
+                kept[start:stop] = False
+        return broken, kept, places[kept]
+
+    def arrived(self, places: Int32Array) -> int:
+        """How many of these rows are new: a chunk that runs again may bring them twice."""
+        new = len(places) - int(np.count_nonzero(self._there[places]))
+        self._there[places] = True
+        return new

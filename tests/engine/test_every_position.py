@@ -8,9 +8,10 @@ import pytest
 
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.runner import Runner
+from gpuscore.engine.scores import position_logprobs
 from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import NonfiniteScore
-from gpuscore.types import NO_TOKENS, ScoreRequest
+from gpuscore.types import NO_TOKENS, ScoreRequest, ScoreResult, Timings
 from support.tape import TapeBackend, tape_logit, tape_lse
 
 
@@ -135,6 +136,37 @@ def test_a_chunk_that_is_not_finite_runs_again(spoilt, always):
     check(ticket)
     assert runner.counters().nonfinite_rows == 1
     assert 150 < sum(batch.num_tokens for batch in backend.batches) <= 150 + 2 * 32
+
+
+def test_a_small_request_is_not_stuck_behind_a_large_one():
+    rng = np.random.default_rng(0)
+    runner = Runner(TapeBackend(max_tokens=128, num_pages=400))
+    large = submit(runner, request_of(rng, [60] * 100))
+    for _ in range(3):
+        runner.step()
+    small = submit(runner, request_of(rng, [20] * 3))
+    for _ in range(4):
+        runner.step()
+    assert small.future.done()
+    assert not large.future.done()
+    run(runner)
+    check(large)
+
+
+def test_greedy_is_exactly_the_best_token():
+    """Logits of labels and of best tokens are sums in another order: either may be larger."""
+    labels = np.array([7, 5, 5, 9, 3], np.int32)
+    logits = np.array([1.0000001, 2, 2, 3, 4.0000005], np.float32)
+    best_ids = np.array([7, 5, 6, 1, 4], np.int32)
+    best = np.array([1, 2, 2, 4, 4], np.float32)
+    lse = np.array([5, 5, 5, 5, 4], np.float32)
+    result = ScoreResult((logits,), lse, best_ids, best, 5, Timings(0, 0, 0))
+    found = position_logprobs(result, [labels])
+    assert (found.label == found.best).tolist() == [True, True, False, False, False]
+    assert (found.label <= found.best).all()
+    assert (found.best <= 0).all()
+    np.testing.assert_allclose(found.label, [-4, -3, -3, -2, 0], atol=1e-6)
+    np.testing.assert_allclose(found.best, best - lse, atol=1e-6)
 
 
 def test_a_request_that_does_not_hold_together():

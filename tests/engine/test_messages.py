@@ -78,7 +78,7 @@ def test_the_classes_of_a_classification_model_arrive():
 def test_a_request_for_every_position_and_its_result():
     items, labels = (ints(1), ints(2, 3)), (ints(4), ints(3, 5))
     request = ScoreRequest(ints(), items, labels, True, True, every_position=True)
-    equal(to_request(decode_to_child(encode(score_message(3, request))), 10), request)
+    equal(to_request(decode_to_child(encode(score_message(3, request))), 10, 10), request)
     logits, rows = (np.float32([1.5]), np.float32([2.5, -3.5])), np.float32([4, 5, 6])
     result = ScoreResult(logits, rows, ints(7, 8, 9), rows, 6, Timings(0.1, 0.2, 0.3))
     equal(to_result(decode_from_child(encode(result_message(3, result))), request), result)
@@ -86,7 +86,7 @@ def test_a_request_for_every_position_and_its_result():
         to_result(result_message(3, replace(result, lse=rows[:2])), request)
     for changed in ({"query": ints(1).tobytes()}, {"label_counts": ints(2, 1).tobytes()}):
         with pytest.raises(ProtocolError, match="one label for each token"):
-            to_request(msgspec.structs.replace(score_message(1, request), **changed), 10)
+            to_request(msgspec.structs.replace(score_message(1, request), **changed), 10, 10)
 
 
 def test_shared_labels_travel_once():

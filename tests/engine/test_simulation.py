@@ -10,9 +10,10 @@ from collections import Counter
 import pytest
 
 from gpuscore.engine import draft, scheduler
+from gpuscore.engine.jobs import Share
 from gpuscore.engine.pages import PagePool
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.engine.ticket import Ticket
+from gpuscore.engine.ticket import Positions
 from support.simulation import simulate
 
 SEEDS = int(os.environ.get("SIMULATED_SEEDS", "1200"))
@@ -182,17 +183,13 @@ def pages_that_the_next_long_item_took_are_believed(monkeypatch):
 
 
 def rows_of_a_later_chunk_land_at_the_start(monkeypatch):
-    monkeypatch.setattr(Ticket, "_chunk_start", lambda self, share, item: 0)
+    positions = Share.positions.fget
+    moved = property(lambda self: [(item, 0, count) for item, _, count in positions(self)])
+    monkeypatch.setattr(Share, "positions", moved)
 
 
 def rows_that_come_twice_count_twice(monkeypatch):
-    take = Ticket.take
-
-    def forgetful(self, *a):
-        self._there[:] = False
-        return take(self, *a)
-
-    monkeypatch.setattr(Ticket, "take", forgetful)
+    monkeypatch.setattr(Positions, "arrived", lambda self, places: len(places))
 
 
 def a_chunk_that_was_not_finite_is_left_out(monkeypatch):

@@ -32,9 +32,9 @@ def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iter
     """The full batches that take the most memory, with all that can be asked of a row.
 
     Items of one token behind the longest prefix: attention fills each of them up to four rows,
-    every row is scored, and the keys of the prefix are gathered. No other layout came near it. And
-    the end of the longest prompt, in one segment that is kept: its rows reach back differently far
-    in layers with a window.
+    every row is scored, and the keys of the prefix are gathered. And the end of the longest prompt,
+    in one segment that is kept, with every row of it scored: its rows reach back differently far in
+    layers with a window. No other layout came near these.
 
     Prefixes are the first page over and over, so a pool of that page is enough.
     """
@@ -42,7 +42,15 @@ def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iter
     items, end = [1] * max_tokens, min(max_tokens, max_model_len)
     prefix, before = max_model_len - 1, max_model_len - end
     yield _batch(items, cached=prefix, scored=max_tokens, labels=labels, page_size=page_size)
-    yield _batch([end], cached=before, kept=end, scored=1, page_size=page_size)
+    one = _batch([end], cached=before, kept=end, scored=1, page_size=page_size)
+    every = np.arange(end + 1, dtype=np.int32)
+    yield replace(
+        one,
+        score_rows=every[:-1],
+        cu_labels=every,
+        label_token_ids=np.zeros(end, np.int32),
+        need_lse=np.ones(end, bool),
+    )
 
 
 def _batch(

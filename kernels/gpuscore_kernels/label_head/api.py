@@ -10,7 +10,8 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from gpuscore_kernels.label_head import reference
-from gpuscore_kernels.label_head.reference import MAX_TILE, VocabStatistics, tile_shapes
+from gpuscore_kernels.label_head.reference import MAX_TILE, tile_shapes
+from gpuscore_kernels.label_head.statistics import VocabStatistics
 
 __all__ = ["Implementation", "VocabStatistics", "label_logits", "tile_shapes", "vocab_statistics"]
 

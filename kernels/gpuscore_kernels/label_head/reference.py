@@ -4,20 +4,12 @@ Neither function holds more than `max_tile` elements of logits or of gathered or
 at a time.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.label_head.statistics import VocabStatistics
+
 MAX_TILE = 1 << 22
-
-
-class VocabStatistics(NamedTuple):
-    """Of each row; see `api.vocab_statistics`."""
-
-    lse: Tensor
-    top_ids: Tensor | None
-    top_logits: Tensor | None
 
 
 def label_logits(

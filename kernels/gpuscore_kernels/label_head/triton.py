@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.compile_check import ARCHES, Variant
-from gpuscore_kernels.label_head.reference import VocabStatistics
+from gpuscore_kernels.label_head.statistics import VocabStatistics
 from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
 
 LABEL_BLOCK = 1024  # elements of a dot product at a time
