@@ -145,6 +145,7 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.server.service import LoadedModel
     from gpuscore.text.prompts import PromptBuilder
     from gpuscore.text.tokenizer import TextEncoder
+    from gpuscore.text.tokenizer_info import read_tokenizer_info
     from gpuscore.worker import command
 
     model = settings.make(ModelConfig)
@@ -160,7 +161,8 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
         except ConfigError as error:
             decisions = str(error)  # which a caller gets to hear
         about = client.wait_planned()
-        return LoadedModel(client, builder, client.wait_ended, prompts, head, about, decisions)
+        ended = client.wait_ended
+        return LoadedModel(client, builder, ended, prompts, head, about, decisions, info)
 
     def announce(address: str) -> None:
         example = _example(address, client.wait_ready().classes)
@@ -171,6 +173,8 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
         encoder = TextEncoder.read(directory)  # while the child imports torch
         specials = [] if encoder is None else encoder.specials
         head, template = read_head(directory), ChatTemplate.read(directory)
+        chat = None if template is None else template.text
+        info = None if encoder is None else read_tokenizer_info(directory, encoder, chat)
         family = find_family(server.family, directory, reversed(names), specials, head)
         print(f"gpuscore: loading {model.model} as {client.wait_planned()}", flush=True)
         return serve(names, server, keys, load, announce, tracer)

@@ -32,7 +32,7 @@ from gpuscore.server.dialects.table import DIALECTS
 from gpuscore.server.heads import check_request_id, head_refusal, request_seconds
 from gpuscore.server.info import server_info
 from gpuscore.server.operations import Operations, OperationsMiddleware
-from gpuscore.server.paths import OPEN_PATHS
+from gpuscore.server.paths import OPEN_PATHS, TOKENIZER_INFO_PATH
 from gpuscore.server.record import CLIENT_LEFT, LEFT_CODE, record_of
 from gpuscore.server.schema import openapi_of
 from gpuscore.server.service import LOADING_RETRY_AFTER, Call, ScoringService
@@ -132,6 +132,13 @@ def _add_pages(app: FastAPI, service: ScoringService) -> None:
     @app.get("/info", summary="Limits, prompt and formula of the served model")
     async def info() -> Response:
         return json_response(server_info(service.names, service.loaded()))
+
+    @app.get(TOKENIZER_INFO_PATH, summary="The tokenizer's special tokens and chat template")
+    async def tokenizer_info() -> Response:
+        info = service.loaded().tokenizer_info
+        if info is None:
+            raise InvalidRequest("this model has no tokenizer")
+        return json_response(info)
 
 
 def _add_metrics(app: FastAPI, operations: Operations) -> None:

@@ -3,6 +3,11 @@
 SCORE_PATH = "/v1/score"
 JINA_RERANK_PATH = "/v1/rerank"
 RERANK_PATHS = ("/rerank", JINA_RERANK_PATH, "/v2/rerank", "/reranking", "/v1/reranking")
+COMPLETIONS_PATH = "/v1/completions"
+TOKENIZE_PATH, DETOKENIZE_PATH = "/tokenize", "/detokenize"
+TOKENIZER_INFO_PATH = "/tokenizer_info"
+# What generates text, or makes embeddings: refused in a sentence and not with 404.
+GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 # Infinity's clients want a document that is text, where all others want an object.
 INFINITY_RERANK_PATH = "/infinity/rerank"
 FLAT_ERROR_PATHS = frozenset((*RERANK_PATHS, INFINITY_RERANK_PATH))

@@ -58,10 +58,10 @@ def openapi_of(
     """OpenAPI's description of what may be sent and of what comes back, for /docs. Types stand
     where they are used: there is no part of ours in the document's components."""
     body = {"schema": _schema(bodies), "example": example}
-    answer = {"schema": _schema(answers)}
+    done = {"description": "Done", "content": {"application/json": {"schema": _schema(answers)}}}
     return {
         "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": {"200": {"description": "Done", "content": {"application/json": answer}}},
+        "responses": {"200": done} if answers else {"400": {"description": "Refused"}},
     }
 
 

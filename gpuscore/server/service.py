@@ -26,6 +26,7 @@ from gpuscore.families.prompts import FamilyPrompts
 from gpuscore.server.bridge import Bridge
 from gpuscore.server.record import ENGINE, RequestRecord
 from gpuscore.text.prompts import PromptBuilder
+from gpuscore.text.tokenizer_info import TokenizerInfo
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 ResultT = TypeVar("ResultT")
@@ -73,6 +74,7 @@ class LoadedModel:
     head: Head | None = None
     about: str = ""  # number format and device, for people
     decisions: DecisionPrompts | str = "not prepared"  # or why there are none
+    tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
 
 
 @dataclass(frozen=True, slots=True)

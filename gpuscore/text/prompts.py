@@ -135,6 +135,33 @@ class PromptBuilder:
         _at_most(TooManyTokens, name, request.num_tokens, self.limits.max_request_tokens)
         return request
 
+    def whole_prompts(
+        self,
+        given: Sequence[str] | Sequence[list[int]],
+        *,
+        special: bool,
+        name: str,
+        cancelled: Callable[[], bool],
+    ) -> tuple[Int32Array, ...]:
+        """The ids of prompts that are not to be factored, all checks made.
+
+        Args:
+            given: at least one, all text or all ids.
+            special: texts get the tokenizer's special tokens.
+            name: what the caller calls them, for errors.
+            cancelled: asked now and then; once true, the work is given up.
+        """
+        self.check_count(name, len(given))
+        if isinstance(given[0], str):
+            ids = self.need_encoder(name).prompts(given, special)  # type: ignore[arg-type]
+        else:
+            for index, prompt in enumerate(given):
+                self._check_length(len(prompt), index, name)
+            ids = (self.ids(prompt, f"{name}[{i}]") for i, prompt in enumerate(given))  # type: ignore[arg-type]
+        prompts = tuple(self._checked(ids, cancelled, name))
+        _at_most(TooManyTokens, name, sum(map(len, prompts)), self.limits.max_request_tokens)
+        return prompts
+
     def check_count(self, name: str, count: int) -> None:
         """Raises TooManyItems, before any work on them."""
         _at_most(TooManyItems, name, count, self.limits.max_items)
@@ -155,7 +182,7 @@ class PromptBuilder:
     def _named(self, labels: Sequence[str]) -> list[int]:
         """Of a language model the tokens, of a classification model the classes."""
         if self.backend.classes is None:
-            return self._need_encoder("labels").label_ids(labels)
+            return self.need_encoder("labels").label_ids(labels)
         return class_ids(labels, self.backend.classes)
 
     def _same_labels(self, ids: Sequence[int], num_items: int) -> tuple[Int32Array, ...]:
@@ -166,7 +193,8 @@ class PromptBuilder:
         what = "token id" if self.backend.classes is None else "class"
         return self._ids(ids, param, self.backend.label_rows, what)
 
-    def _tokens(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
+    def ids(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
+        """int32 [n], every one a token that the model knows."""
         return self._ids(values, param, self.backend.vocab_rows, "token id")
 
     def _ids(
@@ -207,15 +235,15 @@ class PromptBuilder:
         query_len = len(given.query)
         for index, item in enumerate(given.items):  # before 16 MiB of numbers become an array
             self._check_length(query_len + len(item), index)
-        query = self._tokens(given.query or [], "query")  # type: ignore[arg-type]
-        items = (self._tokens(item, f"items[{i}]") for i, item in enumerate(given.items))  # type: ignore[arg-type]
+        query = self.ids(given.query or [], "query")  # type: ignore[arg-type]
+        items = (self.ids(item, f"items[{i}]") for i, item in enumerate(given.items))  # type: ignore[arg-type]
         if given.item_first:
             return (np.concatenate((item, query)) for item in items), 0
         return (np.concatenate((query, item)) for item in items), query_len
 
     def _text_prompts(self, given: ScoreInput) -> tuple[Iterator[Int32Array], int]:
         """Prompts one by one, and how many of a lone prompt's tokens are the query's."""
-        encoder = self._need_encoder("items")
+        encoder = self.need_encoder("items")
         query: str = given.query or ""  # type: ignore[assignment]
         items: Sequence[str] = given.items  # type: ignore[assignment]
         if given.item_first or len(items) > 1:
@@ -228,7 +256,7 @@ class PromptBuilder:
         if given.item_first:
             return 0
         query: str = given.query if is_text else ""  # type: ignore[assignment]
-        shared = self._need_encoder("items").num_shared(query) if is_text else len(given.query)
+        shared = self.need_encoder("items").num_shared(query) if is_text else len(given.query)
         return max(0, shared - 1)
 
     def _checked(
@@ -240,7 +268,7 @@ class PromptBuilder:
                 raise DeadlineExceeded("the request was given up")
             self._check_length(len(prompt), index, name)
             if prompt.max() >= self.backend.vocab_rows:  # a tokenizer may know more than that
-                self._tokens(prompt, f"{name}[{index}]")
+                self.ids(prompt, f"{name}[{index}]")
             yield prompt
 
     def _check_length(self, length: int, index: int, name: str = "items") -> None:
@@ -254,7 +282,8 @@ class PromptBuilder:
                 param=param,
             )
 
-    def _need_encoder(self, param: str) -> TextEncoder:
+    def need_encoder(self, param: str) -> TextEncoder:
+        """Raises InvalidRequest, about this field, for a model without a tokenizer."""
         if self.encoder is None:
             raise InvalidRequest("this model has no tokenizer: send token ids", param=param)
         return self.encoder

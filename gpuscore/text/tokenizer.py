@@ -38,12 +38,24 @@ class TextEncoder:
         except Exception as error:  # the library raises plain Exception
             raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from error
 
-    def prompts(self, prompts: Iterable[str]) -> Iterator[Int32Array]:
-        """Ids of each prompt as a whole, the post-processor's special tokens included.
+    def prompts(self, prompts: Iterable[str], special: bool = True) -> Iterator[Int32Array]:
+        """Ids of each prompt as a whole, by default with the post-processor's special tokens.
 
         Reads and encodes no more than a piece ahead of what is taken.
         """
-        return self._ids(prompts, special=True)
+        return self._ids(prompts, special)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What the tokens say together, special ones included; unknown ids say nothing."""
+        return self._decode([ids])[0]
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """What each token says by itself: a part of a character is a replacement character."""
+        return self._decode([[id] for id in ids])
+
+    def token_name(self, id: int) -> str | None:
+        """The token as the vocabulary has it; None if it has not."""
+        return self._tokenizer.id_to_token(id)
 
     def joined(self, query: str, items: Iterable[str], item_first: bool) -> Iterator[Int32Array]:
         """Exactly `prompts` of query + item (or item + query), as lazily, but faster.
@@ -138,6 +150,14 @@ class TextEncoder:
                     param=f"labels[{index}]",
                 )
         return [tokens[0] for tokens in ids]
+
+    def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        try:
+            return self._tokenizer.decode_batch(sequences, skip_special_tokens=False)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in the tokenizer is not an Exception
+            raise InternalError("the tokenizer failed") from error
 
     def _encode(self, texts: list[str], special: bool) -> list[Encoding]:
         # encode_batch, unlike encode, releases the GIL.

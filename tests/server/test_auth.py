@@ -33,11 +33,13 @@ def routes():
 def test_the_routes_are_these():
     posts = [path for method, path in routes() if method == "POST"]
     reranks = ["/infinity/rerank", "/rerank", "/reranking", "/v1/rerank", "/v1/reranking"]
+    refused = ["/v1/chat/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"]
+    tokens = ["/tokenize", "/detokenize", "/v1/completions"]
     others = ["/classify", "/v1/classify", "/v1/decisions", "/v1/score", "/v2/rerank"]
-    assert posts == sorted([*reranks, *others])
+    assert posts == sorted([*reranks, *refused, *tokens, *others])
     gets = {path for method, path in routes() if method == "GET"}
     open_gets = {"/health", "/ready", "/docs", "/openapi.json"}
-    assert gets == open_gets | {"/v1/models", "/metrics", "/info"}
+    assert gets == open_gets | {"/v1/models", "/metrics", "/info", "/tokenizer_info"}
 
 
 @pytest.mark.parametrize(("method", "path"), routes())

@@ -29,7 +29,8 @@ def test_examples_work(demo):
     for dialect in DIALECTS:
         for path in dialect.paths:
             answer = demo.post(path, json=dialect.example)
-            assert answer.status_code == 200, (path, answer.text)
+            want = 200 if dialect.answers else 400  # of routes that are always refused
+            assert answer.status_code == want, (path, answer.text)
 
 
 class TestPairs:

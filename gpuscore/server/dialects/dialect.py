@@ -21,7 +21,7 @@ class Dialect(Generic[BodyT]):
         summary: a few words, for /docs.
         description: a sentence, for /docs.
         bodies: what may be sent, for /docs.
-        answers: what comes back, for /docs.
+        answers: what comes back, for /docs; nothing for a route that is always refused.
         decode: a body as sent to one that is checked; raises InvalidRequest.
         answer: the answer as JSON; raises GpuscoreError.
         example: a body that the demo model answers, for /docs.

@@ -1,0 +1,42 @@
+"""Routes of servers that generate text or make embeddings: refused in a sentence, not with 404."""
+
+from typing import NoReturn
+
+import msgspec
+
+from gpuscore.errors import InvalidRequest
+from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.paths import GENERATING_PATHS
+from gpuscore.server.record import RequestRecord
+from gpuscore.server.service import Call, ScoringService
+
+SCORES_ONLY = "this server scores only and generates nothing"
+
+
+class RefusedBody(msgspec.Struct):
+    """Whatever it holds."""
+
+    model: str | None = None
+
+
+def _refuse(body: bytes, record: RequestRecord) -> RefusedBody:
+    raise InvalidRequest(
+        f"{SCORES_ONLY}, embeddings included: see /v1/score, /v1/rerank, and /v1/completions for "
+        "the log-probabilities of a prompt"
+    )
+
+
+async def _never(service: ScoringService, body: RefusedBody, call: Call) -> NoReturn:
+    raise AssertionError("the body was refused")
+
+
+GENERATING = Dialect(
+    paths=GENERATING_PATHS,
+    summary="Refused",
+    description="Always 400: this server scores only, and neither generates nor embeds.",
+    bodies=(RefusedBody,),
+    answers=(),
+    decode=_refuse,
+    answer=_never,
+    example={"model": "default"},
+)

@@ -1,0 +1,119 @@
+"""The wire of /tokenize and /detokenize, which are vLLM's."""
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from gpuscore.errors import InvalidRequest, TooManyTokens
+from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.paths import DETOKENIZE_PATH, TOKENIZE_PATH
+from gpuscore.server.record import TOKENIZE, RequestRecord
+from gpuscore.server.schema import decoding_errors
+from gpuscore.server.service import Call, LoadedModel, ScoringService
+from gpuscore.text.prompts import PromptBuilder
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /tokenize."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+
+
+class TokenizeAnswer(msgspec.Struct):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeAnswer(msgspec.Struct):
+    prompt: str
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+
+
+def decode_tokenize(body: bytes, record: RequestRecord) -> TokenizeBody:
+    with decoding_errors():
+        return _tokenize_decoder.decode(body)
+
+
+def decode_detokenize(body: bytes, record: RequestRecord) -> DetokenizeBody:
+    with decoding_errors():
+        return _detokenize_decoder.decode(body)
+
+
+async def answer_tokenize(service: ScoringService, body: TokenizeBody, call: Call) -> bytes:
+    """Raises InvalidRequest without a tokenizer, and TooManyTokens."""
+    special = body.add_special_tokens is not False
+    return await _in_thread(service, body.model, call, partial(_tokenize, body.prompt, special))
+
+
+async def answer_detokenize(service: ScoringService, body: DetokenizeBody, call: Call) -> bytes:
+    """Raises InvalidRequest without a tokenizer, TokenIdOutOfRange and TooManyTokens."""
+    return await _in_thread(service, body.model, call, partial(_detokenize, body.tokens))
+
+
+async def _in_thread(
+    service: ScoringService,
+    name: str | None,
+    call: Call,
+    work: Callable[[LoadedModel], msgspec.Struct],
+) -> bytes:
+    service.model_name(name)
+    model = service.loaded()
+    with service.admitted(call.tenant), call.record.stage(TOKENIZE):
+        return await service.in_thread(lambda: msgspec.json.encode(work(model)))
+
+
+def _tokenize(prompt: str, special: bool, model: LoadedModel) -> TokenizeAnswer:
+    encoder = model.builder.need_encoder("prompt")
+    (ids,) = encoder.prompts([prompt], special)
+    _check_count(len(ids), "prompt", model.builder)
+    return TokenizeAnswer(len(ids), model.engine.limits.max_model_len, ids.tolist())
+
+
+def _detokenize(tokens: list[int], model: LoadedModel) -> DetokenizeAnswer:
+    _check_count(len(tokens), "tokens", model.builder)
+    if model.builder.encoder is None:
+        raise InvalidRequest("this model has no tokenizer", param="tokens")
+    ids = model.builder.ids(tokens, "tokens")
+    return DetokenizeAnswer(model.builder.encoder.text(ids.tolist()))
+
+
+def _check_count(count: int, param: str, builder: PromptBuilder) -> None:
+    if count > builder.limits.max_request_tokens:
+        limit = builder.limits.max_request_tokens
+        raise TooManyTokens(f"{count} tokens, the limit is {limit}", param=param)
+
+
+TOKENIZE_TEXT = Dialect(
+    paths=(TOKENIZE_PATH,),
+    summary="Text to tokens",
+    description="The token ids of a text, by default with the tokenizer's special tokens.",
+    bodies=(TokenizeBody,),
+    answers=(TokenizeAnswer,),
+    decode=decode_tokenize,
+    answer=answer_tokenize,
+    example={"prompt": "A red steel lamp."},
+)
+DETOKENIZE = Dialect(
+    paths=(DETOKENIZE_PATH,),
+    summary="Tokens to text",
+    description="What token ids say together, special tokens included.",
+    bodies=(DetokenizeBody,),
+    answers=(DetokenizeAnswer,),
+    decode=decode_detokenize,
+    answer=answer_detokenize,
+    example={"tokens": [32, 33]},
+)

@@ -1,0 +1,239 @@
+"""Promise: /v1/completions gives the log-probabilities that transformers gives, as lm-eval and
+OpenAI's clients read them, and refuses all that would be generation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from gpuscore.server.dialects.completion_answer import TokenTexts
+from gpuscore.types import NO_TOKENS
+from support.models import random_ids
+from support.stub import StubEngine, ask, stub_service
+from support.wire import MARKER, check_error
+
+TOLERANCE = 1e-4
+IDS = [5, 300, 7, 7, 61, 390, 12]
+LM_EVAL = {"temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": True}
+
+
+def complete(client, prompt, **fields):
+    answer = client.post("/v1/completions", json={"prompt": prompt} | LM_EVAL | fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def refused(client, **fields):
+    return client.post("/v1/completions", json={"prompt": IDS} | LM_EVAL | fields)
+
+
+@pytest.fixture(scope="module")
+def logprobs(model):
+    """transformers' log-probabilities [tokens, V] after each token of a prompt."""
+
+    def of(ids):
+        with torch.no_grad():
+            return torch.log_softmax(model[1](torch.tensor([ids])).logits[0].double(), -1).numpy()
+
+    return of
+
+
+def check_logprobs(found, ids, want, names=None):
+    """`found` is of a prompt with the most probable next token behind it."""
+    assert [*map(len, found.values())] == [len(ids) + 1] * 4
+    assert found["token_logprobs"][0] is None
+    assert found["top_logprobs"][0] is None
+    best = want.argmax(axis=1)
+    told = [*ids, int(best[-1])]
+    for place, (value, top) in enumerate(
+        zip(found["token_logprobs"][1:], found["top_logprobs"][1:], strict=True)
+    ):
+        row, token = want[place], told[place + 1]
+        np.testing.assert_allclose(value, row[token], atol=TOLERANCE)
+        np.testing.assert_allclose(max(top.values()), row.max(), atol=TOLERANCE)
+        is_best = token == best[place]
+        assert len(top) == (1 if is_best else 2)
+        assert (value == max(top.values())) == is_best, "greedy as lm-eval finds it"
+        assert top[found["tokens"][place + 1]] == value
+        if names is not None and not is_best:
+            assert set(top) - {found["tokens"][place + 1]} <= {names(int(best[place]))} | {
+                f"token_id:{best[place]}"
+            }
+    lengths = np.cumsum([0, *map(len, found["tokens"])])
+    assert found["text_offset"] == lengths[:-1].tolist()
+
+
+def test_as_lm_eval_asks(client, logprobs):
+    """Ids, many prompts of odd lengths, in the order they came in, never out of the cache."""
+    rng = np.random.default_rng(0)
+    prompts = [random_ids(rng, n) for n in (1, 2, 17, 63, 111, 400, 7, 512)]
+    prompts.append(prompts[4])
+    body = complete(client, prompts)
+    assert (body["object"], body["model"]) == ("text_completion", "default")
+    assert [choice["index"] for choice in body["choices"]] == list(range(9))
+    for choice, ids in zip(body["choices"], prompts, strict=True):
+        assert choice["finish_reason"] == "length"
+        check_logprobs(choice["logprobs"], ids, logprobs(ids))
+    total = sum(map(len, prompts))
+    assert body["usage"] == {
+        "prompt_tokens": total,
+        "total_tokens": total + 9,
+        "completion_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    again = complete(client, prompts)
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def test_packed_is_alone(client):
+    rng = np.random.default_rng(1)
+    prompts = [random_ids(rng, n) for n in (3, 90, 31)]
+    packed = complete(client, prompts)["choices"]
+    for choice, ids in zip(packed, prompts, strict=True):
+        (alone,) = complete(client, ids)["choices"]
+        assert alone["text"] == choice["text"]
+        got, want = (c["logprobs"]["token_logprobs"][1:] for c in (choice, alone))
+        np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+def test_text_begins_as_the_tokenizer_wants(client, encode, logprobs):
+    texts = ["query: a blue chair", "Ein Satz über Bäume ☃", ""]
+    body = complete(client, texts)
+    for choice, text in zip(body["choices"], texts, strict=True):
+        ids = encode(text)
+        assert ids[0] == 0, "<s>"
+        found = choice["logprobs"]
+        check_logprobs(found, ids, logprobs(ids))
+        assert found["tokens"][0] == "<s>"
+        assert choice["text"] == text + found["tokens"][-1]
+    (bare,) = complete(client, texts[0], add_special_tokens=False)["choices"]
+    ids = encode(texts[0])[1:]
+    check_logprobs(bare["logprobs"], ids, logprobs(ids))
+    assert "".join(bare["logprobs"]["tokens"][:-1]) == texts[0]
+    error = client.post(
+        "/v1/completions", json=LM_EVAL | {"prompt": "", "add_special_tokens": False}
+    )
+    check_error(error, 400, "empty_prompt", "prompt[0]")
+
+
+def test_without_a_next_token(client, logprobs):
+    (choice,) = complete(client, IDS, max_tokens=0, temperature=None)["choices"]
+    (longer,) = complete(client, IDS)["choices"]
+    for name, values in choice["logprobs"].items():
+        assert values == longer["logprobs"][name][:-1]
+    (one,) = complete(client, [9], max_tokens=0)["choices"]
+    assert one["logprobs"]["token_logprobs"] == one["logprobs"]["top_logprobs"] == [None]
+    (bare,) = complete(client, IDS, logprobs=0)["choices"]
+    assert bare["logprobs"] == longer["logprobs"] | {"top_logprobs": None}
+
+
+def test_the_next_token_alone_is_served_from_the_cache(client, logprobs):
+    ids = [3, *random_ids(np.random.default_rng(2), 80)]
+    best = int(logprobs(ids)[-1].argmax())
+    for cached in (0, 80):  # whole pages of what is before the last token
+        body = complete(client, ids, echo=False, cache_salt="next", logprobs=cached and 1 or None)
+        (choice,) = body["choices"]
+        assert (
+            choice["text"] == client.post("/detokenize", json={"tokens": [best]}).json()["prompt"]
+        )
+        assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+        assert body["usage"]["completion_tokens"] == 1
+    found = choice["logprobs"]
+    np.testing.assert_allclose(found["token_logprobs"], logprobs(ids)[-1:, best], atol=TOLERANCE)
+    assert found["top_logprobs"] == [{choice["text"]: found["token_logprobs"][0]}]
+    assert found["text_offset"] == [0]
+
+
+def test_echo_alone(client):
+    for max_tokens in (0, 1):
+        (choice,) = complete(client, "a red lamp", max_tokens=max_tokens, logprobs=None)["choices"]
+        assert choice["logprobs"] is None
+        assert choice["text"].startswith("a red lamp")
+        assert (choice["text"] == "a red lamp") == (max_tokens == 0)
+
+
+def test_tokens_that_say_the_same():
+    say = TokenTexts(None, np.array([3, 9, 3], np.int32), NO_TOKENS)
+    assert say.pair(3, -1.0, 9, -0.5) == {"token_id:3": -1.0, "token_id:9": -0.5}
+
+    class Mute:
+        def token_texts(self, ids):
+            return ["�" if id else "" for id in ids]
+
+    say = TokenTexts(Mute(), np.array([0, 3, 9], np.int32))  # type: ignore[arg-type]
+    assert say(0) == "token_id:0"
+    assert say.pair(3, -1.0, 9, -0.5) == {"�": -1.0, "token_id:9": -0.5}
+    assert say.pair(3, -0.5, 3, -0.5) == {"�": -0.5}
+
+
+HARMLESS = {
+    **{"top_p": 1, "n": 1, "best_of": 1, "stream": False, "stop": [], "suffix": "", "user": "me"},
+    **{"frequency_penalty": 0.0, "presence_penalty": 0, "logit_bias": {}, "stream_options": None},
+    **{"temperature": None, "priority": 3, "model": "tiny"},
+}
+
+
+def test_what_clients_send_by_habit(client):
+    want = complete(client, IDS)["choices"]
+    assert complete(client, IDS, **HARMLESS)["choices"] == want
+    assert complete(client, IDS, **dict.fromkeys(HARMLESS))["choices"] == want
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("top_p", 0.9), ("n", 2), ("best_of", 3), ("stream", True), ("stop", ["\n"])),
+        *(("suffix", "x"), ("frequency_penalty", 0.1), ("presence_penalty", -1)),
+        *(("logit_bias", {"5": 1}), ("stream_options", {}), ("temperature", 1)),
+        *(("max_tokens", None), ("max_tokens", 16), ("max_tokens", -1)),
+    ],
+)
+def test_generation_is_refused_by_name(client, field, value):
+    message = check_error(refused(client, **{field: value}), 400, "invalid_request", field)
+    assert "scores only and generates nothing" in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"logprobs": 2}, "invalid_request", "logprobs"),
+        ({"logprobs": -1}, "invalid_request", "logprobs"),
+        ({"max_tokens": 0, "echo": False}, "invalid_request", "max_tokens"),
+        ({"prompt": None}, "invalid_request", "prompt"),
+        ({"prompt": []}, "invalid_request", "prompt"),
+        ({"prompt": ["a", [1]]}, "mixed_input_types", "prompt"),
+        ({"prompt": [1, "a"]}, "mixed_input_types", "prompt"),
+        ({"prompt": [[1], []]}, "empty_prompt", "prompt[1]"),
+        ({"prompt": [[1], [400]]}, "token_id_out_of_range", "prompt[1]"),
+        ({"prompt": [-1]}, "token_id_out_of_range", "prompt[0]"),
+        ({"prompt": [2**70]}, "invalid_request", "prompt[0]"),
+        ({"prompt": [[1] * 513]}, "prompt_too_long", "prompt[0]"),
+        ({"prompt": [[1]] * 10_001}, "too_many_items", "prompt"),
+        ({"prompt": [[1] * 512] * 513}, "too_many_tokens", "prompt"),
+        ({MARKER: 1}, "invalid_request", None),
+        ({"prompt": MARKER, "echo": MARKER}, "invalid_request", "echo"),
+    ],
+)
+def test_errors(client, unharmed, fields, code, param):
+    check_error(refused(client, **fields), 400, code, param)
+
+
+def test_a_row_that_is_not_finite(limited):
+    """The model's best token is infinitely likely."""
+    check_error(refused(limited), 500, "nonfinite_score")
+
+
+def test_a_model_with_classes_has_no_next_tokens():
+    service = stub_service()
+    service.model.engine.limits = replace(StubEngine.limits, classes=("good", "bad"))
+    body = {"method": "POST", "url": "/v1/completions", "json": {"prompt": IDS} | LM_EVAL}
+    (reply,) = ask(service, body)
+    assert "no next tokens" in check_error(reply, 400, "invalid_request")
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "embeddings"])
+def test_routes_that_generate(client, path):
+    error = client.post(f"/v1/{path}", json={"messages": [{"role": "user", "content": MARKER}]})
+    message = check_error(error, 400, "invalid_request")
+    assert "scores only and generates nothing" in message
