@@ -19,12 +19,15 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / ".venv-clients"
+MODEL = str(HERE.parent / "gpuscore" / "models" / "demo")
 KEY = "the key of the clients"
 TESTS = {
     "cohere": ("test_cohere.py", "test_haystack.py", "test_infinity.py"),
+    "openai": ("test_openai.py", "test_openai_decisions.py"),
     "litellm": ("test_litellm.py", "test_rerankers.py"),
     "langchain": ("test_langchain.py",),
     "llama_index": ("test_llama_index.py",),
+    "lm_eval": ("test_lm_eval.py",),
 }
 # Fetched by some client at import or start, or reported home.
 OFFLINE = {
@@ -95,7 +98,9 @@ def environment(name: str, torch: Torch) -> Path:
 def run_tests(python: Path, files: tuple[str, ...], url: str) -> int:
     unset = ("PYTHONPATH", "PYTHONHOME", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
     inherited = {name: value for name, value in os.environ.items() if name not in unset}
-    variables = inherited | OFFLINE | {"SERVER_URL": url, "SERVER_KEY": KEY}
+    variables = (
+        inherited | OFFLINE | {"SERVER_URL": url, "SERVER_KEY": KEY, "MODEL_DIRECTORY": MODEL}
+    )
     command = [python, "-m", "pytest", "-q", "-c", HERE / "pytest.ini", *(HERE / f for f in files)]
     return subprocess.run(command, cwd=HERE, env=variables).returncode
 
