@@ -49,3 +49,21 @@ def test_wrong_key(server, provider):
 def test_no_room_is_a_rate_limit(server, full, provider):
     with pytest.raises(litellm.RateLimitError):
         rerank(server.url, server.key, provider, max_retries=0)
+
+
+def test_text_completion(server):
+    ids = [40, 50, 60]
+    answer = litellm.text_completion(
+        model="text-completion-openai/demo",
+        api_base=server.url + "/v1",
+        api_key=server.key,
+        prompt=[ids],
+        echo=True,
+        logprobs=1,
+        max_tokens=1,
+    )
+    (choice,) = answer.choices
+    body = {"items": [ids[:2]], "label_token_ids": [ids[2]], "return_label_logprobs": True}
+    wanted = server.post("/v1/score", body)["label_logprobs"][0][0]
+    assert choice.logprobs.token_logprobs[2] == pytest.approx(wanted, abs=1e-4)
+    assert len(choice.logprobs.token_logprobs) == 4
