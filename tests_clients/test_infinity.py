@@ -18,7 +18,7 @@ def test_rerank(server, ranking, is_same):
     client = AuthenticatedClient(base_url=server.url, token=server.key)
     answer = rerank.sync(client=client, body=asked())
     assert is_same(pairs(answer), ranking)
-    assert answer.model == "default"
+    assert answer.model == "demo"
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 20
     assert all(
         not result.document or isinstance(result.document, Unset) for result in answer.results
