@@ -21,6 +21,9 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / ".venv-clients"
 MODEL = str(HERE.parent / "gpuscore" / "models" / "demo")
 KEY = "the key of the clients"
+# conftest.py fills the server of one key, and the wait for that work must not count as too long.
+LIMITS = ["--threads=1", "--max-inflight-per-key=2", "--max-queue-seconds=3600"]
+LIMITS += ["--request-timeout=3600"]
 TESTS = {
     "cohere": ("test_cohere.py", "test_haystack.py", "test_infinity.py"),
     "openai": ("test_openai.py", "test_openai_decisions.py"),
@@ -113,7 +116,7 @@ def serving() -> Iterator[str]:
     log = ENVIRONMENTS / "server.log"
     with log.open("wb") as errors:
         server = subprocess.Popen(
-            [*command, "--threads", "1", "--max-inflight-per-key", "2"],
+            [*command, *LIMITS],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

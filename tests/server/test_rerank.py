@@ -209,3 +209,11 @@ def test_bodies_of_clients_that_are_no_libraries(demo, request_):
     if "lamp" in body["query"]:
         assert {indices[0], indices[1]} == {1, 2}
         assert scores[0] > 0.8, "the threshold that Dify begins with"
+
+
+def test_dify_is_told_that_it_is_a_reranker(demo):
+    """What its provider for TEI reads before the first request."""
+    info = demo.get("/info", headers={"Content-Type": "application/json"}).json()
+    assert next(iter(info["model_type"])) == "reranker"
+    assert info["max_input_length"] == 4096
+    assert info["max_client_batch_size"] == 10000
