@@ -117,7 +117,6 @@ class Client:
                 return self._send("POST", part.path, content, part.request_id, until, given_up)
             except ClientError as error:
                 failures.append(error)
-                given_up.set()  # the other parts are of no use any more
                 raise
 
         if len(job.parts) == 1:
@@ -127,7 +126,7 @@ class Client:
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
-                given_up.set()  # for those that are left, if any
+                given_up.set()  # the other parts, if any are left, are of no use
         if failures:
             raise failures[0]
         return job.join([future.result() for future in futures])

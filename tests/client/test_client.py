@@ -84,12 +84,17 @@ def test_requests_keep_within_both_limits(url):
     """Counted where they leave the client."""
     bodies = []
     hooks = {"request": [lambda request: bodies.append(request.content)]}
+    items = [*"abcdefgh", *(f"{i} a wooden chair, blue and red" for i in range(6)), "chair" * 40]
     with httpx.Client(event_hooks=hooks) as http:
-        client = Client(url, KEY, http=http, max_items_per_request=3, max_bytes_per_request=150)
-        client.score(QUERY, [*ITEMS, "chair" * 40, "x"], labels=LABELS)
-    assert max(len(json.loads(body)["items"]) for body in bodies) == 3
-    assert [len(body) > 150 for body in bodies].count(True) == 1, "the one that cannot be cut"
-    assert len(bodies) < len(ITEMS), "not one by one"
+        options = {"max_items_per_request": 5, "max_bytes_per_request": 170}
+        client = Client(url, KEY, http=http, max_concurrent_requests=1, **options)
+        client.score(QUERY, items, labels=LABELS)
+    counts = [len(json.loads(body)["items"]) for body in bodies]
+    assert counts[0] == max(counts) == 5, "the number binds"
+    assert min(counts[1:-1]) < 4, "the bytes bind"
+    *within, last = map(len, bodies)
+    assert max(within) <= 170 < last, "one item is larger than that"
+    assert len(within) == 4, "no more requests than it takes"
 
 
 @pytest.mark.parametrize("split", [{}, *SMALL])
