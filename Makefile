@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-kernels test-gpu check-kernels check-kernels-all simulate check \
+.PHONY: setup serve test test-clients test-kernels test-gpu check-kernels check-kernels-all simulate check \
         format demo bench-cpu bench-gpu bench-kernels bench-attention bench-parity bench-tokenise \
         bench-serve image clean
 
@@ -35,6 +35,11 @@ serve: setup
 # tests/conftest.py says how many workers auto means, what stays together and in which order it runs.
 test: setup
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# Other people's clients, from PyPI, against a server: minutes of installation the first time, then
+# found in .venv-clients. Some of them only: make test-clients ARGS='cohere litellm'
+test-clients: setup
+	$(BIN)/python -P tests_clients/run.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
 
 # Compiles the Triton kernels for every architecture, without a GPU: what make test compiles, and all.
 check-kernels: setup
@@ -107,4 +112,4 @@ image:
 	docker build -f docker/Dockerfile.cpu -t gpuscore:cpu .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -19,6 +19,10 @@ class GpuscoreError(Exception):
 
     @property
     def type(self) -> str:
+        """The word that OpenAI's clients know; LiteLLM takes an "invalid_request_error" for a
+        request that must not be tried again, whatever its status."""
+        if self.status == Overloaded.status:
+            return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
 

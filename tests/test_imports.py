@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
-HEAVY |= {"prometheus_client", "opentelemetry"}
+HEAVY |= {"prometheus_client", "opentelemetry", "httpx"}
 
 # module or package -> what of gpuscore and of HEAVY it may import (prefixes)
 ALLOWED = {
@@ -91,6 +91,8 @@ ALLOWED = {
         "gpuscore.backends.jax",
         "jax",
     },
+    # A machine that only asks needs neither torch nor the server.
+    "gpuscore.client": {"gpuscore.config", "gpuscore.types", "gpuscore.client", "httpx"},
     "gpuscore.parity": {
         "gpuscore.types",
         "gpuscore.errors",
@@ -170,6 +172,8 @@ def test_imports_go_one_way():
         ("gpuscore.backends.jax.backend", "from gpuscore.backends.torch.plan import plan_backend"),
         ("gpuscore.backends.shared.plan", "import torch"),
         ("gpuscore.parity.gates", "import torch"),
+        ("gpuscore.client.jobs", "from gpuscore.server.schema import ScoreAnswer"),
+        ("gpuscore.server.app", "import httpx"),
         ("gpuscore.parity.oracle", "from gpuscore.scorer import Scorer"),
     ],
 )
@@ -218,3 +222,9 @@ def test_importing_gpuscore_is_light():
     )
     assert python(code.format("")) == "[]"
     assert python(code.format(".cli")) == "[]"
+
+
+def test_the_client_needs_neither_a_framework_nor_the_server():
+    unwanted = HEAVY - {"httpx"} | {"gpuscore.server", "gpuscore.engine"}
+    code = f"import sys, gpuscore.client; print(sorted({unwanted!r} & set(sys.modules)))"
+    assert python(code) == "[]"

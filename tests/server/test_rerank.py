@@ -1,6 +1,7 @@
 """POST /rerank over HTTP: the demo model ranks, in the body and the answer of every dialect."""
 
 import json
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -183,3 +184,36 @@ def test_many_documents(demo):
     }
     assert whole[0] == pytest.approx(alone, abs=1e-5)
     assert json.dumps(sorted(whole.values(), reverse=True)) == json.dumps(list(whole.values()))
+
+
+RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("request_", RECORDED, ids=[entry["client"] for entry in RECORDED])
+def test_bodies_of_clients_that_are_no_libraries(demo, request_):
+    """As their sources send them; what they read of the answer has to be there."""
+    body = request_["body"]
+    answer = demo.post(request_["path"], json=body, headers=request_["headers"])
+    assert answer.status_code == 200, answer.text
+    found, documents = answer.json(), body.get("documents") or body["texts"]
+    if "texts" in body:  # read in the order given, up to the client's own top_n
+        assert all(entry["text"] == documents[entry["index"]] for entry in found)
+        scores = [entry["score"] for entry in found]
+    else:
+        found = found["results"]
+        scores = [entry["relevance_score"] for entry in found]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 < score < 1 for score in scores), "the clients compare them with a threshold"
+    indices = [entry["index"] for entry in found]
+    assert len(set(indices)) == len(indices) == (body.get("top_n") or len(documents))
+    if "lamp" in body["query"]:
+        assert {indices[0], indices[1]} == {1, 2}
+        assert scores[0] > 0.8, "the threshold that Dify begins with"
+
+
+def test_dify_is_told_that_it_is_a_reranker(demo):
+    """What its provider for TEI reads before the first request."""
+    info = demo.get("/info", headers={"Content-Type": "application/json"}).json()
+    assert next(iter(info["model_type"])) == "reranker"
+    assert info["max_input_length"] == 4096
+    assert info["max_client_batch_size"] == 10000

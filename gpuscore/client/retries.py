@@ -1,0 +1,138 @@
+"""Which failures are tried again, and when. Nothing here waits or sends: callers say what came and
+what time it is, and are told how long to wait. Scoring is pure, so every retry is safe."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import msgspec
+
+from gpuscore.client.errors import ClientError, ConnectionFailed, StatusError
+
+# Overloaded, not ready or restarting; 502 is a proxy's word for a connection that failed.
+RETRIED = (429, 502, 503)
+FIRST_BACKOFF = 0.25  # seconds; doubles with every attempt
+LONGEST_BACKOFF = 15.0
+GRACE = 5.0  # seconds that an answer, also the server's own 504, may take on its way
+_SHOWN = 200  # characters of an answer that is not a gpuscore error
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`timeout` is for one attempt, None: as the server says; `deadline` for a whole call; seconds.
+
+    Raises ValueError for values out of range.
+    """
+
+    timeout: float | None
+    deadline: float
+    max_attempts: int
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not self.timeout >= 0.001:
+            raise ValueError(f"timeout is {self.timeout}, it must be at least 0.001 seconds")
+        if not self.deadline > 0:
+            raise ValueError(f"deadline is {self.deadline}, it must be over 0 seconds")
+        if self.max_attempts < 1:
+            raise ValueError(f"max_attempts is {self.max_attempts}, it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer; the names of `headers` are looked up in any case."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+    request_id: str
+
+
+class Call:
+    """The attempts of one request, until a time on the caller's clock."""
+
+    def __init__(self, policy: Policy, request_id: str, until: float) -> None:
+        self._policy, self._id, self._until = policy, request_id, until
+        self._attempts = 0
+
+    def begin(self, now: float) -> tuple[dict[str, str], float]:
+        """Header fields of the next attempt, and seconds to wait for its answer."""
+        self._attempts += 1
+        left = max(0.001, self._until - now)
+        fields = {"X-Request-Id": self._id}
+        if self._policy.timeout is None:
+            return fields, left
+        seconds = min(self._policy.timeout, left)
+        fields["X-Request-Timeout-Ms"] = str(max(1, int(1000 * seconds)))
+        return fields, min(seconds + GRACE, left)
+
+    def answered(self, reply: Reply, now: float) -> float | None:
+        """None for an answer that stands, or the seconds to wait before the next attempt.
+
+        Raises StatusError for an error that is not tried again, or not any more.
+        """
+        if 200 <= reply.status < 300:
+            return None
+        error = status_error(reply)
+        return self._wait(error, error.retry_after, now, reply.status in RETRIED)
+
+    def failed(self, cause: Exception, now: float, *, late: bool) -> float:
+        """The seconds to wait after an attempt without an answer; `late` if its time was over.
+
+        Raises ConnectionFailed where there is no further attempt.
+        """
+        error = ConnectionFailed(f"no answer: {type(cause).__name__}: {cause}", self._id)
+        return self._wait(error, None, now, not late)
+
+    def _wait(self, error: ClientError, given: float | None, now: float, again: bool) -> float:
+        """Full jitter, so that clients that failed together do not come back together; never
+        sooner than the server asks."""
+        seconds = random.uniform(0, _backoff(self._attempts))
+        if given is not None:
+            seconds = given + random.uniform(0, min(0.1 * given, FIRST_BACKOFF))
+        if not again or self._attempts >= self._policy.max_attempts or now + seconds >= self._until:
+            raise error
+        return seconds
+
+
+def _backoff(attempts: int) -> float:
+    return min(LONGEST_BACKOFF, FIRST_BACKOFF * 2.0 ** (attempts - 1))
+
+
+class _Error(msgspec.Struct):
+    message: str
+    code: str | None = None
+    param: str | None = None
+
+
+class _ErrorAnswer(msgspec.Struct):
+    error: _Error
+
+
+def status_error(reply: Reply) -> StatusError:
+    try:
+        error = msgspec.json.decode(reply.content, type=_ErrorAnswer).error
+    except (msgspec.DecodeError, UnicodeDecodeError):  # a proxy's
+        error = _Error(reply.content[:_SHOWN].decode(errors="replace"))
+    return StatusError(
+        reply.status,
+        error.message,
+        reply.request_id,
+        code=error.code,
+        param=error.param,
+        retry_after=_retry_after(reply.headers.get("retry-after")),
+    )
+
+
+def _retry_after(text: str | None) -> float | None:
+    """Seconds, of the header's two forms: a number of them or a date."""
+    if text is None:
+        return None
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        date = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return max(0.0, (date.astimezone(UTC) - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,158 @@
+"""The client that waits."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from time import monotonic
+from types import TracebackType
+from typing import TypeVar, Unpack
+
+import httpx
+
+from gpuscore.client.errors import ClientError
+from gpuscore.client.jobs import (
+    Job,
+    Part,
+    RerankOptions,
+    ScoreOptions,
+    models_of,
+    new_id,
+    rerank_job,
+    score_job,
+)
+from gpuscore.client.results import Document, Ids, Model, RerankResponse, ScoreResponse
+from gpuscore.client.retries import Call, Reply
+from gpuscore.client.settings import LATE, ClientOptions, reply_of, settings_of
+
+ResultT = TypeVar("ResultT")
+
+
+class Client:
+    """A client of one gpuscore server. A context manager; threads may share it.
+
+    Requests that fail for lack of room or of a connection are sent again, at most `max_attempts`
+    times, not before the server's Retry-After and not after the call's `deadline`; other errors are
+    not. Lists that are too long for one request are split by number and by bytes, and what
+    belongs together comes back together.
+
+    Args:
+        url: such as http://127.0.0.1:8000, with the path of a prefix if there is one.
+        api_key: sent as bearer token.
+        http: the caller's own httpx.Client, for proxies or certificates; it is not closed.
+        **options: see `ClientOptions`.
+
+    Raises:
+        ValueError: an option out of range, or what is no URL.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        http: httpx.Client | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        self._settings = settings_of(url, api_key, **options)
+        self._own = http is None
+        self._http = httpx.Client() if http is None else http
+
+    def score(
+        self,
+        query: str | Ids,
+        items: Sequence[str] | Sequence[Ids],
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreResponse:
+        """Probabilities of labels after each `query + item` prompt; all text or all token ids.
+
+        Raises ClientError (StatusError, ConnectionFailed, BadAnswer), and ValueError for lists of
+        labels that are not one per item.
+        """
+        return self._do(score_job(self._settings.limits, query, items, **options))
+
+    def rerank(
+        self, query: str, documents: Sequence[Document], **options: Unpack[RerankOptions]
+    ) -> RerankResponse:
+        """Documents by how relevant they are to a query, best first. Raises ClientError."""
+        return self._do(rerank_job(self._settings.limits, query, documents, **options))
+
+    def models(self) -> tuple[Model, ...]:
+        """The served models. Raises ClientError."""
+        until = monotonic() + self._settings.policy.deadline
+        return models_of(self._send("GET", "/v1/models", None, new_id(), until))
+
+    def ready(self) -> bool:
+        """Whether the server takes requests now; asks once."""
+        request_id = new_id()
+        seconds = self._settings.policy.deadline
+        fields = {"X-Request-Id": request_id}
+        try:
+            answer = self._http.send(self._settings.request("GET", "/ready", fields, seconds, None))
+        except httpx.RequestError:
+            return False
+        return answer.status_code == 200
+
+    def close(self) -> None:
+        if self._own:
+            self._http.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _do(self, job: Job[ResultT]) -> ResultT:
+        until, given_up = monotonic() + self._settings.policy.deadline, threading.Event()
+        failures: list[ClientError] = []
+
+        def send(part: Part) -> Reply:
+            try:
+                content = part.content()
+                return self._send("POST", part.path, content, part.request_id, until, given_up)
+            except ClientError as error:
+                failures.append(error)
+                raise
+
+        if len(job.parts) == 1:
+            return job.join([send(job.parts[0])])
+        with ThreadPoolExecutor(self._settings.concurrency) as pool:
+            futures = [pool.submit(send, part) for part in job.parts]
+            try:
+                wait(futures, return_when=FIRST_EXCEPTION)
+            finally:
+                given_up.set()  # the other parts, if any are left, are of no use
+        if failures:
+            raise failures[0]
+        return job.join([future.result() for future in futures])
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        request_id: str,
+        until: float,
+        given_up: threading.Event | None = None,
+    ) -> Reply:
+        call = Call(self._settings.policy, request_id, until)
+        waiting = given_up or threading.Event()
+        seconds = 0.0
+        while not waiting.wait(seconds):
+            request = self._settings.request(method, path, *call.begin(monotonic()), content)
+            try:
+                answer = self._http.send(request)
+            except httpx.RequestError as error:
+                seconds = call.failed(error, monotonic(), late=isinstance(error, LATE))
+            else:
+                reply = reply_of(answer, request_id)
+                pause = call.answered(reply, monotonic())
+                if pause is None:
+                    return reply
+                seconds = pause
+        raise ClientError("given up, because another part of the call failed", request_id)

@@ -1,0 +1,203 @@
+"""Both clients against a real server: what comes back is what `Scorer` says, split or not."""
+
+import json
+
+import httpx
+import numpy as np
+import pytest
+
+from gpuscore import Scorer
+from gpuscore.client import Client, ConnectionFailed, StatusError
+from support.serving import serving
+
+KEY = "schlüssel"
+QUERY = "query: a blue lamp\nitem: "
+ITEMS = [f"{colour} {thing}" for colour in ("blue", "red", "grün") for thing in ("lamp", "rug", "")]
+LABELS = ["yes", "no"]
+WITH_KEY = {"api_key": KEY}
+SMALL = [
+    {"max_items_per_request": 2},
+    {"max_bytes_per_request": 150, "max_concurrent_requests": 1},
+    {"max_bytes_per_request": 1, "max_concurrent_requests": 20},
+]
+
+
+@pytest.fixture(scope="module")
+def url():
+    flags = ("--threads", "1", "--deterministic")
+    with serving("demo", *flags, environment={"GPUSCORE_API_KEY": KEY}) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    with Scorer("demo", threads=1, deterministic=True) as opened:
+        yield opened
+
+
+def same(found, expected):
+    """To the last bit: the server is deterministic, so a split must not show."""
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("softmax", [False, True])
+def test_scores_are_the_scorers(url, scorer, call, softmax):
+    expected = scorer.score(QUERY, ITEMS, labels=LABELS, apply_softmax=softmax, logprobs=True)
+    wanted = {"return_label_logprobs": True, "return_label_mass": True, "request_id": "mine"}
+    found = call(
+        url, "score", QUERY, ITEMS, client=WITH_KEY, labels=LABELS, apply_softmax=softmax, **wanted
+    )
+    assert found.scores.dtype == np.float64
+    same(found.scores, expected.scores)
+    same(found.label_logprobs, expected.logprobs)
+    same(found.label_mass, expected.label_mass)
+    assert found.usage.prompt_tokens == expected.prompt_tokens
+    assert (found.model, found.request_ids) == ("default", ("mine",))
+
+
+@pytest.mark.parametrize("split", SMALL)
+def test_a_split_list_comes_back_in_order(url, scorer, call, split):
+    expected = scorer.score(QUERY, ITEMS, labels=LABELS, logprobs=True)
+    found = call(
+        url, "score", QUERY, ITEMS, client=WITH_KEY | split, labels=LABELS, return_label_mass=True
+    )
+    same(found.scores, expected.scores)
+    same(found.label_mass, expected.label_mass)
+    assert found.label_logprobs is None
+    assert found.usage.prompt_tokens == expected.prompt_tokens
+    assert len(found.request_ids) == len(set(found.request_ids)) > 1
+
+
+def test_labels_of_every_item_go_with_it(url, scorer, call):
+    query, items = np.arange(9), [np.array([5, 6, 7]), [8], [9, 9], np.int32([3])]
+    labels = [[1, 2], np.array([3]), [4, 5, 6], [7]]
+    expected = scorer.score(list(query), [list(i) for i in items], label_token_ids=labels)
+    for split in ({}, {"max_items_per_request": 1}, {"max_items_per_request": 3}):
+        found = call(url, "score", query, items, client=WITH_KEY | split, label_token_ids=labels)
+        same(found.scores, expected.scores)
+        assert np.isnan(found.scores[1, 1:]).all()
+    one_list = call(url, "score", query, items, client=WITH_KEY, label_token_ids=np.array([1, 2]))
+    same(one_list.scores[0], expected.scores[0, :2])
+
+
+def test_requests_keep_within_both_limits(url):
+    """Counted where they leave the client."""
+    bodies = []
+    hooks = {"request": [lambda request: bodies.append(request.content)]}
+    items = [*"abcdefgh", *(f"{i} a wooden chair, blue and red" for i in range(6)), "chair" * 40]
+    with httpx.Client(event_hooks=hooks) as http:
+        options = {"max_items_per_request": 5, "max_bytes_per_request": 170}
+        client = Client(url, KEY, http=http, max_concurrent_requests=1, **options)
+        client.score(QUERY, items, labels=LABELS)
+    counts = [len(json.loads(body)["items"]) for body in bodies]
+    assert counts[0] == max(counts) == 5, "the number binds"
+    assert min(counts[1:-1]) < 4, "the bytes bind"
+    *within, last = map(len, bodies)
+    assert max(within) <= 170 < last, "one item is larger than that"
+    assert len(within) == 4, "no more requests than it takes"
+
+
+@pytest.mark.parametrize("split", [{}, *SMALL])
+def test_a_split_ranking_is_one_ranking(url, scorer, call, split):
+    prompts = [f"query: a blue lamp\nitem: {item}" for item in ITEMS]
+    relevance = scorer.score("", prompts, labels=LABELS, apply_softmax=True).scores[:, 0]
+    order = np.argsort(-relevance, kind="stable")
+    client = WITH_KEY | split
+    documents = [{"text": item} if i % 2 else item for i, item in enumerate(ITEMS)]
+    found = call(url, "rerank", "a blue lamp", documents, client=client, return_documents=True)
+    assert found.indices.tolist() == order.tolist()
+    np.testing.assert_allclose(found.scores, relevance[order], atol=1e-6)
+    assert found.documents == tuple(documents[i] for i in order)
+    assert not found.truncated.any()
+    best = call(url, "rerank", "a blue lamp", ITEMS, client=client, top_n=4, raw_scores=True)
+    assert best.indices.tolist() == order[:4].tolist()
+    assert best.documents is None
+    assert best.scores[0] > 1
+
+
+def test_equal_documents_keep_their_order_over_requests(url, call):
+    client = WITH_KEY | {"max_items_per_request": 2}
+    found = call(url, "rerank", "lamp", ["rug", "lamp", "lamp", "lamp", "rug"], client=client)
+    assert found.indices.tolist() == [1, 2, 3, 0, 4]
+
+
+def test_what_was_cut_is_told(url, call):
+    documents = ["lamp", "blue lamp " * 30, "rug"]
+    client = WITH_KEY | {"max_items_per_request": 1}
+    found = call(url, "rerank", "lamp", documents, client=client, max_tokens_per_doc=5)
+    assert {int(i) for i in found.indices[found.truncated]} == {1}
+
+
+def test_nothing_to_score(url, call):
+    found = call(url, "score", QUERY, [], client=WITH_KEY, labels=LABELS, return_label_mass=True)
+    assert found.scores.shape == (0, 0)
+    with pytest.raises(StatusError) as caught:
+        call(url, "rerank", "lamp", [], client=WITH_KEY)
+    assert caught.value.status == 400
+
+
+def test_what_is_served(url, call):
+    (model,) = call(url, "models", client=WITH_KEY)
+    assert (model.id, model.max_model_len) == ("demo", 4096)
+    assert call(url, "ready") is True
+    assert call("http://127.0.0.1:9", "ready") is False
+
+
+def test_errors_say_what_and_which(url, call):
+    with pytest.raises(StatusError) as caught:
+        call(url, "score", QUERY, ["a"], client=WITH_KEY, labels=["yes and no"], request_id="r-1")
+    error = caught.value
+    assert (error.status, error.code, error.param) == (400, "label_not_single_token", "labels[0]")
+    assert error.request_id == "r-1"
+    assert "r-1" in str(error)
+    assert "3 tokens" in error.message
+    with pytest.raises(StatusError) as caught:
+        call(url, "models", client={"api_key": "another"})
+    assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+
+
+def test_the_server_learns_the_timeout(url, call):
+    long = " ".join(["lamp"] * 2000)
+    with pytest.raises(StatusError) as caught:
+        call(url, "rerank", "lamp", [long], client=WITH_KEY | {"timeout": 0.002})
+    assert (caught.value.status, caught.value.code) == (504, "deadline_exceeded")
+    with pytest.raises(StatusError) as caught:
+        call(url, "rerank", "lamp", ["lamp"], client=WITH_KEY | {"timeout": 500})
+    assert caught.value.param == "X-Request-Timeout-Ms"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"label_token_ids": [[1], [2], [3]]}, ValueError),
+        ({"label_token_ids": [[1], 2]}, ValueError),
+        ({"label_token_ids": [[1.5], [2]]}, TypeError),
+        ({"lables": ["yes"]}, TypeError),
+    ],
+)
+def test_what_cannot_be_sent(call, options, error):
+    with pytest.raises(error):
+        call("http://127.0.0.1:9", "score", "q", ["a", "b"], **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout": 0},
+        {"deadline": 0},
+        {"max_attempts": 0},
+        {"max_items_per_request": 0},
+        {"max_concurrent_requests": 0},
+    ],
+)
+def test_options_out_of_range(call, options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        call("http://127.0.0.1:9", "ready", client=options)
+    with pytest.raises(ValueError, match="url"):
+        call("127.0.0.1:9", "ready")
+
+
+def test_nobody_there(call):
+    with pytest.raises(ConnectionFailed) as caught:
+        call("http://127.0.0.1:9", "models", client={"max_attempts": 2})
+    assert caught.value.request_id

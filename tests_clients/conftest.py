@@ -1,0 +1,114 @@
+"""What every client's tests share. These run in the client's own environment, so this is the
+standard library and pytest; run.py names the server."""
+
+import json
+import os
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from asked import DOCUMENTS, QUERY
+
+IN_FLIGHT = 2  # --max-inflight-per-key of the server
+RELEASE_AFTER = 0.5  # seconds; the server asks for one
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    key: str
+
+    def post(self, path: str, body: object) -> Any:
+        """The answer's JSON, by nobody's client."""
+        with urllib.request.urlopen(self._request(path, body), timeout=60) as answer:
+            return json.load(answer)
+
+    def _request(self, path: str, body: object) -> urllib.request.Request:
+        fields = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        return urllib.request.Request(self.url + path, json.dumps(body).encode(), fields)
+
+    def in_flight(self) -> int:
+        """Requests that the engine has taken and not yet answered."""
+        request = urllib.request.Request(
+            self.url + "/metrics", headers={"Authorization": f"Bearer {self.key}"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        (line,) = (line for line in lines if line.startswith("gpuscore_requests_waiting "))
+        return int(float(line.split()[1]))
+
+    def hold(self) -> socket.socket:
+        """A request of 50,000 tokens, seconds of work, in flight until the socket is closed."""
+        request = self._request(
+            "/v1/score",
+            {"items": [[i % 90 + 5] * 500 for i in range(100)], "label_token_ids": [1]},
+        )
+        address = urlsplit(self.url)
+        held = socket.create_connection((address.hostname, address.port))
+        fields = [f"{name}: {value}" for name, value in request.header_items()]
+        fields += [f"Host: {address.netloc}", f"Content-Length: {len(request.data)}"]
+        head = "\r\n".join(["POST /v1/score HTTP/1.1", *fields, "", ""])
+        held.sendall(head.encode() + request.data)
+        return held
+
+
+@pytest.fixture(scope="session")
+def server() -> Server:
+    return Server(os.environ["SERVER_URL"], os.environ["SERVER_KEY"])
+
+
+@pytest.fixture(scope="session")
+def ranking(server: Server) -> list[tuple[int, float]]:
+    """Index and score of every document, best first, by POST /v1/score with the whole prompts:
+    what every client has to see."""
+    prompts = [f"query: {QUERY}\nitem: {document}" for document in DOCUMENTS]
+    body = {"items": prompts, "labels": ["yes", "no"], "apply_softmax": True}
+    scores = [row[0] for row in server.post("/v1/score", body)["scores"]]
+    assert len(set(scores)) == len(scores)
+    assert max(scores) > 0.9 > 0.5 > min(scores), "the demo model knows its chairs"
+    return sorted(enumerate(scores), key=lambda pair: -pair[1])
+
+
+@pytest.fixture(scope="session")
+def is_same():
+    """is_same(found, expected): equal order, and scores up to float32's rounding in a batch."""
+
+    def same(found: list[tuple[int, float]], expected: list[tuple[int, float]]) -> bool:
+        return [i for i, _ in found] == [i for i, _ in expected] and [s for _, s in found] == (
+            pytest.approx([s for _, s in expected], abs=1e-5)
+        )
+
+    return same
+
+
+@dataclass
+class Stopwatch:
+    started: float
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+
+@pytest.fixture
+def full(server: Server) -> Iterator[Stopwatch]:
+    """The server has no room for this key's next request, which gets a 429 with a Retry-After of
+    one second, and has room again before that second is over."""
+    with ExitStack() as stack:
+        for _ in range(IN_FLIGHT):
+            stack.enter_context(server.hold())
+        deadline = time.monotonic() + 10
+        while server.in_flight() < IN_FLIGHT:
+            assert time.monotonic() < deadline
+        release = threading.Timer(RELEASE_AFTER, stack.close)
+        release.start()
+        yield Stopwatch(time.monotonic())
+        release.join()

@@ -1,0 +1,140 @@
+"""Other people's clients against this server: `make test-clients`, or some of the environments:
+`make test-clients ARGS='cohere litellm'`.
+
+Every environment is a virtual one of its own, because the clients exclude each other's versions. It
+is made of a file of exact versions, once, and found again as long as that file stays the same.
+Nothing of gpuscore is installed in any: all they share is the server's address. Standard library.
+"""
+
+import argparse
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = HERE.parent / ".venv-clients"
+MODEL = str(HERE.parent / "gpuscore" / "models" / "demo")
+KEY = "the key of the clients"
+# conftest.py fills the server of one key, and the wait for that work must not count as too long.
+LIMITS = ["--threads=1", "--max-inflight-per-key=2", "--max-queue-seconds=3600"]
+LIMITS += ["--request-timeout=3600"]
+TESTS = {
+    "cohere": ("test_cohere.py", "test_haystack.py", "test_infinity.py"),
+    "openai": ("test_openai.py", "test_openai_decisions.py"),
+    "litellm": ("test_litellm.py", "test_rerankers.py"),
+    "langchain": ("test_langchain.py",),
+    "llama_index": ("test_llama_index.py",),
+    "lm_eval": ("test_lm_eval.py",),
+}
+# Fetched by some client at import or start, or reported home.
+OFFLINE = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "TIKTOKEN_CACHE_DIR": str(ENVIRONMENTS / "tiktoken"),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="ENVIRONMENT", help=", ".join(TESTS))
+    parser.add_argument("--torch", default="torch==2.13.0", help="requirement of the CPU build")
+    parser.add_argument("--torch-index", default="", metavar="URL", help="where else it may be")
+    arguments = parser.parse_args()
+    names = arguments.names or list(TESTS)
+    if unknown := set(names) - set(TESTS):
+        parser.error(f"no such environment: {', '.join(sorted(unknown))}")
+    torch = Torch(arguments.torch, arguments.torch_index)
+    pythons = {name: environment(name, torch) for name in names}
+    failed = []
+    with serving() as url:
+        for name, python in pythons.items():
+            print(f"\n==== {name}", flush=True)
+            if run_tests(python, TESTS[name], url) != 0:
+                failed.append(name)
+    print(f"\nfailed: {', '.join(failed)}" if failed else "\nall clients passed")
+    return bool(failed)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The CPU build, for environments whose requirements say `# torch`: no file of versions can
+    name it, because its name depends on the platform and its index."""
+
+    requirement: str
+    index: str
+
+    def install(self, python: Path) -> None:
+        command = [python, "-m", "pip", "install", "--quiet", "--no-deps"]
+        if subprocess.run([*command, self.requirement]).returncode == 0:
+            return
+        index = ["--extra-index-url", self.index]
+        subprocess.run([*command, *index, self.requirement], check=True)
+
+
+def environment(name: str, torch: Torch) -> Path:
+    """The Python of an environment, which is made if there is none of its requirements yet."""
+    requirements = HERE / "requirements" / f"{name}.txt"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    content = requirements.read_bytes() + version.encode() + torch.requirement.encode()
+    path = ENVIRONMENTS / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+    python, done = path / "bin" / "python", path / ".installed"
+    if not done.exists():
+        print(f"installing {name}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", path], check=True)
+        if b"# torch" in content:
+            torch.install(python)
+        # The files name all there is, so nothing is left to be resolved.
+        command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", requirements]
+        subprocess.run(command, check=True)
+        done.touch()
+    return python
+
+
+def run_tests(python: Path, files: tuple[str, ...], url: str) -> int:
+    unset = ("PYTHONPATH", "PYTHONHOME", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+    inherited = {name: value for name, value in os.environ.items() if name not in unset}
+    variables = (
+        inherited | OFFLINE | {"SERVER_URL": url, "SERVER_KEY": KEY, "MODEL_DIRECTORY": MODEL}
+    )
+    command = [python, "-m", "pytest", "-q", "-c", HERE / "pytest.ini", *(HERE / f for f in files)]
+    return subprocess.run(command, cwd=HERE, env=variables).returncode
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """The address of `gpuscore serve demo`, by this Python's own installation."""
+    command = [Path(sys.executable).with_name("gpuscore"), "serve", "demo", "--port", "0"]
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    log = ENVIRONMENTS / "server.log"
+    with log.open("wb") as errors:
+        server = subprocess.Popen(
+            [*command, *LIMITS],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=os.environ | {"GPUSCORE_API_KEY": KEY},
+        )
+    try:
+        start = time.monotonic()
+        for line in server.stdout or ():
+            if "ready on" in line:
+                print(f"the server was ready after {time.monotonic() - start:.1f} s")
+                yield line.split("ready on ")[1].split(" ")[0]
+                break
+        else:
+            sys.exit(f"the server stopped with {server.wait()}, see {log}")
+    finally:
+        server.terminate()
+        server.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+import pytest
+from cohere.errors import UnauthorizedError
+from haystack import Document
+from haystack.utils import Secret
+from haystack_integrations.components.rankers.cohere import CohereRanker
+
+from asked import DOCUMENTS, QUERY
+
+
+def ranked(server, key, **options):
+    ranker = CohereRanker(
+        model="demo", api_key=Secret.from_token(key), api_base_url=server.url, **options
+    )
+    ranker.warm_up()
+    documents = [Document(content=text, meta={"number": i}) for i, text in enumerate(DOCUMENTS)]
+    found = ranker.run(query=QUERY, documents=documents)["documents"]
+    return [(document.meta["number"], document.score) for document in found]
+
+
+def test_ranker(server, ranking, is_same):
+    assert is_same(ranked(server, server.key), ranking)
+    assert is_same(ranked(server, server.key, top_k=2), ranking[:2])
+
+
+def test_wrong_key(server):
+    with pytest.raises(UnauthorizedError):
+        ranked(server, "wrong")

@@ -1,0 +1,46 @@
+import pytest
+from cohere.errors import UnauthorizedError
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.postprocessor.cohere_rerank import CohereRerank
+from llama_index.postprocessor.jinaai_rerank import JinaRerank
+from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
+
+from asked import DOCUMENTS, QUERY
+
+
+def ranked(postprocessor):
+    nodes = [
+        NodeWithScore(node=TextNode(text=text, id_=str(i)), score=0.0)
+        for i, text in enumerate(DOCUMENTS)
+    ]
+    found = postprocessor.postprocess_nodes(nodes, query_str=QUERY)
+    return [(int(node.node.node_id), node.score) for node in found]
+
+
+def test_cohere(server, ranking, is_same):
+    asked = {"model": "demo", "base_url": server.url}
+    assert is_same(ranked(CohereRerank(api_key=server.key, top_n=3, **asked)), ranking[:3])
+    with pytest.raises(UnauthorizedError):
+        ranked(CohereRerank(api_key="wrong", **asked))
+
+
+def test_cohere_honours_retry_after(server, full, ranking, is_same):
+    """Cohere's client does; the retries of llama-index itself leave 429 out."""
+    asked = {"model": "demo", "api_key": server.key, "base_url": server.url}
+    assert is_same(ranked(CohereRerank(top_n=5, **asked)), ranking)
+    assert 1.0 <= full.seconds < 5
+
+
+def test_jina(server, ranking, is_same):
+    asked = {"model": "demo", "base_url": server.url + "/v1"}
+    assert is_same(ranked(JinaRerank(api_key=server.key, top_n=4, **asked)), ranking[:4])
+    with pytest.raises(RuntimeError, match="API key"):  # it reads `detail`
+        ranked(JinaRerank(api_key="wrong", **asked))
+
+
+def test_tei(server, ranking, is_same):
+    for token in (server.key, f"Bearer {server.key}"):  # sent as it is
+        postprocessor = TextEmbeddingInference(base_url=server.url, top_n=5, auth_token=token)
+        assert is_same(ranked(postprocessor), ranking)
+    with pytest.raises(AssertionError):  # it looks at the number of results only
+        ranked(TextEmbeddingInference(base_url=server.url, auth_token="wrong"))

@@ -1,0 +1,106 @@
+"""lm-evaluation-harness over HTTP says what it says of the same model in its own process."""
+
+import json
+import os
+from pathlib import Path
+
+import lm_eval
+import pytest
+import requests
+from lm_eval.tasks import TaskManager
+
+ITEMS = (
+    ("a blue wooden chair", "A wooden garden chair in blue.", "yes"),
+    ("a blue wooden chair", "A red steel lamp.", "no"),
+    ("a red lamp", "A red steel lamp.", "yes"),
+    ("a wool scarf, grün", "A green wool scarf.", "no"),
+    ("a green rug", "A rug.", "yes"),
+)
+TEXTS = ("A red steel lamp. A wooden garden chair in blue.", "x", "Ein grüner Teppich, 3 m × 4 m.")
+YAML = {
+    "choose": """
+        output_type: multiple_choice
+        doc_to_text: "query: {{query}}\\nitem: {{item}}"
+        target_delimiter: ""
+        doc_to_choice: ["yes", "no"]
+        doc_to_target: "{{label}}"
+        metric_list: [{metric: acc}]
+    """,
+    "read": """
+        output_type: loglikelihood_rolling
+        doc_to_text: ""
+        doc_to_target: "{{text}}"
+        metric_list: [{metric: byte_perplexity}]
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tasks")
+    rows = {
+        "choose": [{"query": q, "item": i, "label": label} for q, i, label in ITEMS],
+        "read": [{"text": text} for text in TEXTS],
+    }
+    for name, lines in rows.items():
+        data = directory / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}}
+        head = {"task": name, "test_split": "test"} | source
+        body = "\n".join(line.strip() for line in YAML[name].strip().splitlines())
+        text = "".join(f"{field}: {json.dumps(value)}\n" for field, value in head.items())
+        (directory / f"{name}.yaml").write_text(text + body + "\n", encoding="utf-8")
+    return directory
+
+
+def evaluate(tasks: Path, model: str, arguments: dict[str, str]):
+    """Accuracy or perplexity, and the log-likelihoods of every sample of each task."""
+    found = lm_eval.simple_evaluate(
+        model=model,
+        model_args=arguments,
+        tasks=list(YAML),
+        task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
+        batch_size=1 if model == "hf" else 3,
+        device="cpu" if model == "hf" else None,
+        bootstrap_iters=0,
+    )
+    samples = {
+        name: [sample["filtered_resps"] for sample in sorted(rows, key=lambda row: row["doc_id"])]
+        for name, rows in found["samples"].items()
+    }
+    return found["results"], samples
+
+
+@pytest.fixture(scope="module")
+def expected(tasks):
+    """By transformers, in lm-eval's own process."""
+    directory = os.environ["MODEL_DIRECTORY"]
+    return evaluate(tasks, "hf", {"pretrained": directory, "dtype": "float32"})
+
+
+@pytest.mark.parametrize("backend", ["remote", "auto", "huggingface"])
+def test_log_likelihoods(server, tasks, expected, backend, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", server.key)
+    arguments = {"base_url": server.url + "/v1/completions", "model": "demo"}
+    arguments |= {"tokenizer_backend": backend, "auth_token": server.key}
+    if backend == "huggingface":
+        arguments["tokenizer"] = os.environ["MODEL_DIRECTORY"]
+    results, samples = evaluate(tasks, "local-completions", arguments)
+    theirs, their_samples = expected
+    assert results["choose"]["acc,none"] == theirs["choose"]["acc,none"]
+    assert len(samples["choose"]) == len(ITEMS)
+    for found, wanted in zip(samples["choose"], their_samples["choose"], strict=True):
+        assert [p for p, _ in found] == pytest.approx([p for p, _ in wanted], abs=1e-3)
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
+    assert {greedy for sample in samples["choose"] for _, greedy in sample} == {True, False}
+    assert len(samples["read"]) == len(TEXTS)
+    for found, wanted in zip(samples["read"], their_samples["read"], strict=True):
+        assert found == pytest.approx(wanted, abs=1e-3)
+    assert results["read"]["byte_perplexity,none"] == pytest.approx(
+        theirs["read"]["byte_perplexity,none"], rel=1e-4
+    )
+
+
+def test_the_tokenizer_needs_the_key(server):
+    """The harness looks for a tokenizer without OPENAI_API_KEY; `auth_token` is what it sends."""
+    assert requests.get(server.url + "/tokenizer_info", timeout=30).status_code == 401

@@ -1,0 +1,21 @@
+import pytest
+from rerankers.models.api_rankers import APIRanker
+
+from asked import DOCUMENTS, QUERY
+
+PATHS = {"cohere": "/v1/rerank", "jina": "/v1/rerank", "text-embeddings-inference": "/rerank"}
+
+
+@pytest.mark.parametrize("provider", PATHS)
+def test_rank(server, ranking, is_same, provider):
+    url = server.url + PATHS[provider]
+    ranker = APIRanker("demo", server.key, provider, url=url)
+    found = ranker.rank(QUERY, list(DOCUMENTS), doc_ids=list(range(5)))
+    assert is_same([(result.doc_id, result.score) for result in found.results], ranking)
+    assert [result.text for result in found.results] == [DOCUMENTS[i] for i, _ in ranking]
+
+
+def test_wrong_key(server):
+    ranker = APIRanker("demo", "wrong", "cohere", url=server.url + "/v1/rerank")
+    with pytest.raises(KeyError, match="results"):  # it looks at nothing else
+        ranker.rank(QUERY, list(DOCUMENTS))
