@@ -16,7 +16,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-clients test-kernels test-gpu check-kernels check-kernels-all simulate check \
         format demo bench-cpu bench-gpu bench-kernels bench-attention bench-parity bench-tokenise \
-        bench-serve image clean
+        bench-serve image manifests-test clean
 
 setup: $(STAMP)
 
@@ -111,5 +111,22 @@ bench-serve: setup
 image:
 	docker build -f docker/Dockerfile.cpu -t gpuscore:cpu .
 
+# Compose, Kubernetes, Prometheus and Grafana files against their own tools and schemas, and a real
+# Prometheus that scrapes a real server; no Docker, no cluster. kubectl and Debian's prometheus come
+# from elsewhere: make manifests-test PROMTOOL=/path/to/promtool
+MANIFESTS_VENV := .venv-manifests
+KUBECTL ?= kubectl
+PROMTOOL ?= promtool
+PROMETHEUS ?= prometheus
+
+$(MANIFESTS_VENV)/.installed: docker/checks/requirements.txt
+	$(PYTHON) -m venv $(MANIFESTS_VENV)
+	$(MANIFESTS_VENV)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
+manifests-test: setup $(MANIFESTS_VENV)/.installed
+	GPUSCORE=$(BIN)/gpuscore KUBECTL=$(KUBECTL) PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
+	  $(MANIFESTS_VENV)/bin/pytest -p no:cacheprovider docker/checks
+
 clean:
-	rm -rf $(VENV) .venv-clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-clients $(MANIFESTS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,38 @@
+"""Real tools over the files in docker/; `make manifests-test` runs them, `make test` does not."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+DOCKER = Path(__file__).parents[1]
+
+
+def tool(variable: str, package: str) -> str:
+    """The path of a program that pip does not bring; the Makefile names it in a variable."""
+    name = os.environ[variable]
+    found = shutil.which(name)
+    if found is None:
+        pytest.fail(f"{name} is not there: {package}, or name it with make {variable}=PATH")
+    return found
+
+
+@pytest.fixture(scope="session")
+def docker() -> Path:
+    return DOCKER
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    return tool("PROMTOOL", "apt-get install prometheus")
+
+
+@pytest.fixture(scope="session")
+def prometheus() -> str:
+    return tool("PROMETHEUS", "apt-get install prometheus")
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> str:
+    return tool("KUBECTL", "install kubectl 1.27 or newer (its kustomize is needed, no cluster)")

@@ -1,0 +1,58 @@
+"""docker/compose.yaml by the compose specification's schema, and the dashboard by Grafana's."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+
+def schema_errors(path) -> str:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode else ""
+
+
+def test_compose(docker, tmp_path):
+    path = docker / "compose.yaml"
+    assert schema_errors(path) == ""
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text(path.read_text().replace("read_only: true", "readonly: true"))
+    assert "readonly" in schema_errors(wrong), "the check sees a field that is none"
+
+
+def lost(given, kept, path: str = "$") -> Iterator[str]:
+    """Where `given` has something that `kept` has not."""
+    if isinstance(given, dict) and isinstance(kept, dict):
+        for key, value in given.items():
+            if key in kept:
+                yield from lost(value, kept[key], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
+    elif isinstance(given, list) and isinstance(kept, list) and len(given) == len(kept):
+        for index, (one, other) in enumerate(zip(given, kept, strict=True)):
+            yield from lost(one, other, f"{path}[{index}]")
+    elif given != kept:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def through_the_schema():
+    """JSON to Grafana's classes and back: what the schema does not know is gone then."""
+    register_default_plugins()
+    return lambda raw: json.loads(JSONEncoder().encode(Dashboard.from_json(raw)))
+
+
+def test_dashboard(docker, through_the_schema):
+    raw = json.loads((docker / "observability/grafana/gpuscore.json").read_text())
+    assert list(lost(raw, through_the_schema(raw))) == []
+    raw["panels"][1]["options"]["colourMode"] = "value"
+    raw["panels"][1]["fieldConfig"]["defaults"]["units"] = "s"
+    assert list(lost(raw, through_the_schema(raw))) == [
+        "$.panels[1].fieldConfig.defaults.units",
+        "$.panels[1].options.colourMode",
+    ]

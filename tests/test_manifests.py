@@ -1,0 +1,212 @@
+"""Promise: docker/'s files agree with the server that they start, and with each other.
+
+Whether Kubernetes, Compose, Prometheus and Grafana take them is `make manifests-test`.
+"""
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpuscore.cli import _parser
+from gpuscore.config import EngineConfig, ServerConfig
+from gpuscore.engine.supervisor import Patience
+from gpuscore.server.metrics import Metrics, ServerState
+from gpuscore.server.paths import OPEN_PATHS
+from gpuscore.server.run import LAST_ANSWERS
+from gpuscore.settings import read_settings
+from gpuscore.types import NO_STATS
+
+DOCKER = Path(__file__).parents[1] / "docker"
+KUBERNETES, OBSERVABILITY = DOCKER / "kubernetes", DOCKER / "observability"
+MACHINES = {"l4": "nvidia.com/gpu", "rtx-pro-6000": "nvidia.com/gpu", "tpu-v6e": "google.com/tpu"}
+AFTER_THE_DRAIN = LAST_ANSWERS + 2 * Patience().close  # the engine's process takes a moment more
+SPARE = 5.0  # seconds of a stop that nothing is planned for
+SUFFIXES = {
+    "counter": ("_total",),
+    "histogram": ("_bucket", "_sum", "_count"),
+    "gauge": ("",),
+    "info": ("_info",),
+}
+
+
+def load(path):
+    return yaml.safe_load(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def deployment():
+    return load(KUBERNETES / "base/deployment.yaml")["spec"]
+
+
+@pytest.fixture(scope="module")
+def pod(deployment):
+    return deployment["template"]["spec"]
+
+
+@pytest.fixture(scope="module")
+def server(pod):
+    (container,) = pod["containers"]
+    return container
+
+
+@pytest.fixture(scope="module")
+def compose():
+    return load(DOCKER / "compose.yaml")
+
+
+def settings_of(arguments, config=None):
+    """What the server would make of its command line, if `config` lay where it looks for a file."""
+    known = {"/models/$(MODEL)": "demo", "${MODEL:-demo}": "demo"}
+    given = [known.get(argument, argument) for argument in arguments]
+    given = [re.sub(r"^--config=.*", f"--config={config}", argument) for argument in given]
+    return read_settings(vars(_parser().parse_args(given)), {})
+
+
+@pytest.fixture(scope="module")
+def config(server):
+    return settings_of(server["args"], KUBERNETES / "l4/gpuscore.toml").make(ServerConfig)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_command_line_and_the_file_are_the_servers_own(server, machine):
+    path = KUBERNETES / machine / "gpuscore.toml"
+    settings = settings_of(server["args"], path)
+    config = settings.make(ServerConfig)
+    assert (config.host, config.served_model_name) == ("0.0.0.0", "$(MODEL)")
+    for name, value in tomllib.loads(path.read_text()).items():
+        assert settings.chosen[name].value == value, "the command line takes nothing back"
+
+
+def test_ports_and_probes(server, config):
+    (port,) = server["ports"]
+    assert port == {"name": "http", "containerPort": config.port}
+    (exposed,) = load(KUBERNETES / "base/service.yaml")["spec"]["ports"]
+    assert (exposed["port"], exposed["targetPort"]) == (config.port, "http")
+    paths = {"startupProbe": "/health", "readinessProbe": "/ready", "livenessProbe": "/health"}
+    for probe, path in paths.items():
+        assert server[probe]["httpGet"] == {"path": path, "port": "http"}
+        assert path in OPEN_PATHS, "the kubelet has no key"
+
+
+def seconds(probe):
+    return probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_a_stop_fits_its_grace_period(deployment, pod, server, config):
+    leaving = server["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert leaving > seconds(server["readinessProbe"])
+    needed = leaving + config.drain_timeout + AFTER_THE_DRAIN
+    assert needed + SPARE <= pod["terminationGracePeriodSeconds"]
+
+
+def test_a_start_and_an_engines_restart_are_waited_for(deployment, server):
+    engine = EngineConfig()
+    assert seconds(server["startupProbe"]) >= 300
+    assert deployment["progressDeadlineSeconds"] > engine.load_timeout + 300
+    # A pass that hangs is noticed by then, the engine is lost, and a model of some GB loaded again.
+    assert seconds(server["livenessProbe"]) >= 4 * engine.engine_timeout
+
+
+def test_one_accelerator_is_enough_for_a_rollout(deployment):
+    rolling = deployment["strategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": 0, "maxUnavailable": 1}
+    for machine, resource in MACHINES.items():
+        (container,) = load(KUBERNETES / machine / "machine.yaml")["spec"]["template"]["spec"][
+            "containers"
+        ]
+        assert container["name"] == "server"
+        limits, requests = (container["resources"][what] for what in ("limits", "requests"))
+        assert limits[resource] == 1
+        assert limits["memory"] == requests["memory"]
+
+
+def test_pods_are_locked_down(pod):
+    assert pod["enableServiceLinks"] is False
+    assert pod["automountServiceAccountToken"] is False
+    identity = pod["securityContext"]
+    assert identity["runAsNonRoot"]
+    assert identity["runAsUser"] == identity["runAsGroup"] == identity["fsGroup"] == 10001
+    assert identity["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*pod["initContainers"], *pod["containers"]):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    read_only = {mount["mountPath"]: mount.get("readOnly") for mount in container["volumeMounts"]}
+    assert read_only == {"/models": True, "/etc/gpuscore": True, "/cache": None, "/tmp": None}
+
+
+def test_compose_starts_the_server_it_means(compose):
+    service = compose["services"]["gpuscore"]
+    config = settings_of(service["command"]).make(ServerConfig)
+    assert config.host == "0.0.0.0"
+    assert service["ports"] == [f"127.0.0.1:${{SERVER_PORT:-8000}}:{config.port}"]
+    grace = float(service["stop_grace_period"].removesuffix("s"))
+    assert config.drain_timeout + AFTER_THE_DRAIN + SPARE <= grace
+    assert f'"127.0.0.1", {config.port}' in service["healthcheck"]["test"][-1]
+    assert config.api_key_file == "/run/secrets/api-keys"
+    assert set(service["secrets"]) == {"api-keys"}
+    assert (DOCKER / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+def test_compose_is_locked_down(compose):
+    for service in compose["services"].values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert {"mem_limit", "pids_limit", "healthcheck"} <= service.keys()
+        assert re.fullmatch(r"\$\{[A-Z]+_IMAGE:-[\w./-]+:[\w.]+\}", service["image"])
+        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+        for volume in service["volumes"]:
+            source, _, _ = volume.partition(":")
+            known = source in compose["volumes"] or (DOCKER / source).is_file()
+            assert known, f"{source} is neither a volume nor a file here"
+
+
+def test_prometheus_reads_the_secret_that_compose_mounts(compose):
+    (job,) = load(OBSERVABILITY / "prometheus.yml")["scrape_configs"]
+    (secret,) = compose["services"]["prometheus"]["secrets"]
+    assert job["authorization"] == {"credentials_file": f"/run/secrets/{secret}"}
+    assert job["static_configs"] == [{"targets": ["gpuscore:8000"]}]
+    assert "gpuscore" in compose["services"]
+
+
+def exposed_names():
+    """Every sample that /metrics may have."""
+    state = ServerState(True, True, 0, 0, 0, NO_STATS, True)
+    families = list(Metrics(lambda: state).registry.collect())
+    return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
+
+
+def rules():
+    return [
+        rule for group in load(OBSERVABILITY / "rules.yml")["groups"] for rule in group["rules"]
+    ]
+
+
+def expressions():
+    dashboard = json.loads((OBSERVABILITY / "grafana/gpuscore.json").read_text())
+    for panel in dashboard["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    yield from (one["query"]["query"] for one in dashboard["templating"]["list"][1:])
+    yield from (rule["expr"] for rule in rules())
+    for test in load(OBSERVABILITY / "rules.test.yml")["tests"]:
+        yield from (one["series"] for one in test["input_series"])
+
+
+def test_every_metric_that_is_asked_for_exists():
+    known = exposed_names() | {rule["record"] for rule in rules() if "record" in rule}
+    asked = {name for one in expressions() for name in re.findall(r"gpuscore[_:][\w:]+", one)}
+    assert len(asked) > 40
+    assert asked - known == set()
+
+
+def test_the_documentation_names_every_alert():
+    text = (DOCKER / "observability.md").read_text()
+    alerts = [rule["alert"] for rule in rules() if "alert" in rule]
+    assert [name for name in alerts if f"`{name}`" not in text] == []
