@@ -12,6 +12,13 @@ API_KEY = "api_key"  # the one value that is no field: it comes from the environ
 API_KEY_VARIABLE = "GPUSCORE_API_KEY"
 
 
+# Of gpuscore.families.registry, which is not imported for it.
+FAMILIES = (
+    *("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma", "zerank", "instruct"),
+    *("qwen3guard-gen", "llama-guard-3", "reward", "demo"),
+)
+
+
 def option(
     default: Any,
     help: str,
@@ -20,7 +27,7 @@ def option(
     choices: tuple[str, ...] = (),
     minimum: float | None = None,
     maximum: float | None = None,
-    metavar: str = "N",
+    metavar: str = "",
     positional: bool = False,
     size: bool = False,
 ) -> Any:
@@ -34,7 +41,7 @@ def option(
         "choices": choices,
         "minimum": minimum,
         "maximum": maximum,
-        "metavar": metavar,
+        "metavar": metavar or ("" if choices else "N"),
         "positional": positional,
         "size": size,
     }
@@ -170,11 +177,10 @@ class ServerConfig:
     family: str = option(
         "auto",
         "family of rerankers, guards or reward models whose prompt and formula /rerank and "
-        "/v1/classify use; auto: what the model's directory or name says; none: they are refused",
-        choices=(
-            *("auto", "none", "qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma"),
-            *("zerank", "instruct", "qwen3guard-gen", "llama-guard-3", "reward", "demo"),
-        ),
+        "/v1/classify use; auto: what the model's directory or name says; none: they are refused; "
+        f"or {', '.join(FAMILIES)}",
+        choices=("auto", "none", *FAMILIES),
+        metavar="NAME",
     )
     api_key_file: str | None = option(
         None,

@@ -1,6 +1,7 @@
 """The command line, made from the fields of the configuration."""
 
 import argparse
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,13 @@ The command line goes before the environment, the environment before the file.
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Wide enough on the left for a flag and its help to share a line."""
+    """Wide enough on the left for a flag and its help to share a line; breaks no names in two."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def add_flags(parser: argparse.ArgumentParser, *configs: type) -> None:
@@ -58,6 +62,8 @@ def _add_flag(group: Any, item: Option) -> None:
         words |= {"action": argparse.BooleanOptionalAction}
     elif item.choices:
         words |= {"choices": item.choices}
+        if item.metavar:  # many choices are better read in the text
+            words |= {"metavar": item.metavar}
     else:
         words |= {"type": _reader(item), "metavar": item.metavar}
     group.add_argument(item.flag, **words)

@@ -72,6 +72,9 @@ LONGEST = (
     "tests/backends/test_jax.py",
     "tests/parity/test_run.py",
     "tests/backends/test_contract.py",
+    "tests/server of demo",
+    "tests/client/test_client.py",
+    "tests/server/test_classes.py",
     "tests/server/test_overload.py",
     "tests/test_demo.py",
     "tests/backends/test_jax_attention.py",
@@ -79,19 +82,22 @@ LONGEST = (
     "tests/backends/test_compiler.py",
     "tests/test_config_commands.py",
 )
-# Files of tests/server that do not share its servers.
+# Files of tests/server that do not share its servers, or a server of the demo model only.
 APART = (
+    "test_classes.py",
     "test_overload.py",
     "test_parser.py",
-    "test_rerank.py",
     "test_rounds.py",
     "test_supervision.py",
 )
+OF_DEMO = ("test_dialects.py", "test_docs.py", "test_rerank.py")
 
 
 def unit_of(nodeid: str) -> str:
     """What runs in one worker: a file, or all files that share servers."""
     folder, _, file = nodeid.partition("::")[0].rpartition("/")
+    if folder == "tests/server" and file in OF_DEMO:
+        return "tests/server of demo"
     return folder if folder == "tests/server" and file not in APART else f"{folder}/{file}"
 
 

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from gpuscore import __version__
 from gpuscore.errors import GpuscoreError
+from gpuscore.server.dialects.table import DIALECT_OF
 from gpuscore.server.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
 from gpuscore.types import (
     BATCH_ITEMS,
@@ -28,7 +29,6 @@ from gpuscore.types import (
     Sizes,
 )
 
-SCORE_ROUTE = "/v1/score"
 # 1 ms to 120 s: a cached classifier prompt, and the default --request-timeout.
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -103,9 +103,9 @@ class Metrics:
         self._duration.labels(record.route).observe(record.seconds)
         if record.code == LEFT_CODE:
             self._cancelled.labels(record.progress).inc()
-        elif record.code and record.route == SCORE_ROUTE and not record.accepted:
+        elif record.code and record.route in DIALECT_OF and not record.accepted:
             self._rejected.labels(record.code).inc()
-        if record.route == SCORE_ROUTE:
+        if record.route in DIALECT_OF:
             self._body.observe(record.bytes_in)
             self._answer.observe(record.bytes_out)
         for name, (_, seconds) in record.stages.items():

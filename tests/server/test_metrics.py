@@ -115,6 +115,7 @@ class TestFailures:
         before = totals(client)
         replies = [post(client, content) for content in (b"{", b'{"zzz":1}', b'{"items":[[1]]}')]
         replies.append(post(client, body_of(1), content_type="text/plain"))
+        replies.append(client.post("/rerank", json={"query": 1}))
         replies.append(score(client, items=[[1]], label_token_ids=[3], model="other"))
         replies += [score(client, items=[[5000]], label_token_ids=[3]) for _ in range(2)]
         replies.append(score(client, items=[[1] * 5000], label_token_ids=[3]))
