@@ -103,6 +103,8 @@ def test_truncation_is_reported(demo):
     texts = demo.post("/rerank", json={"query": QUERY, "texts": documents})
     assert texts.json()["error"] == message.replace("documents", "texts")
     assert "the limit is 4096" in message
+    cut = demo.post("/rerank", json={"query": QUERY, "texts": documents, "truncate": True}).json()
+    assert {entry["index"]: entry.get("truncated", False) for entry in cut} == {0: False, 1: True}
     answer = rerank(demo, documents=documents, truncate=True).json()
     assert {r["index"]: r.get("truncated", False) for r in answer["results"]} == {0: False, 1: True}
     assert answer["meta"]["warnings"] == ["1 documents were truncated"]

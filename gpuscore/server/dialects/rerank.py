@@ -95,6 +95,7 @@ class RankedText(msgspec.Struct, omit_defaults=True):
     index: int
     score: float
     text: str | None = None
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +188,10 @@ def encode_ranking(body: RerankBody, ranking: Ranking, path: str) -> bytes:
     most = body.top_n or body.top_k or len(order)
     chosen = order[:most].tolist()
     scores = ranking.scores.tolist()
-    if body.is_tei:
-        texts = texts_of(body)
-        return msgspec.json.encode(
-            [RankedText(i, scores[i], texts[i] if body.wants_documents else None) for i in chosen]
-        )
     cut = set(ranking.truncated)
+    if body.is_tei:
+        texts = texts_of(body) if body.wants_documents else [None] * len(order)
+        return msgspec.json.encode([RankedText(i, scores[i], texts[i], i in cut) for i in chosen])
     shown = texts_of(body).__getitem__ if path == INFINITY_RERANK_PATH else partial(_shown, body)
     results = [
         RankedDocument(i, scores[i], shown(i) if body.wants_documents else None, i in cut)
