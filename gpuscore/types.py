@@ -130,12 +130,15 @@ class EngineStats:
     pages_cached: int  # not in use, their content may be found again
     pages_used: int
     tokens_per_second: float  # while working, smoothed
+    # The same of batches that are at least a quarter full, as all are when there is much to do: of
+    # small ones a device computes a small part of what it can. 0 until there was one.
+    capacity: float
     counters: EngineCounters
     restarts: int = 0  # of its process; the counters outlive them
     heartbeat_age: float = 0.0  # seconds since its process last gave a sign of life
 
 
-NO_STATS = EngineStats(0, 0, 0, 0, 0, 0.0, NO_COUNTERS)
+NO_STATS = EngineStats(0, 0, 0, 0, 0, 0.0, 0.0, NO_COUNTERS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """`Engine.score`: admission, a queue, and the one thread that drives the runner."""
 
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from time import monotonic
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
+from gpuscore.engine.rate import Rate
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.same_bits import check_same_bits
 from gpuscore.engine.ticket import Progress, Ticket
@@ -20,7 +20,7 @@ from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 logger = logging.getLogger(__name__)
 
-RATE_SECONDS = 5.0  # of work, over which the token rate is averaged
+WELL_FILLED = 4  # a batch of one part in so many of the largest
 
 
 class Engine:
@@ -52,9 +52,8 @@ class Engine:
         self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()
-        self._done = self._busy = 0.0  # tokens and seconds of work, what is long ago counts less
-        self._rate = 0.0  # tokens per second while working
-        self.backlog = Backlog(config, lambda: self._rate)
+        self._rate, self._capacity = Rate(), Rate()  # of all batches, and of well filled ones
+        self.backlog = Backlog(config, lambda: self._capacity.value)
         self._closing = False
         self._failed = False
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
@@ -79,7 +78,8 @@ class Engine:
                 pages_free=pages.num_free,
                 pages_cached=pages.num_cached,
                 pages_used=pages.num_used,
-                tokens_per_second=self._rate,
+                tokens_per_second=self._rate.value,
+                capacity=self._capacity.value,
                 counters=self._runner.counters(),
             )
 
@@ -184,7 +184,7 @@ class Engine:
         self._runner.step()
         # A batch is launched in one step and collected in another, so only sums tell the rate.
         elapsed = max(0.0, self.clock() - start)
-        kept = math.exp(-elapsed / RATE_SECONDS)
-        self._busy = kept * self._busy + elapsed
-        self._done = kept * self._done + self._runner.tally.computed_tokens - done
-        self._rate = self._done / self._busy if self._busy > 0 else 0.0
+        done = self._runner.tally.computed_tokens - done
+        self._rate.add(done, elapsed)
+        if done * WELL_FILLED >= self.limits.max_tokens:
+            self._capacity.add(done, elapsed)

@@ -112,8 +112,8 @@ class Supervisor:
 
     @property
     def rate(self) -> float:
-        """Tokens per second, as the child last said; 0 while that is unknown."""
-        return self._stats.tokens_per_second
+        """Tokens per second of well filled batches, as the child last said; 0 while unknown."""
+        return self._stats.capacity
 
     @property
     def retry_after(self) -> int:

@@ -192,6 +192,11 @@ def _engine_gauges(stats: EngineStats) -> Iterator[Metric]:
     yield _gauge(
         "tokens_per_second", "Engine speed while working, smoothed", stats.tokens_per_second
     )
+    yield _gauge(
+        "capacity_tokens_per_second",
+        "The same of well filled batches, which expected waits follow from; 0 until there was one",
+        stats.capacity,
+    )
 
 
 def _engine_counters(done: EngineCounters) -> Iterator[Metric]:

@@ -277,6 +277,7 @@ class TestMetrics:
         assert values["gpuscore_engine_restarts_total"] == STATS.restarts
         assert values["gpuscore_engine_heartbeat_age_seconds"] == STATS.heartbeat_age
         assert values["gpuscore_tokens_per_second"] == STATS.tokens_per_second
+        assert values["gpuscore_capacity_tokens_per_second"] == STATS.capacity
         for state in ("free", "cached", "used"):
             count = getattr(STATS, f"pages_{state}")
             assert f'gpuscore_kv_pages{{state="{state}"}} {count}.0' in reply.text

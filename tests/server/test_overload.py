@@ -166,11 +166,20 @@ def test_items_in_flight(narrow):
 
 
 def test_a_long_wait():
-    """The child has worked at a few tokens a second, so 400 of them are a wait."""
+    """The child has worked at some tokens a second, so 400 of them are a wait. A batch of one token
+    says nothing of that."""
     limits = {"max_queue_seconds": 2.0}
-    with tape_server(server=limits) as (_, client):
+    with tape_server(server=limits, factory="of_small_batches") as (_, client):
         assert client.post("/v1/score", content=body_of(SLOW), headers=JSON).status_code == 200
         wait_until(lambda: metric(client, "tokens_per_second") > 0)
+        assert metric(client, "capacity_tokens_per_second") == 0
+        with in_flight(client, HELD, *[1] * 11) as held, Connection(client) as connection:
+            connection.request(body=body_of(1))
+            assert let_go(held).status == 200
+            assert connection.reply().status == 200
+        slow = body_of(SLOW, *[1] * 20)
+        assert client.post("/v1/score", content=slow, headers=JSON).status_code == 200
+        wait_until(lambda: 0 < metric(client, "capacity_tokens_per_second") < 100)
         with in_flight(client, HELD, *[1] * 400) as held:
             with Connection(client) as connection:
                 connection.send(connection.head(body=b" " * 4000))

@@ -30,6 +30,7 @@ STATS = EngineStats(
     pages_cached=20,
     pages_used=10,
     tokens_per_second=1234.5,
+    capacity=4321.5,
     counters=EngineCounters(
         batches=6,
         computed_tokens=7000,
@@ -56,7 +57,7 @@ class StubEngine:
 
     def __init__(self):
         self.requests = []
-        self.backlog = Backlog(EngineConfig(), lambda: STATS.tokens_per_second)
+        self.backlog = Backlog(EngineConfig(), lambda: STATS.capacity)
 
     def stats(self):
         return STATS

@@ -80,9 +80,13 @@ ACTIONS = {
 }
 
 
-def prepare(directory, config):
-    options = {"max_tokens": 8192, "page_size": 16, "num_pages": 4096, "max_model_len": 4096}
+def prepare(directory, config, max_tokens=8192):
+    options = {"max_tokens": max_tokens, "page_size": 16, "num_pages": 4096, "max_model_len": 4096}
     return Prepared("tape", lambda: MischievousTape(**options))
+
+
+def of_small_batches(directory, config):
+    return prepare(directory, config, max_tokens=64)
 
 
 def refuse(directory, config):
