@@ -16,7 +16,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-clients test-kernels test-gpu check-kernels check-kernels-all simulate check \
         format demo bench-cpu bench-gpu bench-kernels bench-attention bench-parity bench-tokenise \
-        bench-serve image manifests-test clean
+        bench-serve locks image image-cuda image-tpu image-lint image-test manifests-test clean
 
 setup: $(STAMP)
 
@@ -108,8 +108,30 @@ bench-serve: setup
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[bench]'
 	$(BIN)/python -P bench/serve.py $(ARGS)
 
+# What images install, with hashes: docker/locks/*.txt, from pyproject.toml.
+locks: setup
+	@$(BIN)/python -c 'import uv' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[images]'
+	sh docker/locks/update.sh $(BIN)/uv
+
+# BASE=python:3.12-slim@sha256:... names the base by digest.
+BASE ?=
+IMAGE_BASE := $(addprefix --build-arg BASE=,$(BASE))
 image:
-	docker build -f docker/Dockerfile.cpu -t gpuscore:cpu .
+	docker build -f docker/Dockerfile.cpu $(IMAGE_BASE) -t gpuscore:cpu .
+
+image-cuda:
+	docker build -f docker/Dockerfile $(IMAGE_BASE) -t gpuscore:cuda .
+
+image-tpu:
+	docker build -f docker/Dockerfile.tpu $(IMAGE_BASE) -t gpuscore:tpu .
+
+image-lint: setup
+	@test -x $(BIN)/hadolint || $(BIN)/pip install --quiet --editable '.[images]'
+	$(BIN)/hadolint docker/Dockerfile docker/Dockerfile.cpu docker/Dockerfile.tpu
+
+# As root, on Debian with buildah, runc and mmdebstrap; no Docker daemon. It says what is missing.
+image-test: setup
+	$(BIN)/python -P docker/test/image_test.py $(addprefix --base ,$(BASE)) $(ARGS)
 
 # Compose, Kubernetes, Prometheus and Grafana files against their own tools and schemas, and a real
 # Prometheus that scrapes a real server; no Docker, no cluster. kubectl and Debian's prometheus come

@@ -1,0 +1,274 @@
+"""Builds the images and holds the containers to what docker/README.md says; no Docker daemon.
+
+    make image-test                               # all three; on Debian without a registry
+    make image-test ARGS='--images cpu'           # the CPU image alone
+    make image-test ARGS='--base python:3.12-slim'    # that base, where a registry can be reached
+
+The CPU image and the TPU image are built in full, the TPU's to compute on this machine's CPU. The
+CUDA image is built with the CPU's lock in place of its own: every step runs, on no GPU.
+"""
+
+import argparse
+import json
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from container import Container, size_of
+from workshop import LOCKS, Problem, Workshop, require_tools
+
+from gpuscore import Scorer
+
+KEY = "image-test-key-0123456789abcdef"
+QUERY = "query: a blue wooden chair for the garden\nitem: "
+ITEMS = ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."]
+LABELS = ["yes", "no"]
+TOLERANCE = 1e-4  # of a probability: float32, and torch or JAX here and there
+LONG = 10_000  # items of the request that is in flight while the server is told to stop
+NO_KEY = 78
+
+# What the container's own Python runs: one request, its status and body as JSON.
+CLIENT = """
+import http.client, json, sys
+key, method, path, body = sys.argv[1:5]
+connection = http.client.HTTPConnection("127.0.0.1", 8000, timeout=120)
+headers = {"Content-Type": "application/json"}
+if key:
+    headers["Authorization"] = "Bearer " + key
+if body.startswith("LONG"):
+    items = ["A blue lamp no. %d" % i for i in range(ITEMS)]
+    body = json.dumps(json.loads(body[4:]) | {"items": items})
+connection.request(method, path, body or None, headers)
+answer = connection.getresponse()
+print(json.dumps([answer.status, answer.read().decode()]))
+""".replace("range(ITEMS)", f"range({LONG})")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What is built, and how."""
+
+    dockerfile: str
+    lock: Sequence[str]  # in place of its own; empty: its own
+    installed: Sequence[str]  # the locks that its environment must equal
+    arguments: dict[str, str]
+    environment: dict[str, str]
+    temporary: bool  # needs a /tmp
+
+
+IMAGES = {
+    "cpu": Image("Dockerfile.cpu", (), ("torch-cpu", "cpu"), {}, {}, False),
+    "cuda": Image("Dockerfile", ("torch-cpu", "cpu"), ("torch-cpu", "cpu"), {}, {}, True),
+    "tpu": Image("Dockerfile.tpu", (), ("torch-cpu", "tpu"), {}, {"JAX_PLATFORMS": "cpu"}, True),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", nargs="+", choices=tuple(IMAGES), default=list(IMAGES))
+    parser.add_argument("--base", help="a base image instead of Debian's Python")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path("/var/tmp/gpuscore-images"),
+        help="where images are built; the base and the wheels stay there (default: %(default)s)",
+    )
+    values = parser.parse_args()
+    start = time.monotonic()
+    workshop = None
+    try:
+        require_tools(own_base=values.base is None)
+        with step("base"):
+            workshop = Workshop(values.directory, values.base)
+        for name in values.images:
+            check_image(workshop, name, IMAGES[name])
+    except Problem as problem:
+        print(f"image-test: {problem}", file=sys.stderr)
+        return 1
+    finally:
+        if workshop is not None:
+            workshop.close()
+    print(f"all good after {time.monotonic() - start:.0f} s; Python {workshop.python}")
+    return 0
+
+
+def check_image(workshop: Workshop, name: str, image: Image) -> None:
+    arguments = dict(image.arguments)
+    if name == "cuda" and not workshop.base_is_foreign:
+        arguments["PACKAGES"] = "python3-dev"  # where Debian's python3 has its headers
+    with step(f"{name}: build"):
+        built = workshop.build(image.dockerfile, image.lock, arguments)
+    container = Container(workshop, built, image.temporary)
+    print(f"  {size_of(container.root) / 1e6:.0f} MB on disk")
+    try:
+        with step(f"{name}: contents and bill of materials"):
+            check_contents(container)
+            check_bill(container, image.installed)
+        with step(f"{name}: commands"):
+            container.run("--help")
+            expect("qwen3" in container.run("info", "demo").lower(), "`info demo` names no model")
+        with step(f"{name}: refuses to start without a key"):
+            check_key_is_needed(container)
+        container.start(GPUSCORE_API_KEY=KEY, **image.environment)
+        with step(f"{name}: health"):
+            expect(not container.healthy(), "healthy before the server listens")
+            print(f"  healthy after {container.until_healthy(120):.1f} s")
+        with step(f"{name}: user, capabilities, read-only root, no network"):
+            check_confinement(container)
+        with step(f"{name}: scores"):
+            check_scores(container)
+        if name == "cuda":
+            with step("cuda: the C compiler that Triton needs"):
+                check_compiler(container)
+        with step(f"{name}: SIGTERM with a request in flight"):
+            check_drain(container)
+    finally:
+        container.stop()
+
+
+def check_contents(container: Container) -> None:
+    """Nothing of the build is left."""
+    config, root = container.config, container.root
+    expect(config["User"] == "10001:10001", f"user {config['User']}")
+    expect("PYTHONSAFEPATH=1" in config["Env"], "PYTHONSAFEPATH is not set")
+    expect("/cache" in config["Volumes"], "/cache is no volume")
+    installed = root / "opt" / "gpuscore"
+    expect(not list(installed.glob("lib/python*/site-packages/pip")), "pip is in the image")
+    for left in ("src", "wheels", "locks", "build", "etc/pip.conf"):
+        expect(not (root / left).exists(), f"/{left} was left in the image")
+
+
+def check_bill(container: Container, locks: Sequence[str]) -> None:
+    """Every installed package is in the bill of materials, at the version that is locked."""
+    bill = json.loads((container.root / "opt" / "gpuscore" / "sbom.cdx.json").read_text())
+    expect(bill["bomFormat"] == "CycloneDX", "the bill of materials is not CycloneDX")
+    listed = {normal(part["name"]): part["version"] for part in bill["components"]}
+    ours = listed.pop("gpuscore", None)
+    expect(ours is not None, "gpuscore is not in the bill of materials")
+    locked = dict(pair for lock in locks for pair in locked_versions(LOCKS / f"{lock}.txt"))
+    expect(listed == locked, f"differs from the lock: {set(listed.items()) ^ set(locked.items())}")
+    print(f"  CycloneDX {bill['specVersion']}, {len(bill['components'])} packages")
+
+
+def locked_versions(lock: Path) -> list[tuple[str, str]]:
+    found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", lock.read_text(), re.MULTILINE)
+    return [(normal(name), version) for name, version in found]
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def check_key_is_needed(container: Container) -> None:
+    container.start()
+    code = container.wait(60)
+    expect(code == NO_KEY, f"exit code {code}:\n{container.output()}")
+    expect("GPUSCORE_API_KEY" in container.output(), "the message does not say what is missing")
+
+
+def check_confinement(container: Container) -> None:
+    status = container.execute("python", "-c", "print(open('/proc/1/status').read())").stdout
+    expect("Uid:\t10001\t10001" in status, "process 1 is not user 10001")
+    expect("CapEff:\t0000000000000000" in status, "process 1 has capabilities")
+    written = container.execute("python", "-c", "open('/opt/gpuscore/x', 'w')")
+    expect("Read-only file system" in written.stderr, "the root can be written to")
+    devices = container.execute("python", "-c", "print(open('/proc/net/dev').read())").stdout
+    interfaces = re.findall(r"^\s*(\w+):", devices, re.MULTILINE)
+    expect(interfaces == ["lo"], f"network interfaces: {interfaces}")
+
+
+def check_scores(container: Container) -> None:
+    """Those of `Scorer` on this machine, and none without the key."""
+    wait_for(lambda: request(container, "GET", "/ready")[0] == 200, 120, "ready")
+    body = {"query": QUERY, "items": ITEMS, "labels": LABELS, "apply_softmax": True}
+    status, _ = request(container, "POST", "/v1/score", body, key="")
+    expect(status == 401, f"without a key: {status}")
+    status, text = request(container, "POST", "/v1/score", body)
+    expect(status == 200, f"with the key: {status} {text}")
+    with Scorer("demo") as scorer:
+        known = scorer.score(QUERY, ITEMS, labels=LABELS, apply_softmax=True).scores.tolist()
+    pairs = zip(sum(json.loads(text)["scores"], []), sum(known, []), strict=True)
+    apart = max(abs(ours - theirs) for ours, theirs in pairs)
+    expect(apart < TOLERANCE, f"scores are {apart} apart")
+    print(f"  scores {apart:.1e} apart from Scorer's")
+
+
+def check_compiler(container: Container) -> None:
+    """A Python module in C, compiled and loaded as Triton does, and the caches' places."""
+    code = (
+        "import ctypes, os, pathlib, subprocess, sysconfig\n"
+        "cache = pathlib.Path(os.environ['TRITON_CACHE_DIR']); cache.mkdir()\n"
+        "source = pathlib.Path('/tmp/stub.c')\n"
+        "source.write_text('#include <Python.h>\\nint answer(void) { return PY_MAJOR_VERSION; }')\n"
+        "include = sysconfig.get_paths('posix_prefix')['include']\n"
+        "subprocess.run(['gcc', source, '-O3', '-shared', '-fPIC', '-I', include,\n"
+        "                '-o', cache / 'stub.so'], check=True)\n"
+        "assert ctypes.CDLL(str(cache / 'stub.so')).answer() == 3\n"
+        "assert os.environ['FLASHINFER_WORKSPACE_BASE'].startswith('/cache/')\n"
+    )
+    done = container.execute("python", "-c", code)
+    expect(done.returncode == 0, done.stderr)
+
+
+def check_drain(container: Container) -> None:
+    """Told to stop while it computes, the server answers what it took and ends with 0."""
+    wanted = "LONG" + json.dumps({"query": QUERY, "labels": LABELS})
+    flying = container.background("python", "-c", CLIENT, KEY, "POST", "/v1/score", wanted)
+    wait_for(lambda: waiting_tokens(container) > 0, 30, "the request in flight")
+    container.signal(signal.SIGTERM)
+    signalled = time.monotonic()
+    output, _ = flying.communicate(timeout=90)
+    status, text = json.loads(output)
+    expect(status == 200, f"the request in flight got {status}: {text[:300]}")
+    expect(len(json.loads(text)["scores"]) == LONG, "scores are missing")
+    code = container.wait(30)
+    expect(code == 0, f"exit code {code}:\n{container.output()}")
+    print(f"  ended with 0, {time.monotonic() - signalled:.1f} s after the signal")
+
+
+def waiting_tokens(container: Container) -> float:
+    _, text = request(container, "GET", "/metrics")
+    found = re.search(r"^gpuscore_tokens_waiting (\S+)", text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def request(
+    container: Container, method: str, path: str, body: Any = None, key: str = KEY
+) -> tuple[int, str]:
+    text = json.dumps(body) if body else ""
+    done = container.execute("python", "-c", CLIENT, key, method, path, text)
+    expect(done.returncode == 0, f"{method} {path} failed:\n{done.stderr}")
+    status, answer = json.loads(done.stdout)
+    return status, answer
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise Problem(f"{what}: not within {seconds} s")
+        time.sleep(0.1)
+
+
+def expect(holds: bool, message: str) -> None:
+    if not holds:
+        raise Problem(message)
+
+
+@contextmanager
+def step(name: str) -> Any:
+    print(name, flush=True)
+    start = time.monotonic()
+    yield
+    print(f"  ok, {time.monotonic() - start:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

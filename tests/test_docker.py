@@ -1,0 +1,123 @@
+"""What can be known of the images without building them; `make image-test` builds and runs them."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+LOCKS = ROOT / "docker" / "locks"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Each Dockerfile, the locks it installs, the optional part of gpuscore that must be in them.
+IMAGES = {
+    "Dockerfile.cpu": (["torch-cpu", "cpu"], None),
+    "Dockerfile": (["cuda"], "cuda"),
+    "Dockerfile.tpu": (["torch-cpu", "tpu"], "jax"),
+}
+LOCK_NAMES = ["build", "torch-cpu", "cpu", "cuda", "tpu"]
+ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)")
+
+
+def entries(lock):
+    """Version by name; anything but pinned packages with hashes, and comments, is an error."""
+    text = re.sub(r"^#.*\n", "", (LOCKS / f"{lock}.txt").read_text(), flags=re.MULTILINE)
+    found = {}
+    while text:
+        entry = ENTRY.match(text)
+        assert entry, f"{lock}.txt: neither a pinned, hashed package nor a comment: {text[:200]}"
+        assert canonicalize_name(entry[1]) not in found
+        found[canonicalize_name(entry[1])] = entry[2]
+        text = text[entry.end() :]
+    return found
+
+
+def instructions(dockerfile):
+    """Lines with their continuations, without comments."""
+    text = (ROOT / "docker" / dockerfile).read_text()
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+    return [line for line in re.sub(r"\\\n", " ", text).splitlines() if line.strip()]
+
+
+def last_stage(dockerfile):
+    lines = instructions(dockerfile)
+    return lines[max(i for i, line in enumerate(lines) if line.startswith("FROM")) :]
+
+
+@pytest.mark.parametrize("lock", LOCK_NAMES)
+def test_locks_pin_and_hash_and_name_no_place(lock):
+    """No index, address or path of the machine that wrote them: they must hold anywhere."""
+    assert entries(lock)
+    text = (LOCKS / f"{lock}.txt").read_text()
+    assert not re.search(r"://|^-|file:|/(home|root|tmp|opt|var|mnt)/", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("dockerfile", IMAGES)
+def test_locks_hold_what_pyproject_asks_for(dockerfile):
+    """A dependency that was added or raised without `make locks` is found here."""
+    locks, extra = IMAGES[dockerfile]
+    locked = {name: version for lock in locks for name, version in entries(lock).items()}
+    wanted = PROJECT["dependencies"] + (PROJECT["optional-dependencies"][extra] if extra else [])
+    for requirement in map(Requirement, wanted):
+        version = locked.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement.name} is not locked; run make locks"
+        assert requirement.specifier.contains(version), f"{requirement} but {version} is locked"
+
+
+def test_the_images_agree():
+    """One version of a package in all images, so that what one showed holds for the others."""
+    seen = {}
+    for lock in ("torch-cpu", "cpu", "cuda", "tpu"):
+        for name, version in entries(lock).items():
+            public = version.split("+")[0]
+            assert seen.setdefault(name, public) == public, f"{name} in {lock}.txt"
+
+
+@pytest.mark.parametrize("dockerfile", IMAGES)
+def test_only_what_is_locked_is_installed(dockerfile):
+    lines = instructions(dockerfile)
+    commands = [part for line in lines for part in line.split("&&") if "/build/bin/pip" in part]
+    installs = [command for command in commands if " install " in command]
+    assert len(installs) == 3  # for the build, for the image, and gpuscore itself
+    for command in installs:
+        assert "--require-hashes" in command or "--no-index --no-deps" in command, command
+    (wheel,) = (command for command in commands if " wheel " in command)
+    assert "--no-index" in wheel  # or it would download what builds the wheel
+    text = "\n".join(lines)
+    for lock in IMAGES[dockerfile][0]:
+        assert f"docker/locks/{lock}.txt" in text
+
+
+@pytest.mark.parametrize("dockerfile", IMAGES)
+def test_the_shipped_stage_is_confined_and_watched(dockerfile):
+    stage = last_stage(dockerfile)
+    kinds = [line.split()[0] for line in stage]
+    assert stage[kinds.index("USER")].split()[1] == "10001:10001"
+    assert kinds.index("USER") > max(i for i, kind in enumerate(kinds) if kind == "RUN")
+    assert "VOLUME /cache" in stage
+    environment = dict(
+        pair.split("=", 1) for line in stage if line.startswith("ENV") for pair in line.split()[1:]
+    )
+    assert environment["PYTHONSAFEPATH"] == "1"
+    caches = ["HOME", "HF_HOME"]
+    if dockerfile == "Dockerfile":
+        caches += ["TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"]
+    if dockerfile == "Dockerfile.tpu":
+        caches += ["GPUSCORE_COMPILE_CACHE"]
+        assert environment["GPUSCORE_BACKEND"] == "jax"
+    assert all(environment[name].startswith("/cache") for name in caches)
+    health = stage[kinds.index("HEALTHCHECK")]
+    assert 'CMD ["python"' in health
+    assert "'/health'" in health
+    # Exec forms: process 1 is the server, which the signals reach.
+    assert 'ENTRYPOINT ["gpuscore"]' in stage
+    assert 'CMD ["serve", "--host", "0.0.0.0"]' in stage
+
+
+def test_no_base_is_chosen_behind_the_argument():
+    """Every stage starts from BASE, so that one digest pins all of an image's base."""
+    for dockerfile in IMAGES:
+        starts = [line for line in instructions(dockerfile) if line.startswith("FROM")]
+        assert [line.split()[1] for line in starts] == ["${BASE}", "${BASE}"]
