@@ -119,6 +119,12 @@ class Container:
         """runc's config.json."""
         mounts: list[dict[str, Any]] = [
             {"destination": "/proc", "type": "proc", "source": "proc"},
+            {
+                "destination": "/sys",
+                "type": "sysfs",
+                "source": "sysfs",
+                "options": ["nosuid", "noexec", "nodev", "ro"],
+            },
             _tmpfs("/dev", "strictatime", "mode=755"),
             _tmpfs("/dev/shm", "mode=1777"),
             {"destination": "/cache", "source": str(self._cache), "options": ["bind", "rw"]},

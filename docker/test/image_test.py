@@ -113,7 +113,8 @@ def check_image(workshop: Workshop, name: str, image: Image) -> None:
             check_bill(container, image.installed)
         with step(f"{name}: commands"):
             container.run("--help")
-            expect("qwen3" in container.run("info", "demo").lower(), "`info demo` names no model")
+            shown = container.run("info", "demo", **image.environment)
+            expect("qwen3" in shown.lower(), "`info demo` names no model")
         with step(f"{name}: refuses to start without a key"):
             check_key_is_needed(container)
         container.start(GPUSCORE_API_KEY=KEY, **image.environment)
