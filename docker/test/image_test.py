@@ -1,8 +1,8 @@
 """Builds the images and holds the containers to what docker/README.md says; no Docker daemon.
 
-    make image-test                               # all three; on Debian without a registry
-    make image-test ARGS='--images cpu'           # the CPU image alone
-    make image-test ARGS='--base python:3.12-slim'    # that base, where a registry can be reached
+    make image-test                                   # the CPU image; no registry is asked
+    make image-test ARGS='--images cpu cuda tpu'      # all three
+    make image-test BASE=python:3.12-slim             # that base, where a registry can be reached
 
 The CPU image and the TPU image are built in full, the TPU's to compute on this machine's CPU. The
 CUDA image is built with the CPU's lock in place of its own: every step runs, on no GPU.
@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +56,22 @@ class Image:
     """What is built, and how."""
 
     dockerfile: str
-    lock: Sequence[str]  # in place of its own; empty: its own
-    installed: Sequence[str]  # the locks that its environment must equal
-    arguments: dict[str, str]
-    environment: dict[str, str]
-    temporary: bool  # needs a /tmp
+    locks: Sequence[str]  # what is installed
+    substitute: bool = False  # in place of the Dockerfile's own lock
+    environment: dict[str, str] = field(default_factory=dict)
+    temporary: bool = True  # whether it needs a /tmp
 
 
 IMAGES = {
-    "cpu": Image("Dockerfile.cpu", (), ("torch-cpu", "cpu"), {}, {}, False),
-    "cuda": Image("Dockerfile", ("torch-cpu", "cpu"), ("torch-cpu", "cpu"), {}, {}, True),
-    "tpu": Image("Dockerfile.tpu", (), ("torch-cpu", "tpu"), {}, {"JAX_PLATFORMS": "cpu"}, True),
+    "cpu": Image("Dockerfile.cpu", ("torch-cpu", "cpu"), temporary=False),
+    "cuda": Image("Dockerfile", ("torch-cpu", "cpu"), substitute=True),
+    "tpu": Image("Dockerfile.tpu", ("torch-cpu", "tpu"), environment={"JAX_PLATFORMS": "cpu"}),
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", nargs="+", choices=tuple(IMAGES), default=list(IMAGES))
+    parser.add_argument("--images", nargs="+", choices=tuple(IMAGES), default=["cpu"])
     parser.add_argument("--base", help="a base image instead of Debian's Python")
     parser.add_argument(
         "--directory",
@@ -100,17 +99,17 @@ def main() -> int:
 
 
 def check_image(workshop: Workshop, name: str, image: Image) -> None:
-    arguments = dict(image.arguments)
-    if name == "cuda" and not workshop.base_is_foreign:
-        arguments["PACKAGES"] = "python3-dev"  # where Debian's python3 has its headers
+    # Debian's python3 has its C headers in a package of their own.
+    headers = name == "cuda" and not workshop.base_is_foreign
+    arguments = {"PACKAGES": "python3-dev"} if headers else {}
     with step(f"{name}: build"):
-        built = workshop.build(image.dockerfile, image.lock, arguments)
+        built = workshop.build(image.dockerfile, image.locks, image.substitute, arguments)
     container = Container(workshop, built, image.temporary)
     print(f"  {size_of(container.root) / 1e6:.0f} MB on disk")
     try:
         with step(f"{name}: contents and bill of materials"):
             check_contents(container)
-            check_bill(container, image.installed)
+            check_bill(container, image.locks)
         with step(f"{name}: commands"):
             container.run("--help")
             shown = container.run("info", "demo", **image.environment)

@@ -90,15 +90,19 @@ class Workshop:
         path.mkdir(parents=True, exist_ok=True)
         return path
 
-    def build(self, dockerfile: str, lock: Sequence[str], arguments: dict[str, str]) -> str:
+    def build(
+        self, dockerfile: str, locks: Sequence[str], substitute: bool, arguments: dict[str, str]
+    ) -> str:
         """An image of the working tree, as `docker build` makes it; returns its name.
 
-        `lock` names files of docker/locks, which are put together if there are several; its wheels
-        are fetched here, with this machine's pip, and the build itself sees no index.
+        `locks` name the files of docker/locks that are installed: the Dockerfile's own, or with
+        `substitute` others in their place. Their wheels are fetched here, with this machine's pip;
+        the build itself sees no index.
         """
+        wheels = self._wheels(["build", *locks])
         context = REPOSITORY
-        if lock:
-            context = self._copy_of_sources(dockerfile, lock)
+        if substitute:
+            context = self._copy_of_sources(dockerfile, locks)
             arguments = {**arguments, "LOCK": "docker/locks/image.txt"}
         settings = self.scratch("pip") / "pip.conf"
         settings.write_text("[global]\nno-index = true\nfind-links = /mnt\n")
@@ -111,7 +115,7 @@ class Workshop:
                 for key, value in arguments.items()
                 for part in ("--build-arg", f"{key}={value}")
             ),
-            *("--secret", f"id=pip,src={settings}", "--volume", f"{self.wheels()}:/mnt:ro"),
+            *("--secret", f"id=pip,src={settings}", "--volume", f"{wheels}:/mnt:ro"),
             *("--ignorefile", REPOSITORY / ".dockerignore", "--tag", name),
             *("--file", REPOSITORY / "docker" / dockerfile, context),
         )
@@ -128,25 +132,22 @@ class Workshop:
         config: dict[str, Any] = described["Docker"]["config"]
         return config
 
-    def wheels(self) -> Path:
-        """The locked wheels of every image but CUDA's, fetched once per state of the locks."""
-        locks = [LOCKS / f"{name}.txt" for name in ("build", "torch-cpu", "cpu", "tpu")]
-        state = hashlib.sha256(b"".join(lock.read_bytes() for lock in locks)).hexdigest()[:16]
-        wheels = self.directory / f"wheels-{self.python}-{state}"
-        if wheels.exists():
-            return wheels
-        for old in self.directory.glob("wheels-*"):
-            shutil.rmtree(old)
-        partial = self.directory / "wheels-partial"
-        for lock in locks:
+    def _wheels(self, locks: Sequence[str]) -> Path:
+        """A directory with the wheels of the locks, each fetched once per state of its file."""
+        wheels = self.directory / f"wheels-{self.python}"
+        for lock in (LOCKS / f"{name}.txt" for name in locks):
+            state = hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
+            fetched = wheels / f"{lock.stem}-{state}.fetched"
+            if fetched.exists():
+                continue
             print(f"  fetching the wheels of {lock.name}", flush=True)
             try:
-                run(*self._download(lock, partial))
+                run(*self._download(lock, wheels))
             except Problem:
                 if lock.name != "torch-cpu.txt":
                     raise
-                run(*self._download(lock, partial), "--extra-index-url", TORCH_INDEX)
-        partial.rename(wheels)
+                run(*self._download(lock, wheels), "--extra-index-url", TORCH_INDEX)
+            fetched.touch()
         return wheels
 
     def _download(self, lock: Path, directory: Path) -> list[str | Path]:
@@ -159,13 +160,13 @@ class Workshop:
             *("--dest", directory, "--requirement", lock),
         ]
 
-    def _copy_of_sources(self, dockerfile: str, lock: Sequence[str]) -> Path:
+    def _copy_of_sources(self, dockerfile: str, locks: Sequence[str]) -> Path:
         copy = self.scratch(f"context-{dockerfile}")
         for name in ("LICENSE", "README.md", "pyproject.toml"):
             shutil.copy(REPOSITORY / name, copy)
         for name in ("gpuscore", "kernels", "docker/locks"):
             shutil.copytree(REPOSITORY / name, copy / name, dirs_exist_ok=True)
-        text = "".join((LOCKS / f"{name}.txt").read_text() for name in lock)
+        text = "".join((LOCKS / f"{name}.txt").read_text() for name in locks)
         (copy / "docker" / "locks" / "image.txt").write_text(text)
         return copy
 
