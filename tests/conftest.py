@@ -76,6 +76,8 @@ LONGEST = (
     "tests/client/test_client.py",
     "tests/server/test_classes.py",
     "tests/server/test_overload.py",
+    "tests/test_classifiers.py",
+    "tests/backends/test_every_position.py",
     "tests/test_demo.py",
     "tests/backends/test_jax_attention.py",
     "tests/kernels/test_compile_check.py",

@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 
 import gpuscore
 from gpuscore import Scorer
+from gpuscore.families.files import Head, read_head
+from gpuscore.server.dialects.classify import probabilities
 from support.models import make_model, reference_logits
 from support.serving import serving
 from support.wire import check_error, connected
@@ -28,14 +30,6 @@ def sigmoid(rows):
     return 1 / (1 + np.exp(-rows))
 
 
-def served(directory, **config):
-    """A server of a tiny classifier, and transformers' logits of TEXTS."""
-    model = make_model(directory, "qwen3_classes", **config)
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    logits = reference_logits(model, [tokenizer.encode(text).ids for text in TEXTS])
-    return serving(directory, "--threads", "1"), logits
-
-
 def classified(client, **more):
     answer = client.post("/v1/classify", json={"input": TEXTS} | more)
     assert answer.status_code == 200, answer.text
@@ -43,8 +37,10 @@ def classified(client, **more):
 
 
 def test_several_classes(tmp_path):
-    starting, logits = served(tmp_path, id2label=dict(enumerate(NAMES)))
-    with starting as running, connected(running) as client:
+    model = make_model(tmp_path, "qwen3_classes", id2label=dict(enumerate(NAMES)))
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    logits = reference_logits(model, [tokenizer.encode(text).ids for text in TEXTS])
+    with serving(tmp_path, "--threads", "1") as running, connected(running) as client:
         answer = classified(client)
         assert answer["labels"] == NAMES
         probs = np.array([entry["probs"] for entry in answer["data"]])
@@ -142,9 +138,14 @@ def test_guards(guard_directory):
 
 def test_several_right_classes(tmp_path):
     """As the model's configuration says: each is likely or not by itself."""
-    config = {"problem_type": "multi_label_classification", "id2label": dict(enumerate(NAMES))}
-    starting, logits = served(tmp_path, **config)
-    assert json.loads((tmp_path / "config.json").read_text())["problem_type"]
-    with starting as running, connected(running) as client:
-        probs = [entry["probs"] for entry in classified(client)["data"]]
-        np.testing.assert_allclose(probs, sigmoid(logits), atol=1e-4)
+    config = {"architectures": ["Qwen3ForSequenceClassification"]}
+    config["id2label"] = dict(enumerate(NAMES))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_head(tmp_path) == Head(3, exclusive=True)
+    config["problem_type"] = "multi_label_classification"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_head(tmp_path) == Head(3, exclusive=False)
+    logits = np.array([[3.0, -1.0, 0.5], [-800.0, 800.0, 0.0]])
+    np.testing.assert_allclose(probabilities(logits, exclusive=False)[0], sigmoid(logits[0]))
+    np.testing.assert_allclose(probabilities(logits, exclusive=False)[1], [0, 1, 0.5])
+    np.testing.assert_allclose(probabilities(logits, exclusive=True), softmax(logits))

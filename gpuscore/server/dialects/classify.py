@@ -167,7 +167,7 @@ def _encoded(
     logits = np.stack(result.label_logits).astype(np.float64)
     best = logits.argmax(axis=1).tolist()
     raw = body.use_activation is False
-    rows = logits if raw else _probabilities(logits, question.exclusive)
+    rows = logits if raw else probabilities(logits, question.exclusive)
     masses = None
     if body.return_label_mass:
         masses = label_mass(result, question.request.label_ids).tolist()
@@ -190,7 +190,7 @@ def _encoded(
     return msgspec.json.encode(answer)
 
 
-def _probabilities(logits: Float64Array, exclusive: bool) -> Float64Array:
+def probabilities(logits: Float64Array, exclusive: bool) -> Float64Array:
     """[N, classes], from 0 to 1."""
     if not exclusive:
         return sigmoid(logits)
