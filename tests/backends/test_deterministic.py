@@ -79,7 +79,7 @@ FAMILIES = [
     ("llama", "float32"),
     ("mistral", "float32"),
     ("gemma2", "float32"),
-    ("gemma3", "bfloat16"),
+    ("gemma3", "float32"),
     ("qwen3_moe", "float32"),
 ]
 
