@@ -1,6 +1,5 @@
 """Promise: every position of a prompt is scored once, in chunks or beside others, from no cache."""
 
-from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +8,9 @@ import pytest
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.scores import position_logprobs
-from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import NonfiniteScore
 from gpuscore.types import NO_TOKENS, ScoreRequest, ScoreResult, Timings
+from support.stepping import run, submit
 from support.tape import TapeBackend, tape_logit, tape_lse
 
 
@@ -20,22 +19,6 @@ def request_of(rng, lengths, *, every=True, query=0):
     labels = tuple(rng.integers(0, 900, n if every else 2).astype(np.int32) for n in lengths)
     query_ids = rng.integers(0, 900, query).astype(np.int32)
     return ScoreRequest(query_ids, items, labels, need_lse=True, every_position=every)
-
-
-def submit(runner, request, progress=None):
-    ticket = Ticket(request, Future(), progress, arrived=0.0)
-    runner.add(ticket)
-    return ticket
-
-
-def run(runner):
-    for _ in range(2000):
-        if runner.idle:
-            break
-        runner.step()
-        runner.scheduler.pages.check_integrity()
-    assert runner.idle
-    assert runner.scheduler.pages.num_used == 0
 
 
 def check(ticket):

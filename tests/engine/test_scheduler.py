@@ -9,7 +9,6 @@ import pytest
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.pages import PagePool, page_keys
 from gpuscore.engine.runner import Runner
-from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import (
     DeadlineExceeded,
     InsufficientMemory,
@@ -17,6 +16,7 @@ from gpuscore.errors import (
     NonfiniteScore,
 )
 from gpuscore.types import ScoreRequest
+from support.stepping import run, submit
 from support.tape import TapeBackend, tape_logit, tape_lse
 
 
@@ -28,26 +28,6 @@ def request_of(rng, query_len, item_lens: Sequence[int], priority=0, need_lse=Tr
     return ScoreRequest(
         ids(query_len), tuple(ids(n) for n in item_lens), labels, need_lse, priority=priority
     )
-
-
-def submit(runner, request):
-    from concurrent.futures import Future
-
-    ticket = Ticket(request, Future(), None, arrived=0.0)
-    runner.add(ticket)
-    return ticket
-
-
-def run(runner):
-    """Step until idle; pages are checked after every step."""
-    for _ in range(10_000):
-        if runner.idle:
-            break
-        runner.step()
-        runner.scheduler.pages.check_integrity()
-    assert runner.idle
-    assert runner.scheduler.pages.num_used == 0
-    assert len(runner.scheduler) == 0
 
 
 def check(ticket):

@@ -1,18 +1,15 @@
 """The wire of vLLM's /v1/score: texts in pairs, each judged by the model's own prompt."""
 
-from functools import partial
 from time import time
 from typing import Any
 
 import msgspec
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.families.prompts import Rerank, RerankInput
-from gpuscore.server.dialects.ranking import ranked, reranker_of
-from gpuscore.server.record import RESPOND
+from gpuscore.families.prompts import RerankInput
+from gpuscore.server.dialects.ranking import Ranking, answer_ranking
 from gpuscore.server.schema import CacheSalt, Priority, ShortUsage, decoding_errors
-from gpuscore.server.service import SMALL_ITEMS, Call, ScoringService
-from gpuscore.types import Float64Array
+from gpuscore.server.service import Call, ScoringService
 
 Texts = str | list[str]
 # Names of both sides; vLLM has changed them twice and takes all.
@@ -45,6 +42,10 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
     mm_processor_kwargs: dict[str, Any] | None = None
     softmax: bool | None = None
     activation: bool | None = None
+
+    @property
+    def wants_raw(self) -> bool:
+        return False in (self.use_activation, self.activation, self.softmax)
 
 
 class PairScore(msgspec.Struct, omit_defaults=True):
@@ -133,23 +134,15 @@ def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
 
 
 async def answer_pairs(service: ScoringService, body: PairsBody, call: Call) -> bytes:
-    """Raises GpuscoreError, also where the model is of no known family of rerankers."""
-    given = to_pairs_input(body)
-    name = service.model_name(body.model)
-    model = service.loaded()
-    prompts = reranker_of(model)
-    with service.admitted(call.tenant):
-        built, raw = await ranked(service, model, prompts, given, body.cache_salt, call)
-        with call.record.stage(RESPOND):
-            wants_raw = False in (body.use_activation, body.activation, body.softmax)
-            scores = raw if wants_raw else prompts.family.relevance(raw)
-            encode = partial(_encoded, call.record.request_id, name, scores, built)
-            small = len(given.documents) <= SMALL_ITEMS
-            return encode() if small else await service.in_thread(encode)
+    """Raises GpuscoreError as `answer_ranking`."""
+    return await answer_ranking(service, to_pairs_input(body), body, call, _encoded)
 
 
-def _encoded(id: str, name: str, scores: Float64Array, built: Rerank) -> bytes:
-    cut, tokens = set(built.truncated), built.request.num_prompt_tokens
-    data = [PairScore(i, "score", score, i in cut) for i, score in enumerate(scores.tolist())]
-    usage = ShortUsage(tokens, tokens)
-    return msgspec.json.encode(PairsAnswer(id, "list", int(time()), name, data, usage))
+def _encoded(ranking: Ranking) -> bytes:
+    cut, tokens = set(ranking.truncated), ranking.prompt_tokens
+    scores = ranking.scores.tolist()
+    data = [PairScore(i, "score", score, i in cut) for i, score in enumerate(scores)]
+    answer = PairsAnswer(
+        ranking.request_id, "list", int(time()), ranking.model, data, ShortUsage(tokens, tokens)
+    )
+    return msgspec.json.encode(answer)

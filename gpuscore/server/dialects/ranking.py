@@ -1,17 +1,39 @@
 """What dialects that judge documents by the model's own prompt have in common."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.families.prompts import FamilyPrompts, Rerank, RerankInput
-from gpuscore.server.record import TOKENIZE
-from gpuscore.server.service import Call, LoadedModel, ScoringService, cached_tokens
+from gpuscore.families.prompts import FamilyPrompts, RerankInput
+from gpuscore.server.record import RESPOND, TOKENIZE
+from gpuscore.server.service import (
+    SMALL_ITEMS,
+    Call,
+    LoadedModel,
+    ScoringService,
+    cached_tokens,
+)
 from gpuscore.types import Float64Array
 
 NO_RERANKER = (
     "this model is of no known family of rerankers, so its prompt is not known; start the server "
     "with --family, or use /v1/score with query, items and labels"
 )
+
+
+class RerankerBody(Protocol):
+    """What the bodies of all such dialects say."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+    @property
+    def wants_raw(self) -> bool: ...
 
 
 def reranker_of(model: LoadedModel) -> FamilyPrompts:
@@ -25,19 +47,40 @@ def reranker_of(model: LoadedModel) -> FamilyPrompts:
     return model.family
 
 
-async def ranked(
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What is known of a request's documents, in their order."""
+
+    model: str  # as the caller calls it
+    request_id: str
+    scores: Float64Array
+    truncated: tuple[int, ...]
+    prompt_tokens: int
+
+
+async def answer_ranking(
     service: ScoringService,
-    model: LoadedModel,
-    prompts: FamilyPrompts,
     given: RerankInput,
-    salt: str | None,
+    body: RerankerBody,
     call: Call,
-) -> tuple[Rerank, Float64Array]:
-    """The request as it was run, and the raw scores of its documents, in their order."""
-    call.record.items = len(given.documents)
-    with call.record.stage(TOKENIZE):
-        built = await service.in_time(partial(prompts.build, given))
-    result = await service.run(model, built.request, salt, call)
-    call.record.prompt_tokens = built.request.num_prompt_tokens
-    call.record.cached_tokens = cached_tokens(built.request, result)
-    return built, prompts.raw_scores(result)
+    encode: Callable[[Ranking], bytes],
+) -> bytes:
+    """Raises GpuscoreError, also where the model is of no known family of rerankers."""
+    name = service.model_name(body.model)
+    model = service.loaded()
+    prompts, record = reranker_of(model), call.record
+    record.items = len(given.documents)
+    with service.admitted(call.tenant):
+        with record.stage(TOKENIZE):
+            built = await service.in_time(partial(prompts.build, given))
+        result = await service.run(model, built.request, body.cache_salt, call)
+        with record.stage(RESPOND):
+            record.prompt_tokens = built.request.num_prompt_tokens
+            record.cached_tokens = cached_tokens(built.request, result)
+            raw = prompts.raw_scores(result)
+            scores = raw if body.wants_raw else prompts.family.relevance(raw)
+            ranking = Ranking(
+                name, record.request_id, scores, built.truncated, record.prompt_tokens
+            )
+            small = len(given.documents) <= SMALL_ITEMS
+            return encode(ranking) if small else await service.in_thread(partial(encode, ranking))

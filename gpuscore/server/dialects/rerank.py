@@ -5,7 +5,6 @@
 at values that change nothing, and refused by name at others.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from time import time
 from typing import Any
@@ -16,16 +15,14 @@ import numpy as np
 from gpuscore.errors import InvalidRequest
 from gpuscore.families.prompts import RerankInput
 from gpuscore.server.dialects.dialect import Dialect
-from gpuscore.server.dialects.ranking import ranked, reranker_of
+from gpuscore.server.dialects.ranking import Ranking, answer_ranking
 from gpuscore.server.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
-from gpuscore.server.record import RESPOND, RequestRecord
+from gpuscore.server.record import RequestRecord
 from gpuscore.server.schema import CacheSalt, Priority, ShortUsage, decoding_errors
 from gpuscore.server.service import (
-    SMALL_ITEMS,
     Call,
     ScoringService,
 )
-from gpuscore.types import Float64Array
 
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 
@@ -98,17 +95,6 @@ class RankedText(msgspec.Struct, omit_defaults=True):
     truncated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """What is known of a request's documents, in their order."""
-
-    model: str
-    request_id: str
-    scores: Float64Array
-    truncated: tuple[int, ...]
-    prompt_tokens: int
-
-
 _decoder = msgspec.json.Decoder(RerankBody)
 
 
@@ -179,7 +165,7 @@ def _object_text(document: dict[str, Any], fields: list[str] | None, index: int)
     return "\n".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
 
 
-def encode_ranking(body: RerankBody, ranking: Ranking, path: str) -> bytes:
+def encode_ranking(body: RerankBody, path: str, ranking: Ranking) -> bytes:
     """The answer, best first, equal ones in the order in which they came.
 
     Infinity's clients want documents as text, and "rerank" as the object's kind; Jina says "list".
@@ -228,20 +214,9 @@ def _flag(value: bool | str | None, field: str) -> bool:
 
 
 async def answer_rerank(service: ScoringService, body: RerankBody, call: Call) -> bytes:
-    """Raises GpuscoreError, also where the model is of no known family of rerankers."""
-    given = to_rerank_input(body)
-    name = service.model_name(body.model)
-    model = service.loaded()
-    prompts = reranker_of(model)
-    with service.admitted(call.tenant):
-        built, raw = await ranked(service, model, prompts, given, body.cache_salt, call)
-        with call.record.stage(RESPOND):
-            scores = raw if body.wants_raw else prompts.family.relevance(raw)
-            tokens = built.request.num_prompt_tokens
-            ranking = Ranking(name, call.record.request_id, scores, built.truncated, tokens)
-            encode = partial(encode_ranking, body, ranking, call.path)
-            small = len(given.documents) <= SMALL_ITEMS
-            return encode() if small else await service.in_thread(encode)
+    """Raises GpuscoreError as `answer_ranking`."""
+    encode = partial(encode_ranking, body, call.path)
+    return await answer_ranking(service, to_rerank_input(body), body, call, encode)
 
 
 RERANK = Dialect(

@@ -1,0 +1,25 @@
+"""A runner that a test steps by itself."""
+
+from concurrent.futures import Future
+
+from gpuscore.engine.runner import Runner
+from gpuscore.engine.ticket import Progress, Ticket
+from gpuscore.types import ScoreRequest
+
+
+def submit(runner: Runner, request: ScoreRequest, progress: Progress | None = None) -> Ticket:
+    ticket = Ticket(request, Future(), progress, arrived=0.0)
+    runner.add(ticket)
+    return ticket
+
+
+def run(runner: Runner) -> None:
+    """Step until idle; pages are checked after every step."""
+    for _ in range(10_000):
+        if runner.idle:
+            break
+        runner.step()
+        runner.scheduler.pages.check_integrity()
+    assert runner.idle
+    assert runner.scheduler.pages.num_used == 0
+    assert len(runner.scheduler) == 0
