@@ -111,9 +111,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: processes that start and deadlines that pass need none."""
+    """Two more than there are cores: processes that start and deadlines that pass need none."""
     affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
-    return (len(affinity(0)) if affinity else os.cpu_count() or 1) + 1
+    return (len(affinity(0)) if affinity else os.cpu_count() or 1) + 2
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,7 +16,7 @@ from gpuscore.engine.scheduler import Scheduler
 from gpuscore.engine.ticket import Positions
 from support.simulation import simulate
 
-SEEDS = int(os.environ.get("SIMULATED_SEEDS", "800"))
+SEEDS = int(os.environ.get("SIMULATED_SEEDS", "700"))
 BLOCK = 100
 
 
