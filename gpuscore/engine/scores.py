@@ -27,7 +27,7 @@ def label_scores(
     softmax(logits / temperature) over the item's own labels, which sums to 1.
     """
     if apply_softmax:
-        return _by_rows(result.label_logits, lambda rows, _: _softmax(rows, temperature))
+        return _by_rows(result.label_logits, lambda rows, _: softmax(rows, temperature))
     return [np.exp(row) for row in label_logprobs(result)]
 
 
@@ -104,7 +104,7 @@ def label_mass(result: ScoreResult, label_ids: tuple[Int32Array, ...]) -> Float6
     return np.minimum(np.array(masses, dtype=np.float64), 1.0)
 
 
-def _softmax(rows: Float64Array, temperature: float) -> Float64Array:
+def softmax(rows: Float64Array, temperature: float = 1.0) -> Float64Array:
     """[N, labels], along the labels."""
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf
         weights = np.exp((rows - rows.max(axis=1, keepdims=True)) / temperature)

@@ -7,7 +7,7 @@ do anything to it, and prompts are ready before the first request.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from jinja2.exceptions import TemplateError
 from jinja2.ext import loopcontrols
@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from gpuscore.errors import ConfigError
 from gpuscore.families.family import DOCUMENT, INSTRUCTION, QUERY, literal
 from gpuscore.families.files import read_json
+from gpuscore.text.tokenizer_info import token_text
 
 # Stand for the callers' texts while a chat template is rendered; no template holds them.
 MARKS = {INSTRUCTION: "\ue001i\ue001", QUERY: "\ue002q\ue002", DOCUMENT: "\ue003d\ue003"}
@@ -45,7 +46,7 @@ class ChatTemplate:
             template = named.get("default")
         if not isinstance(template, str):
             return None
-        tokens = {name: _content(config.get(name)) for name in config if name.endswith("_token")}
+        tokens = {name: token_text(config.get(name)) for name in config if name.endswith("_token")}
         return cls(template, {name: text for name, text in tokens.items() if text is not None})
 
     def render(self, messages: Sequence[Mapping[str, object]], **options: object) -> str:
@@ -126,12 +127,6 @@ def _found(text: str, specials: Sequence[str]) -> list[tuple[int, str]]:
         if token is not None:
             found.append((at, token))
     return found
-
-
-def _content(token: Any) -> str | None:
-    """A special token of tokenizer_config.json, which is text or an object."""
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else None
 
 
 def _refuse(message: str) -> NoReturn:

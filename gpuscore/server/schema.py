@@ -52,6 +52,14 @@ def decoding_errors() -> Iterator[None]:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
 
 
+def check_not_negative(body: msgspec.Struct, *fields: str) -> None:
+    """Raises InvalidRequest for the first of these fields that is below 0."""
+    for field in fields:
+        value = getattr(body, field)
+        if value is not None and value < 0:
+            raise InvalidRequest(f"{field} is {value}, it must not be negative", param=field)
+
+
 def openapi_of(
     bodies: tuple[Any, ...], answers: tuple[Any, ...], example: object
 ) -> dict[str, Any]:

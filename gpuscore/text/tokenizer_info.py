@@ -39,12 +39,12 @@ def read_tokenizer_info(
     model = _read(directory / "config.json")
     special = _read(directory / "special_tokens_map.json") | config
     tokens = {
-        name: _text(special.get(name)) or _by_id(model.get(f"{name}_id"), encoder)
+        name: token_text(special.get(name)) or _by_id(model.get(f"{name}_id"), encoder)
         for name in SPECIAL_TOKENS
     }
     length = config.get("model_max_length")
     return TokenizerInfo(
-        tokenizer_class=_text(config.get("tokenizer_class")),
+        tokenizer_class=token_text(config.get("tokenizer_class")),
         chat_template=chat_template,
         # Files write "no limit" as 10^30.
         model_max_length=length if type(length) is int and length < 2**31 else None,
@@ -52,7 +52,7 @@ def read_tokenizer_info(
     )
 
 
-def _text(value: object) -> str | None:
+def token_text(value: object) -> str | None:
     """A token as text, or as an object with its text and flags."""
     if isinstance(value, dict):
         value = value.get("content")

@@ -9,14 +9,20 @@ from time import time
 import msgspec
 import numpy as np
 
-from gpuscore.engine.scores import label_mass
+from gpuscore.engine.scores import label_mass, softmax
 from gpuscore.errors import InvalidRequest, MissingLabels
 from gpuscore.families.family import sigmoid
 from gpuscore.families.prompts import RerankInput
 from gpuscore.server.dialects.dialect import Dialect
 from gpuscore.server.paths import CLASSIFY_PATHS
 from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
-from gpuscore.server.schema import CacheSalt, Priority, ShortUsage, decoding_errors
+from gpuscore.server.schema import (
+    CacheSalt,
+    Priority,
+    ShortUsage,
+    check_not_negative,
+    decoding_errors,
+)
 from gpuscore.server.service import (
     SMALL_ITEMS,
     Call,
@@ -97,11 +103,7 @@ def decode_classify(body: bytes, record: RequestRecord) -> ClassifyBody:
         decoded = _decoder.decode(body)
     if not decoded.input:
         raise InvalidRequest("input must hold at least one text", param="input")
-    if decoded.max_tokens_per_doc is not None and decoded.max_tokens_per_doc < 0:
-        raise InvalidRequest(
-            f"max_tokens_per_doc is {decoded.max_tokens_per_doc}, it must not be negative",
-            param="max_tokens_per_doc",
-        )
+    check_not_negative(decoded, "max_tokens_per_doc")
     return decoded
 
 
@@ -192,11 +194,7 @@ def _encoded(
 
 def probabilities(logits: Float64Array, exclusive: bool) -> Float64Array:
     """[N, classes], from 0 to 1."""
-    if not exclusive:
-        return sigmoid(logits)
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares: Float64Array = weights / weights.sum(axis=1, keepdims=True)
-    return shares
+    return softmax(logits) if exclusive else sigmoid(logits)
 
 
 CLASSIFY = Dialect(

@@ -8,7 +8,13 @@ import msgspec
 from gpuscore.errors import InvalidRequest
 from gpuscore.families.prompts import RerankInput
 from gpuscore.server.dialects.ranking import Ranking, answer_ranking
-from gpuscore.server.schema import CacheSalt, Priority, ShortUsage, decoding_errors
+from gpuscore.server.schema import (
+    CacheSalt,
+    Priority,
+    ShortUsage,
+    check_not_negative,
+    decoding_errors,
+)
 from gpuscore.server.service import Call, ScoringService
 
 Texts = str | list[str]
@@ -106,11 +112,7 @@ def to_pairs_input(body: PairsBody) -> RerankInput:
         )
     if body.truncation_side not in (None, "right"):
         raise InvalidRequest("documents are cut at their end only", param="truncation_side")
-    if body.max_tokens_per_doc is not None and body.max_tokens_per_doc < 0:
-        raise InvalidRequest(
-            f"max_tokens_per_doc is {body.max_tokens_per_doc}, it must not be negative",
-            param="max_tokens_per_doc",
-        )
+    check_not_negative(body, "max_tokens_per_doc")
     documents = [documents] if isinstance(documents, str) else documents
     if isinstance(queries, list) and len(queries) == 1:
         queries = queries[0]

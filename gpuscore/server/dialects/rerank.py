@@ -18,7 +18,13 @@ from gpuscore.server.dialects.dialect import Dialect
 from gpuscore.server.dialects.ranking import Ranking, answer_ranking
 from gpuscore.server.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
 from gpuscore.server.record import RequestRecord
-from gpuscore.server.schema import CacheSalt, Priority, ShortUsage, decoding_errors
+from gpuscore.server.schema import (
+    CacheSalt,
+    Priority,
+    ShortUsage,
+    check_not_negative,
+    decoding_errors,
+)
 from gpuscore.server.service import (
     Call,
     ScoringService,
@@ -119,10 +125,7 @@ def to_rerank_input(body: RerankBody) -> RerankInput:
         or (body.truncation_direction or "right").lower() != "right"
     ):
         raise InvalidRequest("documents are cut at their end only", param="truncation_direction")
-    for field in ("top_n", "top_k", "max_tokens_per_doc"):
-        value = getattr(body, field)
-        if value is not None and value < 0:
-            raise InvalidRequest(f"{field} is {value}, it must not be negative", param=field)
+    check_not_negative(body, "top_n", "top_k", "max_tokens_per_doc")
     return RerankInput(
         query=body.query,
         documents=texts_of(body),
