@@ -1,0 +1,84 @@
+"""What an attack must leave as it was: the canary's answer, memory, descriptors and threads."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+
+from support.serving import children
+
+MIB = 2**20
+GROWTH = 20 * MIB  # of a process's resident memory, allowed after one attack
+SETTLE = 5.0  # seconds after an attack until everything is as before
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """Of one process.
+
+    Args:
+        rss: bytes of resident memory.
+        descriptors: open files.
+        threads: how many there are.
+    """
+
+    rss: int
+    descriptors: int
+    threads: int
+
+
+def vitals(pid: int) -> Vitals:
+    process = Path(f"/proc/{pid}")
+    status = dict(
+        line.split(":", 1) for line in (process / "status").read_text().splitlines() if ":" in line
+    )
+    rss, threads = int(status["VmRSS"].split()[0]) * 1024, int(status["Threads"])
+    return Vitals(rss, len(os.listdir(process / "fd")), threads)
+
+
+class Patient:
+    """A server that is attacked: healthy at first, and after each attack asked how it is.
+
+    Args:
+        pid: of the server; its children are looked at, too.
+        canary: asks a fixed request, and returns what the server said.
+    """
+
+    def __init__(self, pid: int, canary: Callable[[], str]) -> None:
+        self._pid, self._canary = pid, canary
+        for _ in range(3):  # what the first requests allocate stays
+            self._answer = canary()
+        self._before = self._all()
+
+    def check(self, attack: str = "the attack") -> None:
+        """Assert that the server is as it was before, within `SETTLE` seconds.
+
+        A child that was replaced meanwhile is held against the one before it.
+        """
+        deadline = monotonic() + SETTLE
+        while (harm := self._harm()) and monotonic() < deadline:
+            sleep(0.1)
+        assert not harm, f"after {attack}: {harm}"
+        answer = self._canary()
+        assert answer == self._answer, f"after {attack} the canary got {answer}"
+
+    def grew(self) -> int:
+        """Bytes of resident memory that the server's own process has now more than at first."""
+        return vitals(self._pid).rss - self._before[0].rss
+
+    def _all(self) -> list[Vitals]:
+        return [vitals(pid) for pid in (self._pid, *children(self._pid))]
+
+    def _harm(self) -> str:
+        """What is not as it was; empty if all is."""
+        now = self._all()
+        if len(now) != len(self._before):
+            return f"{len(now) - 1} children, before {len(self._before) - 1}"
+        for before, after in zip(self._before, now, strict=True):
+            grown = (after.rss - before.rss) // MIB
+            if after.rss - before.rss > GROWTH:
+                return f"{grown} MiB more memory, {GROWTH // MIB} are allowed"
+            if after.descriptors > before.descriptors or after.threads > before.threads:
+                return f"descriptors and threads: {after}, before {before}"
+        return ""
