@@ -19,7 +19,6 @@ BAD_FIELDS: dict[str, dict[str, Any]] = {
     "items-null": {"items": None},
     "items-number": {"items": 42},
     "items-numbers": {"items": [42]},
-    "labels-null": {"label_token_ids": None},
     "labels-text": {"label_token_ids": "bad"},
     "label-fraction": {"label_token_ids": [1.5]},
     "label-boolean": {"label_token_ids": [True]},
@@ -58,6 +57,24 @@ def empty_query(server: Server) -> str | None:
 @check("C13.empty-labels", "an empty list of labels is refused")
 def empty_labels(server: Server) -> str | None:
     return _refused(server, lambda: server.send(server.ids(5), server.items(2), []))
+
+
+@check("C14.labels-null", "labels of null are refused, or stand for the model's own labels")
+def null_labels(server: Server) -> str | None:
+    """A model that was made for ranking has labels of its own, which a caller may leave out."""
+    body = server.body(server.ids(5), server.items(2, 3)) | {"label_token_ids": None}
+    reply = server.client.score(body)
+    if reply.status != 200:
+        return _not_refused(reply) or _harmed(server)
+    found = server.table(reply, len(body["items"]))
+    if np.abs(found.sum(axis=1) - 1).max() > server.tolerance:
+        return f"rows of the model's own labels do not add up to 1: {found.sum(axis=1)}"
+    del body["label_token_ids"]
+    left_out = server.table(server.client.score(body), len(body["items"]))
+    if found.shape != left_out.shape:
+        return f"{found.shape[1]} labels for null, {left_out.shape[1]} where they are left out"
+    wrong = server.differ(found, left_out)
+    return f"null labels and none {wrong}" if wrong else _harmed(server)
 
 
 def _bad_fields(name: str, fields: dict[str, Any]) -> Check:
@@ -145,7 +162,7 @@ def too_long(server: Server) -> str | None:
 def malformed(server: Server) -> str | None:
     good = [server.body(server.ids(20), server.items(3, 5)) for _ in range(6)]
     want = [server.scores(body) for body in good]
-    bad = [good[0] | {"items": 42}, good[1] | {"label_token_ids": None}]
+    bad = [good[0] | {"items": 42}, good[1] | {"label_token_ids": "bad"}]
     *replies, first, second = server.at_once([*good, *bad])
     for reply in (first, second):
         if wrong := _not_refused(reply):

@@ -82,16 +82,26 @@ class Server:
 
     def scores(self, body: dict[str, Any]) -> Float64Array:
         """The scores of a request that must succeed; raises Refused as `ask`."""
-        reply = self.client.score(body)
+        num_labels = len(body["label_token_ids"])
+        return self.table(self.client.score(body), len(body["items"]), num_labels)
+
+    def table(self, reply: Reply, num_items: int, num_labels: int | None = None) -> Float64Array:
+        """The scores of an answer, [num_items, num_labels]; None: as many labels as it has.
+
+        Raises:
+            Refused: the answer is not of status 200, or has no such table of finite numbers.
+        """
         if reply.status != 200:
             raise Refused(str(reply))
         try:
             found = np.array(reply.body["scores"], dtype=np.float64)
         except (KeyError, TypeError, ValueError) as error:
             raise Refused(f"no table of numbers in scores: {error!r}") from error
-        shape = len(body["items"]), len(body["label_token_ids"])
-        if found.shape != shape:
-            raise Refused(f"scores is a table of {found.shape}, not of {shape}")
+        if num_labels is None and found.ndim == 2:
+            num_labels = found.shape[1]
+        if found.shape != (num_items, num_labels) or num_labels == 0:
+            wanted = num_labels or "at least 1"
+            raise Refused(f"scores is a table of {found.shape}, not of ({num_items}, {wanted})")
         if not np.isfinite(found).all():
             raise Refused("scores has numbers that are not finite")
         return found

@@ -10,6 +10,7 @@ from gpuscore.parity.checks import FAILED, KNOWN, OK, SKIPPED, run_checks
 from gpuscore.parity.client import Client
 from gpuscore.parity.deviations import KNOWN as DEVIATIONS
 from gpuscore.parity.server import Reference, Refused, meet
+from support.serving import serving
 from support.wrong_server import VOCAB, WrongServer, running
 
 TOLERANCE = 1e-5
@@ -137,6 +138,31 @@ def test_a_known_deviation_is_no_failure(met, plant):
     plant({"item_first is ignored"})
     assert states(met, {"C7.item_first"}, DEVIATIONS["sglang-mis"]) == {"C7.item_first": KNOWN}
     assert states(met, {"C7.item_first"}, DEVIATIONS["sglang"]) == {"C7.item_first": FAILED}
+
+
+OWN_LABELS = {"there are default labels"}
+
+
+def test_default_labels_are_no_failure(met, plant):
+    plant(OWN_LABELS)
+    assert states(met, {"C14.labels-null", "C19.malformed"}) == {
+        "C14.labels-null": OK,
+        "C19.malformed": OK,
+    }
+
+
+@pytest.mark.parametrize("defect", ["null is one label", "null is other labels", "no softmax"])
+def test_default_labels_that_are_wrong(met, plant, defect):
+    plant({*OWN_LABELS, defect})
+    assert states(met, {"C14.labels-null"}) == {"C14.labels-null": FAILED}
+
+
+def test_our_demo_server_passes():
+    """Its family has labels of its own."""
+    with serving("demo", "--threads", "1") as server:
+        server_met = meet(Client(server.url, None, 60.0), TOLERANCE, None, None, seed=0)
+        found = states(server_met, {"C14.labels-null", "C19.malformed", "C1.envelope"})
+    assert set(found.values()) == {OK}
 
 
 def test_without_a_reference_some_checks_are_skipped(stub):

@@ -68,7 +68,7 @@ class WrongServer:
         try:
             body = json.loads(raw)
             query, items = body.get("query", []), body["items"]
-            labels = body["label_token_ids"]
+            labels = body["label_token_ids"] = self.labels_of(body)
             self.check_types(body, query, items, labels)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             if self.has("bad bodies are errors of the server"):
@@ -90,6 +90,17 @@ class WrongServer:
         if len(items) > 256 and self.has("many items are refused"):
             raise Refusal("too many items", 503)
         return body
+
+    def labels_of(self, body: dict) -> list | None:
+        """What a body asks for; where it names no labels, the model's own, if it has some."""
+        given = body.get("label_token_ids")
+        if given is not None or not self.has("there are default labels"):
+            return given
+        if "label_token_ids" in body and self.has("null is one label"):
+            return [3]
+        if "label_token_ids" in body and self.has("null is other labels"):
+            return [4, 6]
+        return [3, 5]
 
     def check_types(self, body, query, items, labels) -> None:
         loose = self.has("types are not looked at")
