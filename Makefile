@@ -16,7 +16,8 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-clients test-kernels test-gpu check-kernels check-kernels-all simulate check \
         format demo bench-cpu bench-gpu bench-kernels bench-attention bench-parity bench-tokenise \
-        bench-serve locks image image-cuda image-tpu image-lint image-test manifests-test clean
+        bench-serve locks image image-cuda image-tpu image-lint image-test manifests-test \
+        audit clean
 
 setup: $(STAMP)
 
@@ -150,5 +151,19 @@ manifests-test: setup $(MANIFESTS_VENV)/.installed
 	GPUSCORE=$(BIN)/gpuscore KUBECTL=$(KUBECTL) PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
 	  $(MANIFESTS_VENV)/bin/pytest -p no:cacheprovider docker/checks
 
+# Known vulnerabilities of what the images install. Needs PyPI's advisories; where they cannot be had,
+# or a package is not found in them, that is an error too.
+AUDIT_VENV := .venv-audit
+
+$(AUDIT_VENV)/.installed:
+	$(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/python -m pip install --quiet 'pip-audit>=2.9'
+	@touch $@
+
+audit: $(AUDIT_VENV)/.installed
+	for lock in build cpu tpu cuda; do \
+	  $(AUDIT_VENV)/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off \
+	    --requirement docker/locks/$$lock.txt || exit; done
+
 clean:
-	rm -rf $(VENV) .venv-clients $(MANIFESTS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,158 @@
+"""Promises: nothing in the tree runs code that came as data, and every dependency may be shipped.
+
+Known vulnerabilities need the network: `make audit`.
+"""
+
+import ast
+import re
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = sorted(
+    path for top in ("gpuscore", "kernels", "docker") for path in (ROOT / top).rglob("*.py")
+)
+# Modules that turn bytes into objects or code.
+UNSAFE_MODULES = {
+    *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"),
+    *("multiprocessing", "code", "codeop", "imp", "runpy"),
+}
+UNSAFE_NAMES = {"eval", "exec", "compile", "__import__", "breakpoint"}
+# As they end: torch.load, numpy.load of objects, yaml.load, os.system.
+UNSAFE_CALLS = {
+    *("torch.load", "torch.jit.load", "torch.export.load", "torch.hub.load", "yaml.load"),
+    *("yaml.unsafe_load", "os.system", "os.popen", "pd.read_pickle"),
+}
+COMPILE_CHECK = "kernels/gpuscore_kernels/compile_check.py"
+# Each with the reason why it is none of a stranger's words that gets there.
+ALLOWED = {
+    ("gpuscore/worker.py", "import_module"): "the backend's factory, from the server's own table",
+    (COMPILE_CHECK, "import_module"): "a development tool; names of its own folders",
+    (COMPILE_CHECK, "multiprocessing"): "a development tool; processes that it starts itself",
+}
+# Licences that let the images be passed on. Anything else deserves a look first.
+PERMISSIVE = re.compile(
+    r"MIT|BSD|Apache|PSF|Python Software Foundation|ISC|MPL|Mozilla|Unlicense|Zlib|CNRI-Python|0BSD"
+    r"|Public Domain",
+    re.IGNORECASE,
+)
+COPYLEFT = re.compile(r"(?<!L)GPL|AGPL|SSPL|Commons Clause|NonCommercial", re.IGNORECASE)
+
+
+def name_of(node: ast.expr) -> str:
+    """A dotted name, such as torch.load; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{name_of(node.value)}.{node.attr}"
+    return ""
+
+
+def imports(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+
+
+def unsafe_call(node: ast.Call) -> str | None:
+    name = name_of(node.func)
+    keywords = {word.arg: word.value for word in node.keywords}
+    if name in UNSAFE_NAMES or name in UNSAFE_CALLS:
+        return name
+    if name.endswith(("np.load", "numpy.load")) and "allow_pickle" in keywords:
+        return f"{name} with allow_pickle"
+    for word in ("trust_remote_code", "shell"):
+        value = keywords.get(word)
+        if value is not None and not (isinstance(value, ast.Constant) and value.value is False):
+            return word
+    if name.endswith("import_module") and not isinstance(node.args[0], ast.Constant):
+        return "import_module"
+    return None
+
+
+def unsafe(source: str) -> list[str]:
+    """What a module does that could run what it reads."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        found += [name for name in imports(node) if name.split(".")[0] in UNSAFE_MODULES]
+        if isinstance(node, ast.Call) and (name := unsafe_call(node)):
+            found.append(name)
+    return found
+
+
+def test_nothing_shipped_runs_data():
+    assert len(SHIPPED) > 150
+    found = {
+        (str(path.relative_to(ROOT)), name)
+        for path in SHIPPED
+        for name in unsafe(path.read_text(encoding="utf-8"))
+    }
+    assert found == set(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from multiprocessing.connection import Client",
+        "import torch\ntorch.load('x.bin')",
+        "eval('1')",
+        "yaml.load(text)",
+        "subprocess.run(text, shell=True)",
+        "AutoModel.from_pretrained(name, trust_remote_code=wanted)",
+        "np.load(path, allow_pickle=True)",
+        "importlib.import_module(name)",
+    ],
+)
+def test_what_runs_data_is_seen(source):
+    assert unsafe(source)
+
+
+@pytest.mark.parametrize(
+    "source", ["model.eval()", "re.compile('x')", "np.load(path)", "load(trust_remote_code=False)"]
+)
+def test_what_only_sounds_like_it_is_not(source):
+    assert not unsafe(source)
+
+
+def needed() -> dict[str, set[str]]:
+    """What serving installs, by name: with the dependencies of dependencies; and their licences."""
+    found: dict[str, set[str]] = {}
+    waiting = ["gpuscore"]
+    while waiting:
+        name = waiting.pop()
+        try:
+            package = distribution(name)
+        except PackageNotFoundError:  # for another platform
+            continue
+        found[name] = licences(package.metadata)
+        for text in package.requires or []:
+            requirement = Requirement(text)
+            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            if wanted and (other := canonicalize_name(requirement.name)) not in found:
+                waiting.append(other)
+    return found
+
+
+def licences(metadata) -> set[str]:
+    """As the package names them, in whichever of the three places it does."""
+    fields = metadata.get_all("Classifier") or []
+    named = {field for field in fields if field.startswith("License ::")}
+    for field in ("License-Expression", "License"):
+        named |= {line[:200] for line in (metadata.get(field) or "").strip().splitlines()[:1]}
+    return named
+
+
+def test_every_dependency_may_be_shipped():
+    found = needed()
+    assert len(found) > 25
+    doubtful = {
+        name: named
+        for name, named in found.items()
+        if not any(map(PERMISSIVE.search, named)) or any(map(COPYLEFT.search, named))
+    }
+    assert not doubtful
