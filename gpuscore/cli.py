@@ -219,7 +219,7 @@ def _print_model(model: ModelConfig) -> None:
     directory = model_directory(model.model, model.revision)
     plan = plan_backend(directory, model)
     config, pages = plan.family.config, plan.pages
-    num_pages = pages.count(plan.free_memory() - plan.weight_bytes, 0)
+    num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
     rows = {
         "model": f"{model.model} ({directory})",
