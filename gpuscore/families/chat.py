@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gpuscore.errors import ConfigError
 from gpuscore.families.family import DOCUMENT, INSTRUCTION, QUERY, literal
-from gpuscore.families.rendering import render
+from gpuscore.families.rendering import TemplateLimit, render
 from gpuscore.model_files import MAX_TEMPLATE, as_object, read_object, read_text, shown
 from gpuscore.text.tokenizer_info import token_text
 
@@ -64,8 +64,8 @@ class ChatTemplate:
         conversations = [made for around in arounds for made in _conversations(messages, around)]
         try:
             made = render(self.text, {**self.variables, **options}, conversations)
-        except ConfigError as error:
-            raise ConfigError(f"{error}; {_BESIDE}") from error
+        except TemplateLimit as error:
+            raise TemplateLimit(f"{error}; {_BESIDE}") from error
         return [_chosen(made[i : i + 2], fields) for i in range(0, len(made), 2)]
 
 

@@ -22,12 +22,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpuscore.errors import ConfigError
 
-SECONDS = 5  # of processor time, and twice as many in all
+CPU_SECONDS, SECONDS = 2, 10  # of processor time, and in all
 MEMORY = 2**29  # bytes of address space; Python and Jinja take a fifth
 CHARACTERS = 2**18  # of one rendered conversation
 SHOWN = 200  # characters of a reason
 
+# What becomes of a conversation.
+_TEXT, _REFUSED, _LIMIT = "text", "refused", "limit"
 Conversation = Sequence[Mapping[str, object]]
+
+
+class TemplateLimit(ConfigError):
+    """A template takes more than it may: the model is not served, whatever it is needed for."""
 
 
 def render(
@@ -38,7 +44,7 @@ def render(
     """Each conversation as the template has it, or why it cannot be rendered.
 
     Raises:
-        ConfigError: the template takes too long or too much memory.
+        TemplateLimit: the template takes too long or too much memory, or makes too much text.
     """
     job = json.dumps([template, dict(variables), list(map(list, conversations))])
     try:
@@ -47,18 +53,21 @@ def render(
             input=job.encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=2 * SECONDS,
+            timeout=SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"the chat template runs for over {2 * SECONDS} seconds") from error
+        raise TemplateLimit(f"the chat template runs for over {SECONDS} seconds") from error
     if done.returncode:
-        raise ConfigError(
+        raise TemplateLimit(
             f"the chat template ends its process ({_ending(done.returncode)}); it may take "
-            f"{SECONDS} seconds and {MEMORY // 2**20} MiB"
+            f"{CPU_SECONDS} seconds and {MEMORY // 2**20} MiB"
         )
-    outcomes = json.loads(done.stdout)
-    return [text if good else ConfigError(text) for good, text in outcomes]
+    outcomes: list[tuple[str, str]] = json.loads(done.stdout)
+    for kind, reason in outcomes:
+        if kind == _LIMIT:
+            raise TemplateLimit(f"the chat template is not rendered: {reason}")
+    return [text if kind == _TEXT else ConfigError(text) for kind, text in outcomes]
 
 
 def _ending(code: int) -> str:
@@ -67,27 +76,29 @@ def _ending(code: int) -> str:
 
 def main() -> None:
     template, variables, conversations = json.load(sys.stdin)
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     outcomes = [_outcome(template, variables, messages) for messages in conversations]
     json.dump(outcomes, sys.stdout)
 
 
-def _outcome(template: str, variables: dict[str, Any], messages: Any) -> tuple[bool, str]:
-    """Whether it could be rendered, and the text or the reason."""
+def _outcome(template: str, variables: dict[str, Any], messages: Any) -> tuple[str, str]:
+    """What became of a conversation, and the text or the reason."""
     try:
         text = _rendered(template, variables, messages)
-    except TemplateError as error:
-        return False, _one_line(error)
     except MemoryError:
-        return False, f"it takes more than {MEMORY // 2**20} MiB of memory"
+        return _LIMIT, f"it takes more than {MEMORY // 2**20} MiB of memory"
     except RecursionError:
-        return False, "it calls itself without end"
+        return _LIMIT, "it calls itself without end"
+    except OverflowError as error:  # as the sandbox says for a range of a million numbers
+        return _LIMIT, _one_line(error)
+    except TemplateError as error:
+        return _REFUSED, _one_line(error)
     except Exception as error:  # noqa: BLE001  whatever a program of a stranger's raises
-        return False, _one_line(f"{type(error).__name__}: {error}")
+        return _REFUSED, _one_line(f"{type(error).__name__}: {error}")
     if len(text) > CHARACTERS:
-        return False, f"it makes {len(text):,} characters; supported: at most {CHARACTERS:,}"
-    return True, text
+        return _LIMIT, f"it makes {len(text):,} characters; supported: at most {CHARACTERS:,}"
+    return _TEXT, text
 
 
 def _one_line(reason: object) -> str:

@@ -10,6 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from gpuscore.errors import ConfigError, InternalError, InvalidRequest, LabelNotSingleToken
 from gpuscore.model_files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import find_boundaries
+from gpuscore.text.declared import refuse_other_ids
 from gpuscore.text.specials import Specials, find_specials
 from gpuscore.types import NO_TOKENS, Int32Array
 
@@ -33,14 +34,17 @@ class TextEncoder:
         """The model's tokenizer, or None if the directory has none (ids only).
 
         Raises:
-            ConfigError: it cannot be read, or is not what the tokenizers library takes.
+            ConfigError: it cannot be read, is not what the tokenizers library takes, or the files
+                beside it say otherwise.
         """
         path = directory / "tokenizer.json"
         if not is_file(path, MAX_TOKENIZER):
             return None
         try:
-            return cls(Tokenizer.from_file(str(path)))
-        except (KeyboardInterrupt, SystemExit):
+            tokenizer = Tokenizer.from_file(str(path))
+            refuse_other_ids(directory, tokenizer)
+            return cls(tokenizer)
+        except (KeyboardInterrupt, SystemExit, ConfigError):
             raise
         except BaseException as error:  # the library raises plain Exception, and panics
             raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from error

@@ -80,8 +80,15 @@ class CheckpointFiles:
         """ConfigError for tensors that nobody read.
 
         Args:
-            tied: the head that some checkpoints store although it is the embedding.
+            tied: the head that some checkpoints store although it is the embedding; one that is
+                not is left over, because transformers would use it.
         """
+        embedding = self.family.model_weights["embed"]
+        if tied in self._file_of and not self._same(embedding, tied):
+            raise ConfigError(
+                f"tensor {tied} differs from {embedding}, but config.json says that "
+                "tie_word_embeddings is true; supported: false, or a checkpoint without this tensor"
+            )
         left = [
             name
             for name in self._file_of
@@ -92,6 +99,10 @@ class CheckpointFiles:
                 f"the checkpoint holds {len(left)} tensors that "
                 f"{self.family.config.architecture} does not use, such as {min(left)}"
             )
+
+    def _same(self, name: str, other: str) -> bool:
+        one, two = (self._file_of[name].get_tensor(name) for name in (name, other))
+        return one.shape == two.shape and bool((one == two).all())
 
     def __enter__(self) -> Self:
         return self
@@ -125,10 +136,10 @@ def _open_file(path: Path, framework: str, stack: ExitStack) -> Any:
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
+    if is_file(single):  # goes before an index, as in transformers
+        return [single]
     content = read_object(index)
     if content is None:
-        if is_file(single):
-            return [single]
         raise ConfigError(
             f"{directory} has neither model.safetensors nor model.safetensors.index.json; "
             "supported: safetensors"

@@ -63,8 +63,8 @@ def check_weights(pages: PagePlan, free: int, weight_bytes: int) -> None:
     if weight_bytes > free:
         raise ConfigError(
             f"the weights that config.json asks for take {mebibytes(weight_bytes)}, and "
-            f"{mebibytes(free)} of memory are free; choose a smaller model, or --dtype bfloat16 for "
-            "one in float32"
+            f"{mebibytes(free)} of memory are free; choose a smaller model, or --dtype bfloat16 "
+            "instead of float32"
         )
     pages.count(free - weight_bytes, 0)
 
