@@ -19,8 +19,11 @@ from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.tokenizer_info import read_tokenizer_info
 from support.broken import CASES, broken, make_bases
 
-# Seconds of processor time each; the servers of the long form run into them.
-SLOW = {"template-loops", "template-loops-unasked", "template-power"}
+# These take up to seconds of processor time each, and are left to the long form.
+SLOW = {
+    f"template-{how}"
+    for how in ("loops", "loops-unasked", "power", "grows", "brackets", "format", "center")
+}
 
 
 @pytest.fixture(scope="module")

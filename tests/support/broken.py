@@ -334,7 +334,7 @@ def _configs() -> dict[str, Case]:
         "dtype-list": case("dtype is ['float32']", dtype=["float32"]),
         "dense-layers": case("mlp_only_layers must be a list", base="moe", mlp_only_layers=5),
         "experts": case("num_experts is", base="moe", num_experts=10**9),
-        "experts-few": case("has no tensor", "experts.6", base="moe", num_local_experts=4096),
+        "experts-more": case("asks for [4096, 48]", "mlp.gate", base="moe", num_local_experts=4096),
         "classes-huge": case(
             "num_labels is 1000000000", base="classes", id2label=None, num_labels=10**9
         ),
