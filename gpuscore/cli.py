@@ -141,6 +141,7 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.families.discovery import find_family
     from gpuscore.families.files import read_head
     from gpuscore.families.prompts import FamilyPrompts
+    from gpuscore.families.rendering import TemplateLimit
     from gpuscore.server.run import serve
     from gpuscore.server.service import LoadedModel
     from gpuscore.text.prompts import PromptBuilder
@@ -158,6 +159,8 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
         prompts = None if family is None else FamilyPrompts(family, builder)
         try:
             decisions: DecisionPrompts | str = DecisionPrompts(template, specials, builder)
+        except TemplateLimit:
+            raise
         except ConfigError as error:
             decisions = str(error)  # which a caller gets to hear
         about = client.wait_planned()
@@ -219,7 +222,7 @@ def _print_model(model: ModelConfig) -> None:
     directory = model_directory(model.model, model.revision)
     plan = plan_backend(directory, model)
     config, pages = plan.family.config, plan.pages
-    num_pages = pages.count(plan.free_memory() - plan.weight_bytes, 0)
+    num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
     rows = {
         "model": f"{model.model} ({directory})",

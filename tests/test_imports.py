@@ -16,6 +16,7 @@ ALLOWED = {
     "gpuscore.types": set(),
     "gpuscore.errors": set(),
     "gpuscore.config": {"gpuscore.errors"},
+    "gpuscore.model_files": {"gpuscore.errors"},
     "gpuscore.options": {"gpuscore.config", "gpuscore.errors"},
     "gpuscore.flags": {"gpuscore.config", "gpuscore.errors", "gpuscore.options"},
     "gpuscore.settings": {"gpuscore.config", "gpuscore.errors", "gpuscore.options"},
@@ -32,6 +33,7 @@ ALLOWED = {
     "gpuscore.text": {
         "gpuscore.types",
         "gpuscore.errors",
+        "gpuscore.model_files",
         "gpuscore.config",
         "gpuscore.text",
         "tokenizers",
@@ -39,6 +41,7 @@ ALLOWED = {
     "gpuscore.families": {
         "gpuscore.types",
         "gpuscore.errors",
+        "gpuscore.model_files",
         "gpuscore.text",
         "gpuscore.families",
     },
@@ -69,6 +72,7 @@ ALLOWED = {
     "gpuscore.backends.shared": {
         "gpuscore.types",
         "gpuscore.errors",
+        "gpuscore.model_files",
         "gpuscore.config",
         "gpuscore.backends.shared",
     },
@@ -96,6 +100,7 @@ ALLOWED = {
     "gpuscore.parity": {
         "gpuscore.types",
         "gpuscore.errors",
+        "gpuscore.model_files",
         "gpuscore.config",
         "gpuscore.options",
         "gpuscore.flags",

@@ -8,7 +8,9 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from gpuscore.errors import ConfigError, InternalError, InvalidRequest, LabelNotSingleToken
+from gpuscore.model_files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import find_boundaries
+from gpuscore.text.declared import refuse_other_ids
 from gpuscore.text.specials import Specials, find_specials
 from gpuscore.types import NO_TOKENS, Int32Array
 
@@ -29,13 +31,22 @@ class TextEncoder:
 
     @classmethod
     def read(cls, directory: Path) -> "TextEncoder | None":
-        """The model's tokenizer, or None if the directory has none (ids only)."""
+        """The model's tokenizer, or None if the directory has none (ids only).
+
+        Raises:
+            ConfigError: it cannot be read, is not what the tokenizers library takes, or the files
+                beside it say otherwise.
+        """
         path = directory / "tokenizer.json"
-        if not path.is_file():
+        if not is_file(path, MAX_TOKENIZER):
             return None
         try:
-            return cls(Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library raises plain Exception
+            tokenizer = Tokenizer.from_file(str(path))
+            refuse_other_ids(directory, tokenizer)
+            return cls(tokenizer)
+        except (KeyboardInterrupt, SystemExit, ConfigError):
+            raise
+        except BaseException as error:  # the library raises plain Exception, and panics
             raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from error
 
     def prompts(self, prompts: Iterable[str], special: bool = True) -> Iterator[Int32Array]:

@@ -352,7 +352,7 @@ def test_half_of_the_files(tmp_path):
     write(tmp_path, {"modules.json": MODULES[:1]})
     assert find_family("auto", tmp_path, [], QWEN_SPECIALS) is None
     write(tmp_path, {"modules.json": "{"})
-    with pytest.raises(ConfigError, match=r"modules\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"modules\.json is not valid JSON"):
         find_family("auto", tmp_path, [], QWEN_SPECIALS)
 
 
