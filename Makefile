@@ -16,7 +16,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-clients test-kernels test-gpu check-kernels check-kernels-all simulate check \
         format demo bench-cpu bench-gpu bench-kernels bench-attention bench-parity bench-tokenise \
-        bench-serve locks image image-cuda image-tpu image-lint image-test manifests-test \
+        bench-serve soak locks image image-cuda image-tpu image-lint image-test manifests-test \
         audit clean
 
 setup: $(STAMP)
@@ -108,6 +108,11 @@ bench-tokenise: setup
 bench-serve: setup
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[bench]'
 	$(BIN)/python -P bench/serve.py $(ARGS)
+
+# An hour of mixed traffic and faults; the page with plots goes to bench/results/.
+MINUTES ?= 60
+soak: setup
+	$(BIN)/python -P bench/soak.py --minutes $(MINUTES) $(ARGS)
 
 # What images install, with hashes: docker/locks/*.txt, from pyproject.toml.
 locks: setup

@@ -13,6 +13,7 @@ HEAVY |= {"prometheus_client", "opentelemetry", "httpx"}
 
 # module or package -> what of gpuscore and of HEAVY it may import (prefixes)
 ALLOWED = {
+    "gpuscore.__main__": {"gpuscore.cli"},
     "gpuscore.types": set(),
     "gpuscore.errors": set(),
     "gpuscore.config": {"gpuscore.errors"},
@@ -227,6 +228,8 @@ def test_importing_gpuscore_is_light():
     )
     assert python(code.format("")) == "[]"
     assert python(code.format(".cli")) == "[]"
+    first = "import sys, gpuscore.__main__; print('gpuscore.cli' in sys.modules)"
+    assert python(first) == "False", "signals are taken care of before the rest is imported"
 
 
 def test_the_client_needs_neither_a_framework_nor_the_server():

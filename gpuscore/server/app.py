@@ -113,6 +113,10 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
 
 
 def _add_pages(app: FastAPI, service: ScoringService) -> None:
+    @app.get("/livez", summary="Process and event loop alive, whatever the engine does")
+    async def livez() -> Response:
+        return json_response({"status": "ok"})
+
     @app.get("/health", summary="Process and engine alive")
     async def health() -> Response:
         if not service.healthy:

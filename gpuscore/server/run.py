@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic, sleep
@@ -50,18 +50,18 @@ class Server(uvicorn.Server):
         service: ScoringService,
         operations: Operations,
         drain_timeout: float,
+        stops: Sequence[signal.Signals],
     ) -> None:
         super().__init__(config)
         self.service, self._operations = service, operations
         self.exit_code = EXIT_OK
-        self._drain_timeout = drain_timeout
+        self._drain_timeout, self._stops = drain_timeout, stops
         self._drain_end = 0.0
         self._signal = 0
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {s: signal.signal(s, self.handle_exit) for s in signals}
+        before = {s: signal.signal(s, self.handle_exit) for s in self._stops}
         try:
             yield
         finally:
@@ -113,7 +113,7 @@ def serve(
     announce: Callable[[str], None],
     tracer: "SpanTracer | None" = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code.
+    """Serve until SIGTERM, SIGINT, or SIGHUP without a key file; returns the exit code.
 
     Args:
         names: the model's names on the wire.
@@ -136,7 +136,7 @@ def serve(
         app = create_app(service, config, keys, operations)
         protocol = partial(ScoreProtocol, server_config=config, operations=operations, gate=gate)
         uvicorn_config = _uvicorn_config(app, config, protocol)
-        server = Server(uvicorn_config, service, operations, config.drain_timeout)
+        server = Server(uvicorn_config, service, operations, config.drain_seconds, _stops(config))
         listener = _bind(config)
         listener.rounds = rounds
         try:
@@ -144,6 +144,14 @@ def serve(
         finally:
             if tracer is not None:
                 tracer.close()
+
+
+def _stops(config: ServerConfig) -> list[signal.Signals]:
+    """The signals that drain the server. SIGHUP is not one where it means to read the keys again
+    (`KeyReader`), nor under nohup, which has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    hangup = [] if config.api_key_file is not None or ignored else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def _run(
