@@ -139,11 +139,13 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
 
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.server.auth import KeyReader, read_api_keys
+    from gpuscore.server.cors import read_origins
     from gpuscore.server.log import LogWriter
     from gpuscore.server.tracing import read_tracer
 
     server = settings.make(ServerConfig)
     keys = read_api_keys(server)  # an open address is refused before torch takes its seconds
+    read_origins(server)  # and so is what is no origin
     if server.api_key_file is not None:
         signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
     tracer = read_tracer(server, os.environ)
