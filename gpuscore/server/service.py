@@ -23,6 +23,7 @@ from gpuscore.families.decisions import DecisionPrompts
 from gpuscore.families.files import Head
 from gpuscore.families.prompts import FamilyPrompts
 from gpuscore.server.bridge import Bridge
+from gpuscore.server.memory import Memory
 from gpuscore.server.record import ENGINE, RequestRecord
 from gpuscore.server.text_work import TextWork
 from gpuscore.text.prompts import PromptBuilder
@@ -117,6 +118,7 @@ class ScoringService:
         self._bridge: Bridge | None = None
         # Text and all that is large is worked on here, never on the event loop.
         self._text = TextWork()
+        self.memory = Memory(self._in_background)
 
     @property
     def healthy(self) -> bool:
@@ -194,16 +196,21 @@ class ScoringService:
 
     async def in_turns(self, call: Call, work: Callable[[Turns], ResultT]) -> ResultT:
         """`work` in a thread, in turns with that of others; given up when nobody waits for it."""
-        job = self._text.submit(call.tenant, work)
+        job, future = self._text.submit(call.tenant, work)
         try:
-            return await asyncio.wrap_future(job.future)
+            return await asyncio.wrap_future(future)
         finally:
             self._text.give_up(job)
-            del job  # an error's traceback knows this frame, and the job the error
+            del future  # which knows the error, whose traceback knows this frame
 
     async def in_thread(self, call: Call, work: Callable[[], ResultT]) -> ResultT:
         """The same for work that is over soon."""
         return await self.in_turns(call, lambda turns: work())
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        """Work of the server's own, which takes its turns like a caller's."""
+        if not self._text.closed:
+            self._text.submit("", lambda turns: work())
 
     def close(self) -> None:
         self._text.close()

@@ -34,16 +34,16 @@ IDLE = 1.0  # seconds after which a thread without work ends
 
 
 class Job(Turns, Generic[ResultT]):
-    """One piece of work, with its result in `future`. Its other fields are the scheduler's."""
+    """One piece of work. All but `before` is the scheduler's."""
 
     def __init__(self, owner: "TextWork", tenant: str, work: Callable[[Turns], ResultT]) -> None:
-        self.future: Future[ResultT] = Future()
         self.tenant = tenant
         self.begun = self.permitted = self.large = self.given_up = False
         self.queue: deque[AnyJob] | None = None  # in which it waits
         self.permit = threading.Semaphore(0)  # released when it is this job's turn
         self._done = 0  # characters in this turn
-        self._owner, self._work = owner, work
+        self._owner = owner
+        self._left: tuple[Callable[[Turns], ResultT], Future[ResultT]] | None = (work, Future())
 
     def before(self, characters: int) -> None:
         """See `Turns`. Costs next to nothing while nobody else waits."""
@@ -53,18 +53,26 @@ class Job(Turns, Generic[ResultT]):
             self._owner.next_turn(self, large)
             self._done = characters
 
+    @property
+    def future(self) -> Future[ResultT]:
+        """Of the result, until the work begins."""
+        assert self._left is not None  # noqa: S101  (it has not begun)
+        return self._left[1]
+
     def run(self) -> None:
         """Do the work, in a thread that has a permit."""
-        work = self._work
-        del self._work  # it may hold much text
-        if not self.future.set_running_or_notify_cancel():
+        assert self._left is not None  # noqa: S101  (it runs once)
+        # An error's traceback knows the frames that know this job, and their texts: if the job knew
+        # the future, which has the error, all of it would be there until garbage is collected.
+        (work, future), self._left = self._left, None
+        if not future.set_running_or_notify_cancel():
             return
         try:
-            self.future.set_result(work(self))
+            future.set_result(work(self))
         except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
-            self.future.set_exception(error)
-            # The error knows this frame: in a circle of the two the text would live on.
-            del self, work
+            future.set_exception(error)
+        finally:
+            del work, future
 
 
 AnyJob = Job[Any]
@@ -92,17 +100,20 @@ class TextWork:
         self._ready: deque[AnyJob] = deque()  # begun and permitted, for the next free thread
         self._free = 0  # threads without work that no job was meant for
         self._wake = threading.Condition(self._lock)
-        self._closed = False
+        self.closed = False
 
-    def submit(self, tenant: str, work: Callable[[Turns], ResultT]) -> Job[ResultT]:
+    def submit(
+        self, tenant: str, work: Callable[[Turns], ResultT]
+    ) -> tuple[Job[ResultT], Future[ResultT]]:
         """Begin `work` when it is its turn. It is given turns to ask before every piece."""
         job = Job(self, tenant, work)
+        future = job.future
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise Unavailable("the server is shutting down")
             self._wait(job, self._tenants.setdefault(tenant, _Tenant()).new)
             self._hand_out()
-        return job
+        return job, future
 
     def give_up(self, job: AnyJob) -> None:
         """Nobody waits for a job any more. One that waits is dropped, one that runs ends before its
@@ -113,7 +124,7 @@ class TextWork:
     def close(self) -> None:
         """Give up everything; threads end with the piece that they are at."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             waiting = [[*tenant.new, *tenant.paused] for tenant in self._tenants.values()]
             for job in [*chain(*waiting), *self._permitted]:
                 self._give_up(job)
@@ -241,7 +252,7 @@ class TextWork:
         """The next job for this thread; None if it has to end."""
         with self._lock:
             while not self._ready:
-                if self._closed or not (self._wake.wait(IDLE) or self._ready):
+                if self.closed or not (self._wake.wait(IDLE) or self._ready):
                     self._free -= 1
                     return None
             return self._ready.popleft()
