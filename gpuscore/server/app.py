@@ -106,10 +106,15 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             received = await read_body(request, config)
             deadline = monotonic() + seconds
             call = Call(scope["state"]["tenant"], deadline, record_of(scope), scope["path"])
-            body = dialect.decode(received, call.record)
-            running = dialect.answer(service, body, call)
-            answer = await _in_time(running, deadline, seconds)
-            return Response(answer, media_type="application/json")
+            size = len(received)
+            try:
+                body = dialect.decode(received, call.record)
+                del received  # it may be large, and the text is in `body`
+                running = dialect.answer(service, body, call)
+                answer = await _in_time(running, deadline, seconds)
+                return Response(answer, media_type="application/json")
+            finally:
+                service.memory.used(size)
 
     return answered
 
