@@ -18,6 +18,7 @@ from support.wire import canary, connected, score
 
 DESCRIPTORS = 8192  # of the tests and, as they inherit it, of the servers: thousands of connections
 TIMES = ("--header-timeout", "1", "--body-timeout", "1", "--send-timeout", "1")
+LIMITS = ("--max-body-bytes", "1048576")
 WARM = 8  # requests at a time, until threads that are made when needed are there
 
 
@@ -39,10 +40,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """No key, default limits, short times; its log is beside it."""
-    log = tmp_path_factory.mktemp("log") / "log"
-    with serving(model, "--threads", "1", *TIMES, log=log) as running:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `server` writes to its standard error, one JSON object per line."""
+    return tmp_path_factory.mktemp("log") / "log"
+
+
+@pytest.fixture(scope="session")
+def server(model: Path, log: Path) -> Iterator[RunningServer]:
+    """No key, short times, a narrow limit of bodies; its log is the fixture `log`."""
+    with serving(model, "--threads", "1", *TIMES, *LIMITS, log=log) as running:
         yield running
 
 
