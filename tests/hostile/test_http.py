@@ -1,4 +1,4 @@
-"""Promise: whatever bytes come, each request gets the answer that is right, and nobody else notices.
+"""Promise: whatever bytes come, each request gets the answer that is right.
 
 `http/*.toml` are the requests; tests/server/test_corpus.py sends the quick ones with every run.
 """

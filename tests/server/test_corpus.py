@@ -1,4 +1,7 @@
-"""Promise: hostile requests get the answers that are right. The quick ones of tests/hostile/http."""
+"""Promise: hostile requests get the answers that are right.
+
+These are the quick ones of tests/hostile/http; tests/hostile/test_http.py sends all.
+"""
 
 import pytest
 
