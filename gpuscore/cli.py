@@ -128,10 +128,12 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
 
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.server.auth import read_api_keys
+    from gpuscore.server.cors import read_origins
     from gpuscore.server.tracing import read_tracer
 
     server = settings.make(ServerConfig)
     keys = read_api_keys(server)  # an open address is refused before torch takes its seconds
+    read_origins(server)  # and so is what is no origin
     tracer = read_tracer(server, os.environ)
 
     from gpuscore.engine.client import EngineClient

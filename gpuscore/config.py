@@ -188,11 +188,21 @@ class ServerConfig:
         metavar="FILE",
     )
     insecure: bool = option(False, "allow a non-loopback address without an API key")
+    cors_origin: str | None = option(
+        None,
+        "origin of web pages that may call this server from a browser, such as "
+        "https://app.example.org; several with commas between them; *: any (CORS)",
+        unset="none",
+        metavar="ORIGIN",
+    )
     max_body_bytes: int = option(
         16 * 2**20, "size of a request body before 413", minimum=1, metavar="BYTES"
     )
     max_header_bytes: int = option(
-        16 * 2**10, "size of a request head before 431", minimum=256, metavar="BYTES"
+        16 * 2**10,
+        "size of a request head, with chunk extensions and trailer fields, before 431",
+        minimum=256,
+        metavar="BYTES",
     )
     max_headers: int = option(100, "header fields of a request before 431", minimum=1)
     max_connections: int = option(4096, "open connections; more are closed at once", minimum=1)

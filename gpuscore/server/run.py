@@ -20,11 +20,12 @@ from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.app import create_app
 from gpuscore.server.auth import ApiKeys
+from gpuscore.server.cors import read_origins
 from gpuscore.server.gate import Gate
 from gpuscore.server.log import LogWriter, json_logging
 from gpuscore.server.operations import Operations
 from gpuscore.server.protocol import ScoreProtocol
-from gpuscore.server.rounds import Listener, Rounds
+from gpuscore.server.rounds import Listener, Rounds, Turns
 from gpuscore.server.service import ANSWERS, LoadedModel, ScoringService
 
 if TYPE_CHECKING:
@@ -134,7 +135,14 @@ def serve(
     with LogWriter() as log, json_logging(log):
         operations = Operations(service, log, tracer, config.log_requests)
         app = create_app(service, config, keys, operations)
-        protocol = partial(ScoreProtocol, server_config=config, operations=operations, gate=gate)
+        protocol = partial(
+            ScoreProtocol,
+            server_config=config,
+            operations=operations,
+            gate=gate,
+            turns=Turns(rounds),
+            origins=read_origins(config),
+        )
         uvicorn_config = _uvicorn_config(app, config, protocol)
         server = Server(uvicorn_config, service, operations, config.drain_timeout)
         listener = _bind(config)
@@ -194,7 +202,7 @@ def _load(
 
 
 def _uvicorn_config(
-    app: object, config: ServerConfig, protocol: Callable[..., asyncio.Protocol]
+    app: object, config: ServerConfig, protocol: Callable[..., asyncio.BufferedProtocol]
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
