@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 SECONDS = 8
 # Seconds that a probe may take in half of all cases, and at most; besides, ten times what it takes
 # without a flood, because the machine may be slow and have others to serve.
-USUAL, LATE, FACTOR = 0.25, 1.0, 10
+USUAL, LATE, FACTOR = 0.5, 1.0, 10
 TIMES = ("--header-timeout", "1", "--body-timeout", "2")
 
 
