@@ -2,21 +2,17 @@
 
 import json
 
+from support.serving import RunningServer
 from support.watching import ALICE, BOB
 from support.wire import Connection, connected
 
-LONG = "The quick brown fox jumps over lazy dogs. " * 24_000  # a second of work
-
-
-class Server:
-    def __init__(self, url):
-        self.url = url
+LONG = "The quick brown fox jumps over lazy dogs. " * 6_000  # four pieces
 
 
 def test_another_keys_short_text_goes_first(watched):
-    server = Server(watched.url)
+    server = RunningServer(watched.url, None)
     with connected(server, ALICE) as alice, connected(server, BOB) as bob:
-        bob.post("/tokenize", json={"prompt": "warm"})
+        assert bob.post("/tokenize", json={"prompt": "warm"}).status_code == 200
         body = json.dumps({"prompt": LONG}).encode()
         connections = [Connection(alice) for _ in range(6)]
         for connection in connections:
