@@ -13,7 +13,7 @@ from gpuscore.errors import HeaderTooLarge, InvalidRequest
 EMPTY_LINE = b"\r\n"
 CHUNKS = 128  # of a chunked body in one span: what one turn costs has a bound
 
-_BLANK = re.compile(rb"[\r\n]+")
+_BLANK = re.compile(rb"[\r\n]*")
 # A request line's beginning: the method's name as far as it is there.
 _BEGINNING = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}(?: |\Z)")
 # 16 digits are enough for any length that the parser takes; more can only be zeros in front.
@@ -40,6 +40,8 @@ class HeadFraming:
         room: bytes of the head, at most, with the empty lines before it.
     """
 
+    __slots__ = ("_room", "begun", "ended", "used")
+
     def __init__(self, room: int) -> None:
         self.ended = False
         self.used = 0
@@ -54,23 +56,25 @@ class HeadFraming:
         return size
 
     def _size(self, data: bytearray) -> int:
-        if not self.begun:
-            if blank := _BLANK.match(data):  # between two requests
-                return blank.end()
-            if not _BEGINNING.match(data):
-                raise InvalidRequest("the request is not valid HTTP")
-        elif data.startswith(EMPTY_LINE):
-            self.ended = True
-            return len(EMPTY_LINE)
+        if data[0] in EMPTY_LINE:
+            if not self.begun:  # between two requests
+                return len(_BLANK.match(data)[0])  # type: ignore[index]  # it matches anything
+            if data.startswith(EMPTY_LINE):
+                self.ended = True
+                return len(EMPTY_LINE)
         end = data.find(b"\r\n\r\n")
         self.ended = end >= 0
         size = end + 4 if self.ended else data.rfind(b"\n") + 1
+        if not (size or self.begun or _BEGINNING.match(data)):
+            raise InvalidRequest("the request is not valid HTTP")
         self.begun = self.begun or size > 0
         return size
 
 
 class LengthFraming:
     """A body of as many bytes as were announced."""
+
+    __slots__ = ("_left", "ended")
 
     def __init__(self, length: int) -> None:
         self.ended = length == 0
@@ -98,43 +102,54 @@ class ChunkFraming:
         self._last = False  # the chunk of size zero was there
 
     def span(self, data: bytearray) -> int:
-        at = 0
+        at = self._take(len(data))
         for _ in range(CHUNKS):
-            if self._left:
-                part = min(self._left, len(data) - at)
-                self._left -= part
-                at += part
-            line = self._line(data, at)
-            at += line
-            if not line or self.ended:
+            if self._left or self.ended:
                 break
+            line = self._trailer_line(data, at) if self._last else self._size_line(data, at)
+            if not line:
+                break
+            at += line
+            at += self._take(len(data) - at)
         return at
 
-    def _line(self, data: bytearray, at: int) -> int:
-        """The length of the line at `at`; 0 if its end is not there."""
-        size = data.find(b"\n", at) + 1 - at
-        if self._left or size <= 0:
-            self._count(max(0, len(data) - at - _SIZE_DIGITS), keep=False)
-            return 0
-        if self._last:
-            self.ended = data.startswith(EMPTY_LINE, at)
-            self._count(size)
-        else:
-            self._begin_chunk(data, at)
-        return size
+    def _take(self, there: int) -> int:
+        """Bytes of the chunk, out of those that are there."""
+        part = min(self._left, there)
+        self._left -= part
+        return part
 
-    def _begin_chunk(self, data: bytearray, at: int) -> None:
+    def _size_line(self, data: bytearray, at: int) -> int:
+        """The length of the line at `at`; 0 if its end is not there."""
         found = _SIZE.match(data, at)
         if found is None:
-            raise InvalidRequest("the request is not valid HTTP")
-        self._count(len(found[2] or b""))
+            if data.find(b"\n", at) >= 0:
+                raise InvalidRequest("the request is not valid HTTP")
+            self._check(len(data) - at - _SIZE_DIGITS)
+            return 0
+        if found[2]:
+            self._count(len(found[2]))
         length = int(found[1], 16)
         self._last = length == 0
         self._left = length + len(EMPTY_LINE) if length else 0
+        return found.end() - at
 
-    def _count(self, size: int, keep: bool = True) -> None:
-        if self._used + size > self._limit:
+    def _trailer_line(self, data: bytearray, at: int) -> int:
+        """The same for a field behind the last chunk, or the empty line."""
+        size = data.find(b"\n", at) + 1 - at
+        if size <= 0:
+            self._check(len(data) - at)
+            return 0
+        self.ended = data.startswith(EMPTY_LINE, at)
+        self._count(size)
+        return size
+
+    def _count(self, size: int) -> None:
+        self._check(size)
+        self._used += size
+
+    def _check(self, more: int) -> None:
+        if self._used + more > self._limit:
             raise HeaderTooLarge(
                 f"head, chunk extensions and trailer fields are over {self._limit} bytes"
             )
-        self._used += size if keep else 0

@@ -8,8 +8,7 @@ under a neutral name; every byte is parsed once.
 """
 
 import re
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import httptools
 
@@ -19,21 +18,21 @@ from gpuscore.server.target import read_target
 
 Field = tuple[bytes, bytes]  # name in lower case, value without white space around it
 
-# Known to llhttp and without a meaning of their own for how a message is read. It gets the stand-in
-# for all others, which no route has either.
+# Known to llhttp and without a meaning of their own for how a message is read. It gets one of them,
+# which no route has, in the place of any other.
 _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"))
-_STAND_IN = b"TRACE"
+_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 _UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
-_UPGRADE_NAME, _IGNORED = b"upgrade", b"upgrade-ignored"  # the latter while llhttp looks at it
+_IGNORED = b"Upgrade-Ignored:"  # the application sees the field by this name
 _TOO_MANY_DIGITS = "Content-Length overflow"  # llhttp's words for a length of 2^64 or more
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """
-    Args:
+    Attributes:
         target: as it was sent; empty if that is not known.
         path: as `read_target` has it: the one form that routes, keys and limits go by.
+        length: bytes of the body; None if only its end will tell.
     """
 
     method: bytes
@@ -43,16 +42,10 @@ class Head:
     version: str
     fields: list[Field]
     keep_alive: bool
+    length: int | None
 
     def values(self, name: bytes) -> list[bytes]:
         return [value for key, value in self.fields if key == name]
-
-    @property
-    def length(self) -> int | None:
-        """Bytes of the body; None if only its end will tell."""
-        if self.values(b"transfer-encoding"):
-            return None
-        return int(next(iter(self.values(b"content-length")), 0))  # llhttp saw to the digits
 
 
 class Owner(Protocol):
@@ -63,16 +56,6 @@ class Owner(Protocol):
     def on_part(self, data: bytes) -> None: ...
 
     def on_end(self) -> None: ...
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What llhttp has called for in one span."""
-
-    version: str = ""  # empty: the head did not end
-    keep_alive: bool = False
-    parts: list[bytes] = field(default_factory=list)
-    end: bool = False
 
 
 class RequestParser:
@@ -90,9 +73,11 @@ class RequestParser:
         self._head = HeadFraming(max_head)
         self._body: Framing | None = None  # None: in a head, or before one
         self._llhttp = httptools.HttpRequestParser(self)
-        self._seen = _Seen()
-        self._begun = 0  # requests, since the last one ended
-        self._last = False
+        # What llhttp has called for: in this span ...
+        self._version = ""  # empty: the head did not end
+        self._keep_alive = self._complete = False
+        self._parts: list[bytes] = []
+        self._begun = 0  # ... and in this request: beginnings, method, target, fields
         self._method = self._target = b""
         self._fields: list[Field] = []
 
@@ -118,7 +103,7 @@ class RequestParser:
             path, query = read_target(self._method, self._target)
         except InvalidRequest:
             path, query = "", b""
-        return Head(self._method, self._target, path, query, "", self._fields, False)
+        return Head(self._method, self._target, path, query, "", self._fields, False, None)
 
     def feed(self, data: bytes | memoryview) -> None:
         if not self.ended:
@@ -142,14 +127,15 @@ class RequestParser:
             return False
         span = bytes(memoryview(self._data)[:size])
         del self._data[:size]
-        self._seen = seen = _Seen()
-        self._parse(span if self._body else self._readable(span))
-        head = self._judge(seen)
+        self._version, self._complete = "", False
+        self._parse(self._readable(span) if self._body is None else span)
+        head = self._judge()
         if head is not None:
             self._owner.on_head(head)
-        if seen.parts:
-            self._owner.on_part(b"".join(seen.parts))
-        if seen.end:
+        if self._parts:
+            parts, self._parts = self._parts, []
+            self._owner.on_part(parts[0] if len(parts) == 1 else b"".join(parts))
+        if self._complete:
             self._end()
         return True
 
@@ -162,32 +148,35 @@ class RequestParser:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._seen.version or self._body:
-            return  # it is behind a chunked body, where we want none
-        name = name.lower()
-        self._fields.append((_UPGRADE_NAME if name == _IGNORED else name, value.strip(b" \t")))
+        if self._body is None:  # else it is behind a chunked body, where we want none
+            self._fields.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
-        self._seen.version = self._llhttp.get_http_version()
-        self._seen.keep_alive = self._llhttp.should_keep_alive()
+        self._version = self._llhttp.get_http_version()
+        self._keep_alive = self._llhttp.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
-        self._seen.parts.append(body)
+        self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        self._seen.end = True
+        self._complete = True
 
     def _readable(self, span: bytes) -> bytes:
         """Lines of a head as llhttp goes on after them."""
         if not self._method and self._head.begun:
             self._method = span.partition(b" ")[0]
-            if self._method == b"CONNECT":
-                raise InvalidRequest("CONNECT is for proxies")
             if self._method not in _METHODS:
-                span = _STAND_IN + span[len(self._method) :]
+                span = self._stand_in(self._method) + span[len(self._method) :]
         if b"pgrade" in span.lower():
-            span = _UPGRADE.sub(_IGNORED + b":", span)
+            span = _UPGRADE.sub(_IGNORED, span)
         return span
+
+    def _stand_in(self, method: bytes) -> bytes:
+        if method == b"CONNECT":
+            raise InvalidRequest("CONNECT is for proxies")
+        if not _METHOD.fullmatch(method):
+            raise _invalid()
+        return b"TRACE"
 
     def _parse(self, span: bytes) -> None:
         try:
@@ -199,42 +188,53 @@ class RequestParser:
         except httptools.HttpParserUpgrade:
             raise _invalid() from None
 
-    def _judge(self, seen: _Seen) -> Head | None:
+    def _judge(self) -> Head | None:
         """The head, if it ended. Where llhttp found another end than `framing`, one of the two is
         wrong, and bytes of one request could be taken for another's."""
         head, body = None, self._body
         if body is None:
-            if self._head.ended != bool(seen.version):
+            if self._head.ended != bool(self._version):
                 raise _invalid()
             if not self._head.ended:
                 return None
-            head = self._read_head(seen)
+            head = self._read_head()
             body = self._body = self._framing_of(head)
-        if body.ended != seen.end or self._begun > 1:
+        if body.ended != self._complete or self._begun > 1:
             raise _invalid()
         return head
 
-    def _read_head(self, seen: _Seen) -> Head:
+    def _read_head(self) -> Head:
         """What llhttp lets pass is checked here."""
-        hosts = 0
+        hosts, length, version = 0, 0, self._version
+        chunked = False
         for name, value in self._fields:
             if name == b"host":
                 hosts += 1
-            elif name == b"transfer-encoding" and value.lower() != b"chunked":
-                raise _invalid()
-        version = seen.version
+            elif name == b"content-length":
+                length = int(value)  # llhttp saw to the digits, and that there is one
+            elif name == b"transfer-encoding":
+                chunked = True
+                if value.lower() != b"chunked":
+                    raise _invalid()
         if hosts > 1 or (hosts == 0 and version == "1.1") or version not in ("1.1", "1.0"):
             raise _invalid()
         path, query = read_target(self._method, self._target)
-        keep_alive = seen.keep_alive and version == "1.1"
-        self._last = not keep_alive
-        return Head(self._method, self._target, path, query, version, self._fields, keep_alive)
+        return Head(
+            method=self._method,
+            target=self._target,
+            path=path,
+            query=query,
+            version=version,
+            fields=self._fields,
+            keep_alive=self._keep_alive and version == "1.1",
+            length=None if chunked else length,
+        )
 
     def _framing_of(self, head: Head) -> Framing:
-        length = head.length
-        if length is None:
+        self._last = not head.keep_alive
+        if head.length is None:
             return ChunkFraming(self._max_head, self._head.used)
-        return LengthFraming(length)
+        return LengthFraming(head.length)
 
     def _end(self) -> None:
         """The request is complete."""

@@ -19,7 +19,7 @@ LATE = 0.5  # seconds; the age of a late round
 # a millisecond or so each, so work gets about half of the time, however many sockets there are to
 # read and to refuse. Much more would keep rounds long once they are.
 PIECE = 0.002
-TURNS = 16  # connections that get on with what they have put off, in a round
+TURNS = 8  # connections that get on with what they have put off, in a round
 
 
 class Rounds(selectors.DefaultSelector):
