@@ -189,12 +189,17 @@ def whole(line):
         return False
 
 
-def test_a_compile_cache_on_a_full_disk(small_disk):
-    """Programs are compiled all the same."""
+def test_a_compile_cache_on_a_full_disk(small_disk, tmp_path):
+    """Programs are compiled all the same, and what was half written misleads no later start."""
     (small_disk / "filler").write_bytes(bytes(60_000))
     flags = ("--backend", "jax", "--compile-cache", str(small_disk), *FLAGS[2:])
-    with (
-        serving("demo", *flags, "--max-batch-tokens", "256", "--max-model-len", "256") as server,
-        connected(server) as client,
-    ):
-        assert canary(client) == canary(client)
+    flags += ("--max-batch-tokens", "64", "--max-model-len", "64")
+    found = []
+    for start in ("full", "room again"):
+        log = tmp_path / start
+        with serving("demo", *flags, log=log) as server, connected(server) as client:
+            found.append(canary(client))
+        assert ("No space left on device" in log.read_text()) is (start == "full")
+        (small_disk / "filler").unlink(missing_ok=True)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True, timeout=20)
+    assert found[0] == found[1]
