@@ -41,6 +41,7 @@ from gpuscore.server.service import LOADING_RETRY_AFTER, Call, ScoringService
 
 logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
+BYTES_PER_ID = 4
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -116,7 +117,8 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
                 answer = await _in_time(running, deadline, seconds)
                 return Response(answer, media_type="application/json")
             finally:
-                service.memory.used(size)
+                ids = BYTES_PER_ID * (call.record.prompt_tokens or 0)
+                service.memory.used(max(size, ids))
 
     return answered
 

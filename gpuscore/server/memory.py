@@ -9,7 +9,7 @@ import ctypes
 import gc
 from collections.abc import Callable
 
-LARGE_BODY = 1 << 18  # bytes of a request after which memory is given back
+LARGE = 1 << 18  # bytes of a body or of ids, or characters, after which memory is given back
 PAUSE = 0.5  # seconds from a large request to giving back, and so at least between two
 
 
@@ -40,8 +40,9 @@ class Memory:
         self._timer: asyncio.TimerHandle | None = None
 
     def used(self, size: int) -> None:
-        """A request with a body of so many bytes is over."""
-        if size > LARGE_BODY and self._timer is None:
+        """A request is over that took about so many bytes, of its body or of ids; or work on so
+        many characters is."""
+        if size >= LARGE and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
 
     def _give_back(self) -> None:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -23,7 +23,7 @@ from gpuscore.families.decisions import DecisionPrompts
 from gpuscore.families.files import Head
 from gpuscore.families.prompts import FamilyPrompts
 from gpuscore.server.bridge import Bridge
-from gpuscore.server.memory import Memory
+from gpuscore.server.memory import LARGE, Memory
 from gpuscore.server.record import ENGINE, RequestRecord
 from gpuscore.server.text_work import TextWork
 from gpuscore.text.prompts import PromptBuilder
@@ -117,8 +117,9 @@ class ScoringService:
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridge: Bridge | None = None
         # Text and all that is large is worked on here, never on the event loop.
-        self._text = TextWork()
+        self._text = TextWork(self._text_ended)
         self.memory = Memory(self._in_background)
+        self._loop: asyncio.AbstractEventLoop | None = None  # that has handed in text
 
     @property
     def healthy(self) -> bool:
@@ -196,6 +197,7 @@ class ScoringService:
 
     async def in_turns(self, call: Call, work: Callable[[Turns], ResultT]) -> ResultT:
         """`work` in a thread, in turns with that of others; given up when nobody waits for it."""
+        self._loop = asyncio.get_running_loop()
         job, future = self._text.submit(call.tenant, work)
         try:
             return await asyncio.wrap_future(future)
@@ -206,6 +208,14 @@ class ScoringService:
     async def in_thread(self, call: Call, work: Callable[[], ResultT]) -> ResultT:
         """The same for work that is over soon."""
         return await self.in_turns(call, lambda turns: work())
+
+    def _text_ended(self, characters: int, given_up: bool) -> None:
+        """In a thread of texts. What was given up ends later than its request, and has perhaps made
+        far more ids than it has read characters: those of a query go into every prompt."""
+        size = LARGE if given_up else characters
+        if self._loop is not None and size >= LARGE:
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(self.memory.used, size)
 
     def _in_background(self, work: Callable[[], None]) -> None:
         """Work of the server's own, which takes its turns like a caller's."""

@@ -41,12 +41,14 @@ class Job(Turns, Generic[ResultT]):
         self.begun = self.permitted = self.large = self.given_up = False
         self.queue: deque[AnyJob] | None = None  # in which it waits
         self.permit = threading.Semaphore(0)  # released when it is this job's turn
-        self._done = 0  # characters in this turn
+        self.characters = 0  # that the work has looked at so far
+        self._done = 0  # of them in this turn
         self._owner = owner
         self._left: tuple[Callable[[Turns], ResultT], Future[ResultT]] | None = (work, Future())
 
     def before(self, characters: int) -> None:
         """See `Turns`. Costs next to nothing while nobody else waits."""
+        self.characters += characters
         self._done += characters
         large = characters > LARGE
         if self.given_up or large or self.large or (self._done > TURN and self._owner.waiting):
@@ -89,9 +91,15 @@ class _Tenant:
 
 
 class TextWork:
-    """The scheduler. Safe to call from several threads; nothing but `Job.before` waits."""
+    """The scheduler. Safe to call from several threads; nothing but `Job.before` waits.
 
-    def __init__(self) -> None:
+    Args:
+        ended: called in a job's thread, once nothing holds its texts any more, with how many
+            characters it has looked at and whether it was given up.
+    """
+
+    def __init__(self, ended: Callable[[int, bool], None] = lambda *_: None) -> None:
+        self._ended = ended
         self.waiting = 0  # jobs that want a turn
         self._lock = threading.Lock()
         self._tenants: dict[str, _Tenant] = {}  # who had a turn last is last
@@ -246,7 +254,9 @@ class TextWork:
                 self._end(job)
                 self._free += 1
                 self._hand_out()
+            seen = job.characters, job.given_up
             del job  # and with it what it holds, while this thread waits
+            self._ended(*seen)
 
     def _take(self) -> AnyJob | None:
         """The next job for this thread; None if it has to end."""

