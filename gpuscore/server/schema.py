@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.server.fields import DEFAULT, about
+from gpuscore.server.fields import ANSWER_HEADERS, DEFAULT, PARAMETERS, about
 
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -66,8 +66,13 @@ def openapi_of(
     """OpenAPI's description of what may be sent and of what comes back, for /docs. Types stand
     where they are used: there is no part of ours in the document's components."""
     body = {"schema": _schema(bodies), "example": example}
-    done = {"description": "Done", "content": {"application/json": {"schema": _schema(answers)}}}
+    done = {
+        "description": "Done",
+        "headers": ANSWER_HEADERS,
+        "content": {"application/json": {"schema": _schema(answers)}},
+    }
     return {
+        "parameters": PARAMETERS,
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {"200": done} if answers else {"400": {"description": "Refused"}},
     }
