@@ -14,8 +14,8 @@ def page_of_errors() -> str:
         for kind in sorted(GpuscoreError.__subclasses__(), key=lambda one: (one.status, one.code))
     ]
     example = (
-        '{"error": {"message": "temperature needs apply_softmax", '
-        '"type": "invalid_request_error", "param": "temperature", "code": "invalid_request"}}'
+        '{"error": {\n  "message": "temperature needs apply_softmax",\n  "type": '
+        '"invalid_request_error",\n  "param": "temperature",\n  "code": "invalid_request"}}'
     )
     return page(
         "Errors",

@@ -11,7 +11,7 @@ def pages() -> Iterator[tuple[str, str]]:
     yield (
         "scorer.md",
         page(
-            "Scorer",
+            "Scorer in Python",
             "Scores in the same process, without a server.",
             "::: gpuscore.scorer.Scorer",
             "::: gpuscore.scorer.Scores",
@@ -22,9 +22,9 @@ def pages() -> Iterator[tuple[str, str]]:
     yield (
         "client.md",
         page(
-            "Client",
-            "Clients of a gpuscore server. `pip install 'gpuscore[client]'` adds httpx; neither client "
-            "imports torch.",
+            "Python client",
+            "Clients of a gpuscore server. `pip install 'gpuscore[client]'` adds httpx; neither "
+            "client imports torch.",
             *(_item(name) for name in ("Client", "AsyncClient", *names)),
             "::: gpuscore.client.settings.ClientOptions",
             "::: gpuscore.client.jobs.ScoreOptions",

@@ -29,13 +29,16 @@ class Route:
 
     @property
     def body(self) -> Schema | None:
-        content = self.operation.get("requestBody", {}).get("content", {})
-        return content.get(JSON, {}).get("schema")
+        return _schema(self.operation.get("requestBody", {}))
 
     @property
     def answer(self) -> Schema | None:
-        done = self.operation["responses"].get("200", {})
-        return done.get("content", {}).get(JSON, {}).get("schema")
+        return _schema(self.operation["responses"].get("200", {}))
+
+
+def _schema(holder: dict[str, Any]) -> Schema | None:
+    found: Schema | None = holder.get("content", {}).get(JSON, {}).get("schema")
+    return found
 
 
 def routes(document: dict[str, Any]) -> list[Route]:

@@ -13,8 +13,9 @@ def page_of_settings() -> str:
         "Settings",
         "Every setting of `gpuscore serve` may be a flag, an environment variable or a line of the "
         "TOML file that `--config` names; a flag goes before a variable, a variable before the "
-        "file, the file before the default. [Configuration](../how-to/configure.md) has examples, "
-        "and `gpuscore info` shows the value and the source of each.",
+        "file, the file before the default. A line of the file has the flag's name with "
+        "underscores: `max_items = 500`. [Configuration](../how-to/configure.md) has examples, and "
+        "`gpuscore info` shows the value and the source of each.",
         *blocks,
         "## API keys",
         f"Keys are never flags. {code(API_KEY_VARIABLE)} holds one key; `--api-key-file` names a "
@@ -23,15 +24,19 @@ def page_of_settings() -> str:
 
 
 def _table(config: type) -> str:
-    rows = [(_names(one), one.supported, _default(one), one.help) for one in options(config)]
-    return table(("flag, variable, line", "takes", "default", "meaning"), rows)
+    rows = [(_names(one), _default(one), _meaning(one)) for one in options(config)]
+    return table(("flag and variable", "default", "meaning"), rows)
 
 
 def _names(option: Option) -> str:
-    return "<br>".join(code(name) for name in (option.flag, option.variable, option.name))
+    return "<br>".join(code(name) for name in (option.flag, option.variable))
 
 
 def _default(option: Option) -> str:
     if option.default is None:
         return option.unset or "none"
     return code(plain(option.default))
+
+
+def _meaning(option: Option) -> str:
+    return f"{option.help}. *Takes {option.supported}.*"

@@ -55,9 +55,9 @@ def _word(schema: Schema) -> str:
         return " or ".join(f"`{json.dumps(value)}`" for value in schema["enum"])
     kind = schema.get("type")
     if kind == "array":
-        inner = words(schema.get("items", {}))
-        return f"list of ({inner})" if " or " in inner else f"list of {inner}"
+        item = words(schema.get("items", {}))
+        return f"list of ({item})" if " or " in item else f"list of {item}"
     if kind == "object":
-        inner = schema.get("additionalProperties")
-        return f"object of {words(inner)}" if isinstance(inner, dict) and inner else "object"
+        values = schema.get("additionalProperties")
+        return f"object of {words(values)}" if isinstance(values, dict) and values else "object"
     return _PLAIN.get(str(kind), "any JSON")
