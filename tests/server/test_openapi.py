@@ -101,9 +101,10 @@ def test_defaults_are_those_that_null_stands_for(demo):
     for path, given, name, default in defaults():
         without = {key: value for key, value in given.items() if key != name}
         plain, full = (demo.post(path, json=body) for body in (without, without | {name: default}))
-        if plain.status_code != full.status_code:
-            wrong.append((path, name, full.text))
-        elif _numbers(plain.json()) != pytest.approx(_numbers(full.json()), abs=1e-4):
+        # Labels have nearly all of the demo model's probability: over them or over everything
+        # differs in the fifth digit.
+        same = _numbers(plain.json()) == pytest.approx(_numbers(full.json()), abs=1e-6)
+        if plain.status_code != full.status_code or not same:
             wrong.append((path, name, full.text))
     assert not wrong
 
