@@ -14,10 +14,11 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-clients test-kernels test-gpu check-kernels check-kernels-all simulate check \
-        format demo bench-cpu bench-gpu bench-kernels bench-attention bench-parity bench-tokenise \
-        bench-serve locks image image-cuda image-tpu image-lint image-test manifests-test \
-        audit docs docs-serve docs-tools clean
+.PHONY: setup serve test test-hostile test-clients test-kernels test-gpu check-kernels \
+        check-kernels-all simulate soak check format demo bench-cpu bench-gpu bench-kernels \
+        bench-attention bench-parity bench-tokenise bench-serve locks image image-cuda image-tpu \
+        image-lint image-test manifests-test audit docs docs-serve \
+        docs-tools clean
 
 setup: $(STAMP)
 
@@ -36,6 +37,15 @@ serve: setup
 # tests/conftest.py says how many workers auto means, what stays together and in which order it runs.
 test: setup
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# Attacks, faults and broken models, at most 15 minutes on two cores: what may run side by side, then,
+# whether or not that failed, what measures how late answers are. One file of them:
+# .venv/bin/pytest -m 'hostile or not hostile' tests/hostile/test_http.py
+test-hostile: setup
+	@status=0; \
+	$(BIN)/pytest tests/hostile -m 'not alone' --numprocesses 2 --dist loadfile --durations 10 || status=1; \
+	$(BIN)/pytest tests/hostile -m alone --durations 10 || status=1; \
+	exit $$status
 
 # Other people's clients, from PyPI, against a server: minutes of installation the first time, then
 # found in .venv-clients. Some of them only: make test-clients ARGS='cohere litellm'
@@ -126,6 +136,11 @@ GENERATE := PYTHONPATH=docs $(BIN)/python -P -m generate
 docs-tools: setup
 	@$(BIN)/python -c 'import zensical, mkdocstrings' 2>/dev/null || \
 	  $(BIN)/pip install --quiet --editable '.[docs]'
+
+# An hour of mixed traffic and faults; the page with plots goes to bench/results/.
+MINUTES ?= 60
+soak: setup
+	$(BIN)/python -P bench/soak.py --minutes $(MINUTES) $(ARGS)
 
 # What images install, with hashes: docker/locks/*.txt, from pyproject.toml.
 locks: setup

@@ -36,8 +36,15 @@ def parse(*pieces, max_head=2048):
     owner = Owner()
     parser = RequestParser(owner, max_head)
     for piece in pieces:
-        parser.feed(piece)
+        feed(parser, piece)
     return owner.requests
+
+
+def feed(parser, data):
+    """Parse all that can be."""
+    parser.feed(data)
+    while parser.step():
+        pass
 
 
 def bodies(*pieces):
@@ -142,7 +149,7 @@ def test_a_head_without_end(step, before):
         nonlocal fed
         for start in range(0, len(sent), step):
             fed += step
-            parser.feed(sent[start : start + step])
+            feed(parser, sent[start : start + step])
 
     with pytest.raises(HeaderTooLarge):
         feed_all()
@@ -167,4 +174,4 @@ def test_an_error_of_the_owner_comes_out():
             raise GpuscoreError("no")
 
     with pytest.raises(GpuscoreError, match="no"):
-        RequestParser(Unwilling(), 2048).feed(POST + b"\r\n")
+        feed(RequestParser(Unwilling(), 2048), POST + b"\r\n")
