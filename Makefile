@@ -41,10 +41,18 @@ test: setup
 # Attacks, faults and broken models, at most 15 minutes on two cores: what may run side by side, then,
 # whether or not that failed, what measures how late answers are. One file of them:
 # .venv/bin/pytest -m 'hostile or not hostile' tests/hostile/test_http.py
-test-hostile: setup
+SCHEMATHESIS_VENV := .venv-schemathesis
+
+$(SCHEMATHESIS_VENV)/.installed: tests/hostile/requirements.txt
+	$(PYTHON) -m venv $(SCHEMATHESIS_VENV)
+	$(SCHEMATHESIS_VENV)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
+HOSTILE = SCHEMATHESIS=$(CURDIR)/$(SCHEMATHESIS_VENV)/bin/schemathesis $(BIN)/pytest tests/hostile --durations 10
+test-hostile: setup $(SCHEMATHESIS_VENV)/.installed
 	@status=0; \
-	$(BIN)/pytest tests/hostile -m 'not alone' --numprocesses 2 --dist loadfile --durations 10 || status=1; \
-	$(BIN)/pytest tests/hostile -m alone --durations 10 || status=1; \
+	$(HOSTILE) -m 'not alone' --numprocesses 2 --dist loadfile || status=1; \
+	$(HOSTILE) -m alone || status=1; \
 	exit $$status
 
 # Other people's clients, from PyPI, against a server: minutes of installation the first time, then
@@ -199,4 +207,5 @@ audit: $(AUDIT_VENV)/.installed
 	    --requirement docker/locks/$$lock.txt || exit; done
 
 clean:
-	rm -rf $(VENV) site .cache docs/reference .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .cache docs/reference .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) build dist \
+	  *.egg-info .pytest_cache .mypy_cache .ruff_cache

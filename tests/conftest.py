@@ -96,7 +96,7 @@ OF_DEMO = (
     "test_dialects.py",
     "test_docs.py",
     "test_examples.py",
-    "test_openapi.py",
+    "test_fields.py",
     "test_rerank.py",
 )
 

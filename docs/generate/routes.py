@@ -7,6 +7,7 @@ from typing import Any
 
 from generate.markdown import block, code, page, table
 from generate.types import Schema, bounds, default, may_be_null, structs, words
+from gpuscore.server.paths import OPEN_PATHS
 
 JSON = "application/json"
 
@@ -77,15 +78,19 @@ def _index(found: list[Route]) -> str:
     ]
     return page(
         "HTTP API",
-        "Every route, as a running server describes it at `/openapi.json`. Routes but `/health`, "
-        "`/ready`, `/docs` and `/openapi.json` want the API key, where the server has one: as "
-        "`Authorization: Bearer KEY`, as `Authorization: KEY`, or as `X-Api-Key: KEY`. Bodies are "
+        "Every route, as a running server describes it at `/openapi.json`. Where the server has API "
+        f"keys, all routes but {_open()} want one: as `Authorization: Bearer KEY`, as "
+        "`Authorization: KEY`, or as `X-Api-Key: KEY`. Bodies are "
         "JSON with `Content-Type: application/json`; an unknown field is an error. Errors are "
         "[listed by code](errors.md).",
         table(("route", "does", "description"), rows),
         "## Headers",
         _headers(found),
     )
+
+
+def _open() -> str:
+    return ", ".join(code(path) for path in OPEN_PATHS)
 
 
 def _headers(found: list[Route]) -> str:
@@ -176,13 +181,14 @@ def _meaning_of(field: Schema) -> str:
 
 def _errors(route: Route) -> str:
     rows = [
-        (status, str(answer["description"]))
+        (status, ", ".join(map(code, str(answer["description"]).split(", "))))
         for status, answer in route.operation["responses"].items()
         if status != "200"
     ]
-    if not rows:
-        return "See [errors](../errors.md)."
-    return table(("status", "means"), rows) + "\n\nCodes and remedies: [errors](../errors.md)."
+    return (
+        table(("status", "codes"), rows)
+        + "\n\nWhat they mean, and what to do: [errors](../errors.md)."
+    )
 
 
 def _pretty(value: object) -> str:

@@ -231,6 +231,11 @@ class FamilyPrompts:
             label if isinstance(label, int) else self._label_id(label, closing)
             for label in family.labels
         ]
+        rows = self._builder.backend.label_rows
+        if found and max(found) >= rows:
+            raise ConfigError(
+                f"{family.name} reads the logit of {max(found)}; the model has 0 to {rows - 1}"
+            )
         if len(set(found)) < len(found):
             raise ConfigError(
                 f"labels of {family.name} begin with the same token of this tokenizer: {found}"

@@ -32,6 +32,7 @@ from gpuscore.server.dialects.dialect import Dialect
 from gpuscore.server.dialects.table import DIALECTS
 from gpuscore.server.heads import check_request_id, head_refusal, request_seconds
 from gpuscore.server.info import server_info
+from gpuscore.server.openapi import DocumentedApp
 from gpuscore.server.operations import Operations, OperationsMiddleware
 from gpuscore.server.paths import OPEN_PATHS, TOKENIZER_INFO_PATH
 from gpuscore.server.record import CLIENT_LEFT, LEFT_CODE, record_of
@@ -51,7 +52,7 @@ def create_app(
 ) -> ASGIApp:
     """The ASGI application of one served model; by default it has metrics but no log."""
     operations = operations or Operations(service)
-    app = FastAPI(
+    app = DocumentedApp(
         title="gpuscore",
         version=__version__,
         description="Label probabilities for many items, without decoding.",
@@ -59,6 +60,7 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
+    app.has_keys, app.longest = bool(keys), int(config.request_timeout * 1000)
     endpoints = _add_dialects(app, service, config)
     _add_pages(app, service)
     _add_metrics(app, operations)

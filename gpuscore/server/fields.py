@@ -3,7 +3,7 @@
 A field is `Annotated[type | None, about(...)]`; `null` and a field that is left out mean the same.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -82,36 +82,3 @@ AnsweredModel = Annotated[str, about("The model's name as the request gave it, o
 Created = Annotated[int, about("Time of the answer, in seconds since 1970.")]
 Index = Annotated[int, about("Number of the document in the request, from 0.")]
 Truncated = Annotated[bool, about("Whether it was cut, as the request allowed.")]
-
-# Of every route with a body.
-PARAMETERS: list[dict[str, Any]] = [
-    {
-        "name": "X-Request-Id",
-        "in": "header",
-        "description": "1 to 128 of `A-Z a-z 0-9 . _ -`; anything else is a 400. Made by the "
-        "server where there is none. It stands in the answer, in log lines and in spans.",
-        "schema": {"type": "string", "pattern": r"^[A-Za-z0-9._-]{1,128}\Z"},
-    },
-    {
-        "name": "X-Request-Timeout-Ms",
-        "in": "header",
-        "description": "Milliseconds from the complete body to the answer, at most "
-        "`--request-timeout`; then 504, and what has not run of the request is dropped.",
-        "schema": {"type": "integer", "minimum": 1},
-    },
-    {
-        "name": "traceparent",
-        "in": "header",
-        "description": "W3C trace context: where the server exports traces, its spans join this "
-        "trace.",
-        "schema": {"type": "string"},
-    },
-]
-ANSWER_HEADERS: dict[str, Any] = {
-    "X-Request-Id": {"description": "The request's id.", "schema": {"type": "string"}},
-    "Server-Timing": {
-        "description": "With `--timing-headers`: milliseconds of each stage. They show callers "
-        "whether the prefix cache was hit.",
-        "schema": {"type": "string"},
-    },
-}

@@ -1,30 +1,31 @@
 """Memory that large requests took goes back to the system.
 
-glibc keeps what was freed for later. After a burst of bodies of 16 MiB that is hundreds of
-megabytes: it learns from the first one that such blocks come often and puts them between small
-ones, and what threads freed stays in an arena for each. So large blocks always get pages of their
-own, which are unmapped when they are freed, and after large requests the rest is trimmed. With
-another C library nothing is done.
+glibc keeps what was freed for later: after a burst of bodies of 16 MiB hundreds of megabytes, in an
+arena for each thread. With another C library there is nothing to do.
 """
 
 import asyncio
 import ctypes
+import gc
 from collections.abc import Callable
 
-LARGE_BLOCK = 1 << 20  # bytes
 LARGE_BODY = 1 << 18  # bytes of a request after which memory is given back
 PAUSE = 0.5  # seconds from a large request to giving back, and so at least between two
-M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def find_trim() -> Callable[[], None]:
-    """Keep large blocks apart from now on; returns what gives back the rest, in some milliseconds
-    without the GIL."""
+    """What gives back free memory, in some milliseconds."""
     library = ctypes.CDLL(None)
-    if not (hasattr(library, "mallopt") and hasattr(library, "malloc_trim")):
+    if not hasattr(library, "malloc_trim"):
         return lambda: None
-    library.mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
-    return lambda: library.malloc_trim(0) and None
+
+    def trim() -> None:
+        # A refused request's error, its traceback and the frames that it knows may be in a circle,
+        # and the frames know the text. What was there at start is frozen, so this takes little.
+        gc.collect()
+        library.malloc_trim(0)
+
+    return trim
 
 
 class Memory:

@@ -63,7 +63,7 @@ def _declared(path: Path) -> Iterator[tuple[str, object]]:
         elif path.name == "special_tokens_map.json" and _is_setting(key):
             # transformers takes it for a setting, also what it drops from tokenizer_config.json.
             raise ConfigError(f"{path} has {shown(key)}; supported: special tokens")
-        elif isinstance(value, str | dict) and key.endswith("_token"):
+        elif isinstance(value, str | dict) and not _is_setting(key):
             yield key, value
 
 

@@ -329,6 +329,22 @@ def test_files_of_sentence_transformers_come_first(tmp_path, prompts_of, tokeniz
     assert find_family("auto", alone, [], QWEN_SPECIALS).labels == (7,)
 
 
+def test_token_0_is_a_token_like_others(tmp_path, prompts_of):
+    """And not the class of a head that has one."""
+    sentence_transformers(tmp_path)
+    write(tmp_path, {"1_LogitScore/config.json": {"true_token_id": 0, "false_token_id": 3}})
+    family = find_family("auto", tmp_path, [], QWEN_SPECIALS)
+    assert family.labels == (0, 3)
+    assert prompts_of(family).label_ids == [0, 3]
+
+
+def test_a_token_that_the_model_does_not_have(tmp_path, prompts_of):
+    sentence_transformers(tmp_path, true_token_id=10**6)
+    family = find_family("auto", tmp_path, [], QWEN_SPECIALS)
+    with pytest.raises(ConfigError, match=r"reads the logit of 1000000; the model has 0 to"):
+        prompts_of(family)
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [

@@ -76,3 +76,11 @@ def patient_of() -> Iterator[Callable[..., Patient]]:
 def patient(server: RunningServer, patient_of: Callable[..., Patient]) -> Patient:
     """Of `server`."""
     return patient_of(server)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests have noted with record_property("said", text): figures that a run is to show."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            if name == "said":
+                terminalreporter.write_line(str(text))

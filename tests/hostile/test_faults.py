@@ -1,4 +1,4 @@
-"""Promise: whatever is done to the engine's process, the streams or the server itself, each of 1,024
+"""Promise: whatever is done to the engine, the streams or the server itself, each of 1,024
 requests in flight gets exactly one answer: the right scores, or an error of the contract. Only a
 server that is killed breaks connections, and its child goes with it.
 

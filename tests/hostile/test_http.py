@@ -24,7 +24,8 @@ MUTATIONS, SEED = 4_000, 14
 
 @pytest.mark.parametrize("entry", ALL)
 def test_entry(server: RunningServer, patient: Patient, entry: Entry) -> None:
-    assert list(faults(entry, sent(entry, server.address))) == []
+    found = list(faults(entry, sent(entry, server.address)))
+    assert bool(found) == entry.fails, found or "take `fails` out: it is answered right"
     patient.check(entry.name)
 
 

@@ -77,7 +77,10 @@ ATTACKS = {
     "rerank a long query": lambda: ("/v1/rerank", {"query": text(ENGLISH), "documents": ["d"]}),
 }
 TINY = {
-    "score": ("/v1/score", {"query": "query: a lamp\nitem: ", "items": ["A lamp."], "labels": LABELS}),
+    "score": (
+        "/v1/score",
+        {"query": "query: a lamp\nitem: ", "items": ["A lamp."], "labels": LABELS},
+    ),
     "rerank": ("/v1/rerank", {"query": "a lamp", "documents": ["A lamp.", "A chair."]}),
     "tokenize": ("/tokenize", {"prompt": "A red steel lamp."}),
 }

@@ -1,119 +1,126 @@
-"""/openapi.json: every field is explained, and what is marked as refused is refused."""
+"""Promise: the OpenAPI document names every answer.
 
+tests/hostile/test_openapi.py looks for answers that it does not name.
+"""
+
+import msgspec
 import pytest
 
-from gpuscore.server.dialects.table import DIALECT_OF, DIALECTS
-from gpuscore.server.schema import openapi_of
+from gpuscore import errors
+from gpuscore.server.answers import ErrorAnswer
+from gpuscore.server.openapi import ERRORS
+from gpuscore.server.paths import GENERATING_PATHS
+from support.wire import KEYS, connected
 
-JSON = "application/json"
-# A value of each type that is neither null nor false nor empty where those are accepted.
-VALUES = {
-    "boolean": True,
-    "integer": 1,
-    "number": 0.5,
-    "string": "x",
-    "array": [],
-    "object": {"a": 1},
-}
-PAIRS = {"queries": "a lamp", "documents": ["A lamp."]}
+NOT_OF_AN_OPERATION = {errors.NotFound, errors.MethodNotAllowed}
 
 
 @pytest.fixture(scope="module")
-def paths(demo):
-    return demo.get("/openapi.json").json()["paths"]
+def document(client):
+    return client.get("/openapi.json").json()
 
 
-def structs(schema):
-    """All structs within a schema."""
-    for one in schema.get("anyOf", [schema]):
-        if "properties" in one:
-            yield one
-            for field in one["properties"].values():
-                yield from structs(field)
-        elif isinstance(one.get("items"), dict):
-            yield from structs(one["items"])
+@pytest.fixture(scope="module")
+def guarded(limited):
+    """Of a server with keys."""
+    return limited.get("/openapi.json").json()
 
 
-def value_of(field):
-    kinds = [one["type"] for one in field.get("anyOf", [field]) if one["type"] != "null"]
-    return VALUES[kinds[0]]
+def operations(document):
+    return [
+        (method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
 
 
-def bodies(dialect):
-    """The structs that may be a dialect's body."""
-    schema = openapi_of(dialect.bodies, (), dialect.example)["requestBody"]["content"][JSON]
-    return schema["schema"].get("anyOf", [schema["schema"]])
+def resolved(document, part):
+    while "$ref" in part:
+        found = document
+        for name in part["$ref"].removeprefix("#/").split("/"):
+            found = found[name]
+        part = found
+    return part
 
 
-def refused_fields():
-    for dialect in DIALECTS:
-        for body in bodies(dialect):
-            for name, field in body["properties"].items():
-                if field.get("x-refused"):
-                    yield pytest.param(dialect, body, name, field, id=f"{body['title']}-{name}")
+def test_every_error_of_the_contract_is_named(guarded):
+    """Codes of the error table beside the statuses of POST /v1/score."""
+    named = {}
+    for status, answer in guarded["paths"]["/v1/score"]["post"]["responses"].items():
+        if status != "200":
+            named[int(status)] = set(resolved(guarded, answer)["description"].split(", "))
+    assert set(named) == {error.status for error in ERRORS if error is not errors.MethodNotAllowed}
+    assert all(
+        error.code in named[error.status] for error in ERRORS if error not in NOT_OF_AN_OPERATION
+    )
 
 
-@pytest.mark.parametrize("path", sorted(DIALECT_OF))
-def test_every_field_of_every_body_and_answer_is_explained(paths, path):
-    operation = paths[path]["post"]
-    schemas = [operation["requestBody"]["content"][JSON]["schema"]]
-    if "200" in operation["responses"]:
-        schemas.append(operation["responses"]["200"]["content"][JSON]["schema"])
-    count = 0
-    for schema in schemas:
-        for struct in structs(schema):
-            for name, field in struct["properties"].items():
-                nested = any(structs(field))
-                count += 1
-                assert nested or "const" in field or "enum" in field or field.get("description"), (
-                    struct["title"],
-                    name,
-                )
-    assert count
+def test_errors_have_a_body_and_headers(guarded):
+    for method, path, operation in operations(guarded):
+        for status, answer in operation["responses"].items():
+            answer = resolved(guarded, answer)
+            assert "X-Request-Id" in answer["headers"], (method, path, status)
+            assert ("Retry-After" in answer["headers"]) == (status in ("429", "503"))
+            if status != "200":
+                schema = answer["content"]["application/json"]["schema"]
+                kinds = schema.get("anyOf", [schema])
+                names = {kind["$ref"].rpartition("/")[2] for kind in kinds}
+                ranks = path.endswith(("rerank", "reranking"))
+                assert names == ({"ErrorAnswer", "TeiError"} if ranks else {"ErrorAnswer"})
 
 
-@pytest.mark.parametrize(("dialect", "body", "name", "field"), list(refused_fields()))
-def test_what_is_marked_as_refused_is_refused_by_name(demo, dialect, body, name, field):
-    given = dialect.example
-    if body["title"] == "PairsBody":
-        given = PAIRS
-    accepted = demo.post(dialect.paths[0], json=given | {name: None})
-    assert accepted.status_code == 200, accepted.text
-    answer = demo.post(dialect.paths[0], json=given | {name: value_of(field)})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == name
+def test_types_of_metrics(client, document):
+    named = document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+    for accept in ("text/plain", "application/openmetrics-text;version=1.0.0"):
+        answer = client.get("/metrics", headers={"accept": accept})
+        assert answer.headers["content-type"].split(";")[0] in named
+        assert answer.headers["content-type"].startswith(accept.split(";")[0])
+    assert "application/json" not in named
 
 
-def defaults():
-    """Every field that names a default, with a body to try it in."""
-    for dialect in DIALECTS:
-        for body in bodies(dialect):
-            if body["title"] == "RefusedBody":
-                continue
-            given = PAIRS if body["title"] == "PairsBody" else dialect.example
-            for name, field in body["properties"].items():
-                if "default" in field:
-                    yield dialect.paths[0], given, name, field["default"]
+def test_keys(document, guarded):
+    assert "securitySchemes" not in document["components"]
+    assert set(guarded["components"]["securitySchemes"]) == {"bearer", "key"}
+    for method, path, operation in operations(document):
+        assert "security" not in operation
+        assert "401" not in operation["responses"], (method, path)
+    open_paths = {path for _, path, one in operations(guarded) if "security" not in one}
+    assert open_paths >= {"/health", "/ready"}
+    assert "/metrics" not in open_paths
 
 
-def test_defaults_are_those_that_null_stands_for(demo):
-    wrong = []
-    for path, given, name, default in defaults():
-        without = {key: value for key, value in given.items() if key != name}
-        plain, full = (demo.post(path, json=body) for body in (without, without | {name: default}))
-        # Labels have nearly all of the demo model's probability: over them or over everything
-        # differs in the fifth digit.
-        same = _numbers(plain.json()) == pytest.approx(_numbers(full.json()), abs=1e-6)
-        if plain.status_code != full.status_code or not same:
-            wrong.append((path, name, full.text))
-    assert not wrong
+def test_what_generates_is_always_refused(document):
+    for path in GENERATING_PATHS:
+        assert "200" not in document["paths"][path]["post"]["responses"]
 
 
-def _numbers(answer):
-    """All floats of an answer, in order."""
-    if isinstance(answer, float):
-        return [answer]
-    inner = answer.values() if isinstance(answer, dict) else answer
-    if not isinstance(answer, dict | list):
-        return []
-    return [number for one in inner for number in _numbers(one)]
+HOSTILE = {
+    "no key": ({"x-api-key": "x"}, b"{}", 401),
+    "a bad id": ({"x-request-id": "ä ö"}, b"{}", 400),
+    "no JSON": ({}, b"{", 400),
+    "another type": ({"content-type": "text/plain"}, b"{}", 415),
+    "an unknown encoding": ({"content-encoding": "br"}, b"{}", 415),
+    "a long body": ({}, b" " * (2**20 + 1), 413),
+    "a long head": ({"x-long": "a" * 3000}, b"{}", 431),
+    "many fields": ({f"x-{i}": "a" for i in range(30)}, b"{}", 431),
+    "no time": ({"x-request-timeout-ms": "0"}, b"{}", 400),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_real_answers_are_named(limited_server, guarded, name):
+    """Every operation, asked in a way that it has to refuse."""
+    headers, body, status = HOSTILE[name]
+    posts = [(path, one) for method, path, one in operations(guarded) if method == "post"]
+    with connected(limited_server, None if status == 401 else KEYS[0]) as client:
+        for path, operation in posts:
+            sent = {"content-type": "application/json"} | headers
+            answer = client.post(path, content=body, headers=encoded(sent))
+            assert answer.status_code == status, path
+            named = resolved(guarded, operation["responses"][str(answer.status_code)])
+            assert answer.headers["content-type"] in named["content"]
+            msgspec.json.decode(answer.content, type=ErrorAnswer)
+
+
+def encoded(headers):
+    return [(name.encode(), value.encode()) for name, value in headers.items()]

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.utils import logging
 
 from gpuscore import Scorer
-from gpuscore.errors import ConfigError
+from gpuscore.errors import ConfigError, GpuscoreError
 from support.models import VOCAB, random_ids, reference_logits, reference_logprobs
 
 CLOSE = 1e-3  # of log p; what a key changes is larger
@@ -54,7 +54,7 @@ def ours(directory: Path) -> Answer:
             answer = found.logprobs if rows == VOCAB else found.logits
             assert answer is not None
             return answer
-    except ConfigError as error:
+    except (ConfigError, GpuscoreError) as error:  # such as a prompt over the limit
         return str(error)
 
 
