@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from generate.links import problems
+from generate.picture import kind, picture, segments
 
 from gpuscore.config import CONFIGS
 from gpuscore.errors import GpuscoreError
@@ -25,7 +27,8 @@ PATH = re.compile(
     r"(?<![\w./{<~-])((?:[\w.-]+/)+[\w.-]+\.(?:py|md|json|toml|ya?ml|svg|txt|css|sh))(?![\w/])"
 )
 # Where a path may begin, beside the folder of the file that cites it.
-STARTS = (ROOT, ROOT / "gpuscore", ROOT / "kernels" / "gpuscore_kernels", DOCS, ROOT / "docker")
+FOLDERS = ("", "gpuscore", "kernels/gpuscore_kernels", "docs", "docker", "tests")
+STARTS = tuple(ROOT / folder for folder in FOLDERS)
 # Made by a command, or named because it must not exist.
 ABSENT = ("site/", "docs/reference/", "scratch/", "secrets/", "kernels/__init__.py")
 HISTORY = ("bench/LOG.md", "CHANGELOG.md")  # say what was true on a day
@@ -150,8 +153,45 @@ def test_make_targets_that_are_cited_exist():
 
 
 def test_the_picture_is_drawn_by_its_script():
-    script = "from generate.picture import picture; print(picture(), end='')"
-    environment = os.environ | {"PYTHONPATH": str(DOCS)}
-    command = [sys.executable, "-P", "-c", script]
-    drawn = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert drawn.stdout == (DOCS / "assets" / "mask.svg").read_text(encoding="utf-8")
+    assert picture() == (DOCS / "assets" / "mask.svg").read_text(encoding="utf-8")
+
+
+def test_the_picture_shows_the_mask_rule():
+    query, *items = parts = segments(3, (2, 1))
+    for row in range(6):
+        own = next(part for part in parts if part.start <= row < part.end)
+        for column in range(6):
+            seen = own.start <= column <= row or (own in items and column < query.end)
+            assert bool(kind(row, column, parts)) == seen
+
+
+def test_the_check_of_the_site_finds_what_is_wrong(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<p id="here"><a href="b.html#there">1</a><a href="#here">2</a><a href="c.html">3</a>'
+        '<a href="b.html#gone">4</a><a href="../x.html">5</a><a href="https://example.org">6</a>'
+    )
+    (tmp_path / "b.html").write_text(
+        '<p id="there"><script src="https://example.org/a.js"></script><img src="no.svg">'
+    )
+    found = [line.removeprefix(str(tmp_path.resolve())) for line in problems(tmp_path.resolve())]
+    assert found == [
+        "/a.html: c.html: leads nowhere",
+        "/a.html: b.html#gone: there is no such anchor",
+        "/a.html: ../x.html: leads nowhere",
+        "/b.html: loads https://example.org/a.js from another host",
+        "/b.html: no.svg: leads nowhere",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("page", "lines", "kilobytes"), [("README.md", 120, 8), ("ARCHITECTURE.md", 150, 12)]
+)
+def test_the_first_pages_stay_short(page, lines, kilobytes):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= lines
+    assert len(text.encode()) <= kilobytes * 1024
+
+
+def test_the_glossary_has_at_most_25_words():
+    text = (DOCS / "explanation" / "glossary.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\| ", text, re.MULTILINE)) - 2 <= 25

@@ -20,7 +20,7 @@ def page_of_metrics() -> str:
         "Times are in seconds, sizes in bytes. Labels never hold anything that a caller wrote. "
         "Counters of the engine come with its heartbeat and go on when its process is replaced: "
         "they never go back, but what a process did in its last quarter of a second before it was "
-        "lost is not in them.",
+        "lost is not in them. Gauges of the engine are there only while it runs.",
     )
 
 

@@ -78,8 +78,8 @@ def _index(found: list[Route]) -> str:
     ]
     return page(
         "HTTP API",
-        "Every route, as a running server describes it at `/openapi.json`. Where the server has API "
-        f"keys, all routes but {_open()} want one: as `Authorization: Bearer KEY`, as "
+        "Every route, as a running server describes it at `/openapi.json`. Where the server has "
+        f"API keys, all routes but {_open()} want one: as `Authorization: Bearer KEY`, as "
         "`Authorization: KEY`, or as `X-Api-Key: KEY`. Bodies are "
         "JSON with `Content-Type: application/json`; an unknown field is an error. Errors are "
         "[listed by code](errors.md).",

@@ -50,8 +50,8 @@ _PAGES: dict[str, dict[str, Any]] = {
 }
 _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
-        "description": "The request's id, as in log lines and traces: the caller's own, or one made "
-        "by the server",
+        "description": "The request's id, as in log lines and traces: the caller's own, or one "
+        "made by the server",
         "required": True,
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
     },
