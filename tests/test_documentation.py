@@ -62,8 +62,8 @@ def text_of(reference: Path, name: str) -> str:
 
 def test_the_reference_has_every_error_setting_and_route(reference):
     errors = text_of(reference, "errors.md")
-    for kind in GpuscoreError.__subclasses__():
-        assert f"| {kind.status} | `{kind.code}` | " in errors
+    for error in GpuscoreError.__subclasses__():
+        assert f"| {error.status} | `{error.code}` | " in errors
     settings = text_of(reference, "settings.md")
     for option in options(*CONFIGS):
         assert f"`{option.flag}`<br>`{option.variable}`" in settings
