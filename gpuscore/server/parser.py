@@ -24,6 +24,9 @@ _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"O
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 _UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 _IGNORED = b"Upgrade-Ignored:"  # the application sees the field by this name
+# RFC 9112 (3.2): a Host field that is no host, with a port or without, gets 400. What may stand in a
+# host is RFC 3986's reg-name (3.2.2) or an address in brackets.
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(:[0-9]*)?")
 _TOO_MANY_DIGITS = "Content-Length overflow"  # llhttp's words for a length of 2^64 or more
 
 
@@ -165,6 +168,8 @@ class RequestParser:
         """Lines of a head as llhttp goes on after them."""
         if not self._method and self._head.begun:
             self._method = span.partition(b" ")[0]
+            if not span.partition(b"\r\n")[0].rpartition(b" ")[2].startswith(b"HTTP/"):
+                raise _invalid()  # llhttp reads RTSP and ICE as well
             if self._method not in _METHODS:
                 span = self._stand_in(self._method) + span[len(self._method) :]
         if b"pgrade" in span.lower():
@@ -210,11 +215,13 @@ class RequestParser:
         for name, value in self._fields:
             if name == b"host":
                 hosts += 1
+                if not _HOST.fullmatch(value):
+                    raise _invalid()
             elif name == b"content-length":
                 length = int(value)  # llhttp saw to the digits, and that there is one
             elif name == b"transfer-encoding":
                 chunked = True
-                if value.lower() != b"chunked":
+                if value.lower() != b"chunked" or version == "1.0":  # RFC 9112 (6.1)
                     raise _invalid()
         if hosts > 1 or (hosts == 0 and version == "1.1") or version not in ("1.1", "1.0"):
             raise _invalid()

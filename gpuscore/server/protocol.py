@@ -360,7 +360,8 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         record.bytes_out = len(body)
         close = () if keep_alive else (CLOSE,)
         marks = self._origins.fields(asked)
-        self.write(head_of(error.status, self.default_fields, fields, marks, close) + body)
+        head = head_of(error.status, self.default_fields, fields, marks, close)
+        self.write(head if record.method == "HEAD" else head + body)
 
     def _abandon(self, exchange: Exchange) -> None:
         """Nobody waits for its answer any more."""
