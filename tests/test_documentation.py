@@ -63,7 +63,7 @@ def text_of(reference: Path, name: str) -> str:
 def test_the_reference_has_every_error_setting_and_route(reference):
     errors = text_of(reference, "errors.md")
     for error in GpuscoreError.__subclasses__():
-        assert f"| {error.status} | `{error.code}` | " in errors
+        assert f"| `{error.code}` | {error.status} | " in errors
     settings = text_of(reference, "settings.md")
     for option in options(*CONFIGS):
         assert f"`{option.flag}`<br>`{option.variable}`" in settings

@@ -10,7 +10,7 @@ REMEDY = "\n\nRemedy: "
 
 def page_of_errors() -> str:
     rows = [
-        (str(kind.status), code(kind.code), *explained(kind))
+        (code(kind.code), str(kind.status), *explained(kind))
         for kind in sorted(GpuscoreError.__subclasses__(), key=lambda one: (one.status, one.code))
     ]
     example = (
@@ -26,7 +26,7 @@ def page_of_errors() -> str:
         "On the rerank routes the message also stands in `detail` and `message`, which Jina's and "
         "Cohere's clients read; a body with `texts` is answered with TEI's `error` and "
         "`error_type`.",
-        table(("status", "code", "meaning", "remedy"), rows),
+        table(("code", "status", "meaning", "remedy"), rows),
         "Scoring changes nothing on the server, so any request may be sent again. 429 and 503 have "
         "a `Retry-After` header with an integer of seconds.",
     )
