@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
         self.service, self._operations = service, operations
         self.exit_code = EXIT_OK
         self._drain_timeout, self._stops = drain_timeout, stops
-        self._drain_end = 0.0
+        self._drain_end = self._forced_end = 0.0
         self._signal = 0
 
     @contextmanager
@@ -74,7 +74,7 @@ class Server(uvicorn.Server):
             self._signal, self._drain_end = sig, monotonic() + self._drain_timeout
             self.service.draining = True
         elif not self.force_exit:  # a second signal: do not wait for what is in flight
-            self.force_exit = True
+            self.force_exit, self._forced_end = True, monotonic() + LAST_ANSWERS
             threading.Thread(target=self._exit_anyway, daemon=True).start()
 
     async def main_loop(self) -> None:
@@ -97,6 +97,8 @@ class Server(uvicorn.Server):
         if self.service.busy:
             self.exit_code = EXIT_SIGNAL + self._signal
             self.service.abandon()
+            if self.force_exit and monotonic() < self._forced_end:
+                return False  # uvicorn would not wait until these answers are written
         # What uvicorn's shutdown waits for now is answers on their way to slow readers.
         self.config.timeout_graceful_shutdown = round(max(LAST_ANSWERS, left))
         return True

@@ -140,7 +140,7 @@ def test_an_engine_that_the_kernel_kills_for_memory_is_started_again(served):
     server, client = served
     (pid,) = children(server.process.pid)
     said, restarts = canary(client), metric(client, "engine_restarts_total")
-    with memory_group(pid, 16 * MIB):
+    with memory_group(pid, MIB):
         lost = ask(client, large_request(60_000))
     check_error(lost, 503, "unavailable", None)
     assert 1 <= retry_after(lost) <= 30

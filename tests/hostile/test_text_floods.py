@@ -19,7 +19,7 @@ from support.serving import RunningServer, serving
 from support.vitals import Patient
 from support.wire import Connection, connected
 
-pytestmark = pytest.mark.hostile
+pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 
 ATTACKER, VICTIM = "key-of-the-attacker", "key-of-the-victim"
 SECONDS = float(os.environ.get("FLOOD_SECONDS", "6"))
