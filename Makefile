@@ -17,7 +17,8 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: setup serve test test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all simulate soak check format demo bench-cpu bench-gpu bench-kernels \
         bench-attention bench-parity bench-tokenise bench-serve locks image image-cuda image-tpu \
-        image-lint image-test manifests-test audit clean
+        image-lint image-test manifests-test audit docs docs-serve \
+        docs-tools clean
 
 setup: $(STAMP)
 
@@ -126,6 +127,24 @@ bench-serve: setup
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[bench]'
 	$(BIN)/python -P bench/serve.py $(ARGS)
 
+# The documentation, into site/: reference pages from the code, then a strict build without network;
+# a dead link fails it, and so does anything that a page would load from another host.
+docs: docs-tools
+	$(GENERATE) docs/reference
+	$(BIN)/zensical build --clean --strict
+	$(GENERATE).links site
+
+# The same on http://127.0.0.1:8001, rebuilt at every change; the reference as it is at the start.
+docs-serve: docs-tools
+	$(GENERATE) docs/reference
+	$(BIN)/zensical serve --dev-addr 127.0.0.1:8001
+
+GENERATE := PYTHONPATH=docs $(BIN)/python -P -m generate
+
+docs-tools: setup
+	@$(BIN)/python -c 'import zensical, mkdocstrings' 2>/dev/null || \
+	  $(BIN)/pip install --quiet --editable '.[docs]'
+
 # An hour of mixed traffic and faults; the page with plots goes to bench/results/.
 MINUTES ?= 60
 soak: setup
@@ -188,5 +207,5 @@ audit: $(AUDIT_VENV)/.installed
 	    --requirement docker/locks/$$lock.txt || exit; done
 
 clean:
-	rm -rf $(VENV) .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) build dist \
+	rm -rf $(VENV) site .cache docs/reference .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) build dist \
 	  *.egg-info .pytest_cache .mypy_cache .ruff_cache

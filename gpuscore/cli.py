@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 done, 1 failed, 2 usage, 70 the engine cannot be kept running, 75 the model was not ready in
     time, 78 cannot be served; 128 + n: signal n came twice, or its drain ran out of time.
     """
-    values = _parser().parse_args(arguments)
+    values = make_parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     command: Callable[[argparse.Namespace, Settings], int] = values.command
     settings = Settings({})
@@ -69,7 +69,7 @@ def _complain(message: str) -> None:
             print(f"gpuscore: {message}", file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpuscore",
         allow_abbrev=False,

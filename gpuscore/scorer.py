@@ -85,7 +85,9 @@ class Scorer:
         """Score each `query + item` prompt for its labels; meaning as in POST /v1/score.
 
         Args:
-            query, items: all text, or all token ids; a lone text is one item.
+            query: text or token ids, which all prompts share.
+            items: all texts, or all lists of token ids, as the query is; a lone text is one
+                item.
             labels: label texts of one token each, or names of a classification model's classes; or
                 label_token_ids, tokens or numbers of classes: one list for all items, or one list
                 per item.

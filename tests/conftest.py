@@ -92,7 +92,13 @@ APART = (
     "test_rounds.py",
     "test_supervision.py",
 )
-OF_DEMO = ("test_dialects.py", "test_docs.py", "test_rerank.py")
+OF_DEMO = (
+    "test_dialects.py",
+    "test_docs.py",
+    "test_examples.py",
+    "test_fields.py",
+    "test_rerank.py",
+)
 
 
 def unit_of(nodeid: str) -> str:

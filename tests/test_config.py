@@ -107,10 +107,11 @@ def test_an_integer_is_fine_for_a_number(tmp_path):
     assert read_settings({"config": str(path)}, {}).make(ServerConfig).body_timeout == 7
 
 
-def test_the_example_of_the_readme(tmp_path):
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+def test_the_example_of_the_documentation(tmp_path):
+    page = Path(__file__).parents[1] / "docs" / "how-to" / "configure.md"
+    text = page.read_text(encoding="utf-8")
     path = tmp_path / "gpuscore.toml"
-    path.write_text(readme.split("```toml\n")[1].split("```")[0])
+    path.write_text(text.split("```toml\n")[1].split("```")[0])
     chosen = read_settings({"config": str(path)}, {}).chosen
     assert [name for name, one in chosen.items() if one.source == f"file {path}"] == [
         "model",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpuscore.cli import _parser
+from gpuscore.cli import make_parser
 from gpuscore.config import EngineConfig, ServerConfig
 from gpuscore.engine.supervisor import Patience
 from gpuscore.server.metrics import Metrics, ServerState
@@ -64,7 +64,7 @@ def settings_of(arguments, config=None):
     known = {"/models/$(MODEL)": "demo", "${MODEL:-demo}": "demo"}
     given = [known.get(argument, argument) for argument in arguments]
     given = [re.sub(r"^--config=.*", f"--config={config}", argument) for argument in given]
-    return read_settings(vars(_parser().parse_args(given)), {})
+    return read_settings(vars(make_parser().parse_args(given)), {})
 
 
 @pytest.fixture(scope="module")

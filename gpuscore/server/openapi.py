@@ -50,9 +50,15 @@ _PAGES: dict[str, dict[str, Any]] = {
 }
 _HEADERS: dict[str, dict[str, Any]] = {
     "X-Request-Id": {
-        "description": "The request's id in the server's log: the caller's own, or one made here",
+        "description": "The request's id, as in log lines and traces: the caller's own, or one "
+        "made by the server",
         "required": True,
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+    },
+    "Server-Timing": {
+        "description": "With `--timing-headers`: milliseconds of each stage, which show callers "
+        "whether the prefix cache was hit",
+        "schema": {"type": "string"},
     },
     "Retry-After": {
         "description": "Seconds after which another try is of use",
@@ -111,7 +117,9 @@ def _complete(document: dict[str, Any], has_keys: bool, longest: int) -> None:
 
 
 def _complete_operation(operation: dict[str, Any], path: str, method: str, has_keys: bool) -> None:
-    read = ["X-Request-Id"] + (["X-Request-Timeout-Ms"] if method == "post" else [])
+    read = ["X-Request-Id", "traceparent"]
+    if method == "post":
+        read.append("X-Request-Timeout-Ms")
     operation["parameters"] = [_reference("parameters", name) for name in read]
     if has_keys and path not in OPEN_PATHS:
         operation["security"] = [{name: []} for name in _KEYS]
@@ -119,7 +127,7 @@ def _complete_operation(operation: dict[str, Any], path: str, method: str, has_k
     if path in GENERATING_PATHS:
         del answers["200"]
     else:
-        answers["200"]["headers"] = _header_references("X-Request-Id")
+        answers["200"]["headers"] = _header_references("X-Request-Id", "Server-Timing")
     if method == "get":
         answers["200"]["content"] = _PAGES.get(path, _OBJECT)
     kind = "ranking" if path in FLAT_ERROR_PATHS else "plain"
@@ -155,14 +163,23 @@ def _parameters(longest: int) -> dict[str, Any]:
         "X-Request-Id": {
             "name": "X-Request-Id",
             "in": "header",
-            "description": "The request's name in answer, log and traces",
+            "description": "1 to 128 of `A-Z a-z 0-9 . _ -`, anything else is a 400; made by the "
+            "server where there is none",
             "schema": _HEADERS["X-Request-Id"]["schema"],
         },
         "X-Request-Timeout-Ms": {
             "name": "X-Request-Timeout-Ms",
             "in": "header",
-            "description": "Milliseconds from the complete body to the answer, then 504",
+            "description": "Milliseconds from the complete body to the answer, at most "
+            "`--request-timeout`; then 504, and what has not run of the request is dropped",
             "schema": {"type": "integer", "minimum": 1, "maximum": longest},
+        },
+        "traceparent": {
+            "name": "traceparent",
+            "in": "header",
+            "description": "W3C trace context: where traces are exported, the request's span joins "
+            "it",
+            "schema": {"type": "string"},
         },
     }
 

@@ -6,35 +6,35 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from gpuscore.errors import InvalidRequest
+from gpuscore.server.fields import DEFAULT, about
 
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
 
 
-CacheSalt = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
-Priority = Annotated[int, Meta(ge=-100, le=100)]
+PromptTokens = Annotated[int, about("Tokens of all prompts, each counted as a whole.")]
+TotalTokens = Annotated[int, about("Tokens of prompts and of what was generated.")]
 
 
 class PromptTokensDetails(msgspec.Struct):
-    cached_tokens: int
+    cached_tokens: Annotated[int, about("Prompt tokens that no forward pass computed.")]
 
 
 class Usage(msgspec.Struct):
-    prompt_tokens: int
-    total_tokens: int
-    completion_tokens: int
+    prompt_tokens: PromptTokens
+    total_tokens: TotalTokens
+    completion_tokens: Annotated[int, about("Tokens generated.")]
     prompt_tokens_details: PromptTokensDetails
 
 
 class ShortUsage(msgspec.Struct):
-    """As rerankers say it."""
+    """Usage as rerankers report it."""
 
-    prompt_tokens: int
-    total_tokens: int
+    prompt_tokens: PromptTokens
+    total_tokens: TotalTokens
 
 
 @contextmanager
@@ -88,7 +88,10 @@ def _inlined(schema: Any, components: dict[str, Any]) -> Any:
     if "$ref" in schema:
         return _inlined(components[schema["$ref"].rpartition("/")[2]], components)
     # The mapping of a discriminator names types, which are no longer there.
-    return {k: _inlined(v, components) for k, v in schema.items() if k != "discriminator"}
+    shown = {k: _inlined(v, components) for k, v in schema.items() if k != "discriminator"}
+    if DEFAULT in shown:
+        shown["default"] = shown.pop(DEFAULT)
+    return shown
 
 
 def _invalid(message: str) -> InvalidRequest:

@@ -4,6 +4,7 @@ prompts themselves where the model has classes or the body names labels."""
 from dataclasses import dataclass
 from functools import partial
 from time import time
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -13,11 +14,21 @@ from gpuscore.errors import InvalidRequest, MissingLabels
 from gpuscore.families.family import sigmoid
 from gpuscore.families.prompts import RerankInput
 from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.fields import (
+    AnsweredModel,
+    AnswerId,
+    CacheSalt,
+    Created,
+    ModelName,
+    Priority,
+    ReturnMass,
+    Truncated,
+    Unused,
+    about,
+)
 from gpuscore.server.paths import CLASSIFY_PATHS
 from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import (
-    CacheSalt,
-    Priority,
     ShortUsage,
     check_not_negative,
     decoding_errors,
@@ -42,38 +53,64 @@ NO_CLASSES = (
 class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /v1/classify and /classify. `null` means a field's default."""
 
-    input: str | list[str]
-    model: str | None = None
-    query: str | None = None
-    labels: list[str] | None = None
-    use_activation: bool | None = None
-    truncate: bool | None = None
-    max_tokens_per_doc: int | None = None
-    return_label_mass: bool | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    user: str | None = None
-    request_id: str | None = None
+    input: Annotated[
+        str | list[str],
+        about(
+            "At least one text: what a guard is to judge, or else a whole prompt that the model "
+            "reads as it is."
+        ),
+    ]
+    model: ModelName = None
+    query: Annotated[
+        str | None, about("For guards: the user's message that each text of `input` answers.")
+    ] = None
+    labels: Annotated[
+        list[str] | None,
+        about(
+            "Classes to choose from: names of the model's classes, or texts of one token each. "
+            "Null means all of a guard's or classification model's; other models need it."
+        ),
+    ] = None
+    use_activation: Annotated[
+        bool | None, about("false: logits instead of probabilities.", True)
+    ] = None
+    truncate: Annotated[
+        bool | None,
+        about("For guards: cuts texts at their end where their prompts would not fit.", False),
+    ] = None
+    max_tokens_per_doc: Annotated[
+        int | None,
+        about("For guards: cuts longer texts at their end, to this many tokens; 0 is never.", 0),
+    ] = None
+    return_label_mass: ReturnMass = None
+    priority: Priority = None
+    cache_salt: CacheSalt = None
+    user: Unused = None
+    request_id: Unused = None
 
 
 class ClassifiedText(msgspec.Struct, omit_defaults=True):
-    """`probs` are in the order of the answer's `labels`."""
+    """One text's classes."""
 
-    index: int
-    label: str
-    probs: list[float]
-    num_classes: int
-    label_mass: float | None = None
-    truncated: bool = False
+    index: Annotated[int, about("Number of the text in the request, from 0.")]
+    label: Annotated[str, about("The most probable class.")]
+    probs: Annotated[list[float], about("One per class, in the order of the answer's `labels`.")]
+    num_classes: Annotated[int, about("How many classes there are.")]
+    label_mass: Annotated[
+        float | None, about("The probability of all labels together, if asked for.")
+    ] = None
+    truncated: Truncated = False
 
 
 class ClassifyAnswer(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    model: str
-    labels: list[str]
-    data: list[ClassifiedText]
+    """Answer of POST /v1/classify and /classify."""
+
+    id: AnswerId
+    object: Annotated[str, about("Always `list`.")]
+    created: Created
+    model: AnsweredModel
+    labels: Annotated[list[str], about("Names of the classes.")]
+    data: Annotated[list[ClassifiedText], about("One per text, in the request's order.")]
     usage: ShortUsage
 
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 import msgspec
 import numpy as np
 
 from gpuscore.engine.scores import PositionLogprobs, best_logprobs, position_logprobs
+from gpuscore.server.fields import AnsweredModel, AnswerId, Created, about
 from gpuscore.server.schema import PromptTokensDetails, Usage
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types import NO_TOKENS, Int32Array, ScoreResult
@@ -16,25 +17,32 @@ About = tuple[str, int, str]  # id, time and model
 
 
 class Logprobs(msgspec.Struct):
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None] | None
-    text_offset: list[int]
+    tokens: Annotated[list[str], about("The text of each token.")]
+    token_logprobs: Annotated[
+        list[float | None], about("Natural logarithms; null for a prompt's first token.")
+    ]
+    top_logprobs: Annotated[
+        list[dict[str, float] | None] | None,
+        about("With `logprobs` 1: each token and the most probable one in its place."),
+    ]
+    text_offset: Annotated[list[int], about("Characters before each token.")]
 
 
 class Choice(msgspec.Struct):
-    index: int
-    text: str
-    logprobs: Logprobs | None
-    finish_reason: str = "length"
+    index: Annotated[int, about("Number of the prompt in the request, from 0.")]
+    text: Annotated[str, about("The prompt, with `echo`, and the next token, with `max_tokens` 1.")]
+    logprobs: Annotated[Logprobs | None, about("If asked for.")]
+    finish_reason: Annotated[str, about("Always `length`.")] = "length"
 
 
 class CompletionAnswer(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[Choice]
+    """Answer of POST /v1/completions."""
+
+    id: AnswerId
+    object: Annotated[str, about("Always `text_completion`.")]
+    created: Created
+    model: AnsweredModel
+    choices: Annotated[list[Choice], about("One per prompt, in the request's order.")]
     usage: Usage
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from time import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,9 +22,10 @@ from gpuscore.server.dialects.completion_answer import (
 )
 from gpuscore.server.dialects.dialect import Dialect
 from gpuscore.server.dialects.refused import SCORES_ONLY
+from gpuscore.server.fields import CacheSalt, ModelName, Priority, Unused, about, only
 from gpuscore.server.paths import COMPLETIONS_PATH
 from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
-from gpuscore.server.schema import CacheSalt, Priority, decoding_errors
+from gpuscore.server.schema import decoding_errors
 from gpuscore.server.service import Call, ScoringService, cached_tokens
 from gpuscore.text.prompts import PromptBuilder
 from gpuscore.text.turns import Turns
@@ -37,29 +38,48 @@ MAX_ECHO_TOKENS = 2**18
 class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /v1/completions. `null` means a field's default."""
 
-    # One prompt or several, as text or ids; kinds are checked later.
-    prompt: str | list[str | int | list[int]] | None = None
-    model: str | None = None
-    max_tokens: int | None = None
-    echo: bool | None = None
-    logprobs: int | None = None
-    add_special_tokens: bool | None = None
-    cache_salt: CacheSalt | None = None
-    priority: Priority | None = None
+    # Kinds are checked later.
+    prompt: Annotated[
+        str | list[str | int | list[int]] | None,
+        about("Required. A text, several, the token ids of one prompt, or several lists of ids."),
+    ] = None
+    model: ModelName = None
+    max_tokens: Annotated[
+        int | None,
+        about(
+            "Required: 0 (with `echo`), or 1 for the most probable next token. Null is refused, "
+            "because OpenAI's default is 16."
+        ),
+    ] = None
+    echo: Annotated[bool | None, about("Returns the prompt itself, too.", False)] = None
+    logprobs: Annotated[
+        int | None,
+        about(
+            "Log-probability of every returned token: 0 for these alone, 1 with the most probable "
+            "token of each place."
+        ),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, about("Whether a text gets the tokenizer's special tokens.", True)
+    ] = None
+    cache_salt: CacheSalt = None
+    priority: Priority = None
     # Of generation: accepted at values that change nothing.
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
-    best_of: int | None = None
-    stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
-    stop: str | list[str] | None = None
-    suffix: str | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    user: str | None = None
+    temperature: Annotated[
+        float | None, about("Ignored, but with `max_tokens` 1 only 0 is accepted.")
+    ] = None
+    top_p: Annotated[float | None, only("1")] = None
+    n: Annotated[int | None, only("1")] = None
+    best_of: Annotated[int | None, only("1")] = None
+    stream: Annotated[bool | None, only("false")] = None
+    stream_options: Annotated[dict[str, Any] | None, only("null")] = None
+    stop: Annotated[str | list[str] | None, only("an empty text or list")] = None
+    suffix: Annotated[str | None, only("an empty text")] = None
+    frequency_penalty: Annotated[float | None, only("0")] = None
+    presence_penalty: Annotated[float | None, only("0")] = None
+    logit_bias: Annotated[dict[str, float] | None, only("an empty object")] = None
+    seed: Annotated[int | None, about("Accepted and ignored.")] = None
+    user: Unused = None
 
     @property
     def asked(self) -> Asked:

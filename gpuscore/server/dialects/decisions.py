@@ -1,7 +1,6 @@
 """The wire of /v1/decisions: OpenAI's typed questions over one shared input."""
 
 from functools import partial
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,151 +16,31 @@ from gpuscore.families.decisions import (
     level,
     predicate,
 )
+from gpuscore.server.dialects.decision_types import (
+    MAX_QUESTIONS,
+    Choice,
+    ChoiceAnswer,
+    Content,
+    DecisionsAnswer,
+    DecisionsBody,
+    DecisionsUsage,
+    InputDetails,
+    InputItem,
+    LevelShare,
+    OptionShare,
+    Part,
+    Predicate,
+    PredicateAnswer,
+    Question,
+    ScoreAnswer,
+)
 from gpuscore.server.dialects.dialect import Dialect
 from gpuscore.server.paths import DECISIONS_PATH
 from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
-from gpuscore.server.schema import CacheSalt, Priority, decoding_errors
+from gpuscore.server.schema import decoding_errors
 from gpuscore.server.service import SMALL_ITEMS, Call, ScoringService, cached_tokens
 from gpuscore.text.turns import Turns
 from gpuscore.types import ScoreRequest, ScoreResult
-
-MAX_QUESTIONS = 400  # OpenAI's
-
-
-class Part(msgspec.Struct, forbid_unknown_fields=True):
-    """A piece of an input or of instructions."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    data: Any = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-    # Pictures: understood, so that they can be refused by name.
-    image_url: str | None = None
-    file_id: str | None = None
-    detail: str | None = None
-
-
-Content = str | list[Part]
-
-
-class InputItem(msgspec.Struct, forbid_unknown_fields=True):
-    """A message, or what a tool was asked or has said."""
-
-    type: str = "message"
-    role: str | None = None
-    content: Content | None = None
-    phase: str | None = None
-    id: str | None = None
-    status: str | None = None
-    call_id: str | None = None
-    namespace: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    input: str | None = None
-    output: Content | None = None
-
-
-class Predicate(msgspec.Struct, tag="predicate", forbid_unknown_fields=True):
-    instructions: Content
-    name: str | None = None
-
-
-class Option(msgspec.Struct, forbid_unknown_fields=True):
-    value: str | bool
-    description: str | None = None
-
-
-class Choice(msgspec.Struct, tag="choice", forbid_unknown_fields=True):
-    instructions: Content
-    choices: list[Option]
-    name: str | None = None
-
-
-class Level(msgspec.Struct, forbid_unknown_fields=True):
-    label: str
-    description: str | None = None
-
-
-class Score(msgspec.Struct, tag="score", forbid_unknown_fields=True):
-    instructions: Content
-    levels: list[Level]
-    name: str | None = None
-
-
-Question = Predicate | Choice | Score
-
-
-class DecisionsBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of POST /v1/decisions. `null` means a field's default."""
-
-    input: str | list[InputItem]
-    questions: list[Question]
-    model: str | None = None
-    cache_salt: CacheSalt | None = None
-    priority: Priority | None = None
-    # Of no meaning here: prefixes are cached anyway, and nothing is kept of who asks.
-    prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    safety_identifier: str | None = None
-    user: str | None = None
-
-
-class PredicateAnswer(msgspec.Struct, tag="predicate"):
-    name: str | None
-    probability: float
-    label_mass: float
-
-
-class OptionShare(msgspec.Struct):
-    value: str | bool
-    probability: float
-
-
-class ChoiceAnswer(msgspec.Struct, tag="choice"):
-    name: str | None
-    choice: str | bool
-    confidence: float
-    probabilities: list[OptionShare]
-    label_mass: float
-
-
-class LevelShare(msgspec.Struct):
-    label: str
-    value: int
-    probability: float
-
-
-class ScoreAnswer(msgspec.Struct, tag="score"):
-    name: str | None
-    score: float
-    confidence: float
-    probabilities: list[LevelShare]
-    label_mass: float
-
-
-class InputDetails(msgspec.Struct):
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class OutputDetails(msgspec.Struct):
-    reasoning_tokens: int = 0
-
-
-class DecisionsUsage(msgspec.Struct):
-    input_tokens: int
-    input_tokens_details: InputDetails
-    total_tokens: int
-    output_tokens: int = 0
-    output_tokens_details: OutputDetails = msgspec.field(default_factory=OutputDetails)
-
-
-class DecisionsAnswer(msgspec.Struct):
-    model: str
-    answers: list[PredicateAnswer | ChoiceAnswer | ScoreAnswer]
-    usage: DecisionsUsage
-
 
 _decoder = msgspec.json.Decoder(DecisionsBody)
 

@@ -1,16 +1,28 @@
 """The wire of vLLM's /v1/score: texts in pairs, each judged by the model's own prompt."""
 
 from time import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.families.prompts import RerankInput
 from gpuscore.server.dialects.ranking import Ranking, answer_ranking
-from gpuscore.server.schema import (
+from gpuscore.server.fields import (
+    AnsweredModel,
+    AnswerId,
     CacheSalt,
+    Created,
+    Instruction,
+    ModelName,
+    MostTokens,
     Priority,
+    Truncated,
+    Unused,
+    about,
+    refused,
+)
+from gpuscore.server.schema import (
     ShortUsage,
     check_not_negative,
     decoding_errors,
@@ -25,29 +37,53 @@ FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2"
 class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /v1/score as vLLM's clients send it."""
 
-    queries: Texts | None = None
-    documents: Texts | None = None
-    items: Texts | None = None
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    data_1: Texts | None = None
-    data_2: Texts | None = None
-    model: str | None = None
-    instruction: str | None = None
-    use_activation: bool | None = None
-    max_tokens_per_doc: int | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    user: str | None = None
-    request_id: str | None = None
-    # Understood, so that they can be refused by name.
-    max_tokens_per_query: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    softmax: bool | None = None
-    activation: bool | None = None
+    queries: Annotated[
+        Texts | None,
+        about(
+            "The first side of the pairs: one text for all of the second side, or as many. Give "
+            "exactly one of `queries`, `text_1` and `data_1`."
+        ),
+    ] = None
+    documents: Annotated[
+        Texts | None,
+        about(
+            "The second side of the pairs. Give exactly one of `documents`, `items`, `text_2` and "
+            "`data_2`."
+        ),
+    ] = None
+    items: Annotated[Texts | None, about("Another name of `documents`.")] = None
+    text_1: Annotated[Texts | None, about("Another name of `queries`.")] = None
+    text_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
+    data_1: Annotated[Texts | None, about("Another name of `queries`.")] = None
+    data_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
+    model: ModelName = None
+    instruction: Instruction = None
+    use_activation: Annotated[
+        bool | None, about("false: raw scores instead of probabilities.", True)
+    ] = None
+    max_tokens_per_doc: MostTokens = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        about(
+            "-1: cuts documents at their end where their prompts would not fit the model. Other "
+            "values are refused; use `max_tokens_per_doc`."
+        ),
+    ] = None
+    truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
+    priority: Priority = None
+    cache_salt: CacheSalt = None
+    user: Unused = None
+    request_id: Unused = None
+    softmax: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
+    activation: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
+    # Known, so that they can be refused by name.
+    max_tokens_per_query: Annotated[int | None, refused("0 is accepted, too.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, refused("An empty object is accepted, too.")
+    ] = None
+    mm_processor_kwargs: Annotated[
+        dict[str, Any] | None, refused("An empty object is accepted, too.")
+    ] = None
 
     @property
     def wants_raw(self) -> bool:
@@ -55,18 +91,20 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PairScore(msgspec.Struct, omit_defaults=True):
-    index: int
-    object: str
-    score: float
-    truncated: bool = False
+    index: Annotated[int, about("Number of the pair in the request, from 0.")]
+    object: Annotated[str, about("Always `score`.")]
+    score: Annotated[float, about("Relevance of the pair, or its raw score.")]
+    truncated: Truncated = False
 
 
 class PairsAnswer(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    model: str
-    data: list[PairScore]
+    """Answer of POST /v1/score to a body of pairs."""
+
+    id: AnswerId
+    object: Annotated[str, about("Always `list`.")]
+    created: Created
+    model: AnsweredModel
+    data: Annotated[list[PairScore], about("One per pair, in the request's order.")]
     usage: ShortUsage
 
 

@@ -6,6 +6,7 @@ import msgspec
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.fields import ModelName
 from gpuscore.server.paths import GENERATING_PATHS
 from gpuscore.server.record import RequestRecord
 from gpuscore.server.service import Call, ScoringService
@@ -14,9 +15,9 @@ SCORES_ONLY = "this server scores only and generates nothing"
 
 
 class RefusedBody(msgspec.Struct):
-    """Whatever it holds."""
+    """Whatever it holds, the answer is 400."""
 
-    model: str | None = None
+    model: ModelName = None
 
 
 def _refuse(body: bytes, record: RequestRecord) -> RefusedBody:

@@ -7,7 +7,7 @@ at values that change nothing, and refused by name at others.
 
 from functools import partial
 from time import time
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -16,11 +16,26 @@ from gpuscore.errors import InvalidRequest
 from gpuscore.families.prompts import RerankInput
 from gpuscore.server.dialects.dialect import Dialect
 from gpuscore.server.dialects.ranking import Ranking, answer_ranking
+from gpuscore.server.fields import (
+    AnsweredModel,
+    AnswerId,
+    CacheSalt,
+    Created,
+    Index,
+    Instruction,
+    ModelName,
+    MostTokens,
+    Priority,
+    RawFlag,
+    Truncate,
+    Truncated,
+    Unused,
+    about,
+    refused,
+)
 from gpuscore.server.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
 from gpuscore.server.record import RequestRecord
 from gpuscore.server.schema import (
-    CacheSalt,
-    Priority,
     ShortUsage,
     check_not_negative,
     decoding_errors,
@@ -36,29 +51,49 @@ DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /rerank, /v1/rerank and /v2/rerank."""
 
-    query: str
-    documents: list[str | dict[str, Any]] | None = None
-    texts: list[str] | None = None
-    model: str | None = None
-    top_n: int | None = None
-    top_k: int | None = None
-    return_documents: bool | str | None = None
-    return_text: bool | str | None = None
-    raw_scores: bool | str | None = None
-    instruction: str | None = None
-    rank_fields: list[str] | None = None
-    max_tokens_per_doc: int | None = None
-    truncate: bool | str | None = None
-    truncation_direction: str | None = None
-    priority: Priority | None = None
-    cache_salt: CacheSalt | None = None
-    # Understood, so that they can be refused by name.
-    max_chunks_per_doc: int | None = None
-    max_tokens_per_query: int | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
-    overlap_tokens: int | None = None
-    user: str | None = None
+    query: Annotated[str, about("What the documents are ranked by.")]
+    documents: Annotated[
+        list[str | dict[str, Any]] | None,
+        about(
+            "Texts, or objects with a `text` field (see `rank_fields`). Give either this or "
+            "`texts`."
+        ),
+    ] = None
+    texts: Annotated[
+        list[str] | None, about("TEI's name of `documents`; the answer is TEI's list, too.")
+    ] = None
+    model: ModelName = None
+    top_n: Annotated[
+        int | None,
+        about("How many of the best documents to return; 0 and more than there are mean all.", 0),
+    ] = None
+    top_k: Annotated[int | None, about("Another name of `top_n`, which goes first.", 0)] = None
+    return_documents: Annotated[RawFlag, about("Returns documents as they were sent.", False)] = (
+        None
+    )
+    return_text: Annotated[RawFlag, about("TEI's name of `return_documents`.", False)] = None
+    raw_scores: Annotated[
+        RawFlag, about("Raw scores instead of relevances from 0 to 1.", False)
+    ] = None
+    instruction: Instruction = None
+    rank_fields: Annotated[
+        list[str] | None,
+        about("Of documents that are objects: the fields to rank by, as lines `name: value`."),
+    ] = None
+    max_tokens_per_doc: MostTokens = None
+    truncate: Truncate = None
+    truncation_direction: Annotated[
+        str | None, about("`right` in any case of letters; no other.", "right")
+    ] = None
+    truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
+    priority: Priority = None
+    cache_salt: CacheSalt = None
+    user: Unused = None
+    # Known, so that they can be refused by name.
+    max_chunks_per_doc: Annotated[int | None, refused()] = None
+    max_tokens_per_query: Annotated[int | None, refused()] = None
+    truncate_prompt_tokens: Annotated[int | None, refused("Use `max_tokens_per_doc`.")] = None
+    overlap_tokens: Annotated[int | None, refused()] = None
 
     @property
     def is_tei(self) -> bool:
@@ -76,29 +111,39 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RankedDocument(msgspec.Struct, omit_defaults=True):
-    index: int
-    relevance_score: float
-    document: dict[str, Any] | str | None = None
-    truncated: bool = False
+    index: Index
+    relevance_score: Annotated[float, about("From 0 to 1, or the raw score if asked for.")]
+    document: Annotated[
+        dict[str, Any] | str | None,
+        about('The document, if asked for: an object, a text as `{"text": ...}`.'),
+    ] = None
+    truncated: Truncated = False
 
 
 class RerankAnswer(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    model: str
-    results: list[RankedDocument]
+    """Answer to `documents`."""
+
+    id: AnswerId
+    object: Annotated[str, about("`rerank`; `list` at /v1/rerank, as Jina's clients expect.")]
+    created: Created
+    model: AnsweredModel
+    results: Annotated[
+        list[RankedDocument], about("Best first; equal scores keep the request's order.")
+    ]
     usage: ShortUsage
-    meta: dict[str, Any]
+    meta: Annotated[
+        dict[str, Any],
+        about("Cohere's metadata: version, units, tokens, and warnings of truncated documents."),
+    ]
 
 
 class RankedText(msgspec.Struct, omit_defaults=True):
-    """TEI's."""
+    """One of TEI's answer to `texts`, best first."""
 
-    index: int
-    score: float
-    text: str | None = None
-    truncated: bool = False
+    index: Index
+    score: Annotated[float, about("From 0 to 1, or the raw score if asked for.")]
+    text: Annotated[str | None, about("The document, if asked for.")] = None
+    truncated: Truncated = False
 
 
 _decoder = msgspec.json.Decoder(RerankBody)

@@ -1,8 +1,8 @@
-"""The wire of /v1/score: SGLang's body and answer, with what is ours added (docs/score.md)."""
+"""The wire of /v1/score: SGLang's body and answer, with fields of ours (docs/dialects/score.md)."""
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,11 +21,18 @@ from gpuscore.server.dialects.pairs import (
     are_pairs,
     decode_pairs,
 )
+from gpuscore.server.fields import (
+    AnsweredModel,
+    CacheSalt,
+    ModelName,
+    Priority,
+    ReturnMass,
+    about,
+    refused,
+)
 from gpuscore.server.paths import SCORE_PATH
 from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import (
-    CacheSalt,
-    Priority,
     PromptTokensDetails,
     Usage,
     decoding_errors,
@@ -42,25 +49,58 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /v1/score. `null` means a field's default."""
 
     # msgspec cannot tell list[str] from list[list[int]] in a union, so kinds are checked later.
-    items: Text | list[Text | Ids] | None = None
-    query: Text | Ids | None = None
-    label_token_ids: list[int | Ids] | None = None
-    labels: list[str] | None = None
-    apply_softmax: bool | None = None
-    temperature: float | None = None
-    item_first: bool | None = None
-    model: str | None = None
-    return_label_logprobs: bool | None = None
-    return_label_mass: bool | None = None
-    cache_salt: CacheSalt | None = None
-    priority: Priority | None = None
-    # SGLang's further fields: understood, so that they can be refused by name.
-    return_token_logprobs: bool | None = None
-    return_pooled_hidden_states: bool | None = None
-    score_extraction_token: str | None = None
-    embed_override_token_id: int | None = None
-    query_embed_overrides: list[list[float]] | None = None
-    item_embed_overrides: list[list[list[float]] | None] | None = None
+    items: Annotated[
+        Text | list[Text | Ids] | None,
+        about(
+            "Required. The candidates to score: all texts or all lists of token ids, of the same "
+            "kind as `query`. One text counts as one item; an empty list gives an empty answer."
+        ),
+    ] = None
+    query: Annotated[
+        Text | Ids | None, about("What all items share: a text or token ids; null means empty.", "")
+    ] = None
+    label_token_ids: Annotated[
+        list[int | Ids] | None,
+        about(
+            "Token ids (or numbers of classes) whose probability is asked: one list for all items, "
+            "or one list per item. Give either this or `labels`; where both are null, the labels "
+            "of the model's family, or all its classes."
+        ),
+    ] = None
+    labels: Annotated[
+        list[str] | None,
+        about("Label texts of exactly one token each, or names of classes, for all items."),
+    ] = None
+    apply_softmax: Annotated[
+        bool | None,
+        about(
+            "true: scores are a softmax over the item's labels and sum to 1. false: scores are "
+            "probabilities over the whole vocabulary, or over all classes.",
+            False,
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        about("Divides the logits; positive, and other than 1 only with `apply_softmax`.", 1.0),
+    ] = None
+    item_first: Annotated[
+        bool | None, about("Prompts are item + query instead of query + item.", False)
+    ] = None
+    model: ModelName = None
+    return_label_logprobs: Annotated[
+        bool | None,
+        about("Adds `label_logprobs`: log-probabilities over the whole vocabulary.", False),
+    ] = None
+    return_label_mass: ReturnMass = None
+    cache_salt: CacheSalt = None
+    priority: Priority = None
+    # SGLang's further fields: known, so that they can be refused by name.
+    return_token_logprobs: Annotated[bool | None, refused("false is accepted, too.")] = None
+    return_pooled_hidden_states: Annotated[bool | None, refused("false is accepted, too.")] = None
+    score_extraction_token: Annotated[str | None, refused()] = None
+    embed_override_token_id: Annotated[int | None, refused()] = None
+    query_embed_overrides: Annotated[list[list[float]] | None, refused()] = None
+    item_embed_overrides: Annotated[list[list[list[float]] | None] | None, refused()] = None
 
     @property
     def softmax(self) -> bool:
@@ -74,12 +114,19 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
 class ScoreAnswer(msgspec.Struct, omit_defaults=True):
     """Answer of POST /v1/score."""
 
-    scores: list[list[float]]
-    model: str
+    scores: Annotated[
+        list[list[float]], about("A row per item and a number per label, in the request's order.")
+    ]
+    model: AnsweredModel
     usage: Usage
-    object: str
-    label_logprobs: list[list[float]] | None = None
-    label_mass: list[float] | None = None
+    object: Annotated[str, about("Always `scoring`.")]
+    label_logprobs: Annotated[
+        list[list[float]] | None,
+        about("Natural logarithms of the labels' probabilities over the whole vocabulary."),
+    ] = None
+    label_mass: Annotated[
+        list[float] | None, about("Per item, the probability of all its labels together.")
+    ] = None
 
 
 _UNSUPPORTED = (

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated
 
 import msgspec
 
 from gpuscore.errors import InvalidRequest, TooManyTokens
 from gpuscore.server.dialects.dialect import Dialect
+from gpuscore.server.fields import ModelName, about
 from gpuscore.server.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.server.record import TOKENIZE, RequestRecord
 from gpuscore.server.schema import decoding_errors
@@ -19,26 +21,32 @@ from gpuscore.text.turns import Turns
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /tokenize."""
 
-    prompt: str
-    model: str | None = None
-    add_special_tokens: bool | None = None
+    prompt: Annotated[str, about("A text.")]
+    model: ModelName = None
+    add_special_tokens: Annotated[
+        bool | None, about("Whether the text gets the tokenizer's special tokens.", True)
+    ] = None
 
 
 class TokenizeAnswer(msgspec.Struct):
-    count: int
-    max_model_len: int
-    tokens: list[int]
+    """Answer of POST /tokenize."""
+
+    count: Annotated[int, about("How many tokens there are.")]
+    max_model_len: Annotated[int, about("The longest prompt that the model takes, in tokens.")]
+    tokens: Annotated[list[int], about("Token ids.")]
 
 
 class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /detokenize."""
 
-    tokens: list[int]
-    model: str | None = None
+    tokens: Annotated[list[int], about("Token ids.")]
+    model: ModelName = None
 
 
 class DetokenizeAnswer(msgspec.Struct):
-    prompt: str
+    """Answer of POST /detokenize."""
+
+    prompt: Annotated[str, about("Their text, special tokens included.")]
 
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)

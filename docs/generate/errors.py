@@ -1,0 +1,40 @@
+"""Reference of the error codes, from the docstrings of `gpuscore.errors`."""
+
+import inspect
+
+from generate.markdown import block, code, page, table
+from gpuscore.errors import GpuscoreError
+
+REMEDY = "\n\nRemedy: "
+
+
+def page_of_errors() -> str:
+    rows = [
+        (code(kind.code), str(kind.status), *explained(kind))
+        for kind in sorted(GpuscoreError.__subclasses__(), key=lambda one: (one.status, one.code))
+    ]
+    example = (
+        '{"error": {\n  "message": "temperature needs apply_softmax",\n  "type": '
+        '"invalid_request_error",\n  "param": "temperature",\n  "code": "invalid_request"}}'
+    )
+    return page(
+        "Errors",
+        "Every error is JSON and has an HTTP status, a `code` and a message with the numbers in "
+        "it. `param` names the field, where one is to blame. A message never repeats the text of a "
+        "request.",
+        block("json", example),
+        "On the rerank routes the message also stands in `detail` and `message`, which Jina's and "
+        "Cohere's clients read; a body with `texts` is answered with TEI's `error` and "
+        "`error_type`.",
+        table(("code", "status", "meaning", "remedy"), rows),
+        "Scoring changes nothing on the server, so any request may be sent again. 429 and 503 have "
+        "a `Retry-After` header with an integer of seconds.",
+    )
+
+
+def explained(kind: type[GpuscoreError]) -> tuple[str, str]:
+    """What the code means, and what to do."""
+    what, found, remedy = inspect.getdoc(kind).partition(REMEDY)  # type: ignore[union-attr]
+    if not found:
+        raise ValueError(f"the docstring of {kind.__name__} has no line that begins with Remedy:")
+    return " ".join(what.split()), " ".join(remedy.split())

@@ -1,0 +1,45 @@
+"""The document that a server gives at /openapi.json, with references resolved."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+
+from gpuscore.config import ServerConfig
+from gpuscore.server.app import create_app
+from gpuscore.server.auth import ApiKeys
+from gpuscore.server.service import ScoringService
+
+
+def openapi() -> dict[str, Any]:
+    config = ServerConfig()
+    service = ScoringService(("demo",), config.max_inflight_per_key)
+    try:
+        document = asyncio.run(_fetched(create_app(service, config, ApiKeys(()))))
+    finally:
+        service.close()
+    resolved: dict[str, Any] = _resolved(document, document)
+    return resolved
+
+
+async def _fetched(app: Any) -> dict[str, Any]:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        answer = await client.get("/openapi.json")
+    document: dict[str, Any] = json.loads(answer.raise_for_status().text)
+    return document
+
+
+def _resolved(part: Any, document: dict[str, Any]) -> Any:
+    """The same with what references name in their place; nothing in the document holds itself."""
+    if isinstance(part, list):
+        return [_resolved(one, document) for one in part]
+    if not isinstance(part, dict):
+        return part
+    if "$ref" in part:
+        found: Any = document
+        for name in part["$ref"].removeprefix("#/").split("/"):
+            found = found[name]
+        return _resolved(found, document)
+    return {key: _resolved(value, document) for key, value in part.items()}

@@ -1,0 +1,195 @@
+"""Reference of the HTTP routes, from /openapi.json: every field of every body and answer."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from generate.markdown import block, code, page, table
+from generate.types import Schema, bounds, default, may_be_null, structs, words
+from gpuscore.server.paths import OPEN_PATHS
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An operation of the document, and all paths that answer alike."""
+
+    method: str
+    paths: tuple[str, ...]
+    operation: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        return str(self.operation["summary"])
+
+    @property
+    def file(self) -> str:
+        return self.paths[0].strip("/").replace("/", "-") + ".md"
+
+    @property
+    def body(self) -> Schema | None:
+        return _schema(self.operation.get("requestBody", {}))
+
+    @property
+    def answer(self) -> Schema | None:
+        return _schema(self.operation["responses"].get("200", {}))
+
+
+def _schema(holder: dict[str, Any]) -> Schema | None:
+    found: Schema | None = holder.get("content", {}).get(JSON, {}).get("schema")
+    return found
+
+
+def routes(document: dict[str, Any]) -> list[Route]:
+    """Paths with the same operation together, in the document's order."""
+    found: list[Route] = []
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            _add(found, Route(method.upper(), (path,), operation))
+    return found
+
+
+def _add(found: list[Route], new: Route) -> None:
+    for index, old in enumerate(found):
+        if (old.method, _meaning(old)) == (new.method, _meaning(new)):
+            found[index] = Route(old.method, old.paths + new.paths, old.operation)
+            return
+    found.append(new)
+
+
+def _meaning(route: Route) -> dict[str, Any]:
+    return {key: value for key, value in route.operation.items() if key != "operationId"}
+
+
+def pages(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """File names and texts: an index, and a page for each route that takes a body."""
+    found = routes(document)
+    yield "http.md", _index(found)
+    for route in found:
+        if route.body is not None:
+            yield f"http/{route.file}", _page(route)
+
+
+def _index(found: list[Route]) -> str:
+    rows = [
+        (_paths(route), _linked(route), route.operation.get("description", "")) for route in found
+    ]
+    return page(
+        "HTTP API",
+        "Every route, as a running server describes it at `/openapi.json`. Where the server has "
+        f"API keys, all routes but {_open()} want one: as `Authorization: Bearer KEY`, as "
+        "`Authorization: KEY`, or as `X-Api-Key: KEY`. Bodies are "
+        "JSON with `Content-Type: application/json`; an unknown field is an error. Errors are "
+        "[listed by code](errors.md).",
+        table(("route", "does", "description"), rows),
+        "## Headers",
+        _headers(found),
+    )
+
+
+def _open() -> str:
+    return ", ".join(code(path) for path in OPEN_PATHS)
+
+
+def _headers(found: list[Route]) -> str:
+    named: dict[str, dict[str, Any]] = {}
+    for route in found:
+        for parameter in route.operation.get("parameters", ()):
+            if parameter["in"] == "header":
+                named.setdefault(parameter["name"], parameter)
+        for answer in route.operation["responses"].values():
+            for name, header in answer.get("headers", {}).items():
+                named.setdefault(name, header)
+    rows = [(code(name), one.get("description", "")) for name, one in named.items()]
+    return table(("header", "meaning"), rows)
+
+
+def _paths(route: Route) -> str:
+    return "<br>".join(code(f"{route.method} {path}") for path in route.paths)
+
+
+def _linked(route: Route) -> str:
+    return f"[{route.title}](http/{route.file})" if route.body is not None else route.title
+
+
+def _page(route: Route) -> str:
+    body, answer = route.body or {}, route.answer
+    example = route.operation["requestBody"]["content"][JSON].get("example")
+    blocks = [
+        route.operation.get("description", ""),
+        ", ".join(code(f"{route.method} {path}") for path in route.paths),
+        "## Body",
+        _choice(body),
+        *_tables(body),
+    ]
+    if example is not None:
+        blocks += ["## Example", block("json", _pretty(example))]
+    if answer is not None:
+        blocks += ["## Answer", _choice(answer), *_tables(answer)]
+    blocks += ["## Errors", _errors(route)]
+    return page(route.title, *blocks)
+
+
+def _choice(schema: Schema) -> str:
+    """What a body or an answer is, where that is not one struct."""
+    text = words(schema)
+    return "" if text.startswith("[") and " or " not in text else f"Is {text}."
+
+
+def _tables(schema: Schema) -> list[str]:
+    blocks: list[str] = []
+    seen: set[str] = set()
+    for struct in structs(schema):
+        if struct["title"] not in seen:
+            seen.add(struct["title"])
+            blocks += [f"### {struct['title']}", struct.get("description", ""), _fields(struct)]
+    return blocks
+
+
+def _fields(struct: Schema) -> str:
+    required = struct.get("required", ())
+    closed = struct.get("additionalProperties") is False
+    rows = [
+        (code(name), _type(field), _default(name in required, closed, field), _meaning_of(field))
+        for name, field in sorted(struct["properties"].items(), key=lambda pair: _refused(pair[1]))
+    ]
+    return table(("field", "type", "default" if closed else "given", "meaning"), rows)
+
+
+def _type(field: Schema) -> str:
+    limits = bounds(field)
+    text = words(field) + (f", {limits}" if limits else "")
+    return f"{text}, or null" if may_be_null(field) else text
+
+
+def _default(required: bool, closed: bool, field: Schema) -> str:
+    if not closed:
+        return "always" if required else "if asked for"
+    return "required" if required else default(field)
+
+
+def _refused(field: Schema) -> bool:
+    return bool(field.get("x-refused"))
+
+
+def _meaning_of(field: Schema) -> str:
+    text = str(field.get("description", ""))
+    return f"**Not supported.** {text}" if _refused(field) else text
+
+
+def _errors(route: Route) -> str:
+    rows = [
+        (status, ", ".join(map(code, str(answer["description"]).split(", "))))
+        for status, answer in route.operation["responses"].items()
+        if status != "200"
+    ]
+    return (
+        table(("status", "codes"), rows)
+        + "\n\nWhat they mean, and what to do: [errors](../errors.md)."
+    )
+
+
+def _pretty(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)

@@ -1,0 +1,42 @@
+"""Reference of the settings, from the fields of the configuration."""
+
+from generate.markdown import code, page, table
+from gpuscore.config import API_KEY_VARIABLE, CONFIGS, FileConfig
+from gpuscore.options import Option, options, plain
+
+
+def page_of_settings() -> str:
+    blocks = []
+    for config in (*CONFIGS, FileConfig):
+        blocks += [f"## {(config.__doc__ or '').rstrip('.')}", _table(config)]
+    return page(
+        "Settings",
+        "Every setting of `gpuscore serve` may be a flag, an environment variable or a line of the "
+        "TOML file that `--config` names; a flag goes before a variable, a variable before the "
+        "file, the file before the default. A line of the file has the flag's name with "
+        "underscores: `max_items = 500`. [Configuration](../how-to/configure.md) has examples, and "
+        "`gpuscore info` shows the value and the source of each.",
+        *blocks,
+        "## API keys",
+        f"Keys are never flags. {code(API_KEY_VARIABLE)} holds one key; `--api-key-file` names a "
+        "file with one key per line.",
+    )
+
+
+def _table(config: type) -> str:
+    rows = [(_names(one), _default(one), _meaning(one)) for one in options(config)]
+    return table(("flag and variable", "default", "meaning"), rows)
+
+
+def _names(option: Option) -> str:
+    return "<br>".join(code(name) for name in (option.flag, option.variable))
+
+
+def _default(option: Option) -> str:
+    if option.default is None:
+        return option.unset or "none"
+    return code(plain(option.default))
+
+
+def _meaning(option: Option) -> str:
+    return f"{option.help}. *Takes {option.supported}.*"

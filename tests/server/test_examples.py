@@ -1,0 +1,39 @@
+"""The programs in examples/, as a reader starts them, on a server of the demo model."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# What they print, or how it begins.
+PRINTED = {
+    "rerank.py": ["0.9786  A wooden garden chair in blue.", "0.0888  A blue wool scarf."],
+    "guard.py": ["threshold 0.2451", "0.9805  pass  item: A red steel lamp."],
+    "decisions.py": ["fits: 0.3011 (label mass 1.0000)", "kind: chair (label mass 0.0000)"],
+    "many_queries.py": ["a red lamp: A red lamp.", "a red chair: A red chair."],
+    "offline.py": ["0.0109  A red steel lamp.", "0.9786  A wooden garden chair in blue."],
+}
+
+
+def test_every_example_is_run_and_described():
+    names = {file.name for file in EXAMPLES.glob("*.py")}
+    assert names == set(PRINTED)
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in text for name in names)
+
+
+@pytest.mark.parametrize("name", sorted(PRINTED))
+def test_they_print_what_the_tutorials_show(demo, name):
+    arguments = [] if name == "offline.py" else [str(demo.base_url)]
+    done = subprocess.run(
+        [sys.executable, "-P", str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[: len(PRINTED[name])] == PRINTED[name]

@@ -1,0 +1,119 @@
+"""/openapi.json: every field is explained, and what is marked as refused is refused."""
+
+import pytest
+
+from gpuscore.server.dialects.table import DIALECT_OF, DIALECTS
+from gpuscore.server.schema import openapi_of
+
+JSON = "application/json"
+# A value of each type that is neither null nor false nor empty where those are accepted.
+VALUES = {
+    "boolean": True,
+    "integer": 1,
+    "number": 0.5,
+    "string": "x",
+    "array": [],
+    "object": {"a": 1},
+}
+PAIRS = {"queries": "a lamp", "documents": ["A lamp."]}
+
+
+@pytest.fixture(scope="module")
+def paths(demo):
+    return demo.get("/openapi.json").json()["paths"]
+
+
+def structs(schema):
+    """All structs within a schema."""
+    for one in schema.get("anyOf", [schema]):
+        if "properties" in one:
+            yield one
+            for field in one["properties"].values():
+                yield from structs(field)
+        elif isinstance(one.get("items"), dict):
+            yield from structs(one["items"])
+
+
+def value_of(field):
+    kinds = [one["type"] for one in field.get("anyOf", [field]) if one["type"] != "null"]
+    return VALUES[kinds[0]]
+
+
+def bodies(dialect):
+    """The structs that may be a dialect's body."""
+    schema = openapi_of(dialect.bodies, (), dialect.example)["requestBody"]["content"][JSON]
+    return schema["schema"].get("anyOf", [schema["schema"]])
+
+
+def refused_fields():
+    for dialect in DIALECTS:
+        for body in bodies(dialect):
+            for name, field in body["properties"].items():
+                if field.get("x-refused"):
+                    yield pytest.param(dialect, body, name, field, id=f"{body['title']}-{name}")
+
+
+@pytest.mark.parametrize("path", sorted(DIALECT_OF))
+def test_every_field_of_every_body_and_answer_is_explained(paths, path):
+    operation = paths[path]["post"]
+    schemas = [operation["requestBody"]["content"][JSON]["schema"]]
+    if "200" in operation["responses"]:
+        schemas.append(operation["responses"]["200"]["content"][JSON]["schema"])
+    count = 0
+    for schema in schemas:
+        for struct in structs(schema):
+            for name, field in struct["properties"].items():
+                nested = any(structs(field))
+                count += 1
+                assert nested or "const" in field or "enum" in field or field.get("description"), (
+                    struct["title"],
+                    name,
+                )
+    assert count
+
+
+@pytest.mark.parametrize(("dialect", "body", "name", "field"), list(refused_fields()))
+def test_what_is_marked_as_refused_is_refused_by_name(demo, dialect, body, name, field):
+    given = dialect.example
+    if body["title"] == "PairsBody":
+        given = PAIRS
+    accepted = demo.post(dialect.paths[0], json=given | {name: None})
+    assert accepted.status_code == 200, accepted.text
+    answer = demo.post(dialect.paths[0], json=given | {name: value_of(field)})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name
+
+
+def defaults():
+    """Every field that names a default, with a body to try it in."""
+    for dialect in DIALECTS:
+        for body in bodies(dialect):
+            if body["title"] == "RefusedBody":
+                continue
+            given = PAIRS if body["title"] == "PairsBody" else dialect.example
+            for name, field in body["properties"].items():
+                if "default" in field:
+                    yield dialect.paths[0], given, name, field["default"]
+
+
+def test_defaults_are_those_that_null_stands_for(demo):
+    wrong = []
+    for path, given, name, default in defaults():
+        without = {key: value for key, value in given.items() if key != name}
+        plain, full = (demo.post(path, json=body) for body in (without, without | {name: default}))
+        # Labels have nearly all of the demo model's probability: over them or over everything
+        # differs in the fifth digit.
+        same = _numbers(plain.json()) == pytest.approx(_numbers(full.json()), abs=1e-6)
+        if plain.status_code != full.status_code or not same:
+            wrong.append((path, name, full.text))
+    assert not wrong
+
+
+def _numbers(answer):
+    """All floats of an answer, in order."""
+    if isinstance(answer, float):
+        return [answer]
+    inner = answer.values() if isinstance(answer, dict) else answer
+    if not isinstance(answer, dict | list):
+        return []
+    return [number for one in inner for number in _numbers(one)]
