@@ -212,15 +212,16 @@ def test_the_peak_counts_though_it_is_over(tmp_path):
 
 @linux_only
 def test_freed_memory_is_given_back():
-    """Also below a block that is still in use, where the C library keeps it by itself."""
+    """Also between blocks that are still in use, where the C library keeps it by itself, wherever
+    in a worn heap they are."""
     memory = HostMemory()
     blocks = [bytes(100_000) for _ in range(1000)]
-    last = blocks.pop()
+    kept = blocks[::10]
     blocks.clear()
     before = memory._status("RssAnon")
     memory.trim()
     assert before - memory._status("RssAnon") > 40 * MIB
-    assert len(last) == 100_000
+    assert len(kept) == 100
 
 
 @linux_only

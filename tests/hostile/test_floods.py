@@ -54,7 +54,9 @@ def probe(address):
         ("one-byte chunks", 30, 30, 0),
     ],
 )
-def test_probes_are_answered_and_memory_stays(flooded, kind, width, megabytes, least):
+def test_probes_are_answered_and_memory_stays(
+    flooded, record_property, kind, width, megabytes, least
+):
     server, http = flooded
     patient = Patient(server.process.pid, lambda: canary(http))
     calm = sorted(probe(server.address) for _ in range(50))
@@ -67,6 +69,13 @@ def test_probes_are_answered_and_memory_stays(flooded, kind, width, megabytes, l
     sent = sent_by(flood)
     patient.check(kind)
     took.sort()
+    median, late = (1e3 * took[len(took) * part // 100] for part in (50, 99))
+    record_property(
+        "said",
+        f"{kind}: /health in {median:.0f} ms (median of {len(took)}), {late:.0f} (99 %), "
+        f"{1e3 * took[-1]:.0f} (longest); before it {1e3 * calm[25]:.0f}; "
+        f"{most / MIB:+.0f} MiB at most; {sent}",
+    )
     assert took[len(took) // 2] < USUAL + FACTOR * calm[25]
     assert took[-1] < LATE + FACTOR * calm[-1]
     assert most < 20 * MIB
