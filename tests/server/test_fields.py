@@ -1,6 +1,7 @@
 """/openapi.json: every field is explained, and what is marked as refused is refused."""
 
 import pytest
+from generate.types import structs
 
 from gpuscore.server.dialects.table import DIALECT_OF, DIALECTS
 from gpuscore.server.schema import openapi_of
@@ -21,17 +22,6 @@ PAIRS = {"queries": "a lamp", "documents": ["A lamp."]}
 @pytest.fixture(scope="module")
 def paths(demo):
     return demo.get("/openapi.json").json()["paths"]
-
-
-def structs(schema):
-    """All structs within a schema."""
-    for one in schema.get("anyOf", [schema]):
-        if "properties" in one:
-            yield one
-            for field in one["properties"].values():
-                yield from structs(field)
-        elif isinstance(one.get("items"), dict):
-            yield from structs(one["items"])
 
 
 def value_of(field):
