@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-clients test-kernels test-gpu check-kernels check-kernels-all simulate check \
+.PHONY: setup serve test test-all test-clients test-kernels test-gpu check-kernels check-kernels-all simulate check \
         format demo bench-cpu bench-gpu bench-kernels bench-attention bench-parity bench-tokenise \
         bench-serve locks image image-cuda image-tpu image-lint image-test manifests-test \
         audit clean
@@ -33,25 +33,33 @@ $(STAMP): pyproject.toml
 serve: setup
 	$(BIN)/gpuscore serve $(MODEL) $(addprefix --port ,$(PORT))
 
-# tests/conftest.py says how many workers auto means, what stays together and in which order it runs.
+# tests/conftest.py says how many workers auto means, and what stays together.
+PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+
+# All but what searches long.
 test: setup
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# With the tests marked slow; hostile ones and those that need a GPU have targets of their own.
+test-all: setup
+	$(PYTEST) -m 'not hostile'
 
 # Other people's clients, from PyPI, against a server: minutes of installation the first time, then
 # found in .venv-clients. Some of them only: make test-clients ARGS='cohere litellm'
 test-clients: setup
 	$(BIN)/python -P tests_clients/run.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
 
-# Compiles the Triton kernels for every architecture, without a GPU: what make test compiles, and all.
+# Compiles the Triton kernels for every architecture, without a GPU: what make test-all compiles, and
+# all.
 check-kernels: setup
 	$(BIN)/python -P -m gpuscore_kernels.compile_check
 
 check-kernels-all: setup
 	$(BIN)/python -P -m gpuscore_kernels.compile_check --all
 
-# The kernels' tests in Triton's interpreter, which make test also runs.
+# The kernels' tests in Triton's interpreter; make test runs a part, make test-all all of them.
 test-kernels: setup
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton_interpreter
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton_interpreter -m 'not hostile'
 
 # The same on a CUDA device, bfloat16 included. No virtual environment: torch, triton, transformers
 # and pytest of PYTHON are enough.
@@ -60,12 +68,13 @@ test-gpu:
 	  { echo "make test-gpu needs a CUDA device"; exit 1; }
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
 	  -p no:cacheprovider tests/kernels/triton_interpreter tests/backends/test_gpu_attention.py \
-	  tests/backends/test_gpu_runner.py tests/backends/test_contract.py -k 'not jax'
+	  tests/backends/test_gpu_runner.py tests/backends/test_contract.py \
+	  -m 'not hostile' -k 'not jax'
 
 # More seeded worlds than the suite runs: make simulate SEEDS=100000
 SEEDS ?= 20000
 simulate: setup
-	SIMULATED_SEEDS=$(SEEDS) $(BIN)/pytest tests/engine/test_simulation.py \
+	SIMULATED_SEEDS=$(SEEDS) $(BIN)/pytest tests/engine/test_simulation.py -m 'not hostile' \
 	  --numprocesses auto --maxprocesses 4
 
 # Never changes files.
