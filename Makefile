@@ -6,6 +6,7 @@ MODEL ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+SERVES := $(VENV)/.serves
 STAMP := $(VENV)/.installed
 
 # The CPU build, because the plain one pulls gigabytes of CUDA packages. Where pip does not find it
@@ -19,18 +20,30 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
         bench-serve locks image image-cuda image-tpu image-lint image-test manifests-test \
         audit clean
 
+# Everything that make test and make check need.
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml
+# pip compiles on one core; afterwards it is done on all. What does not compile are templates that
+# some packages ship, which pip passes over as well.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
+
+# What serving needs.
+$(SERVES): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
 	  { echo "gpuscore needs Python 3.11 or 3.12; choose one with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet '$(TORCH)' || \
-	  $(BIN)/python -m pip install --quiet --extra-index-url $(TORCH_INDEX) '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(PIP_INSTALL) '$(TORCH)' || $(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	$(PIP_INSTALL) --editable .
+	$(COMPILE)
 	@touch $@
 
-serve: setup
+$(STAMP): $(SERVES)
+	$(PIP_INSTALL) --editable '.[dev]'
+	$(COMPILE)
+	@touch $@
+
+serve: $(SERVES)
 	$(BIN)/gpuscore serve $(MODEL) $(addprefix --port ,$(PORT))
 
 # tests/conftest.py says how many workers auto means, and what stays together.
