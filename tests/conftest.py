@@ -102,6 +102,20 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """On Linux workers are forks of one process that has imported torch, transformers and JAX."""
+    config = session.config
+    workers = getattr(config.option, "tx", None)
+    if not workers or hasattr(config, "workerinput") or sys.platform != "linux":
+        return
+    from support.fork_server import ForkServer
+
+    server = ForkServer()
+    config.add_cleanup(server.close)
+    config.option.tx = [f"popen//python={server.command}" for _ in workers]
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One more than there are cores: while a deadline passes in one worker, the others compute."""
