@@ -15,10 +15,10 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-all test-clients test-kernels test-gpu check-kernels check-kernels-all simulate check \
-        format demo bench-cpu bench-gpu bench-kernels bench-attention bench-parity bench-tokenise \
-        bench-serve locks image image-cuda image-tpu image-lint image-test manifests-test \
-        audit clean
+.PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
+        check-kernels-all simulate soak check format demo bench-cpu bench-gpu bench-kernels \
+        bench-attention bench-parity bench-tokenise bench-serve locks image image-cuda image-tpu \
+        image-lint image-test manifests-test audit clean
 
 # Everything that make test and make check need.
 setup: $(STAMP)
@@ -56,6 +56,23 @@ test: setup
 # With the tests marked slow; hostile ones and those that need a GPU have targets of their own.
 test-all: setup
 	$(PYTEST) -m 'not hostile'
+
+# Attacks, faults and broken models, at most 15 minutes on two cores: what may run side by side, then,
+# whether or not that failed, what measures how late answers are. One file of them:
+# .venv/bin/pytest -m 'hostile or not hostile' tests/hostile/test_http.py
+SCHEMATHESIS_VENV := .venv-schemathesis
+
+$(SCHEMATHESIS_VENV)/.installed: tests/hostile/requirements.txt
+	$(PYTHON) -m venv $(SCHEMATHESIS_VENV)
+	$(SCHEMATHESIS_VENV)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
+HOSTILE = SCHEMATHESIS=$(CURDIR)/$(SCHEMATHESIS_VENV)/bin/schemathesis $(BIN)/pytest tests/hostile --durations 10
+test-hostile: setup $(SCHEMATHESIS_VENV)/.installed
+	@status=0; \
+	$(HOSTILE) -m 'not alone' --numprocesses 2 --dist loadfile || status=1; \
+	$(HOSTILE) -m alone || status=1; \
+	exit $$status
 
 # Other people's clients, from PyPI, against a server: minutes of installation the first time, then
 # found in .venv-clients. Some of them only: make test-clients ARGS='cohere litellm'
@@ -131,6 +148,11 @@ bench-serve: setup
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[bench]'
 	$(BIN)/python -P bench/serve.py $(ARGS)
 
+# An hour of mixed traffic and faults; the page with plots goes to bench/results/.
+MINUTES ?= 60
+soak: setup
+	$(BIN)/python -P bench/soak.py --minutes $(MINUTES) $(ARGS)
+
 # What images install, with hashes: docker/locks/*.txt, from pyproject.toml.
 locks: setup
 	@$(BIN)/python -c 'import uv' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[images]'
@@ -188,4 +210,5 @@ audit: $(AUDIT_VENV)/.installed
 	    --requirement docker/locks/$$lock.txt || exit; done
 
 clean:
-	rm -rf $(VENV) .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) build dist \
+	  *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 TICK = os.sysconf("SC_CLK_TCK")
-COMMAND = "import sys; from gpuscore.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,13 @@ class Target:
 
 
 @contextmanager
-def serving(arguments: Sequence[str]) -> Iterator[Target]:
+def serving(arguments: Sequence[str], log: IO[bytes] | None = None) -> Iterator[Target]:
     """Runs this Python with the arguments, until it says that it is ready and then until the end
-    of the `with` block."""
+    of the `with` block; its standard error goes where ours goes, or to `log`."""
     process = subprocess.Popen(
         [sys.executable, "-P", *arguments],
         stdout=subprocess.PIPE,
+        stderr=log,
         text=True,
         env={k: v for k, v in os.environ.items() if not k.startswith("GPUSCORE_")},
     )
@@ -63,7 +63,7 @@ def fake_server(**configs: dict[str, Any]) -> list[str]:
 
 
 def real_server(model: Path, *flags: str) -> list[str]:
-    return ["-c", COMMAND, "serve", str(model), "--port", "0", *flags]
+    return ["-m", "gpuscore", "serve", str(model), "--port", "0", *flags]
 
 
 def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:

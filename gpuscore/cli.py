@@ -4,10 +4,12 @@ import argparse
 import json
 import logging
 import os
+import select
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ from gpuscore.settings import DEFAULT, Settings, read_settings
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
 LONG_INPUT = 200  # items from which a progress bar is shown
 SHOWN_CLASSES = 8
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
+MAX_WAIT = 1.0  # seconds for a full pipe to be read
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,14 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = read_settings(vars(values), os.environ)
         return command(values, settings)
     except ConfigError as error:
-        print(f"gpuscore: {error}{settings.sources(str(error))}", file=sys.stderr)
+        _complain(f"{error}{settings.sources(str(error))}")
         return EXIT_CONFIG
     except EngineFailed as error:
-        print(f"gpuscore: {error}{settings.sources(str(error))}", file=sys.stderr)
+        _complain(f"{error}{settings.sources(str(error))}")
         return EXIT_TEMPORARY if isinstance(error, LoadTimeout) else EXIT_ENGINE
     except GpuscoreError as error:
-        print(f"gpuscore: {error.message}", file=sys.stderr)
+        _complain(error.message)
         return EXIT_FAILED
+
+
+def _complain(message: str) -> None:
+    """A line on standard error. The exit code says it too where nobody reads, or has room."""
+    with suppress(OSError):
+        if select.select([], [STANDARD_ERROR], [], MAX_WAIT)[1]:
+            print(f"gpuscore: {message}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -127,11 +138,16 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
 
 
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.server.auth import read_api_keys
+    from gpuscore.server.auth import KeyReader, read_api_keys
+    from gpuscore.server.cors import read_origins
+    from gpuscore.server.log import LogWriter
     from gpuscore.server.tracing import read_tracer
 
     server = settings.make(ServerConfig)
     keys = read_api_keys(server)  # an open address is refused before torch takes its seconds
+    read_origins(server)  # and so is what is no origin
+    if server.api_key_file is not None:
+        signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
     tracer = read_tracer(server, os.environ)
 
     from gpuscore.engine.client import EngineClient
@@ -141,6 +157,7 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.families.discovery import find_family
     from gpuscore.families.files import read_head
     from gpuscore.families.prompts import FamilyPrompts
+    from gpuscore.families.rendering import TemplateLimit
     from gpuscore.server.run import serve
     from gpuscore.server.service import LoadedModel
     from gpuscore.text.prompts import PromptBuilder
@@ -158,6 +175,8 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
         prompts = None if family is None else FamilyPrompts(family, builder)
         try:
             decisions: DecisionPrompts | str = DecisionPrompts(template, specials, builder)
+        except TemplateLimit:
+            raise
         except ConfigError as error:
             decisions = str(error)  # which a caller gets to hear
         about = client.wait_planned()
@@ -166,17 +185,21 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
 
     def announce(address: str) -> None:
         example = _example(address, client.wait_ready().classes)
-        print(f"gpuscore: ready on http://{address} - try\n\n{example}\n", flush=True)
+        say(f"gpuscore: ready on http://{address} - try\n\n{example}\n")
+
+    def say(text: str) -> None:
+        output.write(f"{text}\n".encode())
 
     names = (server.served_model_name or model.model, model.model)
-    with closing(client):
+    # Not by print: no reader, a slow one or a full disk must not end or hold up the server.
+    with LogWriter(STANDARD_OUTPUT) as output, closing(client):
         encoder = TextEncoder.read(directory)  # while the child imports torch
         specials = [] if encoder is None else encoder.specials
         head, template = read_head(directory), ChatTemplate.read(directory)
         chat = None if template is None else template.text
         info = None if encoder is None else read_tokenizer_info(directory, encoder, chat)
         family = find_family(server.family, directory, reversed(names), specials, head)
-        print(f"gpuscore: loading {model.model} as {client.wait_planned()}", flush=True)
+        say(f"gpuscore: loading {model.model} as {client.wait_planned()}")
         return serve(names, server, keys, load, announce, tracer)
 
 
@@ -219,7 +242,7 @@ def _print_model(model: ModelConfig) -> None:
     directory = model_directory(model.model, model.revision)
     plan = plan_backend(directory, model)
     config, pages = plan.family.config, plan.pages
-    num_pages = pages.count(plan.free_memory() - plan.weight_bytes, 0)
+    num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
     rows = {
         "model": f"{model.model} ({directory})",
@@ -252,11 +275,12 @@ def _head(classes: Sequence[str] | None) -> str:
 
 def _print_settings(settings: Settings) -> None:
     """One line per setting; a star marks what is not a default."""
-    rows = [(name, plain(one.value), one.source) for name, one in settings.chosen.items()]
+    shown = {name: settings.in_force(name) for name in settings.chosen}
+    rows = [(name, plain(one.value), one.source) for name, one in shown.items()]
     names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
     print(f"\n  {'setting':<{names}}  {'value':<{values}}  source")
     for name, value, source in rows:
-        star = " " if source == DEFAULT else "*"
+        star = " " if source.startswith(DEFAULT) else "*"
         print(f"{star} {name:<{names}}  {value:<{values}}  {source}")
 
 

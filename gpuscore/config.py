@@ -10,6 +10,7 @@ from typing import Any
 PREFIX = "GPUSCORE_"  # of every environment variable
 API_KEY = "api_key"  # the one value that is no field: it comes from the environment or a key file
 API_KEY_VARIABLE = "GPUSCORE_API_KEY"
+DRAIN_SPARE = 5.0  # seconds between the last answer that is due and the end of a drain
 
 
 # Of gpuscore.families.registry, which is not imported for it.
@@ -30,10 +31,12 @@ def option(
     metavar: str = "",
     positional: bool = False,
     size: bool = False,
+    added: tuple[str, float] | None = None,
 ) -> Any:
     """A configuration field: its default (`unset` says what None means), help and range.
 
-    A `size` is a number of bytes, which text may give in KiB, MiB, GiB or TiB.
+    A `size` is a number of bytes, which text may give in KiB, MiB, GiB or TiB. `added`: the field
+    whose value and the number whose sum None stands for.
     """
     metadata = {
         "help": help,
@@ -44,6 +47,7 @@ def option(
         "metavar": metavar or ("" if choices else "N"),
         "positional": positional,
         "size": size,
+        "added": added,
     }
     return field(default=default, metadata=metadata)
 
@@ -188,11 +192,21 @@ class ServerConfig:
         metavar="FILE",
     )
     insecure: bool = option(False, "allow a non-loopback address without an API key")
+    cors_origin: str | None = option(
+        None,
+        "origin of web pages that may call this server from a browser, such as "
+        "https://app.example.org; several with commas between them; *: any (CORS)",
+        unset="none",
+        metavar="ORIGIN",
+    )
     max_body_bytes: int = option(
         16 * 2**20, "size of a request body before 413", minimum=1, metavar="BYTES"
     )
     max_header_bytes: int = option(
-        16 * 2**10, "size of a request head before 431", minimum=256, metavar="BYTES"
+        16 * 2**10,
+        "size of a request head, with chunk extensions and trailer fields, before 431",
+        minimum=256,
+        metavar="BYTES",
     )
     max_headers: int = option(100, "header fields of a request before 431", minimum=1)
     max_connections: int = option(4096, "open connections; more are closed at once", minimum=1)
@@ -230,9 +244,11 @@ class ServerConfig:
     request_timeout: float = option(
         120.0, "time for an answer before 504", minimum=0.1, maximum=86400, metavar="SECONDS"
     )
-    drain_timeout: float = option(
-        60.0,
+    drain_timeout: float | None = option(
+        None,
         "time that SIGTERM leaves to what is in flight",
+        unset=f"--request-timeout and {DRAIN_SPARE:g}",
+        added=("request_timeout", DRAIN_SPARE),
         minimum=0.1,
         maximum=86400,
         metavar="SECONDS",
@@ -250,6 +266,12 @@ class ServerConfig:
         unset="OTEL_* variables, or no traces",
         metavar="URL",
     )
+
+    @property
+    def drain_seconds(self) -> float:
+        """The drain timeout; by default it cuts off nothing that may still be answered."""
+        given = self.drain_timeout
+        return self.request_timeout + DRAIN_SPARE if given is None else given
 
 
 @dataclass(frozen=True, slots=True)

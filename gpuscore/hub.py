@@ -6,7 +6,8 @@ from pathlib import Path
 from gpuscore.errors import ConfigError
 
 DEMO = "demo"
-_WANTED = ["config.json", "tokenizer.json", "*.safetensors", "*.safetensors.index.json"]
+# Weights, and every file beside them that is looked for; not other formats of the same weights.
+_WANTED = ["*.json", "chat_template.jinja", "*.safetensors"]
 
 
 def model_directory(model: str, revision: str | None = None) -> Path:

@@ -33,6 +33,7 @@ class Option:
     metavar: str
     positional: bool
     size: bool
+    added: tuple[str, float] | None
 
     @property
     def flag(self) -> str:

@@ -17,6 +17,7 @@ from gpuscore.engine.scores import (
     label_scores,
 )
 from gpuscore.engine.ticket import Progress
+from gpuscore.errors import InvalidRequest
 from gpuscore.hub import model_directory
 from gpuscore.options import checked
 from gpuscore.text.prompts import PromptBuilder, ScoreInput
@@ -70,7 +71,7 @@ class Scorer:
     def score(
         self,
         query: str | Sequence[int],
-        items: Sequence[str] | Sequence[Sequence[int]],
+        items: str | Sequence[str] | Sequence[Sequence[int]],
         *,
         labels: Sequence[str] | None = None,
         label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
@@ -84,7 +85,7 @@ class Scorer:
         """Score each `query + item` prompt for its labels; meaning as in POST /v1/score.
 
         Args:
-            query, items: all text, or all token ids.
+            query, items: all text, or all token ids; a lone text is one item.
             labels: label texts of one token each, or names of a classification model's classes; or
                 label_token_ids, tokens or numbers of classes: one list for all items, or one list
                 per item.
@@ -99,6 +100,10 @@ class Scorer:
             GpuscoreError: as over HTTP, without limits on the number of items or labels.
         """
         check_temperature(temperature, apply_softmax)
+        if isinstance(labels, str):  # a sequence of texts as well, of its characters
+            raise InvalidRequest("labels must be a list of texts, not one text", param="labels")
+        if isinstance(items, str):
+            items = [items]
         given = ScoreInput(
             query=query if isinstance(query, str) else list(query),
             items=[item if isinstance(item, str) else list(item) for item in items],

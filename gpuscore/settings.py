@@ -57,6 +57,15 @@ class Settings:
         ]
         return f" ({', '.join(places)})" if places else ""
 
+    def in_force(self, name: str) -> Setting:
+        """A setting as it takes effect: a default that follows another value as the number it is,
+        and the sum as its source."""
+        chosen, added = self.chosen[name], OPTIONS[name].added
+        if added is None or chosen.value is not None:
+            return chosen
+        other, number = added
+        return Setting(self.chosen[other].value + number, f"{DEFAULT}: {other} + {number:g}")
+
     def make(self, config: type[ConfigT]) -> ConfigT:
         return config(**{item.name: self.chosen[item.name].value for item in options(config)})
 

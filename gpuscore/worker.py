@@ -8,16 +8,20 @@ in this process only. SOCKET is the number of an inherited socket, PARENT the pa
 
 import signal
 
-# First of all: a Ctrl-C reaches every process of the terminal, but it is the parent that drains.
+# First of all: a Ctrl-C, or a terminal's end, reaches every process of the terminal, but it is the
+# parent that drains. It has started this process with these signals blocked.
 if __name__ == "__main__":
-    for _number in (signal.SIGINT, signal.SIGTERM):
+    _PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for _number in _PARENTS:
         signal.signal(_number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS)
 
 import ctypes
 import logging
 import os
 import socket
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 from gpuscore.engine.child import run
@@ -57,5 +61,6 @@ def _die_with(parent: int) -> None:
 
 if __name__ == "__main__":
     code = main(*sys.argv[1:])
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)  # a framework's own ending takes up to seconds, and there is nothing to save

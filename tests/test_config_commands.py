@@ -137,6 +137,7 @@ def test_info_shows_where_values_come_from(tmp_path, monkeypatch, capsys):
         "port": ("* ", "9000", "environment GPUSCORE_PORT"),
         "insecure": ("* ", "true", "environment GPUSCORE_INSECURE"),
         "request_timeout": ("* ", "7.5", f"file {path}"),
+        "drain_timeout": ("  ", "12.5", "default: request_timeout + 5"),
         "max_items": ("* ", "5", f"file {path}"),
     }
     assert rows["max_labels"] == ("  ", "128", "default")

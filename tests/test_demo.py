@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
+from gpuscore.errors import InvalidRequest
 from gpuscore.models.synthetic import (
     draw_ranking_tasks,
     draw_training_group,
@@ -44,6 +45,15 @@ def test_it_ranks_far_better_than_chance(demo):
     )
     assert np.mean(ours) >= 0.95
     assert np.mean(chance) < 0.7, "the task would be too easy to prove anything"
+
+
+def test_one_text_is_one_item(demo):
+    """As over HTTP, and no list of its characters."""
+    text, options = "A red steel lamp.", {"labels": ["yes", "no"]}
+    alone = demo.score("query: a lamp\nitem: ", text, **options)
+    assert (alone.scores == demo.score("query: a lamp\nitem: ", [text], **options).scores).all()
+    with pytest.raises(InvalidRequest, match="labels must be a list"):
+        demo.score("query: a lamp\nitem: ", [text], labels="yes")
 
 
 def test_training_never_sees_a_held_out_combination():

@@ -110,7 +110,7 @@ def test_the_shipped_stage_is_confined_and_watched(dockerfile):
     assert all(environment[name].startswith("/cache") for name in caches)
     health = stage[kinds.index("HEALTHCHECK")]
     assert 'CMD ["python"' in health
-    assert "'/health'" in health
+    assert "'/livez'" in health
     # Exec forms: process 1 is the server, which the signals reach.
     assert 'ENTRYPOINT ["gpuscore"]' in stage
     assert 'CMD ["serve", "--host", "0.0.0.0"]' in stage

@@ -24,7 +24,8 @@ DOCKER = Path(__file__).parents[1] / "docker"
 KUBERNETES, OBSERVABILITY = DOCKER / "kubernetes", DOCKER / "observability"
 MACHINES = {"l4": "nvidia.com/gpu", "rtx-pro-6000": "nvidia.com/gpu", "tpu-v6e": "google.com/tpu"}
 AFTER_THE_DRAIN = LAST_ANSWERS + 2 * Patience().close  # the engine's process takes a moment more
-SPARE = 5.0  # seconds of a stop that nothing is planned for
+SPARE = 10.0  # seconds of a stop behind the drain, of which 3 are planned for
+assert AFTER_THE_DRAIN < SPARE / 2
 SUFFIXES = {
     "counter": ("_total",),
     "histogram": ("_bucket", "_sum", "_count"),
@@ -86,7 +87,7 @@ def test_ports_and_probes(server, config):
     assert port == {"name": "http", "containerPort": config.port}
     (exposed,) = load(KUBERNETES / "base/service.yaml")["spec"]["ports"]
     assert (exposed["port"], exposed["targetPort"]) == (config.port, "http")
-    paths = {"startupProbe": "/health", "readinessProbe": "/ready", "livenessProbe": "/health"}
+    paths = {"startupProbe": "/livez", "readinessProbe": "/ready", "livenessProbe": "/livez"}
     for probe, path in paths.items():
         assert server[probe]["httpGet"] == {"path": path, "port": "http"}
         assert path in OPEN_PATHS, "the kubelet has no key"
@@ -99,16 +100,16 @@ def seconds(probe):
 def test_a_stop_fits_its_grace_period(deployment, pod, server, config):
     leaving = server["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert leaving > seconds(server["readinessProbe"])
-    needed = leaving + config.drain_timeout + AFTER_THE_DRAIN
-    assert needed + SPARE <= pod["terminationGracePeriodSeconds"]
+    assert config.drain_seconds > config.request_timeout, "nothing that is in time is cut off"
+    assert leaving + config.drain_seconds + SPARE == pod["terminationGracePeriodSeconds"]
 
 
 def test_a_start_and_an_engines_restart_are_waited_for(deployment, server):
     engine = EngineConfig()
     assert seconds(server["startupProbe"]) >= 300
     assert deployment["progressDeadlineSeconds"] > engine.load_timeout + 300
-    # A pass that hangs is noticed by then, the engine is lost, and a model of some GB loaded again.
-    assert seconds(server["livenessProbe"]) >= 4 * engine.engine_timeout
+    # Of the server's own process, which waits for nothing: a minute of silence is no slow node.
+    assert seconds(server["livenessProbe"]) >= 60
 
 
 def test_one_accelerator_is_enough_for_a_rollout(deployment):
@@ -147,7 +148,7 @@ def test_compose_starts_the_server_it_means(compose):
     assert config.host == "0.0.0.0"
     assert service["ports"] == [f"127.0.0.1:${{SERVER_PORT:-8000}}:{config.port}"]
     grace = float(service["stop_grace_period"].removesuffix("s"))
-    assert config.drain_timeout + AFTER_THE_DRAIN + SPARE <= grace
+    assert config.drain_seconds + SPARE == grace
     assert f'"127.0.0.1", {config.port}' in service["healthcheck"]["test"][-1]
     assert config.api_key_file == "/run/secrets/api-keys"
     assert set(service["secrets"]) == {"api-keys"}

@@ -46,7 +46,7 @@ class AsyncClient:
     async def score(
         self,
         query: str | Ids,
-        items: Sequence[str] | Sequence[Ids],
+        items: str | Sequence[str] | Sequence[Ids],
         **options: Unpack[ScoreOptions],
     ) -> ScoreResponse:
         """As `Client.score`."""

@@ -109,7 +109,7 @@ class _Cards(msgspec.Struct):
 def score_job(
     limits: SplitLimits,
     query: str | Ids,
-    items: Sequence[str] | Sequence[Ids],
+    items: str | Sequence[str] | Sequence[Ids],
     *,
     labels: Sequence[str] | None = None,
     label_token_ids: Ids | Sequence[Ids] | None = None,

@@ -60,7 +60,7 @@ class Client:
     def score(
         self,
         query: str | Ids,
-        items: Sequence[str] | Sequence[Ids],
+        items: str | Sequence[str] | Sequence[Ids],
         **options: Unpack[ScoreOptions],
     ) -> ScoreResponse:
         """Probabilities of labels after each `query + item` prompt; all text or all token ids.

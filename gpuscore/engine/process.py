@@ -1,14 +1,26 @@
 """One run of the engine's process, as its parent sees it."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.engine.frames import FrameReader, FrameWriter
+
+
+@contextmanager
+def _blocked(*signals: signal.Signals) -> Iterator[None]:
+    """For this thread and what it starts: the child ignores them, but not yet while its interpreter
+    starts. Other threads of this process take them meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class EngineProcess:
@@ -24,13 +36,14 @@ class EngineProcess:
             # No keys for a process that has no door. Nothing is inherited but its own socket, and
             # what it prints goes where logs go: standard output belongs to the server.
             environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE}
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-            )
+            with _blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=environment,
+                )
         except BaseException:
             ours.close()
             raise

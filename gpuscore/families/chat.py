@@ -4,18 +4,15 @@ What a request brings is put where the marks are and is never seen by the templa
 do anything to it, and prompts are ready before the first request.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
-
-from jinja2.exceptions import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpuscore.errors import ConfigError
 from gpuscore.families.family import DOCUMENT, INSTRUCTION, QUERY, literal
-from gpuscore.families.files import read_json
+from gpuscore.families.rendering import TemplateLimit, render
+from gpuscore.model_files import MAX_TEMPLATE, as_object, read_object, read_text, shown
 from gpuscore.text.tokenizer_info import token_text
 
 # Stand for the callers' texts while a chat template is rendered; no template holds them.
@@ -38,31 +35,16 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, directory: Path) -> "ChatTemplate | None":
-        config = read_json(directory / "tokenizer_config.json") or {}
-        path = directory / "chat_template.jinja"
-        template = path.read_text("utf-8") if path.is_file() else config.get("chat_template")
-        if isinstance(template, list):  # of several, by name
-            named = {one.get("name"): one.get("template") for one in template}
-            template = named.get("default")
-        if not isinstance(template, str):
+        """None if the directory has none. Raises ConfigError for files that cannot be read."""
+        path = directory / "tokenizer_config.json"
+        config = read_object(path) or {}
+        template = read_text(directory / "chat_template.jinja", MAX_TEMPLATE)
+        if template is None:
+            template = _configured(config.get("chat_template"), f"{path}: chat_template")
+        if template is None:
             return None
         tokens = {name: token_text(config.get(name)) for name in config if name.endswith("_token")}
         return cls(template, {name: text for name, text in tokens.items() if text is not None})
-
-    def render(self, messages: Sequence[Mapping[str, object]], **options: object) -> str:
-        """As transformers renders chat templates, in Jinja's sandbox; the date is not known to it,
-        or prompts would change with it."""
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.globals["raise_exception"] = _refuse
-        try:
-            template = environment.from_string(self.text)
-            return template.render(messages=messages, **self.variables, **options)
-        except (TemplateError, TypeError, AttributeError, LookupError) as error:
-            raise ConfigError(
-                f"the chat template cannot be rendered: {error}; {_BESIDE}"
-            ) from error
 
     def marked(self, messages: Messages, options: Mapping[str, object], around: str = "") -> str:
         """Rendered with marks in the place of the fields.
@@ -72,22 +54,51 @@ class ChatTemplate:
             options: variables of the template.
             around: stands before and behind each mark.
         """
-        marks = {field: f"{around}{mark}{around}" for field, mark in MARKS.items()}
-        texts = [(role, content.format_map(marks)) for role, content in messages]
+        return self.marked_each(messages, options, (around,))[0]
+
+    def marked_each(
+        self, messages: Messages, options: Mapping[str, object], arounds: Sequence[str]
+    ) -> list[str]:
+        """`marked` for several `arounds`, in one process."""
         fields = [f for f in MARKS if any("{" + f + "}" in content for _, content in messages)]
-        plain = self.render([{"role": r, "content": text} for r, text in texts], **options)
-        wrong = _wrong(plain, fields)
-        if not wrong:
-            return plain
-        # Templates of models that also take pictures want a list of pieces.
-        pieces = [{"role": r, "content": [{"type": "text", "text": t}]} for r, t in texts]
+        conversations = [made for around in arounds for made in _conversations(messages, around)]
         try:
-            rendered = self.render(pieces, **options)
-        except ConfigError:
-            rendered = ""
-        if _wrong(rendered, fields):
-            raise ConfigError(f"the chat template has the {wrong}, not once; {_BESIDE}")
-        return rendered
+            made = render(self.text, {**self.variables, **options}, conversations)
+        except TemplateLimit as error:
+            raise TemplateLimit(f"{error}; {_BESIDE}") from error
+        return [_chosen(made[i : i + 2], fields) for i in range(0, len(made), 2)]
+
+
+def _configured(value: object, name: str) -> str | None:
+    """The template that a tokenizer's configuration holds, the default one of several."""
+    if isinstance(value, list):
+        every = [as_object(one, f"an entry of {name}") for one in value]
+        value = next((one.get("template") for one in every if one.get("name") == "default"), None)
+    if not isinstance(value, str | None):
+        raise ConfigError(f"{name} must be a text, found {shown(value)}")
+    return value
+
+
+def _conversations(messages: Messages, around: str) -> Iterator[list[dict[str, object]]]:
+    """With marks in the place of fields: plain, and as templates of models that also take pictures
+    want them, as lists of pieces."""
+    marks = {field: f"{around}{mark}{around}" for field, mark in MARKS.items()}
+    texts = [(role, content.format_map(marks)) for role, content in messages]
+    yield [{"role": role, "content": text} for role, text in texts]
+    yield [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in texts]
+
+
+def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
+    """The plain conversation if the template takes it, else that of pieces."""
+    plain, pieces = made
+    if isinstance(plain, ConfigError):
+        raise ConfigError(f"the chat template cannot be rendered: {plain}; {_BESIDE}")
+    wrong = _wrong(plain, fields)
+    if not wrong:
+        return plain
+    if isinstance(pieces, ConfigError) or _wrong(pieces, fields):
+        raise ConfigError(f"the chat template has the {wrong}, not once; {_BESIDE}")
+    return pieces
 
 
 def _wrong(rendered: str, fields: list[str]) -> str:
@@ -120,15 +131,8 @@ def parts_of(text: str, specials: Sequence[str]) -> tuple[str, ...]:
 
 def _found(text: str, specials: Sequence[str]) -> list[tuple[int, str]]:
     """Where special tokens end, from left to right, the longest first."""
-    ordered, found, at = sorted(specials, key=len, reverse=True), [], 0
-    while at < len(text):
-        token = next((t for t in ordered if t and text.startswith(t, at)), None)
-        at += 1 if token is None else len(token)
-        if token is not None:
-            found.append((at, token))
-    return found
-
-
-def _refuse(message: str) -> NoReturn:
-    """What templates call for conversations that they do not take."""
-    raise TemplateError(message)
+    ordered = sorted(filter(None, specials), key=len, reverse=True)
+    if not ordered:
+        return []
+    any_of_them = re.compile("|".join(map(re.escape, ordered)))
+    return [(match.end(), match.group()) for match in any_of_them.finditer(text)]

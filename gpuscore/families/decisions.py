@@ -4,7 +4,7 @@ The input comes first and is shared, so N questions cost one reading of it. A qu
 request to answer with one label, and the answer is read where the model would say it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase, digits
 
@@ -13,6 +13,7 @@ from gpuscore.families.chat import ChatTemplate, parts_of
 from gpuscore.families.family import Family
 from gpuscore.families.prompts import FamilyPrompts, RerankInput
 from gpuscore.text.prompts import PromptBuilder
+from gpuscore.text.turns import ALONE, Turns
 from gpuscore.types import ScoreRequest
 
 YES_NO = ("yes", "no")
@@ -82,7 +83,7 @@ class DecisionPrompts:
         input: str,
         questions: Sequence[Asked],
         priority: int,
-        cancelled: Callable[[], bool] = lambda: False,
+        turns: Turns = ALONE,
     ) -> ScoreRequest:
         """Raises GpuscoreError as `FamilyPrompts.build`."""
         given = RerankInput(
@@ -94,4 +95,4 @@ class DecisionPrompts:
             query_name="input",
         )
         labels = [[self._ids[label] for label in question.labels] for question in questions]
-        return self._prompts.build(given, cancelled, labels).request
+        return self._prompts.build(given, turns, labels).request

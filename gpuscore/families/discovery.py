@@ -13,8 +13,9 @@ from typing import Any
 from gpuscore.errors import ConfigError
 from gpuscore.families.chat import ChatTemplate, Messages, parts_of
 from gpuscore.families.family import DOCUMENT, INSTRUCTION, ONLY_CLASS, QUERY, Family, literal
-from gpuscore.families.files import Head, read_architecture, read_json
+from gpuscore.families.files import Head, read_architecture
 from gpuscore.families.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
+from gpuscore.model_files import as_object, read_json, read_object, shown
 
 LOGIT_SCORE = "LogitScore"
 
@@ -48,13 +49,15 @@ def find_family(
         found = None if known is None else _resolved(known, directory, specials)
     if found is None or (head is not None and head.num_classes > 1):
         return None  # of several classes nobody says which one means relevant
+    if head is not None and not found.ranks:
+        return None  # nor what a guard's one class means
     return _for_head(found, head)
 
 
 def _for_head(family: Family, head: Head | None) -> Family:
     """The same prompt read by another head: a conversion keeps the one and replaces the other."""
     if head is None:
-        if ONLY_CLASS in family.labels:
+        if family.one_class:
             raise ConfigError(
                 f"models of the family {family.name} have a head of one class; this one has a "
                 "vocabulary"
@@ -64,7 +67,12 @@ def _for_head(family: Family, head: Head | None) -> Family:
         raise ConfigError(
             f"--family {family.name}: the model has {head.num_classes} classes; supported: one"
         )
-    return replace(family, labels=(ONLY_CLASS,), classes=())
+    if not family.ranks:
+        raise ConfigError(
+            f"--family {family.name}: the model's head is one class, and a guard of this family "
+            f"answers with one of {len(family.classes)}; --family none serves /v1/score without it"
+        )
+    return replace(family, labels=(ONLY_CLASS,), one_class=True)
 
 
 def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Family:
@@ -92,45 +100,91 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Fa
         first_tokens=bool(family.classes),
         instruction=family.instruction,
         activation=family.activation,
+        one_class=family.one_class,
         strip=True,  # many templates do that, so all do it
     )
 
 
 def _configured(directory: Path) -> Family | None:
     """From config.json, as vLLM's users write it there."""
-    config = read_json(directory / "config.json") or {}
+    config = read_object(directory / "config.json") or {}
     return QWEN3_RERANKER if config.get("is_original_qwen3_reranker") is True else None
 
 
 def _sentence_transformers(directory: Path, specials: Sequence[str]) -> Family | None:
     """From modules.json, the module that reads the logits, and the chat template."""
-    modules = read_json(directory / "modules.json")
-    if modules is None:
+    read_by = _score_module(directory)
+    if read_by is None:
         return None
-    paths = [m["path"] for m in modules if str(m.get("type", "")).endswith("." + LOGIT_SCORE)]
-    if not paths:
-        return None
-    score = read_json(directory / paths[0] / "config.json")
-    if score is None:
-        raise ConfigError(f"{directory / paths[0] / 'config.json'} is missing")
+    labels = _score_labels(read_by)
     template = ChatTemplate.read(directory)
     if template is None:
         raise ConfigError(f"{directory} has a {LOGIT_SCORE} module but no chat template")
-    options = read_json(directory / "sentence_bert_config.json") or {}
-    settings = read_json(directory / "config_sentence_transformers.json") or {}
-    prompts, name = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    instruction = prompts.get(name, "") if name is not None else ""
-    given = options.get("processing_kwargs", {}).get("chat_template", {})
-    text, strip = _rendered(template, bool(instruction), given)
-    negative = score.get("false_token_id")
+    instruction = _instruction(directory / "config_sentence_transformers.json")
+    text, strip = _rendered(template, bool(instruction), _template_options(directory))
     return Family(
         name=f"sentence-transformers {directory.name}",
         source=str(directory / "modules.json"),
         parts=parts_of(text, specials),
-        labels=(score["true_token_id"], *(() if negative is None else (negative,))),
+        labels=labels,
         instruction=instruction,
         strip=strip,
     )
+
+
+def _score_module(directory: Path) -> Path | None:
+    """The configuration of the module that reads the logits; None where no module does."""
+    path = directory / "modules.json"
+    modules = read_json(path)
+    if modules is None:
+        return None
+    if not isinstance(modules, list):
+        raise ConfigError(f"{path} must be a list of modules, found {shown(modules)}")
+    every = [as_object(module, f"each module of {path}") for module in modules]
+    places = [m.get("path") for m in every if str(m.get("type", "")).endswith("." + LOGIT_SCORE)]
+    if not places:
+        return None
+    if not isinstance(places[0], str) or Path(places[0]).name != places[0]:
+        raise ConfigError(
+            f"{path}: path is {shown(places[0])}; supported: a folder of the model's directory"
+        )
+    return directory / places[0] / "config.json"
+
+
+def _score_labels(path: Path) -> tuple[int, ...]:
+    """The true token, and the false one where there is one."""
+    config = read_object(path)
+    if config is None:
+        raise ConfigError(f"{path} is missing")
+    names = ("true_token_id", "false_token_id")
+    labels = [config.get(name) for name in names]
+    for name, label in zip(names, labels, strict=True):
+        missing = label is None and name == "false_token_id"
+        if not missing and (type(label) is not int or not 0 <= label < 2**31):
+            raise ConfigError(f"{path}: {name} must be the id of a token, found {shown(label)}")
+    return tuple(label for label in labels if label is not None)
+
+
+def _instruction(path: Path) -> str:
+    """The default prompt, empty where there is none."""
+    settings = read_object(path) or {}
+    prompts = as_object(settings.get("prompts") or {}, f"{path}: prompts")
+    name = settings.get("default_prompt_name")
+    if name is None:
+        return ""
+    prompt = prompts.get(name, "") if isinstance(name, str) else None
+    if not isinstance(prompt, str):
+        raise ConfigError(f"{path}: the prompt of default_prompt_name must be a text")
+    return prompt
+
+
+def _template_options(directory: Path) -> dict[str, Any]:
+    """Variables that the chat template is rendered with."""
+    path = directory / "sentence_bert_config.json"
+    options: Any = read_object(path) or {}
+    for name in ("processing_kwargs", "chat_template"):
+        options = as_object(options.get(name) or {}, f"{path}: {name}")
+    return dict(options)
 
 
 def _rendered(
@@ -139,5 +193,5 @@ def _rendered(
     """The prompt with marks for the texts, and whether white space around those is dropped."""
     system = [("system", "{" + INSTRUCTION + "}")] if with_instruction else []
     messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
-    bare, spaced = (template.marked(messages, options, around) for around in ("", " "))
+    bare, spaced = template.marked_each(messages, options, ("", " "))
     return bare, spaced == bare

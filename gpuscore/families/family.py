@@ -9,7 +9,7 @@ import numpy as np
 from gpuscore.types import Float64Array
 
 QUERY, DOCUMENT, INSTRUCTION = "query", "document", "instruction"
-# The only label of a model whose head is one number and no vocabulary.
+# The only label of a model whose head is one number and no vocabulary: a class, see `one_class`.
 ONLY_CLASS = 0
 
 
@@ -37,6 +37,7 @@ class Family:
             and scale 1 is their softmax; or "none".
         scale: what raw scores are divided by.
         strip: white space around the texts is dropped.
+        one_class: labels are classes of a head that has one, and no tokens.
 
     Raises:
         ValueError: parts without a document, or with anything else.
@@ -53,6 +54,7 @@ class Family:
     activation: Literal["sigmoid", "none"] = "sigmoid"
     scale: float = 1.0
     strip: bool = False
+    one_class: bool = False
 
     def __post_init__(self) -> None:
         needed = {DOCUMENT} if self.classes else {QUERY, DOCUMENT}

@@ -1,11 +1,10 @@
 """Files beside a model's weights."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gpuscore.errors import ConfigError
+from gpuscore.model_files import as_object, read_object, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +21,27 @@ class Head:
 
 
 def read_head(directory: Path) -> Head | None:
-    """None for a language model. What the backend checks is not checked here."""
+    """None for a language model.
+
+    Raises:
+        ConfigError: config.json does not say how many classes there are.
+    """
     if not read_architecture(directory).endswith("ForSequenceClassification"):
         return None
-    config = read_json(directory / "config.json")
+    path = directory / "config.json"
+    config = read_object(path) or {}
     names = config.get("id2label")
-    count = config.get("num_labels", 2) if names is None else len(names)  # transformers' default
+    if names is None:
+        count = config.get("num_labels", 2)  # transformers' default
+    else:
+        count = len(as_object(names, f"{path}: id2label"))
+    if type(count) is not int or count < 1:
+        raise ConfigError(f"{path}: num_labels must be a positive integer, found {shown(count)}")
     several = config.get("problem_type") == "multi_label_classification"
     return Head(count, exclusive=count > 1 and not several)
 
 
 def read_architecture(directory: Path) -> str:
     """As config.json names it; empty if it names none."""
-    config = read_json(directory / "config.json") or {}
-    return str(next(iter(config.get("architectures") or []), ""))
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file; None if there is none."""
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    names = (read_object(directory / "config.json") or {}).get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""

@@ -1,6 +1,7 @@
 """Prompts of one family for one tokenizer: queries and documents to a `ScoreRequest`."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -8,7 +9,6 @@ import numpy as np
 
 from gpuscore.errors import (
     ConfigError,
-    DeadlineExceeded,
     InvalidRequest,
     PromptTooLong,
 )
@@ -20,8 +20,10 @@ from gpuscore.families.family import (
     fields_of,
     filled,
 )
+from gpuscore.text.pieces import OverLimit, beside
 from gpuscore.text.prompts import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.turns import ALONE, Turns
 from gpuscore.types import Float64Array, Int32Array, ScoreRequest, ScoreResult
 
 # Tokens: a document's first and last may merge otherwise with what is beside them.
@@ -94,14 +96,14 @@ class FamilyPrompts:
     def build(
         self,
         given: RerankInput,
-        cancelled: Callable[[], bool] = lambda: False,
+        turns: Turns = ALONE,
         label_ids: Sequence[Sequence[int]] | None = None,
     ) -> Rerank:
         """May take long for much text.
 
         Args:
             given: the texts.
-            cancelled: asked now and then.
+            turns: asked before every piece of work.
             label_ids: of each document, in place of the family's.
 
         Raises:
@@ -131,7 +133,8 @@ class FamilyPrompts:
         truncated: list[int] = []
         num_shared = len(self._ids(template.fixed, {}))
         for query, indices in groups:
-            made, shared, cut = self._of_query(given, template, query, indices, cancelled)
+            with self._too_long(given.query_name):
+                made, shared, cut = self._of_query(given, template, query, indices, turns)
             prompts.append(made)
             truncated += cut
             if len(groups) == 1:
@@ -144,7 +147,7 @@ class FamilyPrompts:
             need_lse=given.need_lse,
             priority=given.priority,
             name=given.name,
-            cancelled=cancelled,
+            turns=turns,
         )
         return Rerank(request, tuple(truncated))
 
@@ -169,7 +172,7 @@ class FamilyPrompts:
         template: _Template,
         query: str,
         indices: list[int],
-        cancelled: Callable[[], bool],
+        turns: Turns,
     ) -> tuple[Iterator[Int32Array], int, list[int]]:
         """The prompts of a query's documents, how many first tokens all of them have as is known
         from the query alone, and which documents were cut."""
@@ -178,18 +181,47 @@ class FamilyPrompts:
             QUERY: self.family.text(query),
             INSTRUCTION: own if given.instruction is None else given.instruction,
         }
-        shared = self._ids(template.before, values)
-        closing = self._ids(template.after, values)
+        shared = self._ids(template.before, values, turns)
+        closing = self._ids(template.after, values, turns)
         head, _, tail = template.last.partition("{" + DOCUMENT + "}")
         head, tail = filled(head, **values), filled(tail, **values)
         around = len(shared) + len(closing)
         whole = [self.family.text(given.documents[index]) for index in indices]
-        documents = self._cut(given, whole, around, head + tail, cancelled)
+        documents = self._cut(given, whole, around, head + tail, turns)
         pairs = zip(indices, whole, documents, strict=True)
         truncated = [index for index, long, short in pairs if long != short]
-        middles = self._foreign.joined(head, (f"{d}{tail}" for d in documents), item_first=False)
-        prompts = (np.concatenate((shared, middle, closing)) for middle in middles)
-        return prompts, len(shared) + self._foreign.num_shared(head), truncated
+        prompts = self._joined(shared, head, (f"{d}{tail}" for d in documents), closing, turns)
+        num_shared = self._foreign.num_shared(head, turns, self._limit)
+        return prompts, len(shared) + num_shared, truncated
+
+    def _joined(
+        self,
+        shared: Int32Array,
+        head: str,
+        texts: Iterable[str],
+        closing: Int32Array,
+        turns: Turns,
+    ) -> Iterator[Int32Array]:
+        """Whole prompts, of which head + text is what stands between two lists of ids."""
+        with beside(len(shared) + len(closing), self._limit) as left:
+            for middle in self._foreign.joined(head, texts, False, turns, left):
+                yield np.concatenate((shared, middle, closing))
+
+    @property
+    def _limit(self) -> int:
+        return self._builder.backend.max_model_len
+
+    @contextmanager
+    def _too_long(self, query_name: str) -> Iterator[None]:
+        """OverLimit of what stands before the documents, as PromptTooLong."""
+        try:
+            yield
+        except OverLimit as over:
+            raise PromptTooLong(
+                f"{query_name} gives prompts of at least {over.least} tokens, "
+                f"the limit is {self._limit}",
+                param=query_name,
+            ) from None
 
     def _label_ids(self) -> list[int]:
         family = self.family
@@ -199,6 +231,11 @@ class FamilyPrompts:
             label if isinstance(label, int) else self._label_id(label, closing)
             for label in family.labels
         ]
+        rows = self._builder.backend.label_rows
+        if found and max(found) >= rows:
+            raise ConfigError(
+                f"{family.name} reads the logit of {max(found)}; the model has 0 to {rows - 1}"
+            )
         if len(set(found)) < len(found):
             raise ConfigError(
                 f"labels of {family.name} begin with the same token of this tokenizer: {found}"
@@ -218,11 +255,13 @@ class FamilyPrompts:
         first: int = tokens[0]
         return first
 
-    def _ids(self, parts: Iterable[str], values: dict[str, str]) -> Int32Array:
+    def _ids(
+        self, parts: Iterable[str], values: dict[str, str], turns: Turns = ALONE
+    ) -> Int32Array:
         found = [np.empty(0, np.int32)]
         for part in parts:
             encoder = self._foreign if fields_of(part) else self._own
-            found.append(encoder.plain_ids(filled(part, **values)))
+            found.append(encoder.plain_ids(filled(part, **values), turns, self._limit))
         return np.concatenate(found)
 
     def _cut(
@@ -230,31 +269,25 @@ class FamilyPrompts:
         given: RerankInput,
         documents: list[str],
         around: int,
-        beside: str,
-        cancelled: Callable[[], bool],
+        own: str,
+        turns: Turns,
     ) -> list[str]:
         """The documents, or what of them the caller wants to be left.
 
         Args:
             around: tokens of the parts before and behind that of the documents.
-            beside: the text beside the document in its own part.
+            own: the text beside the document in its own part.
         """
         most = given.most_tokens
         if given.fit:
-            room = self._builder.backend.max_model_len - around
-            room -= len(self._foreign.plain_ids(beside)) + SPARE
+            room = self._limit - around
+            room -= len(self._foreign.plain_ids(own, turns, self._limit)) + SPARE
             if room < 1:
                 raise PromptTooLong(
-                    f"the query leaves no room for a document, the limit is "
-                    f"{self._builder.backend.max_model_len} tokens",
+                    f"the query leaves no room for a document, the limit is {self._limit} tokens",
                     param=given.query_name,
                 )
             most = room if most is None else min(most, room)
         if most is None:
             return documents
-        shortened = []
-        for document in documents:
-            if cancelled():
-                raise DeadlineExceeded("the request was given up")
-            shortened.append(self._foreign.first_tokens(document, most))
-        return shortened
+        return [self._foreign.first_tokens(document, most, turns) for document in documents]

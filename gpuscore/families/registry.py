@@ -24,7 +24,7 @@ class ChatFamily:
         answering: a guard's conversation where the text answers a query.
         answer: how the model's answer begins, before the label.
         options: what the template is asked for, such as an answer's beginning.
-        activation: as `Family` has it.
+        activation, one_class: as `Family` has them.
     """
 
     name: str
@@ -37,6 +37,7 @@ class ChatFamily:
     instruction: str = ""
     options: Mapping[str, object] = field(default_factory=dict)
     activation: Literal["sigmoid", "none"] = "sigmoid"
+    one_class: bool = False
 
 
 _QWEN_SYSTEM = (
@@ -144,6 +145,7 @@ REWARD = ChatFamily(
     messages=(("user", "{query}"), ("assistant", "{document}")),
     labels=(ONLY_CLASS,),
     activation="none",
+    one_class=True,
 )
 
 AnyFamily: TypeAlias = Family | ChatFamily

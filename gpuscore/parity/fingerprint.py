@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore.errors import ConfigError
+from gpuscore.model_files import as_object, is_file, read_object
 
 # Fields of config.json that do not change a score.
 _IRRELEVANT = ("_name_or_path", "transformers_version", "use_cache")
@@ -30,16 +31,15 @@ def fingerprint(directory: Path) -> Fingerprint:
         ConfigError: a file is missing or damaged.
     """
     config = directory / "config.json"
-    try:
-        fields = json.loads(config.read_text(encoding="utf-8"))
-        kept = {name: value for name, value in fields.items() if name not in _IRRELEVANT}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{config}: {error}") from error
+    fields = read_object(config)
+    if fields is None:
+        raise ConfigError(f"{config} is missing")
+    kept = {name: value for name, value in fields.items() if name not in _IRRELEVANT}
     tokenizer = directory / "tokenizer.json"
     return Fingerprint(
         weights=_weights(directory),
         config=_digest(json.dumps(kept, sort_keys=True).encode()),
-        tokenizer=_digest(tokenizer.read_bytes()) if tokenizer.is_file() else None,
+        tokenizer=_digest(tokenizer.read_bytes()) if is_file(tokenizer) else None,
     )
 
 
@@ -59,13 +59,11 @@ def _weights(directory: Path) -> str:
 
 def _files(directory: Path) -> list[Path]:
     index = directory / _INDEX
-    if not index.is_file():
+    content = read_object(index)
+    if content is None:
         return [directory / "model.safetensors"]
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{index} is not a safetensors index: {error!r}") from error
-    return [directory / name for name in sorted(names)]
+    names = as_object(content.get("weight_map"), f"{index}: weight_map").values()
+    return [directory / name for name in sorted(set(map(str, names)))]
 
 
 def _tensors(path: Path) -> dict[str, str]:

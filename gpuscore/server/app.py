@@ -27,10 +27,12 @@ from gpuscore.errors import (
 from gpuscore.server.answers import error_response, json_response
 from gpuscore.server.auth import ApiKeys, AuthMiddleware
 from gpuscore.server.body import check_content_type, read_body
+from gpuscore.server.cors import read_origins
 from gpuscore.server.dialects.dialect import Dialect
 from gpuscore.server.dialects.table import DIALECTS
 from gpuscore.server.heads import check_request_id, head_refusal, request_seconds
 from gpuscore.server.info import server_info
+from gpuscore.server.openapi import DocumentedApp
 from gpuscore.server.operations import Operations, OperationsMiddleware
 from gpuscore.server.paths import OPEN_PATHS, TOKENIZER_INFO_PATH
 from gpuscore.server.record import CLIENT_LEFT, LEFT_CODE, record_of
@@ -50,7 +52,7 @@ def create_app(
 ) -> ASGIApp:
     """The ASGI application of one served model; by default it has metrics but no log."""
     operations = operations or Operations(service)
-    app = FastAPI(
+    app = DocumentedApp(
         title="gpuscore",
         version=__version__,
         description="Label probabilities for many items, without decoding.",
@@ -58,6 +60,7 @@ def create_app(
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
+    app.has_keys, app.longest = bool(keys), int(config.request_timeout * 1000)
     endpoints = _add_dialects(app, service, config)
     _add_pages(app, service)
     _add_metrics(app, operations)
@@ -70,7 +73,8 @@ def create_app(
     guarded = AuthMiddleware(direct, app.router, open_routes, keys)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
     outer = OuterMiddleware(guarded, config, service)
-    return OperationsMiddleware(outer, operations, paths, config.timing_headers)
+    marked = read_origins(config).around(outer)
+    return OperationsMiddleware(marked, operations, paths, config.timing_headers)
 
 
 def _add_dialects(
@@ -104,15 +108,24 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             received = await read_body(request, config)
             deadline = monotonic() + seconds
             call = Call(scope["state"]["tenant"], deadline, record_of(scope), scope["path"])
-            body = dialect.decode(received, call.record)
-            running = dialect.answer(service, body, call)
-            answer = await _in_time(running, deadline, seconds)
-            return Response(answer, media_type="application/json")
+            size = len(received)
+            try:
+                body = dialect.decode(received, call.record)
+                del received  # it may be large, and the text is in `body`
+                running = dialect.answer(service, body, call)
+                answer = await _in_time(running, deadline, seconds)
+                return Response(answer, media_type="application/json")
+            finally:
+                service.memory.used(size)
 
     return answered
 
 
 def _add_pages(app: FastAPI, service: ScoringService) -> None:
+    @app.get("/livez", summary="Process and event loop alive, whatever the engine does")
+    async def livez() -> Response:
+        return json_response({"status": "ok"})
+
     @app.get("/health", summary="Process and engine alive")
     async def health() -> Response:
         if not service.healthy:
@@ -190,7 +203,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         405: MethodNotAllowed("this path does not have that method"),
     }
     shown = known.get(refused.status_code, InvalidRequest("the request is malformed"))
-    return error_response(shown, dict(refused.headers or {}))
+    headers = dict(refused.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"  # see OuterMiddleware
+    return error_response(shown, headers)
 
 
 async def _on_client_left(request: Request, error: Exception) -> Response:
@@ -230,8 +246,8 @@ class DirectRoute:
 
 
 class OuterMiddleware:
-    """Refuses bad heads, and is the last resort: what nobody caught is logged, the connection
-    lives."""
+    """Refuses bad heads, answers HEAD as GET (the connection leaves the body out), and is the last
+    resort: what nobody caught is logged, the connection lives."""
 
     def __init__(self, app: ASGIApp, config: ServerConfig, service: ScoringService) -> None:
         self.app, self.config, self.service = app, config, service
@@ -248,6 +264,8 @@ class OuterMiddleware:
             return
         try:
             check_request_id(scope)
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}
             await self.app(scope, receive, send)
         except ClientDisconnect:
             logger.debug("a client left before its answer")

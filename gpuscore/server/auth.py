@@ -3,9 +3,12 @@
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
+import threading
 from collections.abc import Collection
 from pathlib import Path
+from types import FrameType
 
 from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,6 +17,8 @@ from gpuscore.config import API_KEY_VARIABLE, ServerConfig
 from gpuscore.errors import ConfigError, InvalidApiKey
 from gpuscore.server.answers import error_response
 from gpuscore.server.record import Headers
+
+logger = logging.getLogger(__name__)
 
 KEY_HEADERS = (b"authorization", b"x-api-key")
 NO_KEY = "no-key"  # tenant of every caller where no key is set
@@ -25,8 +30,12 @@ class ApiKeys:
     def __init__(self, keys: Collection[bytes]) -> None:
         self._digests = [hashlib.sha256(key).digest() for key in keys]
 
-    def __bool__(self) -> bool:
-        return bool(self._digests)
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def replace(self, other: "ApiKeys") -> None:
+        """Be valid for the keys of `other` from now on; what was let in before goes on."""
+        self._digests = other._digests
 
     def tenant(self, headers: Headers) -> str | None:
         """A name for the key's owner, or None if the head holds no valid key, or several.
@@ -35,14 +44,15 @@ class ApiKeys:
         different servers send it. Compares digests in constant time, all of them whatever the
         outcome.
         """
-        if not self._digests:
+        digests = self._digests  # once: they may be replaced meanwhile
+        if not digests:
             return NO_KEY
         given = [(name, _key(name, value)) for name, value in headers if name in KEY_HEADERS]
         keys = {key for _, key in given}
         # Where a proxy in front reads one of two and we the other, a key means two owners.
         clear = len(keys) == 1 and len(given) == len({name for name, _ in given})
         digest = hashlib.sha256(keys.pop() if clear else b"").digest()
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        matches = [hmac.compare_digest(digest, known) for known in digests]
         return digest.hex()[:16] if any(matches) else None
 
 
@@ -72,6 +82,29 @@ def read_api_keys(config: ServerConfig) -> ApiKeys:
             f"{API_KEY_VARIABLE} or --api-key-file, or pass --insecure"
         )
     return found
+
+
+class KeyReader:
+    """Reads the keys again, in a thread, because a disk may be slow to answer."""
+
+    def __init__(self, config: ServerConfig, keys: ApiKeys) -> None:
+        self._config, self._keys = config, keys
+        self._turn = threading.Lock()  # the last to begin reads last
+
+    def start(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler; returns at once."""
+        threading.Thread(target=self.read, name="api-keys", daemon=True).start()
+
+    def read(self) -> None:
+        """Put the keys of now in the place of those before; where they cannot be read, or there
+        are none, all stays as it is."""
+        with self._turn:
+            try:
+                self._keys.replace(read_api_keys(self._config))
+            except ConfigError as error:
+                logger.error("the API keys stay as they are: %s", error)
+            else:
+                logger.warning("the API keys were read again: %d are valid", len(self._keys))
 
 
 class AuthMiddleware:

@@ -15,6 +15,10 @@ class Deadline:
         self._when = NEVER
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_set(self) -> bool:
+        return self._when != NEVER
+
     def set(self, seconds: float) -> None:
         self._when = when = self._loop.time() + seconds
         if self._timer is not None and self._timer.when() > when:

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any, Protocol
-from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Scope
 
@@ -35,8 +34,10 @@ def head_of(status: int, *fields: Fields) -> bytes:
 
 
 def scope_of(head: Head, addresses: tuple[Any, Any]) -> Scope:
-    """A request's head as ASGI has it; `addresses` are the server's and the client's."""
-    path = head.path.decode("latin-1")
+    """A request's head as ASGI has it; `addresses` are the server's and the client's.
+
+    The path is `read_target`'s and not decoded any further.
+    """
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -46,9 +47,9 @@ def scope_of(head: Head, addresses: tuple[Any, Any]) -> Scope:
         "scheme": "http",
         "method": head.method.decode("latin-1"),
         "root_path": "",
-        "path": unquote(path) if "%" in path else path,
-        "raw_path": head.path,
-        "query_string": head.target[len(head.path) + 1 :],
+        "path": head.path,
+        "raw_path": head.target.partition(b"?")[0],
+        "query_string": head.query,
         "headers": head.fields,
         "state": {},
     }
@@ -65,9 +66,8 @@ class Channel(Protocol):
     async def drain(self) -> None:
         """Return once the client has taken most of what was written, or has left."""
 
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
+    def regulate(self) -> None:
+        """The exchange may take more, or has enough: read on, or pause."""
 
     def answered(self, exchange: "Exchange") -> None:
         """The answer's last byte was written."""
@@ -81,7 +81,7 @@ class Exchange:
 
     __slots__ = (
         *("scope", "keep_alive", "expects_continue", "scoring", "tenant", "counted"),
-        *("size", "complete", "gone", "over", "written", "task"),
+        *("size", "complete", "begun", "gone", "over", "written", "task"),
         *("_channel", "_loop", "_parts", "_unread", "_proceeds", "_delivered", "_error"),
         *("_waiter", "_start", "_running"),
     )
@@ -96,6 +96,7 @@ class Exchange:
         self.counted = False  # by the gate, as in flight
         self.size = 0  # bytes of the body, as far as the gate has counted them
         self.complete = False  # the whole request is here
+        self.begun = False  # let in, or about to be in its turn
         self.gone = False  # the client has left, or somebody else has answered it
         self.over = False  # the answer is complete
         self.written = False  # some of the answer is
@@ -119,9 +120,14 @@ class Exchange:
         """A part of the body. The application gets it when there is much of it, or by `proceed`."""
         self._unread += len(data)
         self._parts.append(data)
-        if self._unread > HIGH_WATER:
-            self._channel.pause_reading()
+        if self.full:
             self._wake()
+
+    @property
+    def full(self) -> bool:
+        """Whether no more of the body should come until the application has asked for it."""
+        wanted = not (self.complete or self.over or self.gone)
+        return wanted and self._unread > HIGH_WATER
 
     def proceed(self) -> None:
         """The body is complete, and it is the application's turn to have it."""
@@ -150,7 +156,7 @@ class Exchange:
         while self._error is None and self._unread <= HIGH_WATER and not self._has_end:
             if self.gone or self.over:
                 return {"type": "http.disconnect"}
-            self._channel.resume_reading()
+            self._channel.regulate()
             self._waiter = self._loop.create_future()
             await self._waiter
         if self._error is not None:

@@ -83,6 +83,7 @@ class LogWriter:
         self.dropped = 0
         self._descriptor, self._capacity = descriptor, capacity
         self._lines: deque[bytes] = deque()
+        self._torn = False  # whether the last line that was written may lack its end
         self._wake, self._closing = threading.Event(), threading.Event()
         # A daemon that writes to the bare descriptor: one that is stuck there does not keep the
         # process from ending.
@@ -125,16 +126,20 @@ class LogWriter:
 
     def _write_all(self) -> None:
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        rest = memoryview(b"".join(lines))
+        # A line that was cut off by a full disk ends before the next one begins.
+        whole = b"\n" * (self._torn and bool(lines)) + b"".join(lines)
+        rest = memoryview(whole)
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
             except BlockingIOError:  # somebody has made the descriptor non-blocking
                 if self._closing.wait(_PAUSE):
                     return
-            except OSError:  # nobody reads any more
-                self.dropped += len(lines)
+            except OSError:  # nobody reads any more, or the disk is full
+                self.dropped += bytes(rest).count(b"\n")
+                self._torn |= len(rest) < len(whole)
                 return
+        self._torn = False
 
 
 class _WriterHandler(logging.Handler):

@@ -1,51 +1,58 @@
 """HTTP/1.1 requests out of a stream of bytes: llhttp, and what it leaves to its user.
 
 llhttp refuses what smuggles (both lengths, two lengths, folded lines, bare line feeds, white space
-before a colon, broken chunks). Added here are a cap on the bytes of a head, the Host rule, the
-versions that are spoken, and answers for what llhttp has no word for: methods of the caller's own,
-and upgrades, which RFC 9110 lets a server ignore.
+before a colon, broken chunks). Added here are bounds on what it parses at a time (`framing`) and on
+the bytes of a head, the Host rule, the versions that are spoken, and what llhttp would stop at:
+methods of the caller's own, and upgrades, which RFC 9110 (7.8) lets a server ignore. It gets those
+under a neutral name; every byte is parsed once.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import httptools
 
-from gpuscore.errors import GpuscoreError, HeaderTooLarge, InvalidRequest
+from gpuscore.errors import BodyTooLarge, InvalidRequest
+from gpuscore.server.framing import ChunkFraming, Framing, HeadFraming, LengthFraming
+from gpuscore.server.target import read_target
 
 Field = tuple[bytes, bytes]  # name in lower case, value without white space around it
 
-# A method at the start of a request's first bytes, and one that llhttp knows and no route has.
-_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64} ")
-_STAND_IN = b"TRACE "
+# Known to llhttp and without a meaning of their own for how a message is read. It gets one of them,
+# which no route has, in the place of any other.
+_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"))
+_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+_UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
+_IGNORED = b"Upgrade-Ignored:"  # the application sees the field by this name
+# RFC 9112 (3.2): a Host field that is no host, with a port or without, gets 400. What may stand in a
+# host is RFC 3986's reg-name (3.2.2) or an address in brackets.
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(:[0-9]*)?")
+_TOO_MANY_DIGITS = "Content-Length overflow"  # llhttp's words for a length of 2^64 or more
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
+    """
+    Attributes:
+        target: as it was sent; empty if that is not known.
+        path: as `read_target` has it: the one form that routes, keys and limits go by.
+        length: bytes of the body; None if only its end will tell.
+    """
+
     method: bytes
     target: bytes
+    path: str
+    query: bytes
     version: str
     fields: list[Field]
     keep_alive: bool
+    length: int | None
 
     def values(self, name: bytes) -> list[bytes]:
         return [value for key, value in self.fields if key == name]
 
-    @property
-    def path(self) -> bytes:
-        return self.target.partition(b"?")[0]
-
-    @property
-    def length(self) -> int | None:
-        """Bytes of the body; None if only its end will tell."""
-        if self.values(b"transfer-encoding"):
-            return None
-        return int(next(iter(self.values(b"content-length")), 0))  # llhttp saw to the digits
-
 
 class Owner(Protocol):
-    """Is told what was parsed; an error that it raises comes out of `RequestParser.feed`."""
+    """Is told what was parsed; an error that it raises comes out of `RequestParser.step`."""
 
     def on_head(self, head: Head) -> None: ...
 
@@ -54,138 +61,195 @@ class Owner(Protocol):
     def on_end(self) -> None: ...
 
 
-class _Behind(Exception):
-    """Something follows the last request of a connection."""
-
-
 class RequestParser:
-    """
+    """Takes bytes in by `feed`; parses them by `step`, one span at a time.
+
     Args:
-        max_head: bytes of a request's head. One that came right behind another request may be up
-            to twice as long before it is refused here; who gets the head can count again.
+        max_head: bytes of a request's head, with the empty lines before it, the extensions of its
+            chunks and the fields behind its body.
     """
 
     def __init__(self, owner: Owner, max_head: int) -> None:
-        self.in_head = True  # of a request, or before one
         self.ended = False  # nothing may follow the last request
         self._owner, self._max_head = owner, max_head
+        self._data = bytearray()  # not parsed yet
+        self._head = HeadFraming(max_head)
+        self._body: Framing | None = None  # None: in a head, or before one
         self._llhttp = httptools.HttpRequestParser(self)
-        self._head_size = self._complete = 0
-        self._begun = self._upgrade = self._last = False
+        # What llhttp has called for: in this span ...
+        self._version = ""  # empty: the head did not end
+        self._keep_alive = self._complete = False
+        self._parts: list[bytes] = []
+        self._begun = 0  # ... and in this request: beginnings, method, target, fields
         self._method = self._target = b""
         self._fields: list[Field] = []
 
     @property
+    def in_head(self) -> bool:
+        """Of a request, or before one."""
+        return self._body is None
+
+    @property
+    def left(self) -> int:
+        """Bytes that are not parsed."""
+        return len(self._data)
+
+    @property
     def begun(self) -> bool:
-        """Whether some of a request has come in."""
-        return self._begun or self._head_size > 0
+        """Whether some of a request has come in that did not end."""
+        return self._head.used > 0 or len(self._data) > 0
 
     @property
     def seen(self) -> Head:
         """As much of the head as is known."""
-        method = self._method or self._llhttp.get_method() if self._target else b""
-        return Head(method, self._target, "", self._fields, False)
+        try:
+            path, query = read_target(self._method, self._target)
+        except InvalidRequest:
+            path, query = "", b""
+        return Head(self._method, self._target, path, query, "", self._fields, False, None)
 
-    def feed(self, data: bytes) -> None:
-        """
+    def feed(self, data: bytes | memoryview) -> None:
+        if not self.ended:
+            self._data += data
+
+    def stop(self) -> None:
+        """Nothing more is wanted of this connection."""
+        self.ended = True
+        self._data.clear()
+
+    def step(self) -> bool:
+        """Parse the next span and tell the owner; False if that takes more bytes.
+
         Raises:
-            HeaderTooLarge, InvalidRequest: the connection cannot go on.
+            HeaderTooLarge, BodyTooLarge, InvalidRequest: the connection cannot go on.
         """
-        while data and not self.ended:
-            if not self.in_head:
-                self._parse(data)
-                return
-            room = self._max_head - self._head_size
-            if room <= 0:
-                raise HeaderTooLarge(f"the request head is over {self._max_head} bytes")
-            piece, data = data[:room], data[room:]
-            before = self._complete
-            self._parse(piece)
-            if self.in_head:
-                self._head_size = self._head_size + len(piece) if before == self._complete else 0
+        if not self._data:
+            return False
+        size = (self._body or self._head).span(self._data)
+        if not size:
+            return False
+        span = bytes(memoryview(self._data)[:size])
+        del self._data[:size]
+        self._version, self._complete = "", False
+        self._parse(self._readable(span) if self._body is None else span)
+        head = self._judge()
+        if head is not None:
+            self._owner.on_head(head)
+        if self._parts:
+            parts, self._parts = self._parts, []
+            self._owner.on_part(parts[0] if len(parts) == 1 else b"".join(parts))
+        if self._complete:
+            self._end()
+        return True
 
     # What llhttp calls.
 
     def on_message_begin(self) -> None:
-        if self.ended:  # HTTP/1.0 with a keep-alive that is not offered
-            raise _Behind
-        self._begun, self._target, self._fields = True, b"", []
+        self._begun += 1
 
     def on_url(self, url: bytes) -> None:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.in_head:  # else it is behind a chunked body, where we want none
+        if self._body is None:  # else it is behind a chunked body, where we want none
             self._fields.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
-        self._upgrade = self._llhttp.should_upgrade()
-        if self._upgrade:
-            return  # `_parse` goes on
-        version = self._llhttp.get_http_version()
-        self._check(version)
-        method = self._method or self._llhttp.get_method()
-        self.in_head, self._head_size = False, 0
-        keep_alive = self._llhttp.should_keep_alive() and version == "1.1"
-        self._last = not keep_alive
-        self._owner.on_head(Head(method, self._target, version, self._fields, keep_alive))
+        self._version = self._llhttp.get_http_version()
+        self._keep_alive = self._llhttp.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
-        self._owner.on_part(body)
+        self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        if self._upgrade:
-            return
-        self._complete += 1
-        self.ended = self._last
-        self.in_head, self._begun, self._method = True, False, b""
-        self._owner.on_end()
+        self._complete = True
 
-    def _check(self, version: str) -> None:
-        """What llhttp lets pass."""
-        hosts = 0
+    def _readable(self, span: bytes) -> bytes:
+        """Lines of a head as llhttp goes on after them."""
+        if not self._method and self._head.begun:
+            self._method = span.partition(b" ")[0]
+            if not span.partition(b"\r\n")[0].rpartition(b" ")[2].startswith(b"HTTP/"):
+                raise _invalid()  # llhttp reads RTSP and ICE as well
+            if self._method not in _METHODS:
+                span = self._stand_in(self._method) + span[len(self._method) :]
+        if b"pgrade" in span.lower():
+            span = _UPGRADE.sub(_IGNORED, span)
+        return span
+
+    def _stand_in(self, method: bytes) -> bytes:
+        if method == b"CONNECT":
+            raise InvalidRequest("CONNECT is for proxies")
+        if not _METHOD.fullmatch(method):
+            raise _invalid()
+        return b"TRACE"
+
+    def _parse(self, span: bytes) -> None:
+        try:
+            self._llhttp.feed_data(span)
+        except httptools.HttpParserError as error:
+            if error.args == (_TOO_MANY_DIGITS,):
+                raise BodyTooLarge("the body is over 2^64 bytes") from None
+            raise _invalid() from None
+        except httptools.HttpParserUpgrade:
+            raise _invalid() from None
+
+    def _judge(self) -> Head | None:
+        """The head, if it ended. Where llhttp found another end than `framing`, one of the two is
+        wrong, and bytes of one request could be taken for another's."""
+        head, body = None, self._body
+        if body is None:
+            if self._head.ended != bool(self._version):
+                raise _invalid()
+            if not self._head.ended:
+                return None
+            head = self._read_head()
+            body = self._body = self._framing_of(head)
+        if body.ended != self._complete or self._begun > 1:
+            raise _invalid()
+        return head
+
+    def _read_head(self) -> Head:
+        """What llhttp lets pass is checked here."""
+        hosts, length, version = 0, 0, self._version
+        chunked = False
         for name, value in self._fields:
             if name == b"host":
                 hosts += 1
-            elif name == b"transfer-encoding" and value.lower() != b"chunked":
-                raise _invalid()
+                if not _HOST.fullmatch(value):
+                    raise _invalid()
+            elif name == b"content-length":
+                length = int(value)  # llhttp saw to the digits, and that there is one
+            elif name == b"transfer-encoding":
+                chunked = True
+                if value.lower() != b"chunked" or version == "1.0":  # RFC 9112 (6.1)
+                    raise _invalid()
         if hosts > 1 or (hosts == 0 and version == "1.1") or version not in ("1.1", "1.0"):
             raise _invalid()
+        path, query = read_target(self._method, self._target)
+        return Head(
+            method=self._method,
+            target=self._target,
+            path=path,
+            query=query,
+            version=version,
+            fields=self._fields,
+            keep_alive=self._keep_alive and version == "1.1",
+            length=None if chunked else length,
+        )
 
-    def _parse(self, data: bytes) -> None:
-        first, before = not self.begun, self._complete
-        try:
-            self._llhttp.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserInvalidMethodError:
-            method = _METHOD.match(data)
-            if method is None or not first or before != self._complete or self._method:
-                raise _invalid() from None
-            self._method = data[: method.end() - 1]
-            self._parse_anew(_STAND_IN + data[method.end() :])
-        except httptools.HttpParserCallbackError as error:
-            if isinstance(error.__context__, _Behind):
-                return
-            if isinstance(error.__context__, GpuscoreError):
-                raise error.__context__ from None
-            raise
-        except httptools.HttpParserError:
-            if not (self.ended and self.in_head):  # else: behind the last request
-                raise _invalid() from None
+    def _framing_of(self, head: Head) -> Framing:
+        self._last = not head.keep_alive
+        if head.length is None:
+            return ChunkFraming(self._max_head, self._head.used)
+        return LengthFraming(head.length)
 
-    def _parse_anew(self, data: bytes) -> None:
-        self._llhttp = httptools.HttpRequestParser(self)
-        self._parse(data)
-
-    def _ignore_upgrade(self, rest: bytes) -> None:
-        """llhttp takes no body with an upgrade, so the same head is parsed without it."""
-        if self._llhttp.get_method() == b"CONNECT":
-            raise InvalidRequest("CONNECT is for proxies")
-        lines = [b"%s %s HTTP/1.1" % (self._llhttp.get_method(), self._target)]
-        lines += [b"%s: %s" % field for field in self._fields if field[0] != b"upgrade"]
-        self._begun = False
-        self._parse_anew(b"\r\n".join([*lines, b"", rest]))
+    def _end(self) -> None:
+        """The request is complete."""
+        self._head, self._body, self._begun = HeadFraming(self._max_head), None, 0
+        self._method, self._target, self._fields = b"", b"", []
+        if self._last:
+            self.stop()
+        self._owner.on_end()
 
 
 def _invalid() -> InvalidRequest:

@@ -14,4 +14,4 @@ FLAT_ERROR_PATHS = frozenset((*RERANK_PATHS, INFINITY_RERANK_PATH))
 CLASSIFY_PATHS = ("/classify", "/v1/classify")
 DECISIONS_PATH = "/v1/decisions"
 # Routes that need no key: probes, and pages that are the same for everyone.
-OPEN_PATHS = ("/health", "/ready", "/docs", "/openapi.json")
+OPEN_PATHS = ("/livez", "/health", "/ready", "/docs", "/openapi.json")

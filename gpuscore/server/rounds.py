@@ -4,8 +4,11 @@ A round handles what was ready when it began. What becomes ready meanwhile waits
 the length of a round is how late the server is.
 """
 
+import asyncio
 import selectors
 import socket
+from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -16,6 +19,7 @@ LATE = 0.5  # seconds; the age of a late round
 # a millisecond or so each, so work gets about half of the time, however many sockets there are to
 # read and to refuse. Much more would keep rounds long once they are.
 PIECE = 0.002
+TURNS = 8  # connections that get on with what they have put off, in a round
 
 
 class Rounds(selectors.DefaultSelector):
@@ -42,6 +46,34 @@ class Rounds(selectors.DefaultSelector):
     def age(self) -> float:
         """Seconds since the round began."""
         return monotonic() - self.began
+
+
+class Turns:
+    """Work that connections have put off, because one of them could take a round for itself: so
+    many pieces of it in each round, in the order in which they came."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._due = False  # `_run`, in the next round
+
+    def add(self, piece: Callable[[], None]) -> None:
+        """Have `piece` called in a later round."""
+        self._waiting.append(piece)
+        self._plan()
+
+    def _plan(self) -> None:
+        if self._waiting and not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._run)
+
+    def _run(self) -> None:
+        self._due = False
+        try:
+            for _ in range(min(len(self._waiting), self._rounds.pieces(TURNS))):
+                self._waiting.popleft()()
+        finally:
+            self._plan()
 
 
 class Listener(socket.socket):

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic, sleep
@@ -20,11 +20,12 @@ from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.app import create_app
 from gpuscore.server.auth import ApiKeys
+from gpuscore.server.cors import read_origins
 from gpuscore.server.gate import Gate
 from gpuscore.server.log import LogWriter, json_logging
 from gpuscore.server.operations import Operations
 from gpuscore.server.protocol import ScoreProtocol
-from gpuscore.server.rounds import Listener, Rounds
+from gpuscore.server.rounds import Listener, Rounds, Turns
 from gpuscore.server.service import ANSWERS, LoadedModel, ScoringService
 
 if TYPE_CHECKING:
@@ -50,18 +51,18 @@ class Server(uvicorn.Server):
         service: ScoringService,
         operations: Operations,
         drain_timeout: float,
+        stops: Sequence[signal.Signals],
     ) -> None:
         super().__init__(config)
         self.service, self._operations = service, operations
         self.exit_code = EXIT_OK
-        self._drain_timeout = drain_timeout
+        self._drain_timeout, self._stops = drain_timeout, stops
         self._drain_end = 0.0
         self._signal = 0
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {s: signal.signal(s, self.handle_exit) for s in signals}
+        before = {s: signal.signal(s, self.handle_exit) for s in self._stops}
         try:
             yield
         finally:
@@ -113,7 +114,7 @@ def serve(
     announce: Callable[[str], None],
     tracer: "SpanTracer | None" = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code.
+    """Serve until SIGTERM, SIGINT, or SIGHUP without a key file; returns the exit code.
 
     Args:
         names: the model's names on the wire.
@@ -134,9 +135,16 @@ def serve(
     with LogWriter() as log, json_logging(log):
         operations = Operations(service, log, tracer, config.log_requests)
         app = create_app(service, config, keys, operations)
-        protocol = partial(ScoreProtocol, server_config=config, operations=operations, gate=gate)
+        protocol = partial(
+            ScoreProtocol,
+            server_config=config,
+            operations=operations,
+            gate=gate,
+            turns=Turns(rounds),
+            origins=read_origins(config),
+        )
         uvicorn_config = _uvicorn_config(app, config, protocol)
-        server = Server(uvicorn_config, service, operations, config.drain_timeout)
+        server = Server(uvicorn_config, service, operations, config.drain_seconds, _stops(config))
         listener = _bind(config)
         listener.rounds = rounds
         try:
@@ -144,6 +152,14 @@ def serve(
         finally:
             if tracer is not None:
                 tracer.close()
+
+
+def _stops(config: ServerConfig) -> list[signal.Signals]:
+    """The signals that drain the server. SIGHUP is not one where it means to read the keys again
+    (`KeyReader`), nor under nohup, which has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    hangup = [] if config.api_key_file is not None or ignored else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def _run(
@@ -194,7 +210,7 @@ def _load(
 
 
 def _uvicorn_config(
-    app: object, config: ServerConfig, protocol: Callable[..., asyncio.Protocol]
+    app: object, config: ServerConfig, protocol: Callable[..., asyncio.BufferedProtocol]
 ) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]

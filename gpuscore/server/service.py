@@ -3,10 +3,9 @@
 import asyncio
 import hashlib
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,9 +23,12 @@ from gpuscore.families.decisions import DecisionPrompts
 from gpuscore.families.files import Head
 from gpuscore.families.prompts import FamilyPrompts
 from gpuscore.server.bridge import Bridge
+from gpuscore.server.memory import Memory
 from gpuscore.server.record import ENGINE, RequestRecord
+from gpuscore.server.text_work import TextWork
 from gpuscore.text.prompts import PromptBuilder
 from gpuscore.text.tokenizer_info import TokenizerInfo
+from gpuscore.text.turns import Turns
 from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 ResultT = TypeVar("ResultT")
@@ -115,7 +117,8 @@ class ScoringService:
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridge: Bridge | None = None
         # Text and all that is large is worked on here, never on the event loop.
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
+        self._text = TextWork()
+        self.memory = Memory(self._in_background)
 
     @property
     def healthy(self) -> bool:
@@ -191,19 +194,26 @@ class ScoringService:
             self._bridge = Bridge(engine, self.answers_per_round)
         return self._bridge
 
-    async def in_time(self, build: Callable[[Callable[[], bool]], ResultT]) -> ResultT:
-        """`build` in a thread, told when nobody waits for it any more."""
-        given_up = threading.Event()
+    async def in_turns(self, call: Call, work: Callable[[Turns], ResultT]) -> ResultT:
+        """`work` in a thread, in turns with that of others; given up when nobody waits for it."""
+        job, future = self._text.submit(call.tenant, work)
         try:
-            return await self.in_thread(partial(build, given_up.is_set))
+            return await asyncio.wrap_future(future)
         finally:
-            given_up.set()  # a thread cannot be cancelled, only told
+            self._text.give_up(job)
+            del future  # which knows the error, whose traceback knows this frame
 
-    async def in_thread(self, work: Callable[[], ResultT]) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def in_thread(self, call: Call, work: Callable[[], ResultT]) -> ResultT:
+        """The same for work that is over soon."""
+        return await self.in_turns(call, lambda turns: work())
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        """Work of the server's own, which takes its turns like a caller's."""
+        if not self._text.closed:
+            self._text.submit("", lambda turns: work())
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._text.close()
         if self.model is not None:
             self.model.engine.close()
 

@@ -41,6 +41,7 @@ Anything else (dropout, a Precompiled normalizer, an unknown regex, ...) has no 
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,9 @@ from typing import Any
 from tokenizers import Tokenizer, models
 
 from gpuscore.text.pretokens import META, PAIR, RIGHTS, pretoken_starts
+from gpuscore.text.turns import ALONE, COPIED, Turns
+
+NEAR, FAR = 64, 1 << 16  # characters searched for a cut at a time, first and at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +76,42 @@ class Boundaries:
     singles: frozenset[str]
     merged: frozenset[str]
 
-    def first(self, text: str) -> int | None:
-        """The first p at which text[:p] and text[p:] are safely apart."""
-        return next((p for p in range(1, len(text)) if self._safe(text[p - 1 : p + 1])), None)
+    def first(self, text: str, start: int = 1, turns: Turns = ALONE) -> int | None:
+        """The first p from `start` on at which text[:p] and text[p:] are safely apart."""
+        width = NEAR
+        while start < len(text):
+            turns.before(width // COPIED)
+            stop = min(start + width, len(text))
+            found = next(self._cuts(text, start, stop), None)
+            if found is not None:
+                return found
+            start, width = stop, min(2 * width, FAR)
+        return None
 
-    def last(self, text: str) -> int | None:
-        return next(
-            (p for p in range(len(text) - 1, 0, -1) if self._safe(text[p - 1 : p + 1])), None
-        )
+    def last(self, text: str, turns: Turns = ALONE) -> int | None:
+        """The last p at which text[:p] and text[p:] are safely apart."""
+        stop, width = len(text), NEAR
+        while stop > 1:
+            turns.before(width // COPIED)
+            start = max(1, stop - width)
+            found = deque(self._cuts(text, start, stop), maxlen=1)
+            if found:
+                return found[0]
+            stop, width = start, min(2 * width, FAR)
+        return None
+
+    def _cuts(self, text: str, start: int, stop: int) -> Iterator[int]:
+        """Every safe p with start <= p < stop."""
+        # Lookahead, because pairs overlap.
+        for match in re.compile(f"(?={PAIR.pattern})").finditer(text, start - 1, stop):
+            p = match.start() + 1
+            if self._safe(text[p - 1 : p + 1]):
+                yield p
 
     def _safe(self, pair: str) -> bool:
+        """Whether one of `PAIR` is a safe cut."""
         left, right = pair[0], pair[1]
-        if right not in self.rights or not PAIR.fullmatch(pair) or left in self.endings:
+        if right not in self.rights or left in self.endings:
             return False
         normal = self.space if right == " " else right
         if pair in self.pairs or left + normal in self.pairs:
@@ -107,7 +135,7 @@ def find_boundaries(tokenizer: Tokenizer) -> Boundaries | None:
     rights = starts | still_open if vocab else starts
     if not rights:
         return None
-    added = list(_added_contents(tokenizer))
+    added = list(added_contents(tokenizer))
     return Boundaries(
         rights,
         starts,
@@ -176,7 +204,7 @@ def _vocabulary(tokenizer: Tokenizer) -> list[str]:
     return list(vocab) if len(set(vocab.values())) == len(vocab) else []
 
 
-def _added_contents(tokenizer: Tokenizer) -> Iterator[str]:
+def added_contents(tokenizer: Tokenizer) -> Iterator[str]:
     """Contents of all added tokens, as they are and normalized."""
     for token in tokenizer.get_added_tokens_decoder().values():
         yield token.content

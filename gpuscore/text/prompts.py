@@ -1,21 +1,15 @@
-"""From what a caller sends (query, items, labels) to a `ScoreRequest`, every check included.
+"""From what a caller sends (query, items, labels) to a `ScoreRequest`, every check included."""
 
-The prompts of a request are factored by their longest common prefix, whatever form they came in:
-
-    cut = min(longest common prefix, shortest prompt - 1)
-
-and for a single prompt at most the query's own length. The last token of every prompt therefore
-always belongs to an item, and every scored row is computed.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
-    DeadlineExceeded,
     EmptyLabels,
     EmptyPrompt,
     GpuscoreError,
@@ -29,8 +23,11 @@ from gpuscore.errors import (
     TooManyTokens,
 )
 from gpuscore.text.classes import class_ids
+from gpuscore.text.factoring import common_prefix, factor, split, stop_over
 from gpuscore.text.ids import factor_ids
+from gpuscore.text.pieces import OverLimit
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.turns import ALONE, COPIED, Turns
 from gpuscore.types import NO_TOKENS, BackendLimits, Int32Array, ScoreRequest
 
 FEW = 16  # ids, such as labels, that are checked one by one
@@ -68,38 +65,48 @@ class PromptBuilder:
     ) -> None:
         self.encoder, self.backend, self.limits = encoder, backend, limits
 
-    def build(
-        self, given: ScoreInput, cancelled: Callable[[], bool] = lambda: False
-    ) -> ScoreRequest | None:
+    def build(self, given: ScoreInput, turns: Turns = ALONE) -> ScoreRequest | None:
         """The request, or None if there are no items. May take long for much text.
 
         Args:
             given: the caller's request.
-            cancelled: asked now and then; once true, the work is given up.
+            turns: asked before every piece of work.
 
         Raises:
             GpuscoreError: the subclass of the wire contract for whatever is wrong with the input,
-                or DeadlineExceeded when cancelled.
+                or DeadlineExceeded when it was given up.
         """
         _at_most(TooManyItems, "items", len(given.items), self.limits.max_items)
         is_text = _is_text(given)
-        labels = self._labels(given)
+        labels = self._labels(given, turns)
         if not given.items:
             return None
         parts = None if is_text else self._ids_at_once(given)
         if parts is None:
-            prompts, query_len = (self._text_prompts if is_text else self._id_prompts)(given)
-            checked = self._checked(prompts, cancelled)
-            if self.backend.deterministic_chunk:
-                parts = split(checked, self._fixed_cut(given, is_text))
-            else:
-                parts = factor(checked, query_len)
+            parts = self._one_by_one(given, is_text, turns)
         query, items = parts
         request = ScoreRequest(
             query, items, labels, need_lse=given.need_lse, priority=given.priority
         )
         _at_most(TooManyTokens, "items", request.num_tokens, self.limits.max_request_tokens)
         return request
+
+    def _one_by_one(
+        self, given: ScoreInput, is_text: bool, turns: Turns
+    ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
+        """The query and the items of a request whose prompts have to be looked at."""
+        with self._too_long("items[0]"):  # as the query's share of every prompt
+            if is_text:
+                prompts, query_len = self._text_prompts(given, turns)
+            else:
+                prompts, query_len = self._id_prompts(given)
+            cut = self._fixed_cut(given, is_text, turns) if self.backend.deterministic_chunk else 0
+        checked = self._checked(prompts, turns)
+        # Token ids cost little: all are counted, and the error says how many there are.
+        most = self.limits.max_request_tokens if is_text else sys.maxsize
+        if self.backend.deterministic_chunk:
+            return split(checked, cut, most)
+        return factor(checked, query_len, most)
 
     def from_prompts(
         self,
@@ -111,7 +118,7 @@ class PromptBuilder:
         need_lse: bool,
         priority: int,
         name: str,
-        cancelled: Callable[[], bool],
+        turns: Turns,
     ) -> ScoreRequest:
         """A request of prompts that somebody else has made.
 
@@ -120,11 +127,12 @@ class PromptBuilder:
             name: what the caller calls the items, for errors.
             num_shared: how many first tokens all of them have, as is known from the query alone.
         """
-        checked = self._checked(prompts, cancelled, name)
+        checked = self._checked(prompts, turns, name)
+        most = self.limits.max_request_tokens
         if self.backend.deterministic_chunk:
-            query, items = split(checked, max(0, num_shared - 1))
+            query, items = split(checked, max(0, num_shared - 1), most, name)
         else:
-            query, items = factor(checked, num_shared)
+            query, items = factor(checked, num_shared, most, name)
         lists = _lists(label_ids)
         labels = (
             tuple(self._label_array(ids, name) for ids in lists)
@@ -141,7 +149,7 @@ class PromptBuilder:
         *,
         special: bool,
         name: str,
-        cancelled: Callable[[], bool],
+        turns: Turns,
     ) -> tuple[Int32Array, ...]:
         """The ids of prompts that are not to be factored, all checks made.
 
@@ -149,28 +157,40 @@ class PromptBuilder:
             given: at least one, all text or all ids.
             special: texts get the tokenizer's special tokens.
             name: what the caller calls them, for errors.
-            cancelled: asked now and then; once true, the work is given up.
+            turns: asked before every piece of work.
         """
         self.check_count(name, len(given))
         if isinstance(given[0], str):
-            ids = self.need_encoder(name).prompts(given, special)  # type: ignore[arg-type]
+            ids = self.need_encoder(name).prompts(
+                given,  # type: ignore[arg-type]
+                special,
+                turns,
+                self.backend.max_model_len,
+            )
         else:
             for index, prompt in enumerate(given):
                 self._check_length(len(prompt), index, name)
             ids = (self.ids(prompt, f"{name}[{i}]") for i, prompt in enumerate(given))  # type: ignore[arg-type]
-        prompts = tuple(self._checked(ids, cancelled, name))
-        _at_most(TooManyTokens, name, sum(map(len, prompts)), self.limits.max_request_tokens)
-        return prompts
+        most = self.limits.max_request_tokens
+        prompts: list[Int32Array] = []
+        total = 0
+        for made in self._checked(ids, turns, name):
+            prompts.append(made)
+            total += len(made)
+            if isinstance(given[0], str):
+                stop_over(most, total, name)
+        _at_most(TooManyTokens, name, total, most)
+        return tuple(prompts)
 
     def check_count(self, name: str, count: int) -> None:
         """Raises TooManyItems, before any work on them."""
         _at_most(TooManyItems, name, count, self.limits.max_items)
 
-    def _labels(self, given: ScoreInput) -> tuple[Int32Array, ...]:
+    def _labels(self, given: ScoreInput, turns: Turns) -> tuple[Int32Array, ...]:
         """Label ids of every item."""
         if given.labels is not None:
             _at_most(TooManyLabels, "labels", len(given.labels), self.limits.max_labels)
-            return self._same_labels(self._named(given.labels), len(given.items))
+            return self._same_labels(self._named(given.labels, turns), len(given.items))
         ids_or_lists = given.label_token_ids if given.label_token_ids is not None else ()
         lists = _lists(ids_or_lists)
         if not lists:
@@ -179,10 +199,10 @@ class PromptBuilder:
             self._label_array(ids, f"label_token_ids[{index}]") for index, ids in enumerate(lists)
         )
 
-    def _named(self, labels: Sequence[str]) -> list[int]:
+    def _named(self, labels: Sequence[str], turns: Turns) -> list[int]:
         """Of a language model the tokens, of a classification model the classes."""
         if self.backend.classes is None:
-            return self.need_encoder("labels").label_ids(labels)
+            return self.need_encoder("labels").label_ids(labels, turns)
         return class_ids(labels, self.backend.classes)
 
     def _same_labels(self, ids: Sequence[int], num_items: int) -> tuple[Int32Array, ...]:
@@ -241,35 +261,52 @@ class PromptBuilder:
             return (np.concatenate((item, query)) for item in items), 0
         return (np.concatenate((query, item)) for item in items), query_len
 
-    def _text_prompts(self, given: ScoreInput) -> tuple[Iterator[Int32Array], int]:
+    def _text_prompts(self, given: ScoreInput, turns: Turns) -> tuple[Iterator[Int32Array], int]:
         """Prompts one by one, and how many of a lone prompt's tokens are the query's."""
-        encoder = self.need_encoder("items")
+        encoder, limit = self.need_encoder("items"), self.backend.max_model_len
         query: str = given.query or ""  # type: ignore[assignment]
         items: Sequence[str] = given.items  # type: ignore[assignment]
         if given.item_first or len(items) > 1:
-            return encoder.joined(query, items, given.item_first), 0  # not looked at
-        prompt, alone = encoder.joined(query, [*items, ""], item_first=False)
-        return iter([prompt]), _common_prefix(prompt, alone)
+            return encoder.joined(query, items, given.item_first, turns, limit), 0  # not looked at
+        prompt, alone = encoder.joined(query, [*items, ""], False, turns, limit)
+        return iter([prompt]), common_prefix(prompt, alone)
 
-    def _fixed_cut(self, given: ScoreInput, is_text: bool) -> int:
+    def _fixed_cut(self, given: ScoreInput, is_text: bool, turns: Turns) -> int:
         """A cut that depends on the query alone, before the last token that all prompts share."""
         if given.item_first:
             return 0
-        query: str = given.query if is_text else ""  # type: ignore[assignment]
-        shared = self.need_encoder("items").num_shared(query) if is_text else len(given.query)
+        if not is_text:
+            return max(0, len(given.query) - 1)
+        query: str = given.query  # type: ignore[assignment]
+        shared = self.need_encoder("items").num_shared(query, turns, self.backend.max_model_len)
         return max(0, shared - 1)
 
     def _checked(
-        self, prompts: Iterator[Int32Array], cancelled: Callable[[], bool], name: str = "items"
+        self, prompts: Iterator[Int32Array], turns: Turns, name: str = "items"
     ) -> Iterator[Int32Array]:
         """The same prompts, each of a legal length and with ids that the weights have."""
-        for index, prompt in enumerate(prompts):
-            if cancelled():
-                raise DeadlineExceeded("the request was given up")
+        for index in count():
+            with self._too_long(f"{name}[{index}]"):
+                prompt = next(prompts, None)
+            if prompt is None:
+                return
+            turns.before(len(prompt) // COPIED)  # which is copied a few times
             self._check_length(len(prompt), index, name)
             if prompt.max() >= self.backend.vocab_rows:  # a tokenizer may know more than that
                 self.ids(prompt, f"{name}[{index}]")
             yield prompt
+
+    @contextmanager
+    def _too_long(self, param: str) -> Iterator[None]:
+        """OverLimit as PromptTooLong."""
+        try:
+            yield
+        except OverLimit as over:
+            raise PromptTooLong(
+                f"{param} gives a prompt of at least {over.least} tokens, "
+                f"the limit is {self.backend.max_model_len}",
+                param=param,
+            ) from None
 
     def _check_length(self, length: int, index: int, name: str = "items") -> None:
         param = f"{name}[{index}]"
@@ -287,46 +324,6 @@ class PromptBuilder:
         if self.encoder is None:
             raise InvalidRequest("this model has no tokenizer: send token ids", param=param)
         return self.encoder
-
-
-def factor(
-    prompts: Iterable[Int32Array], query_len: int
-) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Split prompts (each at least one token) at the cut, into one query and an item each.
-
-    Of every prompt only what differs from the first is kept, so that many long prompts need
-    little memory.
-
-    Args:
-        prompts: at least one.
-        query_len: the query's own length, which bounds the cut of a single prompt.
-    """
-    remaining = iter(prompts)
-    first = next(remaining)
-    shared, tails = [len(first)], [first[:0]]
-    for prompt in remaining:
-        shared.append(_common_prefix(first, prompt))
-        tails.append(prompt[shared[-1] :].copy())
-    shortest = min(s + len(tail) for s, tail in zip(shared, tails, strict=True))
-    cut = min(*shared, shortest - 1) if len(shared) > 1 else min(query_len, shortest - 1)
-    items = (np.concatenate((first[cut:s], tail)) for s, tail in zip(shared, tails, strict=True))
-    return first[:cut], tuple(items)
-
-
-def split(prompts: Iterable[Int32Array], cut: int) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Split prompts, the same up to `cut` and longer than it, into one query and an item each."""
-    first, items = None, []
-    for prompt in prompts:
-        first = prompt if first is None else first
-        items.append(prompt[cut:].copy())  # and not a view, which would keep the whole prompt
-    assert first is not None  # noqa: S101  (there is at least one)
-    return first[:cut], tuple(items)
-
-
-def _common_prefix(a: Int32Array, b: Int32Array) -> int:
-    length = min(len(a), len(b))
-    differ = a[:length] != b[:length]
-    return int(differ.argmax()) if differ.any() else length
 
 
 def _is_text(given: ScoreInput) -> bool:

@@ -1,12 +1,10 @@
 """What a model's directory says about its tokenizer beside tokenizer.json, for clients that ask."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from gpuscore.errors import ConfigError
+from gpuscore.model_files import read_object
 from gpuscore.text.tokenizer import TextEncoder
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -35,9 +33,9 @@ def read_tokenizer_info(
     Raises:
         ConfigError: one of these files is not a JSON object.
     """
-    config = _read(directory / "tokenizer_config.json")
-    model = _read(directory / "config.json")
-    special = _read(directory / "special_tokens_map.json") | config
+    config = read_object(directory / "tokenizer_config.json") or {}
+    model = read_object(directory / "config.json") or {}
+    special = (read_object(directory / "special_tokens_map.json") or {}) | config
     tokens = {
         name: token_text(special.get(name)) or _by_id(model.get(f"{name}_id"), encoder)
         for name in SPECIAL_TOKENS
@@ -64,16 +62,3 @@ def _by_id(value: object, encoder: TextEncoder) -> str | None:
     if isinstance(value, list) and value:
         value = value[0]
     return encoder.token_name(value) if type(value) is int and value >= 0 else None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} is not a JSON object")
-    return content

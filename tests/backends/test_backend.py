@@ -6,9 +6,16 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import DeviceLost, OutOfMemory
+from gpuscore.backends.torch.backend import _translated
 from gpuscore.config import ModelConfig
 from support.layouts import in_one_batch
 from support.models import random_ids
+
+
+def test_what_this_torch_says_when_memory_is_short():
+    """Here and now: releases and systems have words of their own."""
+    with pytest.raises(OutOfMemory):
+        _translated(lambda: torch.empty(2**45, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize(
@@ -17,6 +24,8 @@ from support.models import random_ids
         (torch.AcceleratorError("CUDA error: an illegal memory access"), DeviceLost),
         (torch.OutOfMemoryError("CUDA out of memory"), OutOfMemory),
         (RuntimeError("[enforce fail] not enough memory: you tried to allocate"), OutOfMemory),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), OutOfMemory),
+        (RuntimeError("std::bad_alloc"), OutOfMemory),
         (RuntimeError("shapes do not fit"), RuntimeError),
     ],
 )

@@ -264,3 +264,24 @@ def test_auto_dtype_is_the_checkpoints_where_the_cpu_has_it(copy, monkeypatch, n
     assert plan_backend(directory, ModelConfig()).dtype == expected
     assert plan_backend(directory, ModelConfig(dtype="bfloat16")).dtype == torch.bfloat16
     assert plan_backend(directory, ModelConfig(dtype="float32")).dtype == torch.float32
+
+
+def test_a_tied_head_that_is_another_one_is_refused(copy):
+    """transformers does not tie then, whatever config.json says."""
+    directory = copy()
+    edit_config(directory, tie_word_embeddings=True)
+    with pytest.raises(ConfigError, match=r"lm_head.weight differs from model.embed_tokens"):
+        load(directory)
+    name = "model.embed_tokens.weight"
+    edit_weights(
+        directory, lambda tensors: tensors.update({"lm_head.weight": tensors[name].clone()})
+    )
+    load(directory)
+
+
+def test_a_single_file_goes_before_an_index(copy):
+    """As in transformers, where both are there."""
+    directory = copy()
+    index = {"weight_map": {"model.norm.weight": "nowhere.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    load(directory)

@@ -13,6 +13,7 @@ from gpuscore.families.chat import ChatTemplate
 from gpuscore.families.discovery import find_family
 from gpuscore.families.files import Head
 from gpuscore.families.prompts import FamilyPrompts, RerankInput
+from gpuscore.families.rendering import TemplateLimit
 from gpuscore.text.prompts import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types import BackendLimits
@@ -185,6 +186,15 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
     np.testing.assert_array_equal(converted.family.relevance(raw), original.family.relevance(raw))
 
 
+@pytest.mark.parametrize("name", ["qwen3guard-gen", "llama-guard-3"])
+def test_a_guard_of_one_class_is_none(found, tmp_path, name):
+    """Nobody says what its one class means."""
+    with pytest.raises(ConfigError, match="the model's head is one class, and a guard"):
+        found(name, GUARD, Head(1, False))
+    names = ["Qwen3Guard-Gen-0.6B-seq-cls"]
+    assert find_family("auto", tmp_path / "model", names, QWEN_SPECIALS, Head(1, False)) is None
+
+
 def test_several_classes_rank_nothing(tmp_path):
     head = Head(2, True)
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForX"]}')
@@ -208,6 +218,13 @@ def test_templates_that_do_not_do(found, template, reason):
         found("instruct", template)
     with pytest.raises(ConfigError, match="--family none"):
         found("instruct", template)
+
+
+@pytest.mark.parametrize("source", ["{{ 'a' * 10**10 }}", "{{ range(10**9) }}"])
+def test_a_template_that_takes_too_much_is_served_by_nobody(found, source):
+    """Other templates that fail are refused only where somebody asks with them."""
+    with pytest.raises(TemplateLimit, match="is not rendered: .*; --family none serves"):
+        found("instruct", source)
 
 
 def test_where_templates_are(tmp_path):

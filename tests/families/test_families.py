@@ -25,6 +25,7 @@ from gpuscore.text.prompts import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.types import BackendLimits, ScoreResult, Timings
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
+from support.turns import Turned
 
 MAX_LEN = 700
 LIMITS = BackendLimits(512, 16, 400, MAX_LEN, 2000)
@@ -185,12 +186,13 @@ def test_what_costs_too_much_or_too_long_is_not_begun(tokenizer):
     builder = PromptBuilder(TextEncoder(tokenizer), LIMITS, limits)
     prompts = FamilyPrompts(registry.DEMO, builder)
     with pytest.raises(TooManyItems, match="4 items, the limit is 3") as error:
-        prompts.build(RerankInput("q", ["d"] * 4, most_tokens=1), lambda: pytest.fail("begun"))
+        prompts.build(RerankInput("q", ["d"] * 4, most_tokens=1), turned := Turned())
+    assert not turned.asked, "begun"
     assert error.value.param == "documents"
     with pytest.raises(DeadlineExceeded):
-        prompts.build(RerankInput("q", ["d"] * 3, most_tokens=1), lambda: True)
+        prompts.build(RerankInput("q", ["d"] * 3, most_tokens=1), Turned(0))
     with pytest.raises(DeadlineExceeded):
-        prompts.build(RerankInput("q", ["d"] * 3), lambda: True)
+        prompts.build(RerankInput("q", ["d"] * 3), Turned(0))
 
 
 def result_of(rows):
@@ -327,6 +329,22 @@ def test_files_of_sentence_transformers_come_first(tmp_path, prompts_of, tokeniz
     assert find_family("auto", alone, [], QWEN_SPECIALS).labels == (7,)
 
 
+def test_token_0_is_a_token_like_others(tmp_path, prompts_of):
+    """And not the class of a head that has one."""
+    sentence_transformers(tmp_path)
+    write(tmp_path, {"1_LogitScore/config.json": {"true_token_id": 0, "false_token_id": 3}})
+    family = find_family("auto", tmp_path, [], QWEN_SPECIALS)
+    assert family.labels == (0, 3)
+    assert prompts_of(family).label_ids == [0, 3]
+
+
+def test_a_token_that_the_model_does_not_have(tmp_path, prompts_of):
+    sentence_transformers(tmp_path, true_token_id=10**6)
+    family = find_family("auto", tmp_path, [], QWEN_SPECIALS)
+    with pytest.raises(ConfigError, match=r"reads the logit of 1000000; the model has 0 to"):
+        prompts_of(family)
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -352,7 +370,7 @@ def test_half_of_the_files(tmp_path):
     write(tmp_path, {"modules.json": MODULES[:1]})
     assert find_family("auto", tmp_path, [], QWEN_SPECIALS) is None
     write(tmp_path, {"modules.json": "{"})
-    with pytest.raises(ConfigError, match=r"modules\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"modules\.json is not valid JSON"):
         find_family("auto", tmp_path, [], QWEN_SPECIALS)
 
 

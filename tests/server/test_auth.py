@@ -38,7 +38,7 @@ def test_the_routes_are_these():
     others = ["/classify", "/v1/classify", "/v1/decisions", "/v1/score", "/v2/rerank"]
     assert posts == sorted([*reranks, *refused, *tokens, *others])
     gets = {path for method, path in routes() if method == "GET"}
-    open_gets = {"/health", "/ready", "/docs", "/openapi.json"}
+    open_gets = {"/livez", "/health", "/ready", "/docs", "/openapi.json"}
     assert gets == open_gets | {"/v1/models", "/metrics", "/info", "/tokenizer_info"}
 
 

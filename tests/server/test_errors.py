@@ -566,7 +566,7 @@ class TestPaths:
             "/v1/score%2f",
             "/v1/score;a",
             "/%ff%fe",
-            "http://a/v1/score",
+            "http://a/v1/scores",
             f"/{MARKER.encode('ascii', 'ignore').decode()}",
         ],
     )
@@ -587,7 +587,8 @@ class TestPaths:
         [
             *((m, "/v1/score", "POST") for m in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS")),
             *((m, "/v1/score", "POST") for m in ("TRACE", "BREW", "post")),
-            *((m, path, "GET") for m in ("POST", "DELETE") for path in ("/health", "/v1/models")),
+            *((m, "/health", "GET, HEAD") for m in ("POST", "DELETE")),
+            *((m, "/v1/models", "GET, HEAD") for m in ("POST", "DELETE")),
         ],
     )
     def test_wrong_method(self, client, method, path, allowed):

@@ -87,7 +87,7 @@ def test_other_answers_go_first(busy):
     with Connection(busy) as connection:
         connection.request(*SCORE, "X-Request-Id: no id", body=body_of(1))
         check_error(connection.reply(), 400, "invalid_request", "X-Request-Id")
-        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+        for path in ("/livez", "/health", "/ready", "/metrics", "/v1/models"):
             connection.request("GET", path)
             assert connection.reply().status == 200
         connection.request("GET", "/v1/score")

@@ -5,9 +5,13 @@
 
 import random
 
+import httptools
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpuscore.errors import GpuscoreError, HeaderTooLarge, InvalidRequest
+from gpuscore.errors import BodyTooLarge, GpuscoreError, HeaderTooLarge, InvalidRequest
+from gpuscore.server import framing
 from gpuscore.server.parser import RequestParser
 
 HOST = b"Host: a\r\n"
@@ -36,8 +40,15 @@ def parse(*pieces, max_head=2048):
     owner = Owner()
     parser = RequestParser(owner, max_head)
     for piece in pieces:
-        parser.feed(piece)
+        feed(parser, piece)
     return owner.requests
+
+
+def feed(parser, data):
+    """Parse all that can be."""
+    parser.feed(data)
+    while parser.step():
+        pass
 
 
 def bodies(*pieces):
@@ -142,7 +153,7 @@ def test_a_head_without_end(step, before):
         nonlocal fed
         for start in range(0, len(sent), step):
             fed += step
-            parser.feed(sent[start : start + step])
+            feed(parser, sent[start : start + step])
 
     with pytest.raises(HeaderTooLarge):
         feed_all()
@@ -167,4 +178,95 @@ def test_an_error_of_the_owner_comes_out():
             raise GpuscoreError("no")
 
     with pytest.raises(GpuscoreError, match="no"):
-        RequestParser(Unwilling(), 2048).feed(POST + b"\r\n")
+        feed(RequestParser(Unwilling(), 2048), POST + b"\r\n")
+
+
+class Whole:
+    """What llhttp alone says of a stream that it gets at once: [method, target, fields, body]."""
+
+    def __init__(self, sent):
+        self.requests, self.in_head = [], True
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(sent)
+
+    def on_message_begin(self):
+        self.requests.append([b"", b"", [], b""])
+        self.in_head = True
+
+    def on_url(self, url):
+        self.requests[-1][1] += url
+
+    def on_header(self, name, value):
+        if self.in_head:
+            self.requests[-1][2].append((name.lower(), value))
+
+    def on_headers_complete(self):
+        self.in_head = False
+        self.requests[-1][0] = self.parser.get_method()
+
+    def on_body(self, body):
+        self.requests[-1][3] += body
+
+
+@st.composite
+def a_request(draw):
+    body = draw(st.binary(max_size=40))
+    head = b"%s /%s HTTP/1.1\r\nHost: a\r\n" % (
+        draw(st.sampled_from([b"GET", b"POST", b"PUT"])),
+        draw(st.sampled_from([b"", b"x?y", b"z" * 50])),
+    )
+    head += b"X: y\r\n" * draw(st.integers(0, 3))
+    if draw(st.booleans()):
+        return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    sizes = draw(st.lists(st.integers(1, 9), max_size=6))
+    chunks = b"".join(
+        b"%x%s\r\n%s\r\n" % (n, draw(st.sampled_from([b"", b";a=b"])), bytes(range(65, 65 + n)))
+        for n in sizes
+    )
+    trailers = draw(st.sampled_from([b"", b"X-Sum: 1\r\n"]))
+    return head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n" + trailers + b"\r\n"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(a_request(), min_size=1, max_size=4), st.lists(st.integers(0, 500), max_size=8))
+def test_the_same_requests_as_llhttp_alone(requests, cuts):
+    sent = b"".join(requests)
+    cuts = sorted(min(cut, len(sent)) for cut in cuts)
+    pieces = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
+    found = parse(*pieces)
+    assert [[r[0], r[1], r[2], r[4]] for r in found] == Whole(sent).requests
+    assert all(request[5] for request in found)
+
+
+def test_nothing_behind_a_request_is_parsed_with_it():
+    parser = RequestParser(owner := Owner(), 2048)
+    parser.feed(STREAM)
+    steps = []
+    while parser.step():
+        steps.append(sum(request[5] for request in owner.requests))
+    assert max(b - a for a, b in zip(steps, steps[1:], strict=False)) == 1
+
+
+def test_one_step_has_a_bound():
+    """However many chunks there are: 60,000 in this one read."""
+    parser = RequestParser(owner := Owner(), 2048)
+    parser.feed(POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 60_000)
+    assert parser.step()
+    assert parser.step()
+    assert 0 < len(owner.requests[0][4]) <= framing.CHUNKS
+
+
+@pytest.mark.parametrize("behind", [b"0\r\nX: ", b"1;", b"00000000000000000"])
+def test_bytes_around_chunks_without_end(behind):
+    parser = RequestParser(Owner(), 200)
+    feed(parser, POST + b"Transfer-Encoding: chunked\r\n\r\n")
+    for _ in range(200 - len(POST) - 40):
+        feed(parser, behind)
+        behind = behind[-1:]
+    with pytest.raises((HeaderTooLarge, InvalidRequest)):
+        feed(parser, behind * 40)
+
+
+def test_a_length_of_many_digits():
+    with pytest.raises(BodyTooLarge):
+        parse(POST + b"Content-Length: 1%s\r\n\r\n" % (b"0" * 30))

@@ -78,6 +78,7 @@ def test_the_server_outlives_its_engine(tape, harm):
         took = seconds_until_unhealthy(client)
         assert took < {"killed": 2, "stopped": 3, "stuck": 1.5 + 3}[harm]
         assert status(client, "/ready") == 503
+        assert status(client, "/livez") == 200, "nobody is to restart what heals by itself"
         refused = client.post("/v1/score", content=body_of(1, 2), headers=JSON)
         check_error(refused, 503, "unavailable", None)
         assert 1 <= retry_after(refused) <= 30
@@ -157,7 +158,8 @@ def test_a_drain_keeps_the_door_open():
             body = body_of(1, 2)
             arriving.send(arriving.head(body=body) + body[:5])
             wait_until(lambda: under_way(client) == 2)
-            for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the child too
+            # A Ctrl-C, and a terminal that is closed, reach the child too.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 os.kill(pid, number)
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: status(client, "/ready") == 503)

@@ -81,10 +81,10 @@ def test_info_is_that_of_the_files(tmp_path):
             "model_max_length": 10**30,
             "pad_token": None,
         },
-        special_tokens_map={"bos_token": "other", "unk_token": "?"},
+        special_tokens_map={"bos_token": "other", "unk_token": "<|end|>"},
         config={"eos_token_id": [1, 0], "pad_token_id": 0, "bos_token_id": 1},
     )
-    assert (info.bos_token, info.eos_token, info.unk_token) == ("<s>", "<|end|>", "?")
+    assert (info.bos_token, info.eos_token, info.unk_token) == ("<s>", "<|end|>", "<|end|>")
     assert (info.pad_token, info.tokenizer_class) == ("<s>", "Qwen2Tokenizer")
     assert (info.chat_template, info.model_max_length) == ("{{ messages }}", None)
 

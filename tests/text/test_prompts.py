@@ -19,10 +19,13 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
+from gpuscore.text.pieces import PIECE_CHARS
 from gpuscore.text.prompts import PromptBuilder, ScoreInput, factor
-from gpuscore.text.tokenizer import PIECE_CHARS, TextEncoder
+from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.turns import ALONE
 from gpuscore.types import BackendLimits
 from support.models import VOCAB, make_tokenizer
+from support.turns import Turned
 
 BACKEND = BackendLimits(64, 16, 100, 40, VOCAB)
 
@@ -241,11 +244,12 @@ def test_work_stops_at_the_first_prompt_that_is_too_long():
 
     made = builder()
     with pytest.raises(PromptTooLong):
-        list(made._checked(made.encoder.prompts(texts()), lambda: False))
+        list(made._checked(made.encoder.prompts(texts()), ALONE))
     assert Counting.taken <= 2
 
 
 def test_giving_up():
     made = builder()
+
     with pytest.raises(DeadlineExceeded):
-        made.build(ScoreInput("a", ["b", "c"], label_token_ids=[1]), lambda: True)
+        made.build(ScoreInput("a", ["b", "c"], label_token_ids=[1]), Turned(0))

@@ -13,6 +13,7 @@ from gpuscore.backends.shared.hf_config import RawConfig
 from gpuscore.backends.shared.plan import (
     ITEM_SIZE,
     MAX_BATCH_TOKENS,
+    check_weights,
     choose_dtype,
     choose_max_model_len,
     plan_pages,
@@ -112,8 +113,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     max_len = choose_max_model_len(family.config, config.max_model_len)
     pages = plan_pages(family.config, config, max_len, dtype, kind, again=0)
     weight_bytes = count_parameters(family.config) * ITEM_SIZE[dtype]
-    # Refused at once, and not after the weights were read, what cannot fit even beside no batch.
-    pages.count(free_memory(device) - weight_bytes, 0)
+    check_weights(pages, free_memory(device), weight_bytes)
     return JaxPlan(
         directory=str(directory),
         family=family,

@@ -1,14 +1,39 @@
 """Reads a Hugging Face config.json into the fields that the decoder needs, and refuses the rest."""
 
-import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gpuscore.backends.shared.config_keys import refuse_unsupported
 from gpuscore.errors import ConfigError
+from gpuscore.model_files import read_object, shown
 
 DTYPES = ("bfloat16", "float16", "float32")
+
+# The most that a size may be: some times that of any model there is, so that a slip of a digit is
+# refused before anything of that size is made. Ids and positions are 32 bit integers.
+MOST_OTHERS = 2**31 - 1
+MOST = {
+    "hidden_size": 2**18,
+    "intermediate_size": 2**22,
+    "moe_intermediate_size": 2**22,
+    "num_hidden_layers": 4096,
+    "num_attention_heads": 2**14,
+    "num_key_value_heads": 2**14,
+    "head_dim": 2**14,
+    "num_experts": 2**14,
+    "num_local_experts": 2**14,
+    "vocab_size": 2**24,
+    "num_labels": 2**20,
+}
+# What numbers may be; outside, float32 loses them or turns them into infinity.
+SMALL, LARGE = 1e-6, 1e9
+RANGES = {
+    "rms_norm_eps": (1e-15, 1.0),
+    "rope_theta": (1.0, 1e15),
+    "rope_local_base_freq": (1.0, 1e15),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +118,9 @@ class RawConfig:
 
     @classmethod
     def read(cls, directory: Path) -> "RawConfig":
-        path = directory / "config.json"
-        if not path.is_file():
+        fields = read_object(directory / "config.json")
+        if fields is None:
             raise ConfigError(f"{directory} has no config.json: not a Hugging Face model directory")
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(f"{path} is not valid JSON: {error}") from error
-        if not isinstance(fields, dict):
-            raise ConfigError(f"{path} must hold a JSON object")
         return cls(fields)
 
     def get(self, name: str) -> Any:
@@ -111,14 +130,25 @@ class RawConfig:
         value = self.fields.get(name)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ConfigError(f"config.json: {name} must be a positive integer, found {value!r}")
+            raise ConfigError(
+                f"config.json: {name} must be a positive integer, found {shown(value)}"
+            )
+        if value > (most := MOST.get(name, MOST_OTHERS)):
+            raise ConfigError(f"config.json: {name} is {value}; supported: at most {most:,}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.fields.get(name)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise ConfigError(f"config.json: {name} must be a positive number, found {value!r}")
+            raise ConfigError(
+                f"config.json: {name} must be a positive number, found {shown(value)}"
+            )
+        least, most = RANGES.get(name, (SMALL, LARGE))
+        if not least <= value <= most:
+            raise ConfigError(
+                f"config.json: {name} is {shown(value)}; supported: {least:g} to {most:g}"
+            )
         return float(value)
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
@@ -129,55 +159,27 @@ class RawConfig:
         value = self.fields.get(name)
         value = default if value is None else value
         if not isinstance(value, bool):
-            raise ConfigError(f"config.json: {name} must be true or false, found {value!r}")
+            raise ConfigError(f"config.json: {name} must be true or false, found {shown(value)}")
         return value
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-
-# Fields that change what a model computes in ways the decoder does not know:
-# (field, values that are harmless, what is supported).
-REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("quantization_config", (None,), "unquantised bfloat16, float16 or float32 weights"),
-    ("auto_map", (None, {}), "models without remote code"),
-    ("is_causal", (None, True), "causal models"),
-    ("use_bidirectional_attention", (None, False), "causal models"),
-    ("hidden_act", (None, "silu"), "silu"),
-    ("partial_rotary_factor", (None, 1, 1.0), "rotary embedding over the whole head"),
-    ("attn_logit_softcapping", (None,), "attention without a soft-cap"),
-    ("final_logit_softcapping", (None,), "logits without a soft-cap"),
-    ("pretraining_tp", (None, 1), "pretraining_tp 1"),
-)
-
-
-def refuse_unsupported(raw: RawConfig, reads: Collection[str] = ()) -> None:
-    """Raise ConfigError, naming the field, for anything that would be computed wrongly.
-
-    `reads` names fields that the family itself reads.
-    """
-    for field, harmless, supported in REFUSED:
-        value = raw.get(field)
-        if field not in reads and value not in harmless:
-            shown = "a value" if isinstance(value, dict) else repr(value)
-            raise ConfigError(f"config.json: {field} is {shown}; supported: {supported}")
 
 
 def decoder_config(
     raw: RawConfig,
     architecture: str,
     *,
-    reads: Collection[str] = (),
     tie_word_embeddings: bool = False,
     **family: Any,
 ) -> DecoderConfig:
     """The fields that all families share.
 
     Args:
-        reads: fields that the family reads by itself, though others must not have them.
         tie_word_embeddings: the family's default.
         family: what the family sets by itself.
     """
-    refuse_unsupported(raw, reads)
+    refuse_unsupported(architecture, raw.fields)
     num_heads, num_layers = raw.integer("num_attention_heads"), raw.integer("num_hidden_layers")
     hidden_size = raw.integer("hidden_size")
     head_dim = family.pop("head_dim", None) or raw.integer("head_dim", hidden_size // num_heads)
@@ -200,12 +202,23 @@ def decoder_config(
     if "rope" not in family:
         values["rope"] = read_rope(raw)
     config = DecoderConfig(**(values | family))
+    _check_layer_types(raw, config)
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise ConfigError(
             f"config.json: num_attention_heads {config.num_heads} must be a multiple of "
             f"num_key_value_heads {config.num_kv_heads}, and head_dim {config.head_dim} even"
         )
     return config
+
+
+def _check_layer_types(raw: RawConfig, config: DecoderConfig) -> None:
+    """Not every family reads `layer_types`; what they say must be what is computed all the same."""
+    computed = [SLIDING if window else FULL for window in config.windows]
+    if raw.get("layer_types") not in (None, computed):
+        raise ConfigError(
+            f"config.json: layer_types is {shown(raw.get('layer_types'))}; transformers does not "
+            f"read it for {config.architecture}; supported: {len(computed)} of {computed[0]}"
+        )
 
 
 def layer_windows(raw: RawConfig, by_default: Callable[[int], bool]) -> tuple[int | None, ...]:
@@ -219,12 +232,19 @@ def layer_windows(raw: RawConfig, by_default: Callable[[int], bool]) -> tuple[in
     kinds = raw.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if by_default(i) else FULL for i in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {SLIDING, FULL}:
+    known = isinstance(kinds, list) and all(kind in (SLIDING, FULL) for kind in kinds)
+    if not known or len(kinds) != num_layers:
         raise ConfigError(
-            f"config.json: layer_types is {kinds!r}; supported: {num_layers} entries "
+            f"config.json: layer_types is {shown(kinds)}; supported: {num_layers} entries "
             f"(num_hidden_layers), each {FULL} or {SLIDING}"
         )
     return tuple(raw.integer("sliding_window") if kind == SLIDING else None for kind in kinds)
+
+
+def every_layer(raw: RawConfig, windowed: bool) -> tuple[int | None, ...]:
+    """The sliding window of each layer in families whose layers are all alike."""
+    window = raw.integer("sliding_window") if windowed else None
+    return (window,) * raw.integer("num_hidden_layers")
 
 
 def upper_layer_windows(raw: RawConfig) -> tuple[int | None, ...]:
@@ -241,8 +261,10 @@ def upper_layer_windows(raw: RawConfig) -> tuple[int | None, ...]:
 
 def _window_start(raw: RawConfig) -> int:
     value = raw.fields.get("max_window_layers", 28)
-    if not isinstance(value, int) or value < 0:
-        raise ConfigError(f"config.json: max_window_layers must be an integer, found {value!r}")
+    if type(value) is not int or value < 0:
+        raise ConfigError(
+            f"config.json: max_window_layers must be an integer, found {shown(value)}"
+        )
     return value
 
 
@@ -253,36 +275,82 @@ def read_rope(raw: RawConfig, layer_type: str | None = None, theta: float = 1000
         raw: the configuration.
         layer_type: which entry of nested `rope_parameters`, in families that have several.
         theta: the family's default.
+
+    Raises:
+        ConfigError: both are there and differ, or hold what is not supported.
     """
-    fields = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if layer_type is not None:
-        fields = fields.get(layer_type) if isinstance(fields, dict) else None
+    written = {key: raw.get(key) for key in ("rope_parameters", "rope_scaling") if raw.get(key)}
+    if layer_type is not None and isinstance(nested := written.get("rope_parameters"), dict):
+        written["rope_parameters"] = nested.get(layer_type)
+    ropes = [_rope(raw, key, fields, layer_type, theta) for key, fields in written.items()]
+    if len(ropes) > 1 and ropes[0] != ropes[1]:
+        raise ConfigError(
+            "config.json: rope_parameters and rope_scaling differ, and transformers would take the "
+            "latter; supported: one of them, or both alike"
+        )
+    return ropes[0] if ropes else Rope(raw.number("rope_theta", theta))
+
+
+def _rope(raw: RawConfig, key: str, fields: Any, layer_type: str | None, theta: float) -> Rope:
     if not isinstance(fields, dict) or any(isinstance(v, dict) for v in fields.values()):
         raise ConfigError(
-            "config.json: rope_parameters must be one flat object"
+            f"config.json: {key} must be one flat object"
             + (f" in {layer_type}" if layer_type else "; supported: the same in every layer")
         )
     base = RawConfig({"rope_theta": fields.get("rope_theta", raw.get("rope_theta"))})
-    return Rope(base.number("rope_theta", theta), _rope_scaling(RawConfig(fields)))
+    if "rope_theta" in fields and fields["rope_theta"] is None:
+        raise ConfigError(f"config.json: rope_theta in {key} must be a positive number, found None")
+    return Rope(base.number("rope_theta", theta), _rope_scaling(key, RawConfig(fields)))
 
 
-def _rope_scaling(rope: RawConfig) -> Llama3Rope | float | None:
+# Key -> what it holds, of each kind of rotary embedding; beside the kind itself and its theta.
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+
+
+def _rope_scaling(key: str, rope: RawConfig) -> Llama3Rope | float | None:
     kind = rope.fields.get("rope_type", rope.fields.get("type", "default"))
     if rope.fields.get("partial_rotary_factor", 1) != 1:
         raise ConfigError(
-            "config.json: rope_parameters.partial_rotary_factor is "
-            f"{rope.fields['partial_rotary_factor']!r}; supported: 1"
+            f"config.json: {key}.partial_rotary_factor is "
+            f"{shown(rope.fields['partial_rotary_factor'])}; supported: 1"
         )
+    if not isinstance(kind, str) or kind not in _ROPE_KEYS:
+        raise ConfigError(
+            f"config.json: rope_type is {shown(kind)}; supported: default, linear, llama3"
+        )
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_ROPE_KEYS[kind]}
+    for name, value in rope.fields.items():
+        if name not in known and value is not None:
+            raise ConfigError(
+                f"config.json: {key} has {shown(name)}, which rope_type {kind} does not; "
+                f"supported: {', '.join(sorted(known))}"
+            )
     if kind == "default":
         return None
     if kind == "linear":
         return rope.number("factor")
-    if kind != "llama3":
-        raise ConfigError(f"config.json: rope_type is {kind!r}; supported: default, linear, llama3")
+    return _llama3(rope)
+
+
+def _llama3(rope: RawConfig) -> Llama3Rope:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if high <= low:
+        raise ConfigError(
+            f"config.json: high_freq_factor {high:g} must be over low_freq_factor {low:g}"
+        )
     return Llama3Rope(
         factor=rope.number("factor"),
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
+        low_freq_factor=low,
+        high_freq_factor=high,
         original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
     )
 
@@ -290,5 +358,5 @@ def _rope_scaling(rope: RawConfig) -> Llama3Rope | float | None:
 def _checkpoint_dtype(raw: RawConfig) -> str:
     name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if name not in DTYPES:
-        raise ConfigError(f"config.json: dtype is {name!r}; supported: {', '.join(DTYPES)}")
+        raise ConfigError(f"config.json: dtype is {shown(name)}; supported: {', '.join(DTYPES)}")
     return str(name)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from gpuscore.backends.shared.hf_config import DecoderConfig
 from gpuscore.backends.shared.shapes import bytes_per_token
-from gpuscore.backends.shared.sizing import PagePlan
+from gpuscore.backends.shared.sizing import PagePlan, mebibytes
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
@@ -47,6 +47,26 @@ def choose_max_model_len(config: DecoderConfig, wanted: int | None) -> int:
             f"--max-model-len {wanted} is over the model's max_position_embeddings {limit}"
         )
     return wanted or limit
+
+
+def check_weights(pages: PagePlan, free: int, weight_bytes: int) -> None:
+    """Refuse at once, and not after the weights were read, what cannot fit even beside no batch.
+
+    Args:
+        pages: the plan.
+        free: bytes that the device can give.
+        weight_bytes: of the weights in the number format in which they are loaded.
+
+    Raises:
+        ConfigError: the weights, or one prompt's pages beside them, do not fit.
+    """
+    if weight_bytes > free:
+        raise ConfigError(
+            f"the weights that config.json asks for take {mebibytes(weight_bytes)}, and "
+            f"{mebibytes(free)} of memory are free; choose a smaller model, or --dtype bfloat16 "
+            "instead of float32"
+        )
+    pages.count(free - weight_bytes, 0)
 
 
 def plan_pages(

@@ -170,6 +170,10 @@ class TorchBackend:
             self.collect(self.extend(batch))
 
 
+# What a RuntimeError says on a CPU: torch's allocator on Linux and elsewhere, and C++ itself.
+_CPU_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc")
+
+
 def _translated(run: Callable[[], ResultT]) -> ResultT:
     """`run`, with what torch raises for too little memory as OutOfMemory, and for a CUDA error,
     after which every call of the process fails, as DeviceLost."""
@@ -180,6 +184,6 @@ def _translated(run: Callable[[], ResultT]) -> ResultT:
     except torch.AcceleratorError as error:
         raise DeviceLost(str(error)) from error
     except RuntimeError as error:
-        if "not enough memory" not in str(error):  # what torch's CPU allocator says
+        if not any(text in str(error) for text in _CPU_OUT_OF_MEMORY):
             raise
         raise OutOfMemory(str(error)) from error

@@ -10,6 +10,7 @@ from gpuscore.backends.shared.families import Family, read_family
 from gpuscore.backends.shared.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.shared.plan import (
     MAX_BATCH_TOKENS,
+    check_weights,
     choose_dtype,
     choose_max_model_len,
     plan_pages,
@@ -99,8 +100,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
     weight_bytes = count_parameters(family.config) * dtype.itemsize
     again = TILING.block if config.deterministic else 0
     pages = plan_pages(family.config, config, max_len, name, device.type, again)
-    # Refused at once, and not after the weights were read, what cannot fit even beside no batch.
-    pages.count(memory_of(device).free() - weight_bytes, 0)
+    check_weights(pages, memory_of(device).free(), weight_bytes)
     attention = choose_attention(
         config.attention, family.config, device, dtype, config.deterministic
     )

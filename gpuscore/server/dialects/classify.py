@@ -1,7 +1,6 @@
 """The wire of /v1/classify: vLLM's body and answer. Texts are put into a guard's prompt, or are
 prompts themselves where the model has classes or the body names labels."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import time
@@ -31,6 +30,7 @@ from gpuscore.server.service import (
     cached_tokens,
 )
 from gpuscore.text.prompts import ScoreInput
+from gpuscore.text.turns import Turns
 from gpuscore.types import Float64Array, ScoreRequest, ScoreResult
 
 NO_CLASSES = (
@@ -115,7 +115,7 @@ async def answer_classify(service: ScoringService, body: ClassifyBody, call: Cal
     model = service.loaded()
     with service.admitted(call.tenant):
         with call.record.stage(TOKENIZE):
-            question = await service.in_time(partial(_asked, model, body, texts))
+            question = await service.in_turns(call, partial(_asked, model, body, texts))
         result = await service.run(model, question.request, body.cache_salt, call)
         with call.record.stage(RESPOND):
             tokens = question.request.num_prompt_tokens
@@ -123,12 +123,10 @@ async def answer_classify(service: ScoringService, body: ClassifyBody, call: Cal
             call.record.cached_tokens = cached_tokens(question.request, result)
             encode = partial(_encoded, call.record.request_id, name, body, question, result)
             small = len(texts) <= SMALL_ITEMS
-            return encode() if small else await service.in_thread(encode)
+            return encode() if small else await service.in_thread(call, encode)
 
 
-def _asked(
-    model: LoadedModel, body: ClassifyBody, texts: list[str], cancelled: Callable[[], bool]
-) -> Question:
+def _asked(model: LoadedModel, body: ClassifyBody, texts: list[str], turns: Turns) -> Question:
     guard = model.family
     if guard is not None and not guard.family.ranks and body.labels is None:
         given = RerankInput(
@@ -140,7 +138,7 @@ def _asked(
             need_lse=bool(body.return_label_mass),
             name="input",
         )
-        built = guard.build(given, cancelled)
+        built = guard.build(given, turns)
         return Question(built.request, list(guard.family.classes), True, built.truncated)
     for field in ("query", "truncate", "max_tokens_per_doc"):
         if getattr(body, field):
@@ -158,7 +156,7 @@ def _asked(
         need_lse=bool(body.return_label_mass),
         priority=body.priority or 0,
     )
-    request = model.builder.build(score, cancelled)
+    request = model.builder.build(score, turns)
     assert request is not None  # noqa: S101  (there is a text)
     return Question(request, labels, model.head is None or model.head.exclusive)
 

@@ -5,7 +5,7 @@ decoding. What a client sends by habit is accepted at values that change nothing
 name at others.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from time import time
@@ -27,6 +27,7 @@ from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import CacheSalt, Priority, decoding_errors
 from gpuscore.server.service import Call, ScoringService, cached_tokens
 from gpuscore.text.prompts import PromptBuilder
+from gpuscore.text.turns import Turns
 from gpuscore.types import NO_TOKENS, Int32Array, ScoreRequest
 
 # An answer takes about a hundred bytes for each token of which it has the log-probability.
@@ -138,7 +139,9 @@ async def answer_completion(service: ScoringService, body: CompletionBody, call:
         raise InvalidRequest("this model has classes and no next tokens; use /v1/score")
     with service.admitted(call.tenant):
         with call.record.stage(TOKENIZE):
-            prompts, request = await service.in_time(partial(_build, model.builder, body, given))
+            prompts, request = await service.in_turns(
+                call, partial(_build, model.builder, body, given)
+            )
         result = None
         if request is not None:
             result = await service.run(model, request, body.cache_salt, call)
@@ -160,20 +163,20 @@ async def answer_completion(service: ScoringService, body: CompletionBody, call:
                 cached,
                 about,
             )
-            return await service.in_thread(encode)
+            return await service.in_thread(call, encode)
 
 
 def _build(
     builder: PromptBuilder,
     body: CompletionBody,
     given: list[str] | list[list[int]],
-    cancelled: Callable[[], bool],
+    turns: Turns,
 ) -> tuple[tuple[Int32Array, ...], ScoreRequest | None]:
     """The prompts, and what the engine is asked, if anything."""
     special = body.add_special_tokens is not False
-    prompts = builder.whole_prompts(given, special=special, name="prompt", cancelled=cancelled)
+    prompts = builder.whole_prompts(given, special=special, name="prompt", turns=turns)
     if not body.asked.every_position:
-        return prompts, _next_token(builder, body, prompts) if body.max_tokens else None
+        return prompts, _next_token(builder, body, prompts, turns) if body.max_tokens else None
     total = sum(map(len, prompts))
     if total > MAX_ECHO_TOKENS:
         raise TooManyTokens(
@@ -192,7 +195,7 @@ def _build(
 
 
 def _next_token(
-    builder: PromptBuilder, body: CompletionBody, prompts: Iterable[Int32Array]
+    builder: PromptBuilder, body: CompletionBody, prompts: Iterable[Int32Array], turns: Turns
 ) -> ScoreRequest:
     """Asks for the most probable one only, so that the prefix cache may serve the rest."""
     every = tuple(prompts)
@@ -204,7 +207,7 @@ def _next_token(
         need_lse=True,
         priority=body.priority or 0,
         name="prompt",
-        cancelled=lambda: False,
+        turns=turns,
     )
     return replace(request, need_top=True)
 

@@ -1,6 +1,5 @@
 """The wire of /v1/decisions: OpenAI's typed questions over one shared input."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from gpuscore.server.paths import DECISIONS_PATH
 from gpuscore.server.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.schema import CacheSalt, Priority, decoding_errors
 from gpuscore.server.service import SMALL_ITEMS, Call, ScoringService, cached_tokens
+from gpuscore.text.turns import Turns
 from gpuscore.types import ScoreRequest, ScoreResult
 
 MAX_QUESTIONS = 400  # OpenAI's
@@ -188,21 +188,19 @@ async def answer_decisions(service: ScoringService, body: DecisionsBody, call: C
         raise InvalidRequest(f"this model cannot be asked: {prompts}")
     with service.admitted(call.tenant):
         with call.record.stage(TOKENIZE):
-            request = await service.in_time(partial(_build, prompts, body))
+            request = await service.in_turns(call, partial(_build, prompts, body))
         result = await service.run(model, request, body.cache_salt, call)
         with call.record.stage(RESPOND):
             call.record.prompt_tokens = request.num_prompt_tokens
             call.record.cached_tokens = cached_tokens(request, result)
             encode = partial(_encoded, name, body, request, result)
             small = len(body.questions) <= SMALL_ITEMS
-            return encode() if small else await service.in_thread(encode)
+            return encode() if small else await service.in_thread(call, encode)
 
 
-def _build(
-    prompts: DecisionPrompts, body: DecisionsBody, cancelled: Callable[[], bool]
-) -> ScoreRequest:
+def _build(prompts: DecisionPrompts, body: DecisionsBody, turns: Turns) -> ScoreRequest:
     questions = [_asked(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
-    return prompts.build(_input_text(body.input), questions, body.priority or 0, cancelled)
+    return prompts.build(_input_text(body.input), questions, body.priority or 0, turns)
 
 
 def _asked(question: Question, param: str) -> Asked:

@@ -72,7 +72,7 @@ async def answer_ranking(
     record.items = len(given.documents)
     with service.admitted(call.tenant):
         with record.stage(TOKENIZE):
-            built = await service.in_time(partial(prompts.build, given))
+            built = await service.in_turns(call, partial(prompts.build, given))
         result = await service.run(model, built.request, body.cache_salt, call)
         with record.stage(RESPOND):
             record.prompt_tokens = built.request.num_prompt_tokens
@@ -83,4 +83,6 @@ async def answer_ranking(
                 name, record.request_id, scores, built.truncated, record.prompt_tokens
             )
             small = len(given.documents) <= SMALL_ITEMS
-            return encode(ranking) if small else await service.in_thread(partial(encode, ranking))
+            if small:
+                return encode(ranking)
+            return await service.in_thread(call, partial(encode, ranking))

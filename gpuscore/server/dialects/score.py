@@ -139,25 +139,25 @@ async def answer_score(service: ScoringService, body: ScoreBody | PairsBody, cal
     model = service.loaded()
     with service.admitted(call.tenant):
         with call.record.stage(TOKENIZE):
-            request = await _build(service, model.builder, given)
+            request = await _build(service, model.builder, given, call)
         result = None
         if request is not None:
             result = await service.run(model, request, body.cache_salt, call)
         with call.record.stage(RESPOND):
             answer = partial(_answer, name, body, request, result, temperature)
             small = request is None or len(request.item_ids) <= SMALL_ITEMS
-            encoded, usage = answer() if small else await service.in_thread(answer)
+            encoded, usage = answer() if small else await service.in_thread(call, answer)
         call.record.prompt_tokens = usage.prompt_tokens
         call.record.cached_tokens = usage.prompt_tokens_details.cached_tokens
         return encoded
 
 
 async def _build(
-    service: ScoringService, builder: PromptBuilder, given: ScoreInput
+    service: ScoringService, builder: PromptBuilder, given: ScoreInput, call: Call
 ) -> ScoreRequest | None:
     if _is_small(given):
         return builder.build(given)
-    return await service.in_time(partial(builder.build, given))
+    return await service.in_turns(call, partial(builder.build, given))
 
 
 def _is_small(given: ScoreInput) -> bool:

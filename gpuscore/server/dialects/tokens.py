@@ -11,7 +11,9 @@ from gpuscore.server.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.server.record import TOKENIZE, RequestRecord
 from gpuscore.server.schema import decoding_errors
 from gpuscore.server.service import Call, LoadedModel, ScoringService
+from gpuscore.text.pieces import OverLimit
 from gpuscore.text.prompts import PromptBuilder
+from gpuscore.text.turns import Turns
 
 
 class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -56,34 +58,40 @@ def decode_detokenize(body: bytes, record: RequestRecord) -> DetokenizeBody:
 async def answer_tokenize(service: ScoringService, body: TokenizeBody, call: Call) -> bytes:
     """Raises InvalidRequest without a tokenizer, and TooManyTokens."""
     special = body.add_special_tokens is not False
-    return await _in_thread(service, body.model, call, partial(_tokenize, body.prompt, special))
+    return await _in_turns(service, body.model, call, partial(_tokenize, body.prompt, special))
 
 
 async def answer_detokenize(service: ScoringService, body: DetokenizeBody, call: Call) -> bytes:
     """Raises InvalidRequest without a tokenizer, TokenIdOutOfRange and TooManyTokens."""
-    return await _in_thread(service, body.model, call, partial(_detokenize, body.tokens))
+    return await _in_turns(service, body.model, call, partial(_detokenize, body.tokens))
 
 
-async def _in_thread(
+async def _in_turns(
     service: ScoringService,
     name: str | None,
     call: Call,
-    work: Callable[[LoadedModel], msgspec.Struct],
+    work: Callable[[LoadedModel, Turns], msgspec.Struct],
 ) -> bytes:
     service.model_name(name)
     model = service.loaded()
     with service.admitted(call.tenant), call.record.stage(TOKENIZE):
-        return await service.in_thread(lambda: msgspec.json.encode(work(model)))
+        return await service.in_turns(call, lambda turns: msgspec.json.encode(work(model, turns)))
 
 
-def _tokenize(prompt: str, special: bool, model: LoadedModel) -> TokenizeAnswer:
+def _tokenize(prompt: str, special: bool, model: LoadedModel, turns: Turns) -> TokenizeAnswer:
     encoder = model.builder.need_encoder("prompt")
-    (ids,) = encoder.prompts([prompt], special)
+    limit = model.builder.limits.max_request_tokens
+    try:
+        (ids,) = encoder.prompts([prompt], special, turns, limit)
+    except OverLimit as over:
+        raise TooManyTokens(
+            f"at least {over.least} tokens, the limit is {limit}", param="prompt"
+        ) from None
     _check_count(len(ids), "prompt", model.builder)
     return TokenizeAnswer(len(ids), model.engine.limits.max_model_len, ids.tolist())
 
 
-def _detokenize(tokens: list[int], model: LoadedModel) -> DetokenizeAnswer:
+def _detokenize(tokens: list[int], model: LoadedModel, turns: Turns) -> DetokenizeAnswer:
     _check_count(len(tokens), "tokens", model.builder)
     if model.builder.encoder is None:
         raise InvalidRequest("this model has no tokenizer", param="tokens")

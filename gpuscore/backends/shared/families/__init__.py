@@ -17,6 +17,7 @@ from gpuscore.backends.shared.families import (
 from gpuscore.backends.shared.families.classifiers import ENDING, head_weights, with_classes
 from gpuscore.backends.shared.hf_config import DecoderConfig, RawConfig
 from gpuscore.errors import ConfigError
+from gpuscore.model_files import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ def read_family(raw: RawConfig) -> Family:
     architectures = raw.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     supported = _FAMILIES | _CLASSIFIERS
-    if name not in supported:
+    if not isinstance(name, str) or name not in supported:
         raise ConfigError(
-            f"config.json: architectures is {architectures!r}; "
+            f"config.json: architectures is {shown(architectures)}; "
             f"supported: {', '.join(sorted(supported))}"
         )
     module = supported[name]

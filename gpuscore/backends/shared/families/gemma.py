@@ -17,9 +17,7 @@ def read_config(raw: RawConfig) -> DecoderConfig:
             f"config.json: hidden_act is {raw.get('hidden_act')!r}; "
             "supported: gelu_pytorch_tanh, and gelu, which means the same here"
         )
-    return decoder_config(
-        raw, ARCHITECTURE, reads=("hidden_act",), tie_word_embeddings=True, **every_gemma(raw)
-    )
+    return decoder_config(raw, ARCHITECTURE, tie_word_embeddings=True, **every_gemma(raw))
 
 
 def every_gemma(raw: RawConfig) -> dict[str, Any]:

@@ -19,7 +19,6 @@ def read_config(raw: RawConfig) -> DecoderConfig:
     return decoder_config(
         raw,
         ARCHITECTURE,
-        reads=("attn_logit_softcapping", "final_logit_softcapping", "hidden_act"),
         tie_word_embeddings=True,
         windows=layer_windows(raw, lambda layer: layer % 2 == 0),
         attention_softcap=raw.optional_number("attn_logit_softcapping", 50.0),

@@ -23,7 +23,6 @@ def read_config(raw: RawConfig) -> DecoderConfig:
     return decoder_config(
         raw,
         ARCHITECTURE,
-        reads=("final_logit_softcapping", "hidden_act"),
         tie_word_embeddings=True,
         windows=layer_windows(raw, lambda layer: (layer + 1) % pattern != 0),
         rope=rope,
@@ -36,6 +35,8 @@ def read_config(raw: RawConfig) -> DecoderConfig:
 
 def _ropes(raw: RawConfig) -> tuple[Rope, Rope]:
     """Of layers without and with a window; `rope_scaling` of older files is for the former."""
+    windowed = RawConfig({"rope_parameters": raw.get("rope_parameters")})
+    local = Rope(raw.number("rope_local_base_freq", 10000.0))
     if raw.get("rope_parameters"):
-        return read_rope(raw, FULL, 1e6), read_rope(raw, SLIDING)
-    return read_rope(raw, theta=1e6), Rope(raw.number("rope_local_base_freq", 10000.0))
+        return read_rope(raw, FULL, 1e6), read_rope(windowed, SLIDING, local.theta)
+    return read_rope(raw, theta=1e6), local

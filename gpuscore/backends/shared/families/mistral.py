@@ -5,7 +5,7 @@ from gpuscore.backends.shared.hf_config import (
     DecoderConfig,
     RawConfig,
     decoder_config,
-    layer_windows,
+    every_layer,
 )
 
 ARCHITECTURE = "MistralForCausalLM"
@@ -13,5 +13,5 @@ __all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]
 
 
 def read_config(raw: RawConfig) -> DecoderConfig:
-    windows = layer_windows(raw, lambda _: raw.get("sliding_window") is not None)
+    windows = every_layer(raw, windowed=raw.get("sliding_window") is not None)
     return decoder_config(raw, ARCHITECTURE, windows=windows)

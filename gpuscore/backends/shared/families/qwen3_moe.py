@@ -6,9 +6,10 @@ from gpuscore.backends.shared.hf_config import (
     Mixture,
     RawConfig,
     decoder_config,
-    layer_windows,
+    every_layer,
 )
 from gpuscore.errors import ConfigError
+from gpuscore.model_files import shown
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 __all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]
@@ -19,7 +20,7 @@ def read_config(raw: RawConfig) -> DecoderConfig:
     return decoder_config(
         raw,
         ARCHITECTURE,
-        windows=layer_windows(raw, lambda _: windowed),
+        windows=every_layer(raw, windowed),
         mixture=_mixture(raw),
         qk_norm=True,
         qkv_bias=bias,
@@ -37,7 +38,11 @@ def _mixture(raw: RawConfig) -> Mixture:
             f"{num_experts} of num_experts"
         )
     step = raw.integer("decoder_sparse_step", 1)
-    dense = raw.get("mlp_only_layers") or ()
+    dense = raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise ConfigError(
+            f"config.json: mlp_only_layers must be a list of layers, found {shown(dense)}"
+        )
     return Mixture(
         num_experts=num_experts,
         top_k=top_k,

@@ -1,0 +1,112 @@
+"""The soak's requests: a table whose answers are known, and when an answer is the known one."""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+WORDS = ("red", "blue", "green", "wooden", "steel", "wool", "lamp", "chair", "scarf", "garden")
+VOLATILE = ("id", "created", "usage")  # fields that differ from answer to answer
+# Two answers of float32 in different batches: each is within 1e-4 in log p of what is right.
+TOLERANCE = 2e-4
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A request, and what the server said to it when it was asked alone."""
+
+    kind: str
+    path: str
+    body: bytes
+    weight: float
+    answer: Answer | None = None
+
+
+def table(rng: np.random.Generator, vocab: int) -> list[Known]:
+    """Fixed requests of every kind. More queries than the prefix cache holds, so that it evicts;
+    the first ones are asked for most, so that it hits."""
+    found = [Known("score ids", "/v1/score", _ids(rng, vocab, 3), 0.40 / 200) for _ in range(200)]
+    found += [Known("large", "/v1/score", _ids(rng, vocab, 60), 0.02 / 4) for _ in range(4)]
+    makers = (
+        ("score text", "/v1/score", _text, 0.18, 40),
+        ("rerank", "/v1/rerank", _rerank, 0.12, 30),
+        ("decisions", "/v1/decisions", _decisions, 0.08, 20),
+        ("completions", "/v1/completions", _completions, 0.10, 20),
+        ("tokenize", "/tokenize", _tokenize, 0.05, 20),
+        ("models", "/v1/models", None, 0.02, 1),
+        ("livez", "/livez", None, 0.02, 1),
+    )
+    for kind, path, make, share, count in makers:
+        bodies = [b"" if make is None else json.dumps(make(rng)).encode() for _ in range(count)]
+        found += [Known(kind, path, body, share / count) for body in bodies]
+    return found
+
+
+def same(want: Any, got: Any, name: str = "") -> bool:
+    """Whether an answer is the known one, but for its volatile fields and rounding."""
+    if isinstance(want, dict) and isinstance(got, dict):
+        names = [key for key in want if key not in VOLATILE]
+        kept = {key for key in got if key not in VOLATILE}
+        return kept == set(names) and all(same(want[key], got[key], key or name) for key in names)
+    if isinstance(want, list) and isinstance(got, list):
+        pairs = zip(_ordered(want), _ordered(got), strict=False)
+        return len(want) == len(got) and all(same(one, other, name) for one, other in pairs)
+    if isinstance(want, float) and isinstance(got, float):
+        return _near(want, got)
+    return type(want) is type(got) and want == got
+
+
+def _near(want: float, got: float) -> bool:
+    """Probabilities differ by a factor, log-probabilities (below 0) by a difference."""
+    if want < 0:
+        return abs(want - got) <= TOLERANCE
+    return math.isclose(want, got, rel_tol=TOLERANCE, abs_tol=1e-12)
+
+
+def _ordered(rows: list[Any]) -> list[Any]:
+    """Rankings by the documents' own order: equal ones may change places."""
+    ranked = bool(rows) and all(isinstance(row, dict) and "index" in row for row in rows)
+    return sorted(rows, key=lambda row: row["index"]) if ranked else rows
+
+
+def _ids(rng: np.random.Generator, vocab: int, items: int) -> bytes:
+    body = {
+        "query": rng.integers(1, vocab, rng.integers(16, 160)).tolist(),
+        "items": [rng.integers(1, vocab, rng.integers(1, 24)).tolist() for _ in range(items)],
+        "label_token_ids": rng.choice(vocab, 3, replace=False).tolist(),
+        "apply_softmax": bool(rng.integers(2)),
+    }
+    return json.dumps(body).encode()
+
+
+def _sentence(rng: np.random.Generator, low: int = 3, high: int = 30) -> str:
+    return " ".join(rng.choice(WORDS, rng.integers(low, high)))
+
+
+def _text(rng: np.random.Generator) -> Answer:
+    query, items = f"query: {_sentence(rng)}\nitem: ", [_sentence(rng) for _ in range(4)]
+    return {"query": query, "items": items, "labels": ["yes", "no"], "apply_softmax": True}
+
+
+def _rerank(rng: np.random.Generator) -> Answer:
+    return {"query": _sentence(rng), "documents": [_sentence(rng, 3, 60) for _ in range(5)]}
+
+
+def _decisions(rng: np.random.Generator) -> Answer:
+    choices = [{"value": str(word)} for word in rng.choice(WORDS, 3, replace=False)]
+    questions = [
+        {"type": "predicate", "name": "p", "instructions": _sentence(rng)},
+        {"type": "choice", "instructions": _sentence(rng), "choices": choices},
+    ]
+    return {"input": _sentence(rng), "questions": questions}
+
+
+def _completions(rng: np.random.Generator) -> Answer:
+    return {"prompt": _sentence(rng), "max_tokens": 0, "echo": True, "logprobs": 1}
+
+
+def _tokenize(rng: np.random.Generator) -> Answer:
+    return {"prompt": _sentence(rng)}

@@ -1,0 +1,133 @@
+"""What the soak measures of the processes, and what counts as growth."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MIB = 2**20
+BLOCKS = 10
+ALLOWED = 1.0  # MiB per hour
+WARM = 60.0  # seconds of a process's life that do not count: caches and heaps fill
+
+
+@dataclass(frozen=True)
+class Process:
+    """One look at one process.
+
+    Args:
+        rss: resident memory in bytes.
+    """
+
+    pid: int
+    rss: int
+    descriptors: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Everything at one time, in seconds since the start of the load; latencies in seconds."""
+
+    time: float
+    server: Process
+    engine: Process | None  # None while it is started again
+    requests: int
+    p50: float
+    p99: float
+    hit_rate: float
+
+
+def look(pid: int) -> Process | None:
+    """None for a process that has just ended."""
+    process = Path(f"/proc/{pid}")
+    try:
+        rss = int((process / "statm").read_text().split()[1]) * PAGE
+        threads = int((process / "stat").read_text().rsplit(")", 1)[1].split()[17])
+        return Process(pid, rss, len(os.listdir(process / "fd")), threads)
+    except (OSError, IndexError):
+        return None
+
+
+def engine_of(pid: int) -> int | None:
+    """The server's one child."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    found = [int(child) for path in lists for child in path.read_text().split()]
+    return found[0] if found else None
+
+
+def counters(metrics: str) -> tuple[float, float]:
+    """Tokens of prompts that came out of the prefix cache, and all tokens of prompts, so far."""
+    return _metric(metrics, "prefix_cache_tokens_total"), _metric(metrics, "prompt_tokens_total")
+
+
+def _metric(metrics: str, name: str) -> float:
+    found = re.search(rf"^gpuscore_{name} (\S+)$", metrics, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Growth of memory with its standard error, in MiB per hour."""
+
+    value: float
+    error: float
+
+    @property
+    def within_noise(self) -> bool:
+        return self.value <= max(2 * self.error, ALLOWED)
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} +- {self.error:.2f} MiB/h"
+
+
+def slope(points: Sequence[tuple[int, float, int]]) -> Slope | None:
+    """Least squares over (process id, seconds, bytes): one slope, a level for each process.
+
+    Samples that follow each other are no independent ones, so each process's life is averaged in
+    blocks, ten in all, and the error is that of the blocks. None with too little to say.
+    """
+    times, values, levels = _blocks(points)
+    free = len(times) - len(set(levels)) - 1
+    if free < 2:
+        return None
+    design = np.array([[t, *(float(level == one) for one in sorted(set(levels)))]
+                       for t, level in zip(times, levels, strict=True)])  # fmt: skip
+    solution, *_ = np.linalg.lstsq(design, np.array(values), rcond=None)
+    residual = np.array(values) - design @ solution
+    variance = float(residual @ residual) / free * np.linalg.inv(design.T @ design)[0, 0]
+    return Slope(float(solution[0]), float(np.sqrt(variance)))
+
+
+def _blocks(
+    points: Sequence[tuple[int, float, int]],
+) -> tuple[list[float], list[float], list[int]]:
+    """Hours, MiB and process of the means of blocks."""
+    lives = {pid: [point for point in points if point[0] == pid] for pid, *_ in points}
+    size = max(1, len(points) // BLOCKS)
+    times, values, levels = [], [], []
+    for pid, life in lives.items():
+        for part in np.array_split(np.array(life, dtype=float), max(1, round(len(life) / size))):
+            times.append(float(part[:, 1].mean()) / 3600)
+            values.append(float(part[:, 2].mean()) / MIB)
+            levels.append(pid)
+    return times, values, levels
+
+
+def growth(samples: Sequence[Sample], which: str) -> Slope | None:
+    """Of "server" or "engine" in the second half, without the first minute of each process."""
+    born: dict[int, float] = {}
+    points = []
+    half = samples[-1].time / 2
+    for sample in samples:
+        process: Process | None = getattr(sample, which)
+        if process is None:
+            continue
+        since = born.setdefault(process.pid, sample.time)
+        if sample.time >= half and sample.time - since >= min(WARM, half):
+            points.append((process.pid, sample.time, process.rss))
+    return slope(points)

@@ -1,0 +1,49 @@
+"""Memory that large requests took goes back to the system.
+
+glibc keeps what was freed for later: after a burst of bodies of 16 MiB hundreds of megabytes, in an
+arena for each thread. With another C library there is nothing to do.
+"""
+
+import asyncio
+import ctypes
+import gc
+from collections.abc import Callable
+
+LARGE_BODY = 1 << 18  # bytes of a request after which memory is given back
+PAUSE = 0.5  # seconds from a large request to giving back, and so at least between two
+
+
+def find_trim() -> Callable[[], None]:
+    """What gives back free memory, in some milliseconds."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        return lambda: None
+
+    def trim() -> None:
+        # A refused request's error, its traceback and the frames that it knows may be in a circle,
+        # and the frames know the text. What was there at start is frozen, so this takes little.
+        gc.collect()
+        library.malloc_trim(0)
+
+    return trim
+
+
+class Memory:
+    """Gives memory back now and then while there are large requests, and after the last.
+
+    Args:
+        run: does work in a thread.
+    """
+
+    def __init__(self, run: Callable[[Callable[[], None]], object]) -> None:
+        self._run, self._trim = run, find_trim()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def used(self, size: int) -> None:
+        """A request with a body of so many bytes is over."""
+        if size > LARGE_BODY and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
+
+    def _give_back(self) -> None:
+        self._timer = None
+        self._run(self._trim)

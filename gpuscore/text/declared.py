@@ -1,0 +1,103 @@
+"""What a tokenizer's configuration says beside tokenizer.json, where it would change ids.
+
+tokenizer.json alone decides how a text is tokenised. transformers also reads tokenizer_config.json,
+special_tokens_map.json and added_tokens.json, and what it finds there can add tokens or change how
+they are found; its ids would be others than ours then, so that is refused. The other keys change no
+ids: transformers drops `add_bos_token`, `add_eos_token` and `legacy` of tokenizer_config.json where
+there is a tokenizer.json, and the rest is about padding, truncation and decoding.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+
+from gpuscore.errors import ConfigError
+from gpuscore.model_files import as_object, read_object, shown
+
+_FLAGS = ("lstrip", "rstrip", "single_word")
+_LISTS = ("additional_special_tokens", "extra_special_tokens")
+# Classes that build their pre-tokenizer anew, with the prefix that the configuration asks for.
+_REBUILT = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
+
+
+def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError, naming file and key, where transformers would tokenise otherwise.
+
+    Args:
+        directory: of the model.
+        tokenizer: as tokenizer.json says.
+    """
+    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    path = directory / "tokenizer_config.json"
+    config = read_object(path) or {}
+    if config.get("split_special_tokens"):
+        raise ConfigError(
+            f"{path}: split_special_tokens is {shown(config['split_special_tokens'])}; supported: "
+            "false"
+        )
+    if config.get("add_prefix_space") is True and config.get("tokenizer_class") in _REBUILT:
+        _check_prefix(path, tokenizer)
+    for token in as_object(config.get("added_tokens_decoder") or {}, str(path)).values():
+        _check_added(path, "added_tokens_decoder", token, known, tokenizer.normalizer is not None)
+    for file in (path, directory / "special_tokens_map.json", directory / "added_tokens.json"):
+        for key, token in _declared(file):
+            if file != path and key in config:
+                continue  # which goes before the other files
+            _check_added(file, key, token, known, tokenizer.normalizer is not None)
+
+
+def _declared(path: Path) -> Iterator[tuple[str, object]]:
+    """Every special token of a file, by the key that it stands under."""
+    config = read_object(path) or {}
+    if path.name == "added_tokens.json":  # token -> id
+        yield from ((key, key) for key in config)
+        return
+    for key, value in config.items():
+        if key in _LISTS:
+            if not isinstance(value, dict | list | None):
+                raise ConfigError(f"{path}: {key} must hold tokens, found {shown(value)}")
+            tokens = value.values() if isinstance(value, dict) else value or ()
+            yield from ((key, token) for token in tokens)
+        elif path.name == "special_tokens_map.json" and _is_setting(key):
+            # transformers takes it for a setting, also what it drops from tokenizer_config.json.
+            raise ConfigError(f"{path} has {shown(key)}; supported: special tokens")
+        elif isinstance(value, str | dict) and not _is_setting(key):
+            yield key, value
+
+
+def _is_setting(key: str) -> bool:
+    return not key.endswith("_token") or key.startswith("add_")
+
+
+def _check_added(
+    path: Path, key: str, token: object, known: Mapping[str, AddedToken], normalizes: bool
+) -> None:
+    flags = token if isinstance(token, dict) else {"content": token}
+    content = flags.get("content")
+    if not isinstance(content, str):
+        raise ConfigError(f"{path}: {key} holds {shown(token)}, which is no token")
+    found = known.get(content)
+    if found is None:
+        raise ConfigError(
+            f"{path}: {key} holds {shown(content)}, which tokenizer.json does not have among its "
+            "added tokens; supported: tokens that both files have"
+        )
+    if not isinstance(token, dict):
+        return
+    for flag in (*_FLAGS, "normalized") if normalizes else _FLAGS:
+        if flag in flags and bool(flags[flag]) != getattr(found, flag):
+            raise ConfigError(
+                f"{path}: {key} says that {flag} of {shown(content)} is {shown(flags[flag])}, "
+                f"tokenizer.json {getattr(found, flag)}; supported: both alike"
+            )
+
+
+def _check_prefix(path: Path, tokenizer: Tokenizer) -> None:
+    state = json.loads(tokenizer.to_str())["pre_tokenizer"] or {}
+    parts = state.get("pretokenizers", [state])
+    if any(part.get("add_prefix_space") is False for part in parts):
+        raise ConfigError(
+            f"{path}: add_prefix_space is true, and false in tokenizer.json; supported: both alike"
+        )

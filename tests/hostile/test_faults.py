@@ -1,0 +1,148 @@
+"""Promise: whatever is done to the engine, the streams or the server itself, each of 1,024
+requests in flight gets exactly one answer: the right scores, or an error of the contract. Only a
+server that is killed breaks connections, and its child goes with it.
+
+Seeded: SEED=... of the environment gives another schedule; failures name it.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+
+import pytest
+
+from support.crowd import Crowd
+from support.serving import children, running, wait_until
+from support.tape_serving import JSON, engine_of, tape_server
+from support.vitals import GROWTH, SETTLE, vitals
+from support.wire import canary
+
+SEED = int(os.environ.get("SEED", "14"))
+SECONDS = 20.0  # of faults
+PATIENCE = {"first_delay": 0.3, "max_delay": 0.3, "stopped": 2.5, "forgiven": 0}
+SERVER = {"max_inflight_per_key": 4096, "log_requests": True}
+pytestmark = pytest.mark.hostile
+
+
+def known(client):
+    """Requests of one to forty tokens in up to nine items, with what they get while all is well."""
+    rng, found = random.Random(SEED), []
+    for _ in range(64):
+        items = [rng.choices(range(1, 800), k=rng.randint(1, 40)) for _ in range(rng.randint(1, 9))]
+        query = rng.choices(range(1, 800), k=rng.randint(0, 60))
+        body = json.dumps({"query": query, "items": items, "label_token_ids": [3, 5]}).encode()
+        reply = client.post("/v1/score", content=body, headers=JSON)
+        assert reply.status_code == 200, reply.text
+        found.append((body, reply.json()["scores"]))
+    return found
+
+
+def check(outcome, broken=0):
+    assert not outcome.wrong, f"SEED={SEED}: {outcome.wrong[:5]} of {outcome}"
+    assert outcome.broken <= broken, f"SEED={SEED}: {outcome}"
+
+
+async def load(server, requests, answers):
+    async with Crowd(server.address, requests) as crowd:
+        await crowd.until(answers)
+
+
+def at_rest(server):
+    """The server's own process: the tape in its child keeps every batch that it has seen."""
+    time.sleep(SETTLE)
+    return vitals(server.process.pid)
+
+
+async def harm(server, rng):
+    """One fault to the engine's process, if there is one."""
+    pids = children(server.process.pid)
+    if not pids:
+        return
+    with suppress(ProcessLookupError):  # the server may have replaced it meanwhile
+        kind = rng.choice(("kill", "pause", "stop", "terminate"))
+        number = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}.get(kind, signal.SIGSTOP)
+        os.kill(pids[0], number)
+        if number == signal.SIGSTOP:
+            await asyncio.sleep(1.0 if kind == "pause" else 4.0)
+            os.kill(pids[0], signal.SIGCONT)
+
+
+def test_a_thousand_requests_while_the_engine_is_harmed():
+    """Standard error is a pipe that nobody reads, and then one that nobody can read any more."""
+    with tape_server(PATIENCE, server=SERVER) as (server, client):
+        requests, rng = known(client), random.Random(SEED)
+        said = canary(client)
+        asyncio.run(load(server, requests, 3000))  # what a first crowd allocates stays
+        before = at_rest(server)
+
+        async def attack():
+            end, closes = time.monotonic() + SECONDS, time.monotonic() + SECONDS / 2
+            async with Crowd(server.address, requests) as crowd:
+                await crowd.until(2000)
+                while time.monotonic() < end:
+                    await harm(server, rng)
+                    await asyncio.sleep(rng.uniform(0, 2))
+                    if time.monotonic() > closes:
+                        server.process.stderr.close()
+                        closes = end
+                await crowd.until(2000)
+            return crowd.outcome
+
+        outcome = asyncio.run(attack())
+        check(outcome)
+        assert outcome.statuses[503], f"SEED={SEED}: no fault was felt, {outcome}"
+        wait_until(lambda: client.get("/ready").status_code == 200)
+        assert canary(client) == said
+        after = at_rest(server)
+        assert after.rss - before.rss < GROWTH, f"SEED={SEED}: {before}, {after}"
+        assert (after.descriptors, after.threads) == (before.descriptors, before.threads)
+        server.process.stderr = None
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_stop_under_load(signals):
+    """Once: what came is answered, the exit code is 0. Twice: at once, and all have an answer."""
+    with tape_server(PATIENCE, server=SERVER | {"log_requests": False}) as (server, client):
+        requests = known(client)
+
+        async def attack():
+            crowd = Crowd(server.address, requests)
+            async with crowd:
+                await crowd.until(1500)
+                for _ in range(signals):
+                    server.process.send_signal(signal.SIGTERM)
+                    await asyncio.sleep(0.05)
+                crowd.end()
+                await asyncio.to_thread(server.process.wait, 30)
+            return crowd.outcome
+
+        engine = engine_of(server)
+        outcome = asyncio.run(attack())
+        # A connection that is opened while the listener closes is nobody's request.
+        check(outcome, broken=outcome.unsent)
+        code = server.process.returncode
+        assert code in ((0,) if signals == 1 else (0, 128 + signal.SIGTERM)), outcome
+        wait_until(lambda: not running(engine), seconds=10)
+
+
+def test_the_servers_own_death_under_load():
+    with tape_server(PATIENCE, server=SERVER | {"log_requests": False}) as (server, client):
+        requests, engine = known(client), engine_of(server)
+
+        async def attack():
+            crowd = Crowd(server.address, requests)
+            async with crowd:
+                await crowd.until(1500)
+                server.process.kill()
+                crowd.end()
+            return crowd.outcome
+
+        outcome = asyncio.run(attack())
+        check(outcome, broken=1024 + outcome.unsent)  # one for each caller, and no more
+        wait_until(lambda: not running(engine), seconds=10)

@@ -1,0 +1,50 @@
+"""Promise: whatever bytes come, each request gets the answer that is right.
+
+`http/*.toml` are the requests; tests/server/test_corpus.py sends the quick ones with every run.
+"""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from support.corpus import Entry, entries, faults, names, sent
+from support.noise import mutations, told
+from support.serving import RunningServer
+from support.vitals import Patient
+
+pytestmark = pytest.mark.hostile
+
+ALL = [
+    pytest.param(entry, id=f"{name}: {entry.name}") for name in names() for entry in entries(name)
+]
+MUTATIONS, SEED = 4_000, 14
+
+
+@pytest.mark.parametrize("entry", ALL)
+def test_entry(server: RunningServer, patient: Patient, entry: Entry) -> None:
+    found = list(faults(entry, sent(entry, server.address)))
+    assert bool(found) == entry.fails, found or "take `fails` out: it is answered right"
+    patient.check(entry.name)
+
+
+def test_noise(server: RunningServer, patient: Patient) -> None:
+    """Seeded changes of good requests: an answer of HTTP, no 5xx but 501 and 505, and an end."""
+
+    def harm(data: bytes) -> str:
+        outcome = told(server.address, data)
+        bad = [s for s in outcome.statuses if s >= 500 and s not in (501, 505)]
+        fine = not bad and not outcome.rest and outcome.end in ("closed", "reset")
+        return "" if fine else f"{data!r}: {outcome}"
+
+    with ThreadPoolExecutor(4) as threads:
+        found = [text for text in threads.map(harm, mutations(SEED, MUTATIONS)) if text]
+    assert found == []
+    patient.check(f"{MUTATIONS} changed requests")
+
+
+def test_no_traceback(server: RunningServer, log: Path) -> None:
+    """The last of this file: nothing that was sent is an error of the server."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line for line in lines if line["level"] not in ("info", "warning")] == []

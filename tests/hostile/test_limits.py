@@ -1,0 +1,205 @@
+"""Promise: memory and disks that run out cost the request that needed them, not the server.
+
+A real model in a real process: the kernel refuses, nothing is simulated.
+"""
+
+import json
+import os
+import resource
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.serving import children, serving, wait_until
+from support.wire import canary, check_error, connected, large_request, metric, retry_after
+
+MIB = 2**20
+JSON = {"content-type": "application/json"}
+FLAGS = ("--threads", "1", "--kv-cache-size", "16MiB")
+CGROUPS = (  # version 2, then 1: the folder in which groups are made, and the file of the limit
+    ("/sys/fs/cgroup", "memory.max"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+)
+pytestmark = pytest.mark.hostile
+
+
+def ask(client, body):
+    return client.post("/v1/score", content=body, headers=JSON)
+
+
+def address_space(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def limit(pid, spare):
+    """Let a process have so much more memory than now, and no more; None takes the limit away."""
+    most = resource.RLIM_INFINITY if spare is None else address_space(pid) + spare
+    resource.prlimit(pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+
+
+def scores(reply):
+    assert reply.status_code == 200, reply.text
+    return json.loads(reply.content)["scores"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    log = tmp_path_factory.mktemp("limits") / "log"
+    with (
+        serving("demo", *FLAGS, "--max-batch-tokens", "16384", log=log) as server,
+        connected(server) as client,
+    ):
+        yield server, client
+
+
+def test_a_batch_that_the_engine_has_no_memory_for_is_halved(served):
+    server, client = served
+    (pid,) = children(server.process.pid)
+    said, body = canary(client), large_request(20_000, return_label_logprobs=True)
+    right = json.loads(ask(client, body).content)["label_logprobs"]
+    limit(pid, 32 * MIB)
+    try:
+        found = json.loads(ask(client, body).content)["label_logprobs"]
+    finally:
+        limit(pid, None)
+    assert metric_of(client, "retried") >= 1
+    for (one,), (other,) in zip(right, found, strict=True):
+        assert one == pytest.approx(other, abs=2e-4)
+    assert canary(client) == said
+    assert children(server.process.pid) == [pid]
+
+
+def test_a_request_that_does_not_fit_at_all_fails_alone(served):
+    """One item of 4,000 tokens is never split below a page; small ones beside it are answered."""
+    server, client = served
+    (pid,) = children(server.process.pid)
+    said = canary(client)
+    item = [[(7 * n) % 500 for n in range(4000)]]
+    body = json.dumps({"items": item, "label_token_ids": [3]}).encode()
+    failed = 0
+    limit(pid, -256 * MIB)  # below what it has: every new block is refused
+    try:
+        reply = ask(client, body)
+        if reply.status_code != 200:
+            check_error(reply, 503, "insufficient_memory", None)
+            failed += 1
+    finally:
+        limit(pid, None)
+    assert metric_of(client, "retried") + metric_of(client, "failed") >= 1
+    assert metric_of(client, "failed") >= failed
+    assert canary(client) == said
+    assert scores(ask(client, body))
+    assert children(server.process.pid) == [pid]
+
+
+def metric_of(client, outcome):
+    return float(
+        client.get("/metrics")
+        .text.split(f'gpuscore_oom_total{{outcome="{outcome}"}} ')[1]
+        .split()[0]
+    )
+
+
+@contextmanager
+def memory_group(pid, spare):
+    """A control group that kills the process when it takes so many bytes more."""
+    for folder, name in CGROUPS:
+        group = Path(folder, f"gpuscore-test-{os.getpid()}")
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if not (group / name).exists():  # no control group, or none that limits memory
+            group.rmdir()
+            continue
+        try:
+            (group / name).write_text(str(spare))
+            (group / "cgroup.procs").write_text(str(pid))
+            yield
+            return
+        except OSError:
+            continue
+        finally:
+            wait_until(lambda g=group: removed(g), seconds=10)
+    pytest.skip("control groups of memory cannot be made here: needs root and a writable hierarchy")
+
+
+def removed(group):
+    try:
+        for pid in (group / "cgroup.procs").read_text().split():
+            (group.parent / "cgroup.procs").write_text(pid)
+        group.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def test_an_engine_that_the_kernel_kills_for_memory_is_started_again(served):
+    server, client = served
+    (pid,) = children(server.process.pid)
+    said, restarts = canary(client), metric(client, "engine_restarts_total")
+    with memory_group(pid, 16 * MIB):
+        lost = ask(client, large_request(60_000))
+    check_error(lost, 503, "unavailable", None)
+    assert 1 <= retry_after(lost) <= 30
+    wait_until(lambda: client.get("/ready").status_code == 200, seconds=60)
+    assert metric(client, "engine_restarts_total") == restarts + 1
+    assert children(server.process.pid) != [pid]
+    assert canary(client) == said
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
+    if subprocess.run(command, capture_output=True, timeout=20, check=False).returncode:
+        pytest.skip("a small file system cannot be mounted: needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], timeout=20, check=True)
+
+
+def test_a_log_on_a_full_disk(small_disk):
+    """Lines are dropped and counted; once there is room again, each line is whole."""
+    filler, log = small_disk / "filler", small_disk / "log"
+    filler.write_bytes(bytes(40_000))
+    with serving("demo", *FLAGS, log=log) as server, connected(server) as client:
+        said = canary(client)
+        wait_until(lambda: canary(client) == said and dropped(client) > 0, seconds=60)
+        filler.unlink()
+        before = dropped(client)
+        for _ in range(20):
+            assert canary(client) == said
+        wait_until(lambda: log.read_bytes().endswith(b"\n"))
+        assert dropped(client) == before
+        torn = [line for line in log.read_text().splitlines() if not whole(line)]
+    assert len(torn) <= 2, torn
+
+
+def dropped(client):
+    return metric(client, "log_lines_dropped_total")
+
+
+def whole(line):
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def test_a_compile_cache_on_a_full_disk(small_disk, tmp_path):
+    """Programs are compiled all the same, and what was half written misleads no later start."""
+    (small_disk / "filler").write_bytes(bytes(60_000))
+    flags = ("--backend", "jax", "--compile-cache", str(small_disk), *FLAGS[2:])
+    flags += ("--max-batch-tokens", "64", "--max-model-len", "64")
+    found = []
+    for start in ("full", "room again"):
+        log = tmp_path / start
+        with serving("demo", *flags, log=log) as server, connected(server) as client:
+            found.append(canary(client))
+        assert ("No space left on device" in log.read_text()) is (start == "full")
+        (small_disk / "filler").unlink(missing_ok=True)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True, timeout=20)
+    assert found[0] == found[1]

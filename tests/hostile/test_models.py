@@ -1,0 +1,64 @@
+"""Broken model directories, each served by a real process: exit 78, one sentence, within 20 s."""
+
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from support.broken import CASES, broken, make_bases
+from support.serving import COMMAND
+
+EXIT_CONFIG, SECONDS = 78, 20
+# One that hung before the port was bound, one that was served as if it had no tokenizer, one that
+# ended in a traceback.
+SHORT = ("template-loops", "tokenizer.json-dangling", "config.json-nested")
+
+
+def chosen() -> list[str]:
+    """All but the same harm to one file after the other, of which each file has one here; the
+    short form has them all."""
+    names, seen = [], Counter()
+    for name in CASES:
+        file = name.rpartition("-")[0]
+        if Path(file).suffix:  # such as config.json-truncated
+            seen[file] += 1
+            ways = [n for n in CASES if n.rpartition("-")[0] == file]
+            if name != ways[len(seen) % len(ways)]:
+                continue
+        names.append(name)
+    return [name for name in names if name not in SHORT]
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    return make_bases(tmp_path_factory.mktemp("good"))
+
+
+def test_they_are_as_many_as_promised():
+    assert len(chosen()) >= 79
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*SHORT, *(pytest.param(name, marks=pytest.mark.hostile) for name in chosen())],
+)
+def test_a_server_of_a_broken_directory(bases, tmp_path, name):
+    case = CASES[name]
+    directory = broken(case, bases, tmp_path / "model")
+    start = time.monotonic()
+    done = subprocess.run(
+        [COMMAND, "serve", str(directory), "--port", "0", "--dtype", "float32", *case.flags],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS * 3,
+        check=False,
+    )
+    seconds = time.monotonic() - start
+    assert done.returncode == EXIT_CONFIG, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gpuscore: ")
+    for word in case.words:
+        assert word in line
+    assert seconds < SECONDS

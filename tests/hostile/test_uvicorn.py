@@ -1,0 +1,19 @@
+"""What plain uvicorn answers to the same requests is known: docs/http.md says why ours differ."""
+
+import pytest
+
+from support.corpus import entries, names
+from support.uvicorns import PARSERS, differences
+
+pytestmark = pytest.mark.hostile
+
+
+@pytest.mark.parametrize("parser", PARSERS)
+def test_differences_are_noted(parser: str) -> None:
+    noted = {
+        f"{name}: {entry.name}": entry.theirs[parser]
+        for name in names()
+        for entry in entries(name)
+        if parser in entry.theirs
+    }
+    assert differences(parser) == noted

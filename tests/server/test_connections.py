@@ -1,0 +1,310 @@
+"""Promise: one connection takes no more than its turn, is answered in order, and hides nothing.
+
+Requests that HTTP clients would not send, to real servers; `test_parser` has the rules alone.
+"""
+
+import json
+import re
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gpuscore.config import ServerConfig
+from gpuscore.errors import ConfigError
+from gpuscore.server.cors import read_origins
+from support.serving import wait_until
+from support.tape_child import HELD, MARK
+from support.tape_serving import JSON, body_of, in_flight, let_go, tape_server
+from support.wire import Connection, check_error, under_way
+
+GOOD = json.dumps({"items": [[5]], "label_token_ids": [3]}).encode()
+SCORE = ("POST", "/v1/score")
+UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAM")
+PAGE, OTHER = "https://app.example.org", "https://evil.example.org"
+CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
+
+
+@pytest.fixture(scope="module")
+def full():
+    """A client of a server that takes one request, and bodies of a megabyte."""
+    limits = {"max_body_bytes": 10**6, "cors_origin": f"{PAGE},http://localhost:3000"}
+    with tape_server(server=limits, engine={"max_queued_requests": 1}) as (_, client):
+        yield client
+
+
+@pytest.fixture
+def busy(full):
+    with in_flight(full, HELD) as held:
+        yield full
+        assert let_go(held).status == 200
+
+
+def resident(server):
+    """Bytes of resident memory of the server's process."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024
+
+
+class TestPipelines:
+    def test_a_thousand_requests_are_answered_in_order(self, client, server):
+        before = resident(server)
+        with Connection(client) as connection, Connection(client) as other:
+            heads = [
+                connection.head("GET", f"/{i % 7}", f"X-Request-Id: n-{i}") for i in range(1000)
+            ]
+            connection.socket.setblocking(True)
+            connection.send(b"".join(heads))
+            for _ in range(5):  # its turn comes although there is so much to do
+                other.request("GET", "/health")
+                assert other.reply().status == 200
+            ids = [connection.reply().headers["x-request-id"] for _ in heads]
+        assert ids == [f"n-{i}" for i in range(1000)]
+        assert resident(server) - before < 10 * 2**20
+
+    def test_what_is_behind_a_request_waits_until_it_is_answered(self, full):
+        """In the client's own memory, but for one read."""
+        with in_flight(full, HELD) as held:
+            with suppress(BlockingIOError):
+                held.socket.setblocking(False)
+                for _ in range(10_000):
+                    held.socket.send(b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n" * 100)
+            held.socket.setblocking(True)
+            assert under_way(full) == 1
+            assert let_go(held).status == 200
+            assert held.reply().status == 404
+
+
+class TestLimits:
+    """The limited server takes heads of 2,048 bytes."""
+
+    @pytest.mark.parametrize(
+        ("first", "endless"),
+        [
+            (b"0\r\nX: ", b"a" * 1000),
+            (b"0\r\n", b"X: a\r\n" * 200),
+            (b"1;", b"a" * 1000),
+            (b"1\r\na\r\n", b"1;b=cc\r\na\r\n" * 200),
+        ],
+        ids=["a trailer", "many trailers", "an extension", "many extensions"],
+    )
+    def test_what_is_around_the_chunks_counts_as_the_head_does(self, limited, first, endless):
+        with Connection(limited) as connection:
+            connection.send(connection.head(*SCORE, *CHUNKED) + first + 3 * endless)
+            message = check_error(connection.reply(), 431, "header_too_large", None)
+            assert "over 2048 bytes" in message
+            assert connection.closed
+
+    def test_some_of_it_is_taken(self, limited):
+        body = GOOD[:-1] + b',"apply_softmax":true}'
+        chunks = b'%x;a=b;c="d"\r\n%s\r\n0;last\r\nX-Sum: 1\r\n\r\n' % (len(body), body)
+        with Connection(limited) as connection:
+            for _ in range(3):  # the sum is that of one request
+                connection.send(connection.head(*SCORE, *CHUNKED, "X: " + "y" * 1000) + chunks)
+                assert connection.reply().status == 200
+
+    @pytest.mark.parametrize("length", [10**7, 10**12, 2**64 - 1, 2**64, 10**30])
+    def test_an_absurd_length_on_a_busy_server(self, busy, length):
+        with Connection(busy) as connection:
+            connection.request(length=length)
+            check_error(connection.reply(), 413, "body_too_large", None)
+            assert connection.closed
+
+
+class TestUpgrades:
+    def test_one_is_ignored_on_any_version(self, client):
+        with Connection(client) as connection:
+            for _ in range(2):
+                connection.request(*SCORE, *UPGRADE, body=GOOD)
+                assert connection.reply().status == 200
+            old = connection.head("GET", "/health", *UPGRADE).replace(b"HTTP/1.1", b"HTTP/1.0")
+            connection.send(old)
+            assert connection.reply().headers["connection"] == "close"
+            assert connection.closed
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+            b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+            b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n"
+            b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+            b"BREW / HTTP/1.1\r\n\r\n",
+            b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n",
+        ],
+        ids=["no host", "two hosts", "gzip, chunked", "a method of its own", "connect"],
+    )
+    def test_a_bad_head_is_answered_behind_the_others(self, watched, head):
+        before = watched.log.read_text().count("Traceback")
+        with Connection(watched.client) as connection:
+            connection.send(connection.head("GET", "/health") + head)
+            assert connection.reply().status == 200
+            check_error(connection.reply(), 400, "invalid_request", None)
+            assert connection.closed
+        assert watched.log.read_text().count("Traceback") == before
+
+
+class TestTargets:
+    @pytest.mark.parametrize(
+        ("target", "status"),
+        [
+            ("/v1/%73core", 200),
+            ("/%76%31/score?x=%2f", 200),
+            ("http://elsewhere/v1/score", 200),
+            ("HTTPS://elsewhere:9/v1/score?q", 200),
+            ("/v1%2Fscore", 404),
+            ("/v1/%2573core", 404),
+            ("http://elsewhere", 404),
+            ("http:///v1/score", 400),
+            ("ftp://elsewhere/v1/score", 400),
+            ("http://user@elsewhere/v1/score", 400),
+            ("*", 400),
+        ],
+    )
+    def test_one_form_decides_the_route(self, client, target, status):
+        with Connection(client) as connection:
+            connection.request("POST", target, body=GOOD)
+            assert connection.reply().status == status
+
+    @pytest.mark.parametrize("target", ["/v1/%73core", "http://a/v1/score", "/v1/sco%72e?a"])
+    def test_and_the_gate(self, busy, target):
+        with Connection(busy) as connection:
+            connection.send(connection.head("POST", target, length=9))  # refused at its head
+            check_error(connection.reply(), 429, "overloaded", None)
+
+    @pytest.mark.parametrize("target", ["/v1/%73core", "http://a/v1/score", "/metric%73"])
+    def test_and_the_key(self, limited_server, limited, target):
+        with Connection(limited) as connection:
+            connection.request("POST", target, body=GOOD, key=False)
+            check_error(connection.reply(), 401, "invalid_api_key", None)
+
+    @pytest.mark.parametrize(
+        "target", ["/health", "/ready", "/docs", "http://a/health", "/v1/models"]
+    )
+    def test_head_says_what_get_would(self, client, target):
+        with Connection(client) as connection:
+            connection.request("GET", target)
+            get = connection.reply()
+            connection.request("HEAD", target)
+            head = connection.reply(has_body=False)
+            assert head.status == get.status == 200
+            assert head.headers["content-length"] == get.headers["content-length"]
+            connection.request("GET", "/health")  # no body stands between the two
+            assert connection.reply().status == 200
+
+
+def shut(connection):
+    """Send no more, but wait for the answer, as `printf ... | nc -N` does."""
+    connection.socket.shutdown(socket.SHUT_WR)
+
+
+class TestLeaving:
+    """Whoever closes has left; whoever closes one side only gets the answer."""
+
+    @pytest.mark.parametrize("request_of", [("GET", "/health"), SCORE])
+    @pytest.mark.parametrize("pause", [0, 0.002])
+    def test_a_request_and_the_end_of_input(self, client, request_of, pause):
+        with Connection(client) as connection:
+            connection.request(*request_of, body=GOOD if request_of == SCORE else None)
+            time.sleep(pause)
+            shut(connection)
+            reply = connection.reply()
+            assert reply.status == 200
+            assert connection.closed
+
+    def test_a_pipeline_and_the_end_of_input(self, client):
+        with Connection(client) as connection:
+            connection.send(connection.head("GET", "/health") * 300)
+            shut(connection)
+            assert [connection.reply().status for _ in range(300)] == [200] * 300
+            assert connection.closed
+
+    def test_an_answer_that_takes_a_while_is_asked_for(self, full):
+        """By 100 Continue, to which a client that has left would answer with a reset."""
+        with in_flight(full, HELD) as held:
+            shut(held)
+            assert held.reply(has_body=False).status == 100
+            time.sleep(0.3)
+            assert under_way(full) == 1
+            assert let_go(held).status == 200
+            assert held.closed
+
+    @pytest.mark.parametrize("version", ["1.1", "1.0"])
+    def test_a_client_that_closes_is_cancelled(self, full, version):
+        MARK.unlink(missing_ok=True)
+        with Connection(full) as connection:
+            sent = connection.head(body=body_of(HELD)) + body_of(HELD)
+            connection.send(sent.replace(b"HTTP/1.1", b"HTTP/" + version.encode(), 1))
+            wait_until(MARK.exists)
+            assert under_way(full) == 1
+        wait_until(lambda: under_way(full) == 0, seconds=5)
+        MARK.unlink(missing_ok=True)
+
+    @pytest.mark.parametrize(
+        "sent", [b"GET /heal", b"POST / HTTP/1.1\r\nContent-Length: 9\r\nHost: a\r\n\r\n1"]
+    )
+    def test_half_a_request_gets_no_answer(self, client, sent):
+        with Connection(client) as connection:
+            connection.send(sent)
+            shut(connection)
+            assert connection.socket.recv(99).startswith((b"", b"HTTP/1.1 404"))
+            wait_until(lambda: under_way(client) == 0)
+
+
+class TestOrigins:
+    """CORS: pages of the given origins may read every answer, also those without a key."""
+
+    def test_off_by_default(self, client):
+        for method in ("OPTIONS", "GET"):
+            fields = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+            found = client.request(method, "/health", headers=fields).headers
+            assert not [name for name in found if name.startswith("access-control")]
+
+    def test_a_preflight_needs_no_key(self, full):
+        fields = {
+            "Origin": PAGE,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization,content-type,x-request-timeout-ms",
+        }
+        reply = full.options("/v1/score", headers=fields)
+        assert reply.status_code == 200
+        assert reply.headers["access-control-allow-origin"] == PAGE
+        assert "POST" in reply.headers["access-control-allow-methods"]
+        reply = full.options("/v1/score", headers=fields | {"Origin": OTHER})
+        assert reply.status_code == 400
+        assert "access-control-allow-origin" not in reply.headers
+
+    def test_answers_of_the_application_and_of_the_connection(self, busy):
+        sent = {"Origin": PAGE, **JSON}
+        replies = {
+            429: busy.post("/v1/score", content=body_of(1), headers=sent),
+            404: busy.post("/nowhere", content=body_of(1), headers=sent),
+            400: busy.get("/health", headers=sent | {"X-Request-Id": "no id"}),
+            200: busy.get("/health", headers=sent),
+        }
+        assert [reply.status_code for reply in replies.values()] == list(replies)
+        marks = [
+            {k: v for k, v in reply.headers.items() if k.startswith("access-") or k == "vary"}
+            for reply in replies.values()
+        ]
+        assert marks[0]["access-control-allow-origin"] == PAGE
+        assert "Retry-After" in marks[0]["access-control-expose-headers"]
+        assert marks == marks[:1] * 4
+
+    def test_another_page_gets_no_mark(self, busy):
+        refused = busy.post("/v1/score", content=body_of(1), headers={"Origin": OTHER, **JSON})
+        assert refused.status_code == 429
+        assert "access-control-allow-origin" not in refused.headers
+
+    @pytest.mark.parametrize(
+        "given", ["https://a/", "a.example", "https://a,", "HTTPS://A", "null", "* b"]
+    )
+    def test_what_is_no_origin(self, given):
+        with pytest.raises(ConfigError, match="an origin is scheme://host"):
+            read_origins(ServerConfig(cors_origin=given))
+
+    def test_any_origin(self):
+        marks = read_origins(ServerConfig(cors_origin="*")).fields([(b"origin", PAGE.encode())])
+        assert dict(marks)[b"access-control-allow-origin"] == b"*"

@@ -1,0 +1,34 @@
+"""Promise: hostile requests get the answers that are right.
+
+These are the quick ones of tests/hostile/http; tests/hostile/test_http.py sends all.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from support.corpus import entries, faults, names, sent
+from support.differences import page
+from support.noise import mutations, told
+
+PAGE = Path(__file__).parents[2] / "docs" / "http.md"
+
+pytestmark = pytest.mark.usefixtures("unharmed")
+
+
+@pytest.mark.parametrize("name", names())
+def test_quick_entries(server, client, name):
+    quick = [entry for entry in entries(name) if not entry.slow and not entry.fails]
+    found = {entry.name: list(faults(entry, sent(entry, server.address))) for entry in quick}
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def test_the_page_is_that_of_the_data():
+    assert PAGE.read_text() == page(), "python -m support.differences > ../docs/http.md"
+
+
+def test_noise(server, client):
+    for data in mutations(seed=7, count=200):
+        outcome = told(server.address, data)
+        assert all(status < 500 or status in (501, 505) for status in outcome.statuses), data
+        assert outcome.end in ("closed", "reset"), data

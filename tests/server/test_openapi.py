@@ -1,0 +1,126 @@
+"""Promise: the OpenAPI document names every answer.
+
+tests/hostile/test_openapi.py looks for answers that it does not name.
+"""
+
+import msgspec
+import pytest
+
+from gpuscore import errors
+from gpuscore.server.answers import ErrorAnswer
+from gpuscore.server.openapi import ERRORS
+from gpuscore.server.paths import GENERATING_PATHS
+from support.wire import KEYS, connected
+
+NOT_OF_AN_OPERATION = {errors.NotFound, errors.MethodNotAllowed}
+
+
+@pytest.fixture(scope="module")
+def document(client):
+    return client.get("/openapi.json").json()
+
+
+@pytest.fixture(scope="module")
+def guarded(limited):
+    """Of a server with keys."""
+    return limited.get("/openapi.json").json()
+
+
+def operations(document):
+    return [
+        (method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def resolved(document, part):
+    while "$ref" in part:
+        found = document
+        for name in part["$ref"].removeprefix("#/").split("/"):
+            found = found[name]
+        part = found
+    return part
+
+
+def test_every_error_of_the_contract_is_named(guarded):
+    """Codes of the error table beside the statuses of POST /v1/score."""
+    named = {}
+    for status, answer in guarded["paths"]["/v1/score"]["post"]["responses"].items():
+        if status != "200":
+            named[int(status)] = set(resolved(guarded, answer)["description"].split(", "))
+    assert set(named) == {error.status for error in ERRORS if error is not errors.MethodNotAllowed}
+    assert all(
+        error.code in named[error.status] for error in ERRORS if error not in NOT_OF_AN_OPERATION
+    )
+
+
+def test_errors_have_a_body_and_headers(guarded):
+    for method, path, operation in operations(guarded):
+        for status, answer in operation["responses"].items():
+            answer = resolved(guarded, answer)
+            assert "X-Request-Id" in answer["headers"], (method, path, status)
+            assert ("Retry-After" in answer["headers"]) == (status in ("429", "503"))
+            if status != "200":
+                schema = answer["content"]["application/json"]["schema"]
+                kinds = schema.get("anyOf", [schema])
+                names = {kind["$ref"].rpartition("/")[2] for kind in kinds}
+                ranks = path.endswith(("rerank", "reranking"))
+                assert names == ({"ErrorAnswer", "TeiError"} if ranks else {"ErrorAnswer"})
+
+
+def test_types_of_metrics(client, document):
+    named = document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+    for accept in ("text/plain", "application/openmetrics-text;version=1.0.0"):
+        answer = client.get("/metrics", headers={"accept": accept})
+        assert answer.headers["content-type"].split(";")[0] in named
+        assert answer.headers["content-type"].startswith(accept.split(";")[0])
+    assert "application/json" not in named
+
+
+def test_keys(document, guarded):
+    assert "securitySchemes" not in document["components"]
+    assert set(guarded["components"]["securitySchemes"]) == {"bearer", "key"}
+    for method, path, operation in operations(document):
+        assert "security" not in operation
+        assert "401" not in operation["responses"], (method, path)
+    open_paths = {path for _, path, one in operations(guarded) if "security" not in one}
+    assert open_paths >= {"/health", "/ready"}
+    assert "/metrics" not in open_paths
+
+
+def test_what_generates_is_always_refused(document):
+    for path in GENERATING_PATHS:
+        assert "200" not in document["paths"][path]["post"]["responses"]
+
+
+HOSTILE = {
+    "no key": ({"x-api-key": "x"}, b"{}", 401),
+    "a bad id": ({"x-request-id": "ä ö"}, b"{}", 400),
+    "no JSON": ({}, b"{", 400),
+    "another type": ({"content-type": "text/plain"}, b"{}", 415),
+    "an unknown encoding": ({"content-encoding": "br"}, b"{}", 415),
+    "a long body": ({}, b" " * (2**20 + 1), 413),
+    "a long head": ({"x-long": "a" * 3000}, b"{}", 431),
+    "many fields": ({f"x-{i}": "a" for i in range(30)}, b"{}", 431),
+    "no time": ({"x-request-timeout-ms": "0"}, b"{}", 400),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_real_answers_are_named(limited_server, guarded, name):
+    """Every operation, asked in a way that it has to refuse."""
+    headers, body, status = HOSTILE[name]
+    posts = [(path, one) for method, path, one in operations(guarded) if method == "post"]
+    with connected(limited_server, None if status == 401 else KEYS[0]) as client:
+        for path, operation in posts:
+            sent = {"content-type": "application/json"} | headers
+            answer = client.post(path, content=body, headers=encoded(sent))
+            assert answer.status_code == status, path
+            named = resolved(guarded, operation["responses"][str(answer.status_code)])
+            assert answer.headers["content-type"] in named["content"]
+            msgspec.json.decode(answer.content, type=ErrorAnswer)
+
+
+def encoded(headers):
+    return [(name.encode(), value.encode()) for name, value in headers.items()]

@@ -1,0 +1,184 @@
+"""Promise: jobs on text take turns between tenants, and what nobody waits for ends at once."""
+
+import threading
+
+import pytest
+
+from gpuscore.errors import DeadlineExceeded
+from gpuscore.server.text_work import BEGUN_OF_TENANT, LARGE, PERMITS, TURN, TextWork
+
+WAIT = 20  # seconds, at most
+
+
+@pytest.fixture
+def work():
+    scheduler = TextWork()
+    yield scheduler
+    scheduler.close()
+
+
+class Long:
+    """Work of many pieces, each of which waits until it is let go."""
+
+    def __init__(self, size=TURN):
+        self.size, self.pieces, self.ended = size, 0, threading.Event()
+        self._begun, self._go = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, turns):
+        try:
+            while True:
+                turns.before(self.size)
+                self.pieces += 1
+                self._begun.release()
+                assert self._go.acquire(timeout=WAIT)
+        finally:
+            self.ended.set()
+
+    def at_work(self):
+        return self._begun.acquire(timeout=WAIT)
+
+    def begins_nothing(self):
+        return not self._begun.acquire(timeout=0.1)
+
+    def go_on(self):
+        self._go.release()
+
+
+def busy(work, count=PERMITS, size=TURN, tenant="a"):
+    """Jobs of a tenant that are at their first pieces."""
+    jobs = []
+    for _ in range(count):
+        long = Long(size)
+        job, _ = work.submit(tenant, long)
+        assert long.at_work()
+        jobs.append((long, job))
+    return jobs
+
+
+def end(work, jobs):
+    for long, job in jobs:
+        work.give_up(job)
+        for _ in range(3):
+            long.go_on()
+
+
+def test_a_short_text_waits_for_one_piece(work):
+    jobs = busy(work)
+    _, done = work.submit("b", lambda turns: turns.before(5) or "answer")
+    assert not done.done()
+    jobs[0][0].go_on()
+    assert done.result(WAIT) == "answer"
+    assert jobs[0][0].at_work(), "then it goes on"
+    assert [long.pieces for long, _ in jobs] == [2, 1]
+    end(work, jobs)
+
+
+def test_a_short_text_of_the_same_tenant_waits_for_one_piece(work):
+    jobs = busy(work)
+    _, done = work.submit("a", lambda turns: "answer")
+    jobs[1][0].go_on()
+    assert done.result(WAIT) == "answer"
+    end(work, jobs)
+
+
+def test_who_has_nothing_running_is_next(work):
+    """However many jobs of another tenant have waited longer."""
+    jobs = busy(work)
+    more = [work.submit("a", lambda turns: turns.before(1)) for _ in range(50)]
+    order = []
+    _, done = work.submit("b", lambda turns: order.append([f.done() for _, f in more]))
+    jobs[0][0].go_on()
+    done.result(WAIT)
+    assert order == [[False] * 50]
+    end(work, jobs)
+
+
+def test_nobody_hands_on_what_nobody_waits_for(work):
+    (long, job), *_ = jobs = busy(work, 1)
+    for pieces in range(2, 6):
+        long.go_on()
+        assert long.at_work()
+        assert long.pieces == pieces
+    end(work, jobs)
+
+
+def test_large_pieces_leave_a_permit(work):
+    jobs = busy(work, 1, LARGE + 1)
+    other = Long(LARGE + 1)
+    jobs.append((other, work.submit("c", other)[0]))
+    assert other.begins_nothing()
+    for _ in range(20):  # the other permit
+        _, done = work.submit("b", lambda turns: "answer")
+        assert done.result(WAIT) == "answer"
+    for _ in range(2):
+        jobs[0][0].go_on()
+    assert other.at_work(), "they take turns"
+    end(work, jobs)
+
+
+def test_given_up_before_its_turn(work):
+    jobs = busy(work)
+    begun = threading.Event()
+    job, future = work.submit("b", lambda turns: begun.set())
+    work.give_up(job)
+    assert future.cancelled()
+    assert not work.waiting
+    end(work, jobs)
+    assert not begun.is_set()
+
+
+def test_given_up_at_work_ends_before_the_next_piece(work):
+    (long, job), *_ = busy(work, 1)
+    work.give_up(job)
+    long.go_on()
+    assert long.ended.wait(WAIT)
+    assert long.pieces == 1
+
+
+def test_given_up_while_it_waits_ends_at_once(work):
+    jobs = busy(work, 1, LARGE + 1)
+    other = Long(LARGE + 1)
+    job, future = work.submit("c", other)
+    assert other.begins_nothing()
+    work.give_up(job)
+    with pytest.raises(DeadlineExceeded):
+        future.result(WAIT)
+    assert other.pieces == 0
+    end(work, jobs)
+
+
+def test_threads_are_bounded_and_end(work):
+    before = threading.active_count()
+    longs = [Long() for _ in range(3 * BEGUN_OF_TENANT)]
+    jobs = [(long, work.submit("a", long)[0]) for long in longs]
+    for _ in range(10):
+        for long in longs:
+            long.go_on()
+    assert threading.active_count() - before <= BEGUN_OF_TENANT
+    end(work, jobs)
+    for thread in threading.enumerate():
+        if thread.name == "text":
+            thread.join(WAIT)
+    assert threading.active_count() <= before
+
+
+def test_errors_and_order(work):
+    def fails(turns):
+        raise ValueError("no")
+
+    _, failed = work.submit("a", fails)
+    with pytest.raises(ValueError, match="no"):
+        failed.result(WAIT)
+    results = [work.submit(str(i % 7), lambda turns, i=i: i)[1] for i in range(500)]
+    assert [future.result(WAIT) for future in results] == [*range(500)]
+
+
+def test_close_gives_up_everything():
+    work = TextWork()
+    jobs = busy(work)
+    _, waiting = work.submit("b", lambda turns: None)
+    work.close()
+    assert waiting.cancelled()
+    for long, _ in jobs:
+        long.go_on()
+        assert long.ended.wait(WAIT)

@@ -1,0 +1,122 @@
+"""Connections that send as much as a server takes, from a process of their own, so that it does not
+slow down who measures.
+
+    python -P -m support.floods KIND HOST PORT CONNECTIONS SECONDS MEGABYTES
+"""
+
+import json
+import selectors
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+PIECE = 2**16
+CHUNKED = b"POST /v1/score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+# What a connection sends once, and what it sends after that for as long as it can.
+KINDS = {
+    "pipelined": (b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+    "trailers": (CHUNKED + b"0\r\nX: ", b"a"),
+    "extensions": (CHUNKED + b"1;", b"a"),
+    "one-byte chunks": (CHUNKED, b"1\r\n \r\n"),
+}
+
+
+@dataclass
+class Sent:
+    """What a flood came to.
+
+    Args:
+        connections: that were opened, also in the place of others.
+        sent: bytes.
+        answers: heads of answers, about.
+    """
+
+    connections: int = 0
+    sent: int = 0
+    answers: int = 0
+
+
+class Flood:
+    """Sends over `width` connections, at most `most` bytes over each; one that the server closes is
+    opened again."""
+
+    def __init__(self, kind: str, address: tuple[str, int], width: int, most: int) -> None:
+        self.result = Sent()
+        self._address, self._most = address, most
+        first, unit = KINDS[kind]
+        count = PIECE // len(unit)
+        self._first, self._piece = first + unit * count, unit * count
+        self._selector = selectors.DefaultSelector()
+        self._left: dict[socket.socket, int] = {}  # bytes that a connection may still send
+        self._pending: dict[socket.socket, memoryview] = {}
+        for _ in range(width):
+            self._open()
+
+    def run(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for key, events in self._selector.select(0.1):
+                self._move(key.fileobj, events)
+
+    def _open(self) -> None:
+        connection = socket.create_connection(self._address)
+        connection.setblocking(False)
+        self.result.connections += 1
+        self._left[connection] = self._most
+        self._pending[connection] = memoryview(self._first)
+        self._selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def _move(self, connection: socket.socket, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                received = connection.recv(2**18)
+                self.result.answers += received.count(b"HTTP/1.1 ")
+                if not received:
+                    raise ConnectionError
+            if events & selectors.EVENT_WRITE:
+                self._send(connection)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._selector.unregister(connection)
+            connection.close()
+            del self._left[connection], self._pending[connection]
+            self._open()
+
+    def _send(self, connection: socket.socket) -> None:
+        sent = connection.send(self._pending[connection])
+        self.result.sent += sent
+        self._left[connection] -= sent
+        self._pending[connection] = self._pending[connection][sent:]
+        if self._left[connection] <= 0:
+            self._selector.modify(connection, selectors.EVENT_READ)
+        elif not self._pending[connection]:
+            self._pending[connection] = memoryview(self._piece)
+
+
+def flooding(
+    kind: str, address: tuple[str, int], width: int, seconds: float, megabytes: float
+) -> "subprocess.Popen[str]":
+    """Start a flood in the background; `sent_by` waits for its end."""
+    arguments = [kind, address[0], *map(str, (address[1], width, seconds, megabytes))]
+    return subprocess.Popen(
+        [sys.executable, "-P", __file__, *arguments], stdout=subprocess.PIPE, text=True
+    )
+
+
+def sent_by(flood: "subprocess.Popen[str]") -> Sent:
+    output, _ = flood.communicate(timeout=120)
+    assert flood.returncode == 0
+    return Sent(**json.loads(output))
+
+
+def main(kind: str, host: str, port: str, width: str, seconds: str, megabytes: str) -> None:
+    flood = Flood(kind, (host, int(port)), int(width), int(float(megabytes) * 1e6))
+    flood.run(float(seconds))
+    print(json.dumps(asdict(flood.result)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,76 @@
+"""Promise: a model directory that is broken in any way is refused in one sentence that says how.
+
+The short form, in this process; tests/hostile/test_models.py starts a server for each.
+"""
+
+import pytest
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import ModelConfig, RequestLimits
+from gpuscore.errors import ConfigError
+from gpuscore.families.chat import ChatTemplate
+from gpuscore.families.decisions import DecisionPrompts
+from gpuscore.families.discovery import find_family
+from gpuscore.families.files import read_head
+from gpuscore.families.prompts import FamilyPrompts
+from gpuscore.families.rendering import TemplateLimit
+from gpuscore.text.prompts import PromptBuilder
+from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.text.tokenizer_info import read_tokenizer_info
+from support.broken import CASES, broken, make_bases
+
+# These take up to seconds of processor time each, and are left to the long form.
+SLOW = {
+    f"template-{how}"
+    for how in ("loops", "loops-unasked", "power", "grows", "brackets", "format", "center")
+}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    return make_bases(tmp_path_factory.mktemp("good"))
+
+
+def load(directory, wanted="auto"):
+    """What `gpuscore serve` reads, in its order; the prompts' family."""
+    encoder = TextEncoder.read(directory)
+    specials = [] if encoder is None else encoder.specials
+    head, template = read_head(directory), ChatTemplate.read(directory)
+    if encoder is not None:
+        read_tokenizer_info(directory, encoder, None)
+    family = find_family(wanted, directory, [], specials, head)
+    backend = create_backend(plan_backend(directory, ModelConfig(dtype="float32")))
+    try:
+        builder = PromptBuilder(encoder, backend.limits, RequestLimits())
+        prompts = None if family is None else FamilyPrompts(family, builder)
+        if head is None:
+            try:
+                DecisionPrompts(template, specials, builder)
+            except TemplateLimit:
+                raise
+            except ConfigError:
+                pass  # the tokenizer has no token for some label
+        return prompts
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("base", ["plain", "llama", "moe", "classes", "sentence"])
+def test_what_is_broken_here_was_good(bases, base):
+    load(bases[base])
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - SLOW))
+def test_a_broken_directory(bases, tmp_path, name):
+    case = CASES[name]
+    directory = broken(case, bases, tmp_path / "model")
+    with pytest.raises(ConfigError) as error:
+        load(directory, *case.flags[1:])
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000
+    for word in case.words:
+        assert word in str(error.value)
+
+
+def test_there_are_as_many_as_promised():
+    assert len(CASES) >= 79

@@ -1,0 +1,199 @@
+"""Promise: closed, full and unread standard streams, and signals at any time, end no server, and no
+command with a traceback. Real processes, started by the console script.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from support.serving import COMMAND, RunningServer, children, wait_until
+from support.wire import Connection, connected, hold, large_request
+
+CLOSED = "exec 0<&- 1>&- 2>&-;"
+ALICE, BOB = "key-of-alice", "key-of-bob"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def hang_up(process):
+    """The end of a terminal: a signal to every process, from the first that the server starts."""
+    if children(process.pid):
+        os.killpg(process.pid, signal.SIGHUP)
+
+
+@contextmanager
+def server(*flags, prefix="", meanwhile=lambda process: None, **streams):
+    """A server of the demo model whose streams are the caller's business; ready."""
+    port = free_port()
+    words = [COMMAND, "serve", "demo", "--threads", "1", "--port", str(port), *flags]
+    command = ["/bin/sh", "-c", f'{prefix} exec "$@"', "sh", *words]
+    process = subprocess.Popen(command, start_new_session=True, **streams)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(
+            lambda: meanwhile(process) or process.poll() is not None or ready(url), seconds=60
+        )
+        assert process.poll() is None, "ended before it was ready"
+        yield RunningServer(url, process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ready(url):
+    try:
+        return httpx.get(f"{url}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def status(server, key=None):
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    body = {"items": [[5], [6]], "label_token_ids": [3]}
+    return httpx.post(f"{server.url}/v1/score", json=body, headers=headers).status_code
+
+
+def ends(server, number, code=0):
+    server.process.send_signal(number)
+    assert server.process.wait(timeout=20) == code
+
+
+def descriptor(pid, number):
+    return os.readlink(f"/proc/{pid}/fd/{number}")
+
+
+def test_closed_streams_are_opened_before_a_socket_can_take_their_place():
+    with server(prefix=CLOSED) as running:
+        (engine,) = children(running.process.pid)
+        for pid in (running.process.pid, engine):
+            assert [descriptor(pid, number) for number in range(3)] == ["/dev/null"] * 3
+        assert status(running) == 200
+        ends(running, signal.SIGTERM)
+
+
+def test_streams_that_nobody_reads():
+    """Standard output has lost its reader, standard error is a full pipe."""
+    reading, broken = os.pipe()
+    os.close(reading)
+    unread, full = os.pipe()
+    os.set_blocking(full, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(full, bytes(4096))
+    os.set_blocking(full, True)
+    with server(stdout=broken, stderr=full) as running:
+        for _ in range(20):
+            assert status(running) == 200
+        ends(running, signal.SIGHUP)  # as SIGTERM, where there are no keys to read again
+    for number in (broken, unread, full):
+        os.close(number)
+
+
+def test_a_hangup_reads_the_keys_again(tmp_path):
+    """Also while the model is loaded, and where it reaches the engine, as a terminal's does.
+    Standard output finds no room."""
+    keys, log = tmp_path / "keys", tmp_path / "log"
+    keys.write_text(ALICE)
+    with log.open("wb") as errors, open("/dev/full", "wb") as full:
+        flags = ("--api-key-file", str(keys))
+        with server(*flags, meanwhile=hang_up, stdout=full, stderr=errors) as running:
+            assert (status(running, ALICE), status(running, BOB)) == (200, 401)
+            with connected(running, ALICE) as client, Connection(client) as connection:
+                hold(client, connection, large_request(20_000))
+                keys.write_text(BOB)
+                hang_up(running.process)
+                wait_until(lambda: status(running, BOB) == 200)
+                assert status(running, ALICE) == 401
+                assert connection.reply().status == 200, "let in with a key of then"
+            before = log.read_text().count("\n")
+            for broken in (b"", b"\n \n", b"\xff\xfe", None):
+                check_refused(running, keys, broken, log)
+            assert log.read_text().count("\n") == before + 4 * 2, "a line each, one per request"
+            ends(running, signal.SIGTERM)
+    assert not any(key in log.read_text() for key in (ALICE, BOB))
+
+
+def check_refused(running, keys, content, log):
+    """A key file that cannot be used leaves the keys as they were, and one line."""
+    refused = log.read_text().count("the API keys stay as they are")
+    keys.unlink()
+    if content is not None:
+        keys.write_bytes(content)
+    running.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: log.read_text().count("the API keys stay as they are") > refused)
+    assert status(running, BOB) == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_the_imports(number):
+    """From the first line of ours on; before it, Python itself is not awake."""
+    for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8):
+        process = subprocess.Popen(
+            [COMMAND, "serve", "demo", "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        # The last one to be set: Python has one for SIGINT from the start.
+        wait_until(lambda pid=process.pid: catches(pid, signal.SIGHUP))
+        time.sleep(delay)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 128 + number
+        assert errors == b""
+
+
+def catches(pid, number):
+    """Whether a process has a handler for a signal."""
+    found = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_finds_no_reader_or_no_room(unbuffered):
+    """Shells say 141 for a command whose reader has seen enough."""
+    assert run("info", "broken", unbuffered) == (128 + signal.SIGPIPE, b"")
+    full = b"gpuscore: the output cannot be written: No space left on device\n"
+    assert run("info", "full", unbuffered) == (1, full)
+    for kind in ("broken", "full"):  # argparse itself lets errors of help pass
+        code, errors = run("--help", kind, unbuffered)
+        assert code in (0, 1, 128 + signal.SIGPIPE)
+        assert errors in (b"", full)
+
+
+def run(word, kind, unbuffered):
+    """Exit code and standard error of a command whose output is a broken pipe or a full disk."""
+    reading, broken = os.pipe()
+    os.close(reading)
+    stream = broken if kind == "broken" else os.open("/dev/full", os.O_WRONLY)
+    done = subprocess.run(
+        [COMMAND, word],
+        stdout=stream,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        timeout=60,
+        check=False,
+    )
+    for number in {broken, stream}:
+        os.close(number)
+    return done.returncode, done.stderr
+
+
+def test_an_error_that_nobody_reads_keeps_its_exit_code():
+    reading, broken = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "wb") as full:
+        for stream in (broken, full):
+            command = [COMMAND, "serve", "--max-items", "0"]
+            assert subprocess.run(command, stderr=stream, timeout=60, check=False).returncode == 78
+    os.close(broken)

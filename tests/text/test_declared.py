@@ -1,0 +1,93 @@
+"""Promise: text becomes the ids that transformers makes of it, or the directory is refused."""
+
+import json
+
+import pytest
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from gpuscore.errors import ConfigError
+from gpuscore.text.tokenizer import TextEncoder
+from support.models import make_tokenizer
+
+logging.set_verbosity_error()
+
+TEXTS = ("a blue chair", "  yes <s> no <|end|> maybe", "[PAD] the <unk>", "\u00e9\n\n 12 don't", "")
+TOKEN = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+START = TOKEN | {"content": "<s>", "special": True}
+CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+SAME, REFUSED = "same", "refused"
+# (file, key, value, what becomes of it)
+ROWS = [
+    *((CONFIG, "add_bos_token", value, SAME) for value in (True, False, None, "x")),
+    *((CONFIG, "add_eos_token", value, SAME) for value in (True, False)),
+    *((CONFIG, "add_prefix_space", value, SAME) for value in (True, False)),
+    *((CONFIG, "clean_up_tokenization_spaces", value, SAME) for value in (True, False)),
+    *((CONFIG, "legacy", value, SAME) for value in (True, False)),
+    (CONFIG, "model_max_length", 3, SAME),
+    (CONFIG, "max_length", 2, SAME),
+    (CONFIG, "truncation_side", "left", SAME),
+    (CONFIG, "padding_side", "left", SAME),
+    (CONFIG, "padding", "max_length", SAME),
+    (CONFIG, "truncation", True, SAME),
+    (CONFIG, "stride", 1, SAME),
+    (CONFIG, "do_lower_case", True, SAME),
+    (CONFIG, "normalizer", "x", SAME),
+    (CONFIG, "add_dummy_prefix", True, SAME),
+    (CONFIG, "spaces_between_special_tokens", False, SAME),
+    (CONFIG, "chat_template", "{{ x }}", SAME),
+    (CONFIG, "added_tokens_decoder", {"0": START}, SAME),
+    (CONFIG, "pad_token", "<|end|>", SAME),
+    (CONFIG, "pad_token", None, SAME),
+    (CONFIG, "bos_token", START | {"__type": "AddedToken"}, SAME),
+    (CONFIG, "extra_special_tokens", {}, SAME),
+    (CONFIG, "something_new", 1, SAME),
+    (MAP, "eos_token", "<|end|>", SAME),
+    (CONFIG, "split_special_tokens", True, REFUSED),
+    (CONFIG, "eos_token", "the", REFUSED),
+    (CONFIG, "unk_token", "<unk>", REFUSED),
+    (CONFIG, "additional_special_tokens", ["chair"], REFUSED),
+    (CONFIG, "extra_special_tokens", {"image_token": "chair"}, REFUSED),
+    (CONFIG, "added_tokens_decoder", {"7": START | {"content": "chair"}}, REFUSED),
+    (CONFIG, "added_tokens_decoder", {"0": START | {"lstrip": True}}, REFUSED),
+    (MAP, "eos_token", "the", REFUSED),
+    (MAP, "add_bos_token", False, REFUSED),
+    (MAP, "split_special_tokens", True, REFUSED),
+    (ADDED, "chair", 3, REFUSED),
+]
+
+
+def write(directory, file, fields):
+    made = {"tokenizer_class": "PreTrainedTokenizerFast"} if file == CONFIG else {}
+    (directory / file).write_text(json.dumps(made | fields))
+
+
+@pytest.mark.parametrize(("file", "key", "value", "outcome"), ROWS)
+def test_ids_are_those_of_transformers(tmp_path, file, key, value, outcome):
+    make_tokenizer(bos=True).save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "config.json", {"model_type": "llama"})
+    write(tmp_path, CONFIG, {})
+    write(tmp_path, file, {key: value})
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    want = [theirs(text)["input_ids"] for text in TEXTS]
+    if outcome == SAME:
+        encoder = TextEncoder.read(tmp_path)
+        assert [ids.tolist() for ids in encoder.prompts(TEXTS)] == want
+        return
+    with pytest.raises(ConfigError, match=f"{file}.*{key}"):
+        TextEncoder.read(tmp_path)
+    for name in (CONFIG, MAP, ADDED):
+        (tmp_path / name).unlink(missing_ok=True)
+    own = [ids.tolist() for ids in TextEncoder.read(tmp_path).prompts(TEXTS)]
+    assert own != want, "what changes nothing need not be refused"
+
+
+def test_a_rebuilt_prefix_is_refused(tmp_path):
+    """Qwen's class makes its pre-tokenizer anew, with the prefix of the configuration."""
+    make_tokenizer(bos=False).save(str(tmp_path / "tokenizer.json"))
+    fields = {"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": True}
+    write(tmp_path, CONFIG, fields)
+    with pytest.raises(ConfigError, match="add_prefix_space is true, and false in tokenizer.json"):
+        TextEncoder.read(tmp_path)
+    write(tmp_path, CONFIG, fields | {"add_prefix_space": False})
+    TextEncoder.read(tmp_path)

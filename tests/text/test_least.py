@@ -1,0 +1,160 @@
+"""Promise: no legal text is refused by its length, and long ones are worked on in pieces."""
+
+import random
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from gpuscore.config import RequestLimits
+from gpuscore.errors import DeadlineExceeded, LabelNotSingleToken, PromptTooLong
+from gpuscore.text import pieces
+from gpuscore.text.least import SHRINK, _byte_alphabet, find_least_tokens
+from gpuscore.text.pieces import OverLimit
+from gpuscore.text.prompts import PromptBuilder, ScoreInput
+from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types import BackendLimits
+from support.joined import ENGLISH, HARD, pair, plain, searched, texts
+from support.tokenizers import LAYOUTS, trained
+from support.turns import Turned
+
+NEVER = 1 << 60
+# White space beside an added token vanishes, unknown characters are fused or dropped, `Removed`.
+NO_BOUND = {
+    *("qwen2, nasty tokens", "llama2, nasty tokens", "unigram, nasty tokens", "granite"),
+    *("no unknown token", "unknown fused", "unigram"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_it_is_at_most_the_number_of_tokens(name):
+    tokenizer = Tokenizer.from_str(trained(name))
+    least = find_least_tokens(tokenizer)
+    assert (least is None) == (name in NO_BOUND)
+    if least is None:
+        return
+    entries = sorted(tokenizer.get_vocab(), key=len)[-20:]
+
+    @searched
+    @given(texts, st.lists(st.sampled_from([*HARD, *entries, "\u212b", "\u1f82", "\u0344"])))
+    def property(text, more):
+        for one in (text, "".join(more), "".join(more) * 20):
+            assert least.of(one, NEVER) <= len(plain(tokenizer, one, special=False))
+
+    property()
+    assert least.of(ENGLISH * 100, NEVER) > 100, "or it says nothing"
+
+
+def test_a_window_ends_anywhere(monkeypatch):
+    tokenizer = Tokenizer.from_str(trained("qwen2"))
+    monkeypatch.setattr("gpuscore.text.least.WINDOW", 3)
+    for text in (ENGLISH, "e\u0301" * 40, "caf\u0065\u0301 ", "\uac00\u11a8" * 9, ""):
+        assert find_least_tokens(tokenizer).of(text, NEVER) <= len(tokenizer.encode(text).ids)
+
+
+def test_how_much_nfc_takes_away():
+    """What the docstring of `least` says of all of Unicode."""
+    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    full = {c: unicodedata.normalize("NFD", c) for c in characters}
+    longest: dict[str, int] = {}
+    for c, parts in full.items():
+        if len(parts) == 1:
+            longest[parts] = max(longest.get(parts, 0), len(c.encode()))
+    sums = {c: sum(longest.get(d, len(d.encode())) for d in parts) for c, parts in full.items()}
+    assert all(len(c.encode()) <= sums[c] for c in characters)
+    composed = [c for c in characters if unicodedata.is_normalized("NFC", c)]
+    assert max(sums[c] / len(c.encode()) for c in composed) == 3.5
+    assert max(map(len, full.values())) == SHRINK
+    seconds = {parts[1:] for parts in full.values()}
+    assert not any(chr(c) in "".join(seconds) for c in range(128)), "never behind another"
+
+
+def test_the_alphabet_of_bytes_is_that_of_the_library():
+    tokenizer = Tokenizer.from_str(trained("gpt2"))
+    letters = dict(_byte_alphabet())
+    assert len(letters) == 256
+    for text in ("a b\n", "\u00e9\u4f60\U0001f468\x00\x7f\u00ad"):
+        (split,) = {"".join(p for p, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))}
+        assert bytes(letters[c] for c in split) == text.encode()
+
+
+# ---- pieces ----
+
+
+@pytest.fixture
+def short_pieces(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_CHARS", 5)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_pieces_make_the_ids_of_the_whole(short_pieces, name):
+    tokenizer, encoder = pair(name)
+
+    @searched
+    @given(texts, texts)
+    def property(query, item):
+        text = query + ENGLISH[:30] + item
+        for special in (False, True):
+            (got,) = encoder.prompts([text], special)
+            assert got.tolist() == plain(tokenizer, text, special)
+        got = [ids.tolist() for ids in encoder.joined(query, [item, text, ""], False)]
+        assert got == [plain(tokenizer, query + one) for one in (item, text, "")]
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        for count in (1, 3, len(encoding.ids), len(encoding.ids) + 1):
+            cut = len(encoding.ids) > count
+            want = text[: encoding.offsets[count - 1][1]] if cut else text
+            assert encoder.first_tokens(text, count) == want
+
+    property()
+
+
+def encoder_of(name="qwen2"):
+    return TextEncoder(Tokenizer.from_str(trained(name)))
+
+
+def test_given_up_between_two_pieces():
+    turned = Turned(3)
+    with pytest.raises(DeadlineExceeded):
+        next(encoder_of().prompts([ENGLISH * 10_000], True, turned))
+    assert max(turned.asked) < 2 * pieces.PIECE_CHARS
+
+
+def test_the_rest_of_a_text_that_is_too_long_is_not_encoded():
+    for name in ("qwen2", "granite"):  # with a bound, and without one
+        turned = Turned()
+        with pytest.raises(OverLimit) as over:
+            next(encoder_of(name).prompts([ENGLISH * 20_000], True, turned, limit=500))
+        assert over.value.least > 500
+        assert sum(turned.asked) < 2 * pieces.PIECE_CHARS
+
+
+def test_a_cut_text_is_not_read_to_its_end():
+    turned = Turned()
+    assert len(encoder_of().first_tokens(ENGLISH * 20_000, 10, turned)) < 100
+    assert sum(turned.asked) < 2 * pieces.PIECE_CHARS
+
+
+def test_errors_have_numbers():
+    limits = BackendLimits(64, 16, 100, 4000, 2000)
+    made = PromptBuilder(encoder_of(), limits, RequestLimits())
+    long = ENGLISH * 5000
+    for query, items in (("", ["a", long]), (long, ["a", "b"])):
+        with pytest.raises(PromptTooLong, match=r"at least \d{4,} tokens, the limit is 4000") as e:
+            made.build(ScoreInput(query, items, label_token_ids=[1]))
+        assert e.value.param == ("items[0]" if query else "items[1]")
+    with pytest.raises(LabelNotSingleToken, match=r"labels\[1\] is at least \d+ tokens"):
+        made.encoder.label_ids(["a", long])
+
+
+def test_a_long_text_that_is_legal():
+    """Over the length of a piece, up to the last token that is allowed."""
+    rng, tokenizer = random.Random(0), Tokenizer.from_str(trained("llama3"))
+    text = "".join(rng.choice([*HARD, *ENGLISH.split(" "), " "]) for _ in range(40_000))
+    want = tokenizer.encode(text).ids
+    (got,) = encoder_of("llama3").prompts([text], limit=len(want))
+    np.testing.assert_array_equal(got, want)
+    with pytest.raises(OverLimit):
+        next(encoder_of("llama3").prompts([text], limit=len(want) - 1))
