@@ -24,8 +24,8 @@ _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"O
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 _UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 _IGNORED = b"Upgrade-Ignored:"  # the application sees the field by this name
-# RFC 9112 (3.2): a Host field that is no host, with a port or without, gets 400. What may stand in a
-# host is RFC 3986's reg-name (3.2.2) or an address in brackets.
+# RFC 9112 (3.2): a Host field that is no host, with a port or without, gets 400. What may stand in
+# a host is RFC 3986's reg-name (3.2.2) or an address in brackets.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(:[0-9]*)?")
 _TOO_MANY_DIGITS = "Content-Length overflow"  # llhttp's words for a length of 2^64 or more
 
