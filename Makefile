@@ -6,6 +6,7 @@ MODEL ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+SERVES := $(VENV)/.serves
 STAMP := $(VENV)/.installed
 
 # The CPU build, because the plain one pulls gigabytes of CUDA packages. Where pip does not find it
@@ -14,29 +15,48 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-hostile test-clients test-kernels test-gpu check-kernels \
+.PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all simulate soak check format demo bench-cpu bench-gpu bench-kernels \
         bench-attention bench-parity bench-tokenise bench-serve locks image image-cuda image-tpu \
         image-lint image-test manifests-test audit docs docs-serve \
         docs-tools clean
 
+# Everything that make test and make check need.
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml
+# pip compiles on one core; afterwards it is done on all. What does not compile are templates that
+# some packages ship, which pip passes over as well.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
+
+# What serving needs.
+$(SERVES): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
 	  { echo "gpuscore needs Python 3.11 or 3.12; choose one with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet '$(TORCH)' || \
-	  $(BIN)/python -m pip install --quiet --extra-index-url $(TORCH_INDEX) '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(PIP_INSTALL) '$(TORCH)' || $(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	$(PIP_INSTALL) --editable .
+	$(COMPILE)
 	@touch $@
 
-serve: setup
+$(STAMP): $(SERVES)
+	$(PIP_INSTALL) --editable '.[dev]'
+	$(COMPILE)
+	@touch $@
+
+serve: $(SERVES)
 	$(BIN)/gpuscore serve $(MODEL) $(addprefix --port ,$(PORT))
 
-# tests/conftest.py says how many workers auto means, what stays together and in which order it runs.
+# tests/conftest.py says how many workers auto means, and what stays together.
+PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+
+# All but what searches long.
 test: setup
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+# With the tests marked slow; hostile ones and those that need a GPU have targets of their own.
+test-all: setup
+	$(PYTEST) -m 'not hostile'
 
 # Attacks, faults and broken models, at most 15 minutes on two cores: what may run side by side, then,
 # whether or not that failed, what measures how late answers are. One file of them:
@@ -60,16 +80,17 @@ test-hostile: setup $(SCHEMATHESIS_VENV)/.installed
 test-clients: setup
 	$(BIN)/python -P tests_clients/run.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
 
-# Compiles the Triton kernels for every architecture, without a GPU: what make test compiles, and all.
+# Compiles the Triton kernels for every architecture, without a GPU: what make test-all compiles, and
+# all.
 check-kernels: setup
 	$(BIN)/python -P -m gpuscore_kernels.compile_check
 
 check-kernels-all: setup
 	$(BIN)/python -P -m gpuscore_kernels.compile_check --all
 
-# The kernels' tests in Triton's interpreter, which make test also runs.
+# The kernels' tests in Triton's interpreter; make test runs a part, make test-all all of them.
 test-kernels: setup
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton_interpreter
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton_interpreter -m 'not hostile'
 
 # The same on a CUDA device, bfloat16 included. No virtual environment: torch, triton, transformers
 # and pytest of PYTHON are enough.
@@ -78,12 +99,13 @@ test-gpu:
 	  { echo "make test-gpu needs a CUDA device"; exit 1; }
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
 	  -p no:cacheprovider tests/kernels/triton_interpreter tests/backends/test_gpu_attention.py \
-	  tests/backends/test_gpu_runner.py tests/backends/test_contract.py -k 'not jax'
+	  tests/backends/test_gpu_runner.py tests/backends/test_contract.py \
+	  -m 'not hostile' -k 'not jax'
 
 # More seeded worlds than the suite runs: make simulate SEEDS=100000
 SEEDS ?= 20000
 simulate: setup
-	SIMULATED_SEEDS=$(SEEDS) $(BIN)/pytest tests/engine/test_simulation.py \
+	SIMULATED_SEEDS=$(SEEDS) $(BIN)/pytest tests/engine/test_simulation.py -m 'not hostile' \
 	  --numprocesses auto --maxprocesses 4
 
 # Never changes files.

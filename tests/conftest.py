@@ -2,11 +2,14 @@ import os
 
 # Set before anything imports the libraries that read them.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A run starts some hundred processes: each module is compiled once, not in each of them.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # XLA optimises a program for two seconds and compiles it in one; tests run it a few times.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,6 +19,8 @@ if TYPE_CHECKING:  # they take seconds, and the process that hands out the tests
     from transformers import PreTrainedModel
 
     from support.backends import SharedBackends
+
+sys.dont_write_bytecode = False
 
 for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
     del os.environ[name]  # what a developer has set must not change a test
@@ -58,78 +63,61 @@ def shared_backends(tiny_model: ModelFactory) -> "Iterator[SharedBackends]":
     backends.close()
 
 
-# ---- how make test distributes the files over its workers ----
+# ---- how make test spreads the tests over its workers ----
 
-# What takes longest begins first, so that no core is left waiting for the last file.
-LONGEST = (
-    "tests/server",
-    "tests/kernels/test_interpreted.py",
-    "tests/engine/test_client.py",
-    "tests/test_parity.py",
-    "tests/server/test_supervision.py",
-    "tests/engine/test_simulation.py",
-    "tests/backends/test_deterministic.py",
-    "tests/backends/test_jax.py",
-    "tests/parity/test_run.py",
-    "tests/backends/test_contract.py",
-    "tests/server of demo",
-    "tests/client/test_client.py",
-    "tests/server/test_classes.py",
-    "tests/server/test_overload.py",
-    "tests/test_classifiers.py",
-    "tests/backends/test_every_position.py",
-    "tests/test_demo.py",
-    "tests/backends/test_jax_attention.py",
-    "tests/kernels/test_compile_check.py",
-    "tests/backends/test_compiler.py",
-    "tests/test_config_commands.py",
-)
-# Files of tests/server that do not share its servers, or a server of the demo model only.
-APART = (
-    "test_classes.py",
-    "test_overload.py",
-    "test_parser.py",
-    "test_rounds.py",
-    "test_supervision.py",
-)
-OF_DEMO = (
-    "test_dialects.py",
-    "test_docs.py",
-    "test_examples.py",
-    "test_fields.py",
-    "test_rerank.py",
-)
+# Servers that the tests of tests/server share. What uses one runs in one worker, which starts it;
+# servers that do not answer yet leave time to others, so these tests begin first.
+SERVERS = ("limited_server", "watched", "demo", "server")
 
 
-def unit_of(nodeid: str) -> str:
-    """What runs in one worker: a file, or all files that share servers."""
-    folder, _, file = nodeid.partition("::")[0].rpartition("/")
-    if folder == "tests/server" and file in OF_DEMO:
-        return "tests/server of demo"
-    return folder if folder == "tests/server" and file not in APART else f"{folder}/{file}"
+def group_of(item: pytest.Item) -> str:
+    """What runs in one worker: tests of one shared server, or else of one file."""
+    used = getattr(item, "fixturenames", ())
+    if item.nodeid.startswith("tests/server/"):
+        for server in SERVERS:
+            if server in used:
+                return server
+    return item.nodeid.partition("::")[0]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        rank = {unit: number for number, unit in enumerate(LONGEST)}
-        items.sort(key=lambda item: rank.get(unit_of(item.nodeid), len(LONGEST)))
+    """For `--dist loadgroup`, in the workers."""
+    if not getattr(config.option, "loadgroup", False):
+        return
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    rank = {server: number for number, server in enumerate(reversed(SERVERS))}
+    items.sort(key=lambda item: rank.get(group_of(item), len(SERVERS)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """xdist puts "@group" behind a test's name; without it, the name can be given to pytest."""
+    report = yield
+    for mark in item.iter_markers("xdist_group"):
+        report.nodeid = report.nodeid.removesuffix(f"@{mark.args[0]}")
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """On Linux workers are forks of one process that has imported torch, transformers and JAX."""
+    config = session.config
+    workers = getattr(config.option, "tx", None)
+    if not workers or hasattr(config, "workerinput") or sys.platform != "linux":
+        return
+    from support.fork_server import ForkServer
+
+    server = ForkServer()
+    config.add_cleanup(server.close)
+    config.option.tx = [f"popen//python={server.command}" for _ in workers]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Two more than there are cores: processes that start and deadlines that pass need none."""
+    """One more than there are cores: while a deadline passes in one worker, the others compute."""
     affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
-    return (len(affinity(0)) if affinity else os.cpu_count() or 1) + 2
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    if config.getoption("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return unit_of(nodeid)
-
-    return Scheduling(config, log)
+    return (len(affinity(0)) if affinity else os.cpu_count() or 1) + 1

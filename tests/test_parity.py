@@ -6,6 +6,7 @@ import torch
 
 from gpuscore import Scorer
 from support.models import FAMILIES, VOCAB, logprobs_of_one_length, random_ids, reference_logprobs
+from support.slow import slow
 
 TOLERANCE = 1e-4
 LABELS = [3, 17, 399]
@@ -46,7 +47,7 @@ def ids_of(model_dir, texts):
 
 
 # 24 tokens: smaller than the query and than some items; 512: everything in one batch.
-@pytest.mark.parametrize("max_batch_tokens", [24, 512])
+@pytest.mark.parametrize("max_batch_tokens", [24, *slow(512)])
 def test_token_ids(tiny_model, family, rng, max_batch_tokens):
     directory, model = tiny_model(family)
     query = random_ids(rng, 67)
@@ -59,7 +60,7 @@ def test_token_ids(tiny_model, family, rng, max_batch_tokens):
         check(model, scorer, [i + query for i in items], flipped)
 
 
-@pytest.mark.parametrize("max_batch_tokens", [24, 512])
+@pytest.mark.parametrize("max_batch_tokens", [512, *slow(24)])
 def test_text(tiny_model, family, max_batch_tokens):
     directory, model = tiny_model(family)
     query = "query: a blue wooden chair for the gar"
@@ -168,13 +169,15 @@ QWEN_WINDOW = {"use_sliding_window": True, "max_window_layers": 1}
 @pytest.mark.parametrize(
     ("family", "overrides", "window"),
     [
-        *(("gemma2", {}, window) for window in (1, 9, 33, 80, 400)),
-        *(("gemma3", {}, window) for window in (1, 9, 33, 80, 400)),
+        *(("gemma2", {}, window) for window in (9, 80)),
+        *(("gemma3", {}, window) for window in (1, 33)),
+        *slow(*(("gemma2", {}, window) for window in (1, 33, 400))),
+        *slow(*(("gemma3", {}, window) for window in (9, 80, 400))),
         # These have windows where Gemma has, and nothing of their own to do with them.
-        *(("mistral", {}, window) for window in (9, 80)),
-        *(("qwen2", QWEN_WINDOW, window) for window in (9, 80)),
-        *(("qwen3", QWEN_WINDOW, window) for window in (9, 80)),
-        *(("qwen3_moe", QWEN_WINDOW, window) for window in (9, 80)),
+        ("mistral", {}, 80),
+        *((family, QWEN_WINDOW, 9) for family in ("qwen2", "qwen3", "qwen3_moe")),
+        *slow(("mistral", {}, 9)),
+        *slow(*((family, QWEN_WINDOW, 80) for family in ("qwen2", "qwen3", "qwen3_moe"))),
     ],
 )
 def test_sliding_windows(tiny_model, rng, family, overrides, window):
@@ -192,10 +195,8 @@ def test_sliding_windows(tiny_model, rng, family, overrides, window):
     ("family", "dtype"),
     [
         ("qwen3", "bfloat16"),
-        ("qwen3", "float16"),
-        ("gemma", "bfloat16"),
-        ("gemma2", "bfloat16"),
-        ("gemma3", "bfloat16"),
+        *slow(("qwen3", "float16")),
+        *slow(*((family, "bfloat16") for family in ("gemma", "gemma2", "gemma3"))),
     ],
 )
 def test_half_precision_is_no_worse_than_twice_transformers_own(tiny_model, rng, family, dtype):

@@ -1,6 +1,6 @@
 """Compiles every shipped Triton kernel for every architecture, without a GPU, and reads the result.
 
-    python -P -m gpuscore_kernels.compile_check            # what `make test` compiles
+    python -P -m gpuscore_kernels.compile_check            # what `make test-all` compiles
     python -P -m gpuscore_kernels.compile_check --all      # everything
     python -P -m gpuscore_kernels.compile_check --update   # everything; rewrites the baselines
 
@@ -51,7 +51,7 @@ class Variant:
         arches: compute capabilities times ten that it is shipped for.
         needs_wgmma: on sm_90 the code must hold HGMMA instructions.
         stack: bytes of stack that are accepted, by architecture; elsewhere none.
-        quick: architectures of those for which `make test` compiles it.
+        quick: architectures of those for which `make test-all` compiles it.
     """
 
     name: str

@@ -9,6 +9,7 @@ import torch
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.torch import compiler
+from gpuscore.backends.torch.models.layers import add_and_norm
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.models import random_ids, reference_logprobs
@@ -17,6 +18,7 @@ LABELS = [3, 17, 399]
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_compiled_scores_equal_transformers(tiny_model):
     directory, model = tiny_model("qwen3")
     rng = np.random.default_rng(0)
@@ -30,10 +32,13 @@ def test_compiled_scores_equal_transformers(tiny_model):
 
 def test_compiled_for_any_number_of_rows():
     """One function serves all sizes; 0 and 1 rows, which torch.compile would specialise on, too."""
-    double = compiler.compiled(lambda x: x * 2 + 1)
+    fast = compiler.compiled(add_and_norm)
+    weight = torch.randn(48)
     for rows in (0, 1, 2, 7, 100):
-        x = torch.randn(rows, 5)
-        torch.testing.assert_close(double(x), x * 2 + 1)
+        x, residual = torch.randn(2, rows, 48)
+        torch.testing.assert_close(
+            fast(x, residual, weight, 1e-5, False), add_and_norm(x, residual, weight, 1e-5, False)
+        )
 
 
 def test_auto_leaves_small_models_alone(tiny_model):

@@ -19,6 +19,7 @@ from support.layouts import (
     query_chunks,
 )
 from support.models import random_ids, reference_logprobs
+from support.slow import slow
 
 LABELS = [3, 17, 399]
 TOLERANCE = 1e-4
@@ -108,7 +109,8 @@ def test_requests_share_a_batch(make_backend, tiny_model, rng):
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
-        *(("qwen3", dtype) for dtype in ("float32", "bfloat16", "float16")),
+        *(("qwen3", dtype) for dtype in ("float32", "bfloat16")),
+        *slow(("qwen3", "float16")),
         *((family, "float32") for family in ("gemma2", "gemma3", "qwen3_moe")),
         ("qwen3_moe", "bfloat16"),
     ],

@@ -15,6 +15,7 @@ from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
 from gpuscore.text.prompts import PromptBuilder, ScoreInput
 from support.models import random_ids
+from support.slow import slow
 
 LABELS = [3, 17, 399]
 UNLIMITED = RequestLimits(max_items=10**6, max_labels=10**6, max_request_tokens=10**6)
@@ -74,13 +75,9 @@ def some_items(rng, count, longest=40):
 
 
 FAMILIES = [
-    ("qwen3", "float32"),
     ("qwen3", "bfloat16"),
-    ("llama", "float32"),
-    ("mistral", "float32"),
-    ("gemma2", "float32"),
     ("gemma3", "float32"),
-    ("qwen3_moe", "float32"),
+    *slow(*((name, "float32") for name in ("qwen3", "llama", "mistral", "gemma2", "qwen3_moe"))),
 ]
 
 
@@ -110,7 +107,7 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype):
     np.testing.assert_array_equal(bits_of(crowd[-1]), alone[3:5])
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", *slow("gemma2")])
 def test_chunks_do_not_show(scoring, rng, family):
     """A budget so small that queries and items run in chunks, and one where nothing does."""
     query, items = random_ids(rng, 417), [random_ids(rng, n) for n in (1, 130, 260, 300, 5)]

@@ -14,6 +14,7 @@ from gpuscore.types import ScoreRequest
 from support.backends import needs_jax
 from support.layouts import in_one_batch
 from support.models import random_ids, reference_logprobs
+from support.slow import slow
 
 pytestmark = needs_jax
 
@@ -44,8 +45,7 @@ def run(backend, batch):
     ("family", "overrides"),
     [
         ("llama", {}),  # with Llama 3's rotary scaling
-        ("qwen2", {"num_hidden_layers": 1}),
-        ("mistral", {"sliding_window": 33}),
+        *slow(("qwen2", {"num_hidden_layers": 1}), ("mistral", {"sliding_window": 33})),
         ("qwen3", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 9}),
     ],
 )
@@ -64,6 +64,7 @@ def test_as_transformers(tiny_model, rng, family, overrides):
             np.testing.assert_allclose(result.logprobs, want, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_no_worse_than_twice_transformers_own(tiny_model, rng):
     import torch
 

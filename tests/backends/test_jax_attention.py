@@ -8,6 +8,7 @@ import pytest
 from support.backends import needs_jax
 from support.layouts import random_batch
 from support.oracle import attention as oracle
+from support.slow import slow
 
 pytestmark = needs_jax
 
@@ -63,8 +64,9 @@ def attention():
     return make
 
 
-@pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("name", ["xla", "pallas"])
+@pytest.mark.parametrize(
+    ("name", "window"), [("xla", None), ("pallas", 9), *slow(("xla", 9), ("pallas", None))]
+)
 def test_against_the_oracle(attention, name, window):
     """Several requests in a tile, with and without prefix; long segments; parents anywhere."""
     for seed in range(3 if name == "xla" else 2):

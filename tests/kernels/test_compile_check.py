@@ -15,19 +15,30 @@ from gpuscore_kernels.compile_check import (
     SHARED_LIMIT,
     Measured,
     Variant,
+    check,
     complaints,
     keys,
     label,
+    measure_all,
     read_baseline,
 )
 
-MOST_QUICK = 45  # variants in the suite; all of them are compiled by make check-kernels-all
+MOST_QUICK = 45  # variants in make test-all; all of them are compiled by make check-kernels-all
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton, which is for Linux"
 )
 
 
 @needs_triton
+def test_one_variant_of_each_kernel_compiles(capsys):
+    quick = {key[0]: key for key in keys(quick=True)}
+    baselines = {kernel: read_baseline(kernel) for kernel in quick}
+    failed = check(measure_all([*quick.values()], processes=1), baselines)
+    assert failed == 0, capsys.readouterr().out
+
+
+@needs_triton
+@pytest.mark.slow
 def test_shipped_variants_compile():
     assert len(list(keys(quick=True))) <= MOST_QUICK
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

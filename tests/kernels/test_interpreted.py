@@ -13,9 +13,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-def test_kernels_in_the_interpreter():
+@pytest.mark.parametrize(
+    ("which", "least"),
+    [("not slow", 100), pytest.param("slow", 10, marks=pytest.mark.slow)],
+)
+def test_kernels_in_the_interpreter(which, least):
     folder = Path(__file__).parent / "triton_interpreter"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which]
+    command.append(str(folder))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed, and they take a second
     done = subprocess.run(
@@ -29,5 +34,5 @@ def test_kernels_in_the_interpreter():
     assert done.returncode == 0, done.stdout[-10000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None
-    assert int(passed[1]) > 100
+    assert int(passed[1]) > least
     assert "skipped" not in done.stdout

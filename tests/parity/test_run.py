@@ -132,6 +132,7 @@ class TestJax:
         yield
         jax.clear_caches()
 
+    @pytest.mark.slow
     def test_beside_torch(self, tiny_model, few_items, capsys):
         backends = "torch:float32,jax:float32"
         assert run(tiny_model("llama")[0], *self.FLAGS, backends=backends) == 0

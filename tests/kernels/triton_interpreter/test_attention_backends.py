@@ -10,6 +10,7 @@ from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention import launch
 from support.layouts import Pages, int32, item_segments
 from support.models import random_ids
+from support.slow import slow
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 
@@ -55,7 +56,7 @@ def scores(backend):
     return np.concatenate((result.label_logits, result.lse))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", *slow("gemma2")])
 def test_the_same_scores_as_torch(make_backend, family):
     want = scores(make_backend(family, "torch"))
     got = scores(make_backend(family, "triton"))

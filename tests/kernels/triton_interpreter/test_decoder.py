@@ -17,6 +17,7 @@ from gpuscore.errors import ConfigError
 from support.kernels import DEVICE
 from support.layouts import Pages, int32, item_segments
 from support.models import random_ids
+from support.slow import slow
 
 LABELS = [3, 17]
 
@@ -97,13 +98,15 @@ def assert_same(got, want):
     ("family", "special"),
     [
         ("qwen3", {"num_hidden_layers": 2}),
-        (
-            "gemma3",
-            {
-                "num_hidden_layers": 2,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "final_logit_softcapping": 6.0,
-            },
+        *slow(
+            (
+                "gemma3",
+                {
+                    "num_hidden_layers": 2,
+                    "layer_types": ["sliding_attention", "full_attention"],
+                    "final_logit_softcapping": 6.0,
+                },
+            )
         ),
     ],
 )
@@ -123,6 +126,7 @@ def test_scores_equal_those_of_torch(make, used, family, special):
     }
 
 
+@pytest.mark.slow
 def test_tiles_of_fixed_size_do_as_well(make, monkeypatch):
     """--deterministic, with smaller tiles than it has."""
     monkeypatch.setattr(backend_module, "TILING", Tiling(block=8, rows=8, group=8))

@@ -23,6 +23,7 @@ from gpuscore_kernels.items_merge import items_merge
 from support import oracle
 from support.attention import inputs, relative_error, requests
 from support.kernels import DEVICE, DTYPES, INTERPRETED, TOLERANCE, planted
+from support.slow import slow
 
 PAGE, PAGES = 32, 16
 HEADS = (2, 1)  # of queries, of keys
@@ -89,7 +90,7 @@ def test_heads_that_share_keys(heads):
     close(errors(SMALL, heads=heads, rows=FEW))
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(1, None), (16, 1.5), (40, None)])
+@pytest.mark.parametrize(("window", "softcap"), [(16, 1.5), *slow((1, None), (40, None))])
 def test_windows_and_soft_caps(window, softcap):
     close(errors(MIXED, window=window, softcap=softcap))
 
@@ -98,6 +99,7 @@ def test_a_soft_cap_alone():
     close(errors(SMALL, softcap=0.7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_short_numbers(dtype):
     close(errors(SMALL, dtype=dtype, dim=64), dtype)
@@ -120,7 +122,7 @@ def test_no_rows():
         assert lse is None
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", [20, *slow(None)])
 def test_the_rule_written_out(window):
     """Against the dense mask in NumPy, without a tile table."""
     batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
@@ -145,7 +147,7 @@ def test_large_scores_do_not_overflow():
     assert float(((lse - want) / want).abs().max()) < 1e-5
 
 
-@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("window", [24, *slow(None)])
 def test_neighbours_change_no_bit(window):
     """An item alone, in a crowd, beside its query or on its cached query."""
     config = CONFIG.steady()

@@ -16,15 +16,16 @@ from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
 from support.kernels import DEVICE
 from support.layouts import Pages, int32, item_segments
 from support.models import random_ids
+from support.slow import slow
 
-SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+SMALL = {"num_attention_heads": 2, "num_key_value_heads": 1}
 LABELS = [3, 17, 29]
 
 
-@pytest.fixture(scope="module")
-def backends(tiny_model):
+@pytest.fixture(scope="module", params=[1, *slow(2)])
+def backends(request, tiny_model):
     """The plain one, and the one with graphs of up to 10 tokens; warm."""
-    directory, _ = tiny_model("gemma2", **SMALL)
+    directory, _ = tiny_model("gemma2", num_hidden_layers=request.param, **SMALL)
     with pytest.MonkeyPatch.context() as patch:
         # What happens at start takes the interpreter long, and other tests are about it.
         for name in ("warmup_batches", "largest_batches"):

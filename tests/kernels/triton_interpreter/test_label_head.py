@@ -7,6 +7,7 @@ import torch
 
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, randn
+from support.slow import slow
 
 
 def make(rows, vocab, width, dtype, softcap=None):
@@ -19,7 +20,8 @@ def make(rows, vocab, width, dtype, softcap=None):
 
 # In 17 rows of 129 tokens there are a second block of rows, slices of two tiles and an empty one.
 @pytest.mark.parametrize(
-    ("softcap", "dtype"), [(None, torch.float32), *((20.0, dtype) for dtype in DTYPES)]
+    ("softcap", "dtype"),
+    [(None, torch.float32), *slow(*((20.0, dtype) for dtype in DTYPES))],
 )
 @pytest.mark.parametrize(("rows", "vocab", "width"), [(1, 1, 1), (3, 63, 17), (17, 129, 32)])
 def test_statistics(rows, vocab, width, softcap, dtype):
