@@ -120,7 +120,7 @@ format: setup
 
 # Trains the embedded model anew; about half an hour on two cores.
 demo: setup
-	$(BIN)/python -P -m gpuscore.models.train_demo --output gpuscore/models/demo --seed 0
+	PYTHONPATH=training $(BIN)/python -P -m demo.train --output gpuscore/demo --seed 0
 
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py $(ARGS)

@@ -23,16 +23,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ceiling import product_seconds
 from clock import median_seconds
 
-from gpuscore.backends.shared.hf_config import DecoderConfig, Rope
-from gpuscore.backends.torch.attention import TorchAttention
-from gpuscore.backends.torch.attention_backends import (
-    attention_factory,
-    choose_attention,
-)
+from gpuscore.backends.common.hf_config import DecoderConfig, Rope
+from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
+from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.engine.planner import Prefix, Segment, pack
+from gpuscore.batch import PackedBatch, Prefix, Segment, pack
 from gpuscore.errors import ConfigError
-from gpuscore.types import PackedBatch
 from gpuscore_kernels.partial_attention import merge_partials
 
 RESULTS = Path(__file__).parent / "results" / "attention.jsonl"
@@ -127,7 +123,7 @@ def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.
         torch.randn(batch.num_tokens, h, DIM, generator=generator, device=device).bfloat16()
         for h in (HEADS, KV_HEADS, KV_HEADS)
     )
-    exact = TorchAttention(CONFIG, pools[1], "reference", merge_partials).plan(batch)
+    exact = TorchAttention(CONFIG, pools[1], "reference", merge_partials).prepare(batch)
     want = exact.run(0, q.float(), k.float(), v.float())
     flops = 4 * HEADS * DIM * visible_pairs(*sizes, cached)
 
@@ -152,7 +148,7 @@ def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.
             print(f"  {way:20} {error}")
             continue
         factory = attention_factory(way, CONFIG, device, torch.bfloat16, merge_partials, None)
-        planned = factory(CONFIG, pools[0]).plan(batch)
+        planned = factory(CONFIG, pools[0]).prepare(batch)
         report(way, lambda planned=planned: planned.run(0, q, k, v))
     if not cached:  # neither knows pages
         report("torch varlen", varlen(batch, q, k, v))

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuscore.arrays import Int32Array
 from gpuscore.backends.base import Prepared
-from gpuscore.types import BackendLimits, Int32Array, PackedBatch, RowScores
+from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.limits import BackendLimits
 
 U64 = NDArray[np.uint64]
 VOCAB = 32_000

@@ -12,9 +12,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.decoder import Attend
 from gpuscore.backends.torch.kv_pool import KeptRows
-from gpuscore.backends.torch.models.decoder import Attend
-from gpuscore.types import PackedBatch
+from gpuscore.batch import PackedBatch
 
 REPEAT = 5
 TOP = 25
@@ -30,10 +30,10 @@ def stages(backend: TorchBackend, goal: Goal, floor: dict[str, Any] | None) -> d
     batches = Batches(backend, goal.workload)
     works = batches.packed(draws.next())
     batch = max((work.batch for work in works), key=lambda one: one.num_tokens)
-    runner = backend.runner
+    runner = backend.launcher
 
     def attend(batch: PackedBatch) -> Attend:
-        return runner.attention.plan(batch).run
+        return runner.attention.prepare(batch).run
 
     def queries(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return q
@@ -55,7 +55,7 @@ def stages(backend: TorchBackend, goal: Goal, floor: dict[str, Any] | None) -> d
 
 
 def _pass(backend: TorchBackend, batch: PackedBatch, attend: Attend) -> Callable[[], object]:
-    runner, device = backend.runner, backend.device
+    runner, device = backend.launcher, backend.device
     sides = (batch.token_ids, batch.positions, batch.score_rows)
     inputs = [torch.from_numpy(side).to(device, torch.int64) for side in sides]
     kept = KeptRows.of(batch.slot_mapping, runner.pool)
@@ -101,5 +101,5 @@ def kernels(backend: TorchBackend, goal: Goal) -> list[dict[str, Any]]:
 
 
 def _run(backend: TorchBackend, works: list[Any]) -> None:
-    for wait in [backend.runner.launch(work.batch) for work in works]:
+    for wait in [backend.launcher.launch(work.batch) for work in works]:
         wait()

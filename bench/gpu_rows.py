@@ -20,13 +20,15 @@ from gpu_reference import Reference
 from gpu_work import LABELS, Batches, Draws, Goal, Request, first_of
 from transformers import PreTrainedModel
 
+from gpuscore.arrays import Float64Array
 from gpuscore.backends.base import Backend, Pending
 from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
-from gpuscore.engine.scores import label_logprobs
-from gpuscore.text.prompts import PromptBuilder, ScoreInput
-from gpuscore.types import BackendLimits, Float64Array, PackedBatch, RowScores
+from gpuscore.limits import BackendLimits
+from gpuscore.probabilities import label_logprobs
+from gpuscore.text.joining import PromptBuilder, ScoreInput
 
 Row: TypeAlias = dict[str, Any]
 Floors: TypeAlias = dict[str, dict[str, float]]  # of each workload

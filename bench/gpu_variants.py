@@ -9,7 +9,7 @@ from gpu_rows import release
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.backends.torch.plan import BackendPlan
+from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.config import ModelConfig
 
 MAX_MODEL_LEN = 4096
@@ -63,7 +63,7 @@ class Loaded:
         self._variant: Variant | None = None
         self._backend: TorchBackend | None = None
 
-    def plan(self, variant: Variant) -> BackendPlan:
+    def plan(self, variant: Variant) -> TorchPlan:
         """Raises ConfigError where this variant cannot run here."""
         config = ModelConfig(str(self.directory), **self.options | variant.config)
         return replace(plan_backend(self.directory, config), **variant.plan)
@@ -83,7 +83,7 @@ class Loaded:
         release()
 
 
-def facts(plan: BackendPlan) -> dict[str, Any]:
+def facts(plan: TorchPlan) -> dict[str, Any]:
     """What a variant came out as."""
     return {
         "attention": plan.attention,

@@ -9,10 +9,12 @@ import numpy as np
 from clock import Taken, on_device
 from scenarios import Workload
 
+from gpuscore.arrays import Float64Array
 from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.batch import RowScores
 from gpuscore.engine.jobs import Work
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.types import Float64Array, RowScores, ScoreRequest
+from gpuscore.request import ScoreRequest
 
 LABELS = [11, 23]
 Request = tuple[list[int], list[list[int]]]  # query, items
@@ -100,7 +102,7 @@ class Batches:
         """The same without the host: see `on_device`. Results are not fetched in that time."""
         works = self._planned(request)
         finish: list[Callable[[], RowScores]] = []
-        launch = self.backend.runner.launch
+        launch = self.backend.launcher.launch
         taken = on_device(
             lambda: finish.extend(launch(work.batch) for work in works), self.backend.device, hold
         )

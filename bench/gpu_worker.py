@@ -108,7 +108,7 @@ class Worker:
         self.state.found.setdefault("variants", {})[variant.name] = facts(plan)
         backend = self.loaded.backend(variant)
         self.rows.backend(variant.name, backend, judged=variant is DEFAULT)
-        runner = backend.runner
+        runner = backend.launcher
         counts = {name: getattr(runner, name, None) for name in ("replayed", "launched")}
         self.state.found["variants"][variant.name] |= counts
 

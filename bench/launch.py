@@ -92,13 +92,13 @@ def _cpu_seconds(pid: int) -> float:
 def main(configs: dict[str, dict[str, Any]]) -> int:
     """What gpuscore/cli.py does in `_serve`, with another backend."""
     from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
-    from gpuscore.engine.client import EngineClient
-    from gpuscore.engine.messages import Start
-    from gpuscore.server.auth import ApiKeys
+    from gpuscore.server.api.auth import ApiKeys
     from gpuscore.server.run import serve
     from gpuscore.server.service import LoadedModel
-    from gpuscore.text.prompts import PromptBuilder
-    from gpuscore.worker import command
+    from gpuscore.text.joining import PromptBuilder
+    from gpuscore.worker.client import EngineClient
+    from gpuscore.worker.messages import Start
+    from gpuscore.worker.process import command
 
     # For the engine's process, which makes the backend.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from report import keep, machine, table
 
 from gpuscore.config import RequestLimits
-from gpuscore.text.prompts import PromptBuilder, ScoreInput
+from gpuscore.limits import BackendLimits
+from gpuscore.text.joining import PromptBuilder, ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types import BackendLimits
 
 VOCAB = 8000
 TICK = 0.001

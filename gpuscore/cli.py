@@ -24,12 +24,12 @@ from gpuscore.config import (
     RequestLimits,
     ServerConfig,
 )
+from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
+from gpuscore.config.options import plain
+from gpuscore.config.sources import DEFAULT, Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout
-from gpuscore.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
 from gpuscore.hub import model_directory
-from gpuscore.options import plain
 from gpuscore.parity.arguments import add_parity
-from gpuscore.settings import DEFAULT, Settings, read_settings
 
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
 LONG_INPUT = 200  # items from which a progress bar is shown
@@ -138,10 +138,10 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
 
 
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.server.auth import KeyReader, read_api_keys
-    from gpuscore.server.cors import read_origins
-    from gpuscore.server.log import LogWriter
-    from gpuscore.server.tracing import read_tracer
+    from gpuscore.log import LogWriter
+    from gpuscore.server.api.auth import KeyReader, read_api_keys
+    from gpuscore.server.api.cors import read_origins
+    from gpuscore.server.observe.tracing import read_tracer
 
     server = settings.make(ServerConfig)
     keys = read_api_keys(server)  # an open address is refused before torch takes its seconds
@@ -150,20 +150,20 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
         signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
     tracer = read_tracer(server, os.environ)
 
-    from gpuscore.engine.client import EngineClient
-    from gpuscore.engine.messages import Start
-    from gpuscore.families.chat import ChatTemplate
-    from gpuscore.families.decisions import DecisionPrompts
-    from gpuscore.families.discovery import find_family
-    from gpuscore.families.files import read_head
-    from gpuscore.families.prompts import FamilyPrompts
-    from gpuscore.families.rendering import TemplateLimit
+    from gpuscore.prompts.chat import ChatTemplate
+    from gpuscore.prompts.decisions import DecisionPrompts
+    from gpuscore.prompts.discovery import find_family
+    from gpuscore.prompts.documents import FamilyPrompts
+    from gpuscore.prompts.files import read_classifier_head
+    from gpuscore.prompts.rendering import TemplateLimit
     from gpuscore.server.run import serve
     from gpuscore.server.service import LoadedModel
-    from gpuscore.text.prompts import PromptBuilder
+    from gpuscore.text.joining import PromptBuilder
     from gpuscore.text.tokenizer import TextEncoder
     from gpuscore.text.tokenizer_info import read_tokenizer_info
-    from gpuscore.worker import command
+    from gpuscore.worker.client import EngineClient
+    from gpuscore.worker.messages import Start
+    from gpuscore.worker.process import command
 
     model = settings.make(ModelConfig)
     limits, engine = settings.make(RequestLimits), settings.make(EngineConfig)
@@ -195,7 +195,7 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
     with LogWriter(STANDARD_OUTPUT) as output, closing(client):
         encoder = TextEncoder.read(directory)  # while the child imports torch
         specials = [] if encoder is None else encoder.specials
-        head, template = read_head(directory), ChatTemplate.read(directory)
+        head, template = read_classifier_head(directory), ChatTemplate.read(directory)
         chat = None if template is None else template.text
         info = None if encoder is None else read_tokenizer_info(directory, encoder, chat)
         family = find_family(server.family, directory, reversed(names), specials, head)
@@ -235,13 +235,13 @@ def _info(values: argparse.Namespace, settings: Settings) -> int:
 
 def _print_model(model: ModelConfig) -> None:
     from gpuscore.backends import plan_backend
-    from gpuscore.backends.shared.shapes import count_parameters
-    from gpuscore.backends.shared.sizing import mebibytes
+    from gpuscore.backends.common.shapes import count_parameters
+    from gpuscore.backends.common.sizing import mebibytes
     from gpuscore.text.tokenizer import TextEncoder
 
     directory = model_directory(model.model, model.revision)
     plan = plan_backend(directory, model)
-    config, pages = plan.family.config, plan.pages
+    config, pages = plan.architecture.config, plan.pages
     num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
     rows = {

@@ -17,7 +17,7 @@ def model_directory(model: str, revision: str | None = None) -> Path:
         ConfigError: no such model, or the hub cannot be reached; the message says what to do.
     """
     if model == DEMO:
-        return Path(str(files("gpuscore.models"))) / DEMO
+        return Path(str(files("gpuscore"))) / DEMO
     path = Path(model).expanduser()
     if path.is_dir():
         return path

@@ -7,22 +7,17 @@ from types import TracebackType
 
 import numpy as np
 
+from gpuscore.arrays import Float32Array, Float64Array
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
-from gpuscore.engine.scores import (
-    check_temperature,
-    label_logprobs,
-    label_mass,
-    label_scores,
-)
 from gpuscore.engine.ticket import Progress
 from gpuscore.errors import InvalidRequest
 from gpuscore.hub import model_directory
-from gpuscore.options import checked
-from gpuscore.text.prompts import PromptBuilder, ScoreInput
+from gpuscore.probabilities import check_temperature, label_logprobs, label_mass, label_scores
+from gpuscore.text.joining import PromptBuilder, ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types import Float32Array, Float64Array
 
 _UNLIMITED = RequestLimits(
     max_items=sys.maxsize, max_labels=sys.maxsize, max_request_tokens=sys.maxsize

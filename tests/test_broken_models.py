@@ -8,13 +8,13 @@ import pytest
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig, RequestLimits
 from gpuscore.errors import ConfigError
-from gpuscore.families.chat import ChatTemplate
-from gpuscore.families.decisions import DecisionPrompts
-from gpuscore.families.discovery import find_family
-from gpuscore.families.files import read_head
-from gpuscore.families.prompts import FamilyPrompts
-from gpuscore.families.rendering import TemplateLimit
-from gpuscore.text.prompts import PromptBuilder
+from gpuscore.prompts.chat import ChatTemplate
+from gpuscore.prompts.decisions import DecisionPrompts
+from gpuscore.prompts.discovery import find_family
+from gpuscore.prompts.documents import FamilyPrompts
+from gpuscore.prompts.files import read_classifier_head
+from gpuscore.prompts.rendering import TemplateLimit
+from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.tokenizer_info import read_tokenizer_info
 from support.broken import CASES, broken, make_bases
@@ -35,7 +35,7 @@ def load(directory, wanted="auto"):
     """What `gpuscore serve` reads, in its order; the prompts' family."""
     encoder = TextEncoder.read(directory)
     specials = [] if encoder is None else encoder.specials
-    head, template = read_head(directory), ChatTemplate.read(directory)
+    head, template = read_classifier_head(directory), ChatTemplate.read(directory)
     if encoder is not None:
         read_tokenizer_info(directory, encoder, None)
     family = find_family(wanted, directory, [], specials, head)

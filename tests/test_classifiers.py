@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.backends.shared.shapes import count_parameters
+from gpuscore.backends.common.shapes import count_parameters
 from gpuscore.cli import main
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError, InvalidRequest, TokenIdOutOfRange
@@ -192,7 +192,7 @@ def test_a_half_precision_trunk_with_a_float32_head(tiny_model, tmp_path, rng):
 def test_what_is_shown_and_counted(tiny_model, capsys):
     directory, model = tiny_model("qwen2_classes")
     plan = plan_backend(directory, ModelConfig())
-    assert count_parameters(plan.family.config) == model.num_parameters()
+    assert count_parameters(plan.architecture.config) == model.num_parameters()
     assert main(["info", str(directory)]) == 0
     shown = capsys.readouterr().out
     assert "Qwen2ForSequenceClassification" in shown

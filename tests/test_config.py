@@ -7,9 +7,9 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.config import CONFIGS, EngineConfig, ModelConfig, ServerConfig
+from gpuscore.config.options import checked, options
+from gpuscore.config.sources import KUBERNETES, read_settings
 from gpuscore.errors import ConfigError
-from gpuscore.options import checked, options
-from gpuscore.settings import KUBERNETES, read_settings
 from support.settings import OPTIONS, SOURCES, each_option, parsed, read, source_name, two_values
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpuscore.cli import main
 from gpuscore.config import CONFIGS, ModelConfig
-from gpuscore.options import options
+from gpuscore.config.options import options
 from support.serving import COMMAND, serving
 from support.settings import OPTIONS, SECRET, SOURCES
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gpuscore import Scorer
+from gpuscore.config.sources import read_settings
 from gpuscore.errors import ConfigError
-from gpuscore.settings import read_settings
 from support.settings import SECRET, SOURCES, each_option, read
 
 

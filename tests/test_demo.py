@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuscore import Scorer
-from gpuscore.errors import InvalidRequest
-from gpuscore.models.synthetic import (
+from demo.synthetic import (
     draw_ranking_tasks,
     draw_training_group,
     is_held_out,
     ndcg_at_k,
     prompt_query,
 )
+from gpuscore import Scorer
+from gpuscore.errors import InvalidRequest
 
 ROOT = Path(__file__).parents[1]
-DEMO = ROOT / "gpuscore" / "models" / "demo"
+DEMO = ROOT / "gpuscore" / "demo"
 TEST_SEED = 2026  # neither the one of training nor that of its own evaluation
 
 

@@ -30,7 +30,10 @@ UNSAFE_CALLS = {
 COMPILE_CHECK = "kernels/gpuscore_kernels/compile_check.py"
 # Each with the reason why it is none of a stranger's words that gets there.
 ALLOWED = {
-    ("gpuscore/worker.py", "import_module"): "the backend's factory, from the server's own table",
+    (
+        "gpuscore/worker/__main__.py",
+        "import_module",
+    ): "the backend's factory, from the server's own table",
     (COMPILE_CHECK, "import_module"): "a development tool; names of its own folders",
     (COMPILE_CHECK, "multiprocessing"): "a development tool; processes that it starts itself",
 }

@@ -15,9 +15,9 @@ from generate.links import problems
 from generate.picture import kind, picture, segments
 
 from gpuscore.config import CONFIGS
+from gpuscore.config.options import options
 from gpuscore.errors import GpuscoreError
-from gpuscore.options import options
-from gpuscore.server.dialects.table import DIALECT_OF
+from gpuscore.server.api.dialects.table import DIALECT_OF
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -13,12 +13,12 @@ import yaml
 
 from gpuscore.cli import make_parser
 from gpuscore.config import EngineConfig, ServerConfig
-from gpuscore.engine.supervisor import Patience
-from gpuscore.server.metrics import Metrics, ServerState
-from gpuscore.server.paths import OPEN_PATHS
+from gpuscore.config.sources import read_settings
+from gpuscore.server.api.paths import OPEN_PATHS
+from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.run import LAST_ANSWERS
-from gpuscore.settings import read_settings
-from gpuscore.types import NO_STATS
+from gpuscore.stats import NO_STATS
+from gpuscore.worker.supervisor import Patience
 
 DOCKER = Path(__file__).parents[1] / "docker"
 KUBERNETES, OBSERVABILITY = DOCKER / "kubernetes", DOCKER / "observability"

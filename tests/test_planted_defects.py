@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.backends.torch import attention, attention_plan, backend, runner
-from gpuscore.backends.torch.models import decoder, layers, mixture
+from gpuscore.backends.torch import backend, decoder, launcher, layers, mixture
+from gpuscore.backends.torch.attention import layout, operators
 from gpuscore.engine import draft
-from gpuscore.text import prompts
+from gpuscore.text import joining
 from support.models import random_ids, reference_logprobs
 
 LABELS = [3, 17]
@@ -44,7 +44,7 @@ def test_without_a_defect(tiny_model, family):
 def items_do_not_see_the_parent(monkeypatch):
     patched(
         monkeypatch,
-        attention_plan._Planner,
+        layout._Builder,
         "dense_passes",
         lambda make: (
             lambda *a: [
@@ -57,7 +57,7 @@ def items_do_not_see_the_parent(monkeypatch):
 def items_do_not_see_the_cached_prefix(monkeypatch):
     patched(
         monkeypatch,
-        attention_plan._Planner,
+        layout._Builder,
         "dense_passes",
         lambda make: (
             lambda *a: [
@@ -68,13 +68,13 @@ def items_do_not_see_the_cached_prefix(monkeypatch):
 
 
 def one_cached_token_is_dropped(monkeypatch):
-    patched(monkeypatch, attention_plan, "prefix_slots", lambda slots: lambda *a: slots(*a)[1:])
+    patched(monkeypatch, layout, "prefix_slots", lambda slots: lambda *a: slots(*a)[1:])
 
 
 def items_see_their_future(monkeypatch):
     patched(
         monkeypatch,
-        attention,
+        operators,
         "partial_attention",
         lambda run: lambda *a, causal=False, **k: run(*a, **k),
     )
@@ -92,7 +92,7 @@ def items_see_each_other(monkeypatch):
 
         return groups
 
-    patched(monkeypatch, attention_plan._Planner, "causal_groups", blur)
+    patched(monkeypatch, layout._Builder, "causal_groups", blur)
 
 
 def the_merge_ignores_the_weights(monkeypatch):
@@ -147,7 +147,7 @@ def a_page_is_swapped(monkeypatch):
 def labels_are_off_by_one(monkeypatch):
     patched(
         monkeypatch,
-        runner,
+        launcher,
         "label_logits",
         lambda run: lambda h, w, r, ids, **k: run(h, w, r, (ids - 1).clamp(min=0), **k),
     )
@@ -157,7 +157,7 @@ def the_vocabulary_is_cut_short(monkeypatch):
     """The log-sum-exp misses the last tenth of the vocabulary."""
     patched(
         monkeypatch,
-        runner,
+        launcher,
         "vocab_statistics",
         lambda run: lambda h, w, rows, **k: run(h, w[: len(w) * 9 // 10], rows, **k),
     )
@@ -171,8 +171,8 @@ def the_cut_loses_a_token(monkeypatch):
 
         return cut
 
-    patched(monkeypatch, prompts, "factor", lose)
-    patched(monkeypatch, prompts, "factor_ids", lose)
+    patched(monkeypatch, joining, "factor", lose)
+    patched(monkeypatch, joining, "factor_ids", lose)
 
 
 def norm_weights_are_ignored(monkeypatch):
@@ -221,7 +221,7 @@ def a_window_is_one_longer(monkeypatch):
     def longer(first):
         return lambda positions, window: first(positions, window and window + 1)
 
-    patched(monkeypatch, attention_plan, "_first_positions", longer)
+    patched(monkeypatch, layout, "_first_positions", longer)
 
 
 def a_window_counts_rows(monkeypatch):
@@ -230,20 +230,22 @@ def a_window_counts_rows(monkeypatch):
     def from_own_start(first):
         return lambda positions, window: first(positions - positions.min(), window)
 
-    patched(monkeypatch, attention_plan, "_first_positions", from_own_start)
+    patched(monkeypatch, layout, "_first_positions", from_own_start)
 
 
 def scores_are_not_capped(monkeypatch):
     patched(
         monkeypatch,
-        attention,
+        operators,
         "partial_attention",
         lambda run: lambda *a, softcap, **k: run(*a, **k),
     )
 
 
 def logits_are_not_capped(monkeypatch):
-    patched(monkeypatch, runner, "label_logits", lambda run: lambda *a, softcap, **k: run(*a, **k))
+    patched(
+        monkeypatch, launcher, "label_logits", lambda run: lambda *a, softcap, **k: run(*a, **k)
+    )
 
 
 def the_norms_miss_their_one(monkeypatch):

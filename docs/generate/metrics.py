@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from generate.markdown import code, page, table
-from gpuscore.server.metrics import Metrics, ServerState
-from gpuscore.server.record import RequestRecord
-from gpuscore.types import NO_STATS
+from gpuscore.server.observe.metrics import Metrics, ServerState
+from gpuscore.server.observe.record import RequestRecord
+from gpuscore.stats import NO_STATS
 
 
 def page_of_metrics() -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 
 from gpuscore.config import ServerConfig
-from gpuscore.server.app import create_app
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.api.app import create_app
+from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.service import ScoringService
 
 

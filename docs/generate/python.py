@@ -26,9 +26,9 @@ def pages() -> Iterator[tuple[str, str]]:
             "Clients of a gpuscore server. `pip install 'gpuscore[client]'` adds httpx; neither "
             "client imports torch.",
             *(_item(name) for name in ("Client", "AsyncClient", *names)),
-            "::: gpuscore.client.settings.ClientOptions",
-            "::: gpuscore.client.jobs.ScoreOptions",
-            "::: gpuscore.client.jobs.RerankOptions",
+            "::: gpuscore.client.options.ClientOptions",
+            "::: gpuscore.client.calls.ScoreOptions",
+            "::: gpuscore.client.calls.RerankOptions",
         ),
     )
 

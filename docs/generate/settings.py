@@ -2,7 +2,7 @@
 
 from generate.markdown import code, page, table
 from gpuscore.config import API_KEY_VARIABLE, CONFIGS, FileConfig
-from gpuscore.options import Option, options, plain
+from gpuscore.config.options import Option, options, plain
 
 
 def page_of_settings() -> str:

@@ -11,9 +11,9 @@ from gpuscore.errors import ConfigError
 
 if TYPE_CHECKING:
     from gpuscore.backends.jax.plan import JaxPlan
-    from gpuscore.backends.torch.plan import BackendPlan
+    from gpuscore.backends.torch.plan import TorchPlan
 
-Plan: TypeAlias = "BackendPlan | JaxPlan"
+Plan: TypeAlias = "TorchPlan | JaxPlan"
 
 
 def plan_backend(directory: Path, config: ModelConfig) -> Plan:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from gpuscore.types import BackendLimits, PackedBatch, RowScores
+from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.limits import BackendLimits
 
 # A batch under way; opaque to everyone but the backend that returned it.
 Pending: TypeAlias = Any

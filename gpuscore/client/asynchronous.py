@@ -8,19 +8,19 @@ from typing import TypeVar, Unpack
 
 import httpx
 
-from gpuscore.client.jobs import (
-    Job,
-    Part,
+from gpuscore.client.calls import (
+    ClientCall,
+    Post,
     RerankOptions,
     ScoreOptions,
     models_of,
     new_id,
-    rerank_job,
-    score_job,
+    rerank_call,
+    score_call,
 )
+from gpuscore.client.options import LATE, ClientOptions, reply_of, settings_of
 from gpuscore.client.results import Document, Ids, Model, RerankResponse, ScoreResponse
-from gpuscore.client.retries import Call, Reply
-from gpuscore.client.settings import LATE, ClientOptions, reply_of, settings_of
+from gpuscore.client.retries import Attempts, Reply
 
 ResultT = TypeVar("ResultT")
 
@@ -50,13 +50,13 @@ class AsyncClient:
         **options: Unpack[ScoreOptions],
     ) -> ScoreResponse:
         """As `Client.score`."""
-        return await self._do(score_job(self._settings.limits, query, items, **options))
+        return await self._do(score_call(self._settings.limits, query, items, **options))
 
     async def rerank(
         self, query: str, documents: Sequence[Document], **options: Unpack[RerankOptions]
     ) -> RerankResponse:
         """As `Client.rerank`."""
-        return await self._do(rerank_job(self._settings.limits, query, documents, **options))
+        return await self._do(rerank_call(self._settings.limits, query, documents, **options))
 
     async def models(self) -> tuple[Model, ...]:
         """As `Client.models`."""
@@ -90,11 +90,11 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    async def _do(self, job: Job[ResultT]) -> ResultT:
+    async def _do(self, job: ClientCall[ResultT]) -> ResultT:
         until = monotonic() + self._settings.policy.deadline
         room = asyncio.Semaphore(self._settings.concurrency)
 
-        async def send(part: Part) -> Reply:
+        async def send(part: Post) -> Reply:
             async with room:
                 content = part.content()
                 return await self._send("POST", part.path, content, part.request_id, until)
@@ -110,7 +110,7 @@ class AsyncClient:
     async def _send(
         self, method: str, path: str, content: bytes | None, request_id: str, until: float
     ) -> Reply:
-        call = Call(self._settings.policy, request_id, until)
+        call = Attempts(self._settings.policy, request_id, until)
         while True:
             request = self._settings.request(method, path, *call.begin(monotonic()), content)
             try:

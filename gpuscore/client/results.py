@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.types import BoolArray, Float64Array
+from gpuscore.arrays import BoolArray, Float64Array
 
 Document: TypeAlias = str | Mapping[str, Any]
 Ids: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]

@@ -49,7 +49,7 @@ class Reply:
     request_id: str
 
 
-class Call:
+class Attempts:
     """The attempts of one request, until a time on the caller's clock."""
 
     def __init__(self, policy: Policy, request_id: str, until: float) -> None:

@@ -9,20 +9,20 @@ from typing import TypeVar, Unpack
 
 import httpx
 
-from gpuscore.client.errors import ClientError
-from gpuscore.client.jobs import (
-    Job,
-    Part,
+from gpuscore.client.calls import (
+    ClientCall,
+    Post,
     RerankOptions,
     ScoreOptions,
     models_of,
     new_id,
-    rerank_job,
-    score_job,
+    rerank_call,
+    score_call,
 )
+from gpuscore.client.errors import ClientError
+from gpuscore.client.options import LATE, ClientOptions, reply_of, settings_of
 from gpuscore.client.results import Document, Ids, Model, RerankResponse, ScoreResponse
-from gpuscore.client.retries import Call, Reply
-from gpuscore.client.settings import LATE, ClientOptions, reply_of, settings_of
+from gpuscore.client.retries import Attempts, Reply
 
 ResultT = TypeVar("ResultT")
 
@@ -68,13 +68,13 @@ class Client:
         Raises ClientError (StatusError, ConnectionFailed, BadAnswer), and ValueError for lists of
         labels that are not one per item.
         """
-        return self._do(score_job(self._settings.limits, query, items, **options))
+        return self._do(score_call(self._settings.limits, query, items, **options))
 
     def rerank(
         self, query: str, documents: Sequence[Document], **options: Unpack[RerankOptions]
     ) -> RerankResponse:
         """Documents by how relevant they are to a query, best first. Raises ClientError."""
-        return self._do(rerank_job(self._settings.limits, query, documents, **options))
+        return self._do(rerank_call(self._settings.limits, query, documents, **options))
 
     def models(self) -> tuple[Model, ...]:
         """The served models. Raises ClientError."""
@@ -107,11 +107,11 @@ class Client:
     ) -> None:
         self.close()
 
-    def _do(self, job: Job[ResultT]) -> ResultT:
+    def _do(self, job: ClientCall[ResultT]) -> ResultT:
         until, given_up = monotonic() + self._settings.policy.deadline, threading.Event()
         failures: list[ClientError] = []
 
-        def send(part: Part) -> Reply:
+        def send(part: Post) -> Reply:
             try:
                 content = part.content()
                 return self._send("POST", part.path, content, part.request_id, until, given_up)
@@ -140,7 +140,7 @@ class Client:
         until: float,
         given_up: threading.Event | None = None,
     ) -> Reply:
-        call = Call(self._settings.policy, request_id, until)
+        call = Attempts(self._settings.policy, request_id, until)
         waiting = given_up or threading.Event()
         seconds = 0.0
         while not waiting.wait(seconds):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from gpuscore.config import EngineConfig
 from gpuscore.errors import Overloaded
-from gpuscore.types import ScoreRequest
+from gpuscore.request import ScoreRequest
 
 MAX_RETRY_AFTER = 30  # seconds
 _SIZES = 48  # sizes are counted by their number of binary digits

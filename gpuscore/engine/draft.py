@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpuscore.arrays import Int32Array
+from gpuscore.batch import PackedBatch, Prefix, Segment, pack, page_slots
 from gpuscore.engine.jobs import Share
-from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
-from gpuscore.types import BackendLimits, Int32Array, PackedBatch
+from gpuscore.limits import BackendLimits
 
 
 def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:

@@ -16,7 +16,9 @@ from gpuscore.engine.runner import Runner
 from gpuscore.engine.same_bits import check_same_bits
 from gpuscore.engine.ticket import Progress, Ticket
 from gpuscore.errors import GpuscoreError, InsufficientMemory, Unavailable
-from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
+from gpuscore.limits import BackendLimits
+from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 

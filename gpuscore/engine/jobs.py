@@ -3,8 +3,10 @@
 from collections import deque
 from dataclasses import dataclass, field
 
+from gpuscore.arrays import Int32Array
+from gpuscore.batch import PackedBatch
 from gpuscore.engine.pages import PageKey
-from gpuscore.types import Int32Array, PackedBatch, ScoreRequest
+from gpuscore.request import ScoreRequest
 
 
 @dataclass(slots=True, eq=False)

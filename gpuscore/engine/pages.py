@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscore.types import Int32Array
+from gpuscore.arrays import Int32Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from gpuscore.backends.base import Backend, DeviceLost, OutOfMemory, Pending
+from gpuscore.batch import RowScores
 from gpuscore.engine.jobs import Job, Share, Work
 from gpuscore.engine.outcome import resolve
 from gpuscore.engine.scheduler import Scheduler
@@ -17,7 +18,7 @@ from gpuscore.errors import (
     InternalError,
     NonfiniteScore,
 )
-from gpuscore.types import EngineCounters, RowScores
+from gpuscore.stats import EngineCounters
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ import numpy as np
 from gpuscore.engine.draft import draft_batch, long_base, long_rest
 from gpuscore.engine.jobs import Job, Share, Work
 from gpuscore.engine.pages import PageKey, PagePool, page_keys
-from gpuscore.types import BackendLimits, ScoreRequest
+from gpuscore.limits import BackendLimits
+from gpuscore.request import ScoreRequest
 
 QUANTUM = 512  # tokens that a request may take per round
 MIN_BUDGET = 16  # tokens; below, out-of-memory batches are not halved further

@@ -2,7 +2,8 @@
 
 from bisect import bisect_left
 
-from gpuscore.types import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, PackedBatch, Sizes
+from gpuscore.batch import PackedBatch
+from gpuscore.stats import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, SizeCounts
 
 
 class Tally:
@@ -51,5 +52,5 @@ class _SizeCount:
         self._counts[bisect_left(self._bounds, size)] += 1
         self.total += size
 
-    def sizes(self) -> Sizes:
-        return Sizes(tuple(self._counts), self.total)
+    def sizes(self) -> SizeCounts:
+        return SizeCounts(tuple(self._counts), self.total)

@@ -7,17 +7,10 @@ from itertools import accumulate
 
 import numpy as np
 
+from gpuscore.arrays import BoolArray, Float32Array, Int32Array
+from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.engine.jobs import Share
-from gpuscore.types import (
-    BoolArray,
-    Float32Array,
-    Int32Array,
-    PackedBatch,
-    RowScores,
-    ScoreRequest,
-    ScoreResult,
-    Timings,
-)
+from gpuscore.request import ScoreRequest, ScoreResult, Timings
 
 Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
 

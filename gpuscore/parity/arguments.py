@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuscore.config import FileConfig, ModelConfig
-from gpuscore.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
-from gpuscore.settings import Settings
+from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
+from gpuscore.config.sources import Settings
 
 Command = Callable[[argparse.Namespace, Settings], int]
 SIZES = ("quick", "standard", "full")  # of workload.SIZES, which NumPy and tokenizers come with
@@ -199,6 +199,6 @@ def _compare(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def _check_server(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.parity.check_server import check_server
+    from gpuscore.parity.conformance.check_server import check_server
 
     return check_server(values, settings)

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
+from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
 from gpuscore.parity.bundle import Bundle, read_bundle, refuse_different, write_bundle
@@ -19,7 +20,6 @@ from gpuscore.parity.machine import hardware, versions
 from gpuscore.parity.runs import BackendSpec, run_workload
 from gpuscore.parity.table import HEAD, aligned, row, verdict_line
 from gpuscore.parity.workload import Workload, make_workload, read_tokenizer
-from gpuscore.settings import DEFAULT, Settings
 
 EXIT_OK, EXIT_FAILED = 0, 1
 _LOCAL = ("model", "compile_cache")  # paths of one machine, which a bundle need not tell
@@ -111,7 +111,7 @@ def compare(values: argparse.Namespace) -> int:
 
 def _workload(directory: Path, config: ModelConfig, values: argparse.Namespace) -> Workload:
     plan = plan_backend(directory, config)
-    model = plan.family.config
+    model = plan.architecture.config
     if model.classes is not None:
         raise ConfigError(
             f"config.json: architectures is {model.architecture!r}; supported by this comparison: "

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscore.parity.metrics import Errors, Ranking, errors, rank
+from gpuscore.arrays import Float64Array
+from gpuscore.parity.metrics import Errors, RankAgreement, errors, rank
 from gpuscore.parity.runs import Run
 from gpuscore.parity.workload import Workload
-from gpuscore.types import Float64Array
 
 RELATIVE = 2.0
 FLOAT32 = 1e-4
@@ -54,7 +54,7 @@ class Comparison:
     got: Run
     log_p: Errors
     p: Errors
-    ranking: Ranking
+    ranking: RankAgreement
 
 
 def compare(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscore.types import Float64Array
+from gpuscore.arrays import Float64Array
 
 TOP = 10
 
@@ -21,7 +21,7 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class RankAgreement:
     """What is left of the order, over all sets of items that are ranked by one label."""
 
     inversions: int  # of pairs whose gap is clear
@@ -70,7 +70,7 @@ def inversions(want: Float64Array, got: Float64Array, gap: float) -> tuple[int, 
 
 def rank(
     sets: Iterable[tuple[Float64Array, Float64Array]], gap: float, noise: float, ties: float
-) -> Ranking:
+) -> RankAgreement:
     """Put sets of (want [n], got [n]) together.
 
     Args:
@@ -93,7 +93,7 @@ def rank(
         if near_ties(want, noise) <= ties:
             clear_taus += tau
             clear_tops += top
-    return Ranking(inverted, clear, *map(_least, (taus, tops, clear_taus, clear_tops)))
+    return RankAgreement(inverted, clear, *map(_least, (taus, tops, clear_taus, clear_tops)))
 
 
 def near_ties(values: Float64Array, noise: float) -> float:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
+from gpuscore.arrays import Float64Array
 from gpuscore.errors import ConfigError
 from gpuscore.parity.gates import Comparison, Verdict, differences
 from gpuscore.parity.runs import Run
 from gpuscore.parity.svg import histogram, scatter
 from gpuscore.parity.table import HEAD, row
 from gpuscore.parity.workload import Workload
-from gpuscore.types import Float64Array
 
 _STYLE = """body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em }
 table { border-collapse: collapse } td, th { padding: 2px 10px; text-align: right }

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from gpuscore.arrays import Float64Array
 from gpuscore.config import ModelConfig
+from gpuscore.config.options import options
 from gpuscore.errors import ConfigError
-from gpuscore.options import options
 from gpuscore.parity.metrics import Errors, errors
 from gpuscore.parity.workload import Case, Workload
 from gpuscore.scorer import Scorer, Scores
-from gpuscore.types import Float64Array
 
 _CHOICES = {item.name: item.choices for item in options(ModelConfig)}
 _FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]

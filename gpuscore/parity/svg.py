@@ -4,7 +4,7 @@ from html import escape
 
 import numpy as np
 
-from gpuscore.types import Float64Array
+from gpuscore.arrays import Float64Array
 
 WIDTH, HEIGHT, MARGIN = 340, 260, 46
 _DECADES = range(-9, 2)  # of |d log p|; what is smaller is in the first bar

@@ -10,17 +10,17 @@ from functools import partial
 from typing import Protocol
 
 from gpuscore.errors import GpuscoreError
-from gpuscore.types import ScoreRequest, ScoreResult
+from gpuscore.request import ScoreRequest, ScoreResult
 
 
-class Engine(Protocol):
+class EngineIntake(Protocol):
     def score_all(
         self, requests: list[ScoreRequest]
     ) -> "list[Future[ScoreResult] | GpuscoreError]": ...
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _Submission:
     request: ScoreRequest
     answer: "asyncio.Future[ScoreResult]"
     taken: Callable[[], None]
@@ -35,17 +35,17 @@ class Bridge:
         pieces: how many answers a round of the loop takes; the others wait for the next.
     """
 
-    def __init__(self, engine: Engine, pieces: Callable[[], int]) -> None:
+    def __init__(self, engine: EngineIntake, pieces: Callable[[], int]) -> None:
         self._engine, self._pieces = engine, pieces
         self.loop = asyncio.get_running_loop()
-        self._going: list[_Call] = []
-        self._coming: deque[_Call] = deque()
+        self._going: list[_Submission] = []
+        self._coming: deque[_Submission] = deque()
         self._waking = False
 
     async def score(self, request: ScoreRequest, taken: Callable[[], None]) -> ScoreResult:
-        """As `Engine.score`; `taken` is called when the engine has admitted the request. When the
+        """As `EngineIntake.score`; `taken` is called when the engine has admitted the request. When the
         caller is cancelled the engine drops it."""
-        call = _Call(request, self.loop.create_future(), taken)
+        call = _Submission(request, self.loop.create_future(), taken)
         if not self._going:
             self.loop.call_soon(self._send)
         self._going.append(call)
@@ -72,7 +72,7 @@ class Bridge:
                 call.taken()
                 outcome.add_done_callback(partial(self._done, call))
 
-    def _done(self, call: _Call, _: "Future[ScoreResult]") -> None:
+    def _done(self, call: _Submission, _: "Future[ScoreResult]") -> None:
         """Runs in whichever thread answers."""
         self._coming.append(call)
         if not self._waking and not self.loop.is_closed():

@@ -28,7 +28,7 @@ def find_trim() -> Callable[[], None]:
     return trim
 
 
-class Memory:
+class Trimmer:
     """Gives memory back now and then while there are large requests, and after the last.
 
     Args:

@@ -18,18 +18,18 @@ import uvicorn
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore.server.app import create_app
-from gpuscore.server.auth import ApiKeys
-from gpuscore.server.cors import read_origins
-from gpuscore.server.gate import Gate
-from gpuscore.server.log import LogWriter, json_logging
-from gpuscore.server.operations import Operations
-from gpuscore.server.protocol import ScoreProtocol
-from gpuscore.server.rounds import Listener, Rounds, Turns
+from gpuscore.log import LogWriter, json_logging
+from gpuscore.server.api.app import create_app
+from gpuscore.server.api.auth import ApiKeys
+from gpuscore.server.api.cors import read_origins
+from gpuscore.server.http.gate import Gate
+from gpuscore.server.http.protocol import ScoreProtocol
+from gpuscore.server.http.rounds import Listener, Postponed, Rounds
+from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ANSWERS, LoadedModel, ScoringService
 
 if TYPE_CHECKING:
-    from gpuscore.server.spans import SpanTracer
+    from gpuscore.server.observe.spans import SpanTracer
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ LAST_ANSWERS = 1.0  # seconds for writing answers once all are known
 FORCED_EXIT = 3.0  # seconds after a second signal, whatever hangs
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """uvicorn's server with a drain during which it still listens, and answers that it drains.
 
     uvicorn's own shutdown, which closes the listener, comes once nothing is in flight.
@@ -142,11 +142,13 @@ def serve(
             server_config=config,
             operations=operations,
             gate=gate,
-            turns=Turns(rounds),
+            turns=Postponed(rounds),
             origins=read_origins(config),
         )
         uvicorn_config = _uvicorn_config(app, config, protocol)
-        server = Server(uvicorn_config, service, operations, config.drain_seconds, _stops(config))
+        server = DrainingServer(
+            uvicorn_config, service, operations, config.drain_seconds, _stops(config)
+        )
         listener = _bind(config)
         listener.rounds = rounds
         try:
@@ -165,7 +167,7 @@ def _stops(config: ServerConfig) -> list[signal.Signals]:
 
 
 def _run(
-    server: Server,
+    server: DrainingServer,
     service: ScoringService,
     sock: Listener,
     load: Callable[[], LoadedModel],
@@ -193,7 +195,7 @@ def _address(host: str, port: int) -> str:
 
 def _load(
     service: ScoringService,
-    server: Server,
+    server: DrainingServer,
     load: Callable[[], LoadedModel],
     announce: Callable[[], None],
     outcome: list[BaseException],

@@ -13,23 +13,20 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from gpuscore.engine.admission import Backlog
-from gpuscore.errors import (
-    GpuscoreError,
-    ModelNotFound,
-    Overloaded,
-    Unavailable,
-)
-from gpuscore.families.decisions import DecisionPrompts
-from gpuscore.families.files import Head
-from gpuscore.families.prompts import FamilyPrompts
+from gpuscore.errors import GpuscoreError, ModelNotFound, Overloaded, Unavailable
+from gpuscore.limits import BackendLimits
+from gpuscore.prompts.decisions import DecisionPrompts
+from gpuscore.prompts.documents import FamilyPrompts
+from gpuscore.prompts.files import ClassifierHead
+from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.bridge import Bridge
-from gpuscore.server.memory import LARGE, Memory
-from gpuscore.server.record import ENGINE, RequestRecord
+from gpuscore.server.memory import LARGE, Trimmer
+from gpuscore.server.observe.record import ENGINE, RequestRecord
 from gpuscore.server.text_work import TextWork
-from gpuscore.text.prompts import PromptBuilder
+from gpuscore.stats import EngineStats
+from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer_info import TokenizerInfo
 from gpuscore.text.turns import Turns
-from gpuscore.types import BackendLimits, EngineStats, ScoreRequest, ScoreResult
 
 ResultT = TypeVar("ResultT")
 
@@ -73,14 +70,14 @@ class LoadedModel:
     builder: PromptBuilder
     wait_ended: Callable[[], None] = lambda: None
     family: FamilyPrompts | None = None
-    head: Head | None = None
+    head: ClassifierHead | None = None
     about: str = ""  # number format and device, for people
     decisions: DecisionPrompts | str = "not prepared"  # or why there are none
     tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RequestContext:
     """One request beside its body.
 
     Args:
@@ -118,7 +115,7 @@ class ScoringService:
         self._bridge: Bridge | None = None
         # Text and all that is large is worked on here, never on the event loop.
         self._text = TextWork(self._text_ended)
-        self.memory = Memory(self._in_background)
+        self.memory = Trimmer(self._in_background)
         self._loop: asyncio.AbstractEventLoop | None = None  # that has handed in text
 
     @property
@@ -170,7 +167,7 @@ class ScoringService:
         return Unavailable("the server is shutting down", retry_after=LOADING_RETRY_AFTER)
 
     async def run(
-        self, model: LoadedModel, request: ScoreRequest, salt: str | None, call: Call
+        self, model: LoadedModel, request: ScoreRequest, salt: str | None, call: RequestContext
     ) -> ScoreResult:
         """Hand a request to the engine, for its caller and under the caller's salt, and wait."""
         submitted = monotonic()
@@ -195,7 +192,7 @@ class ScoringService:
             self._bridge = Bridge(engine, self.answers_per_round)
         return self._bridge
 
-    async def in_turns(self, call: Call, work: Callable[[Turns], ResultT]) -> ResultT:
+    async def in_turns(self, call: RequestContext, work: Callable[[Turns], ResultT]) -> ResultT:
         """`work` in a thread, in turns with that of others; given up when nobody waits for it."""
         self._loop = asyncio.get_running_loop()
         job, future = self._text.submit(call.tenant, work)
@@ -205,7 +202,7 @@ class ScoringService:
             self._text.give_up(job)
             del future  # which knows the error, whose traceback knows this frame
 
-    async def in_thread(self, call: Call, work: Callable[[], ResultT]) -> ResultT:
+    async def in_thread(self, call: RequestContext, work: Callable[[], ResultT]) -> ResultT:
         """The same for work that is over soon."""
         return await self.in_turns(call, lambda turns: work())
 

@@ -33,7 +33,7 @@ LARGE = 4 * PIECE_CHARS  # characters of a piece that never has the last permit
 IDLE = 1.0  # seconds after which a thread without work ends
 
 
-class Job(Turns, Generic[ResultT]):
+class TextJob(Turns, Generic[ResultT]):
     """One piece of work. All but `before` is the scheduler's."""
 
     def __init__(self, owner: "TextWork", tenant: str, work: Callable[[Turns], ResultT]) -> None:
@@ -77,7 +77,7 @@ class Job(Turns, Generic[ResultT]):
             del work, future
 
 
-AnyJob = Job[Any]
+AnyJob = TextJob[Any]
 
 
 class _Tenant:
@@ -91,7 +91,7 @@ class _Tenant:
 
 
 class TextWork:
-    """The scheduler. Safe to call from several threads; nothing but `Job.before` waits.
+    """The scheduler. Safe to call from several threads; nothing but `TextJob.before` waits.
 
     Args:
         ended: called in a job's thread, once nothing holds its texts any more, with how many
@@ -112,9 +112,9 @@ class TextWork:
 
     def submit(
         self, tenant: str, work: Callable[[Turns], ResultT]
-    ) -> tuple[Job[ResultT], Future[ResultT]]:
+    ) -> tuple[TextJob[ResultT], Future[ResultT]]:
         """Begin `work` when it is its turn. It is given turns to ask before every piece."""
-        job = Job(self, tenant, work)
+        job = TextJob(self, tenant, work)
         future = job.future
         with self._lock:
             if self.closed:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from gpuscore.arrays import Int32Array
 from gpuscore.errors import TooManyTokens
-from gpuscore.types import Int32Array
 
 
 def factor(

@@ -6,7 +6,7 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from gpuscore.types import Int32Array
+from gpuscore.arrays import Int32Array
 
 
 def factor_ids(

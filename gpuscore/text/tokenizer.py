@@ -8,6 +8,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.errors import ConfigError, InternalError, InvalidRequest, LabelNotSingleToken
 from gpuscore.model_files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import find_boundaries
@@ -16,7 +17,6 @@ from gpuscore.text.least import find_least_tokens
 from gpuscore.text.pieces import OverLimit, batches, beside, check_limit, is_long, pieces
 from gpuscore.text.specials import Specials, find_specials
 from gpuscore.text.turns import ALONE, Turns
-from gpuscore.types import NO_TOKENS, Int32Array
 
 SHOWN_IDS = 16  # ids in an error message
 NONE = NO_TOKENS, NO_TOKENS

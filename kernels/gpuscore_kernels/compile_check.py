@@ -22,12 +22,13 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-ARCHES = (80, 89, 90, 120)
+from gpuscore_kernels.variant import Variant
+
 # Bytes of shared memory that one block may have (CUDA C++ Programming Guide, compute capabilities).
 SHARED_LIMIT = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
 REGISTER_GROWTH = 1.1
@@ -36,39 +37,7 @@ BASELINE = "compile_baseline.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """One way in which a kernel is launched.
-
-    Args:
-        name: of the variant, unique among those of its kernel's folder.
-        kernel: the function under `triton.jit`.
-        signature: type of every argument by name ("*bf16", "i32", "fp32",
-            "tensordesc<bf16[64, 128]>"); those in `constexprs` may be left out.
-        constexprs: values of the compile-time arguments.
-        divisible: arguments that are multiples of 16 (pointers: of 16 bytes) whenever it is
-            launched; without it loads are not vectorised.
-        num_warps, num_stages: launch options.
-        arches: compute capabilities times ten that it is shipped for.
-        needs_wgmma: on sm_90 the code must hold HGMMA instructions.
-        stack: bytes of stack that are accepted, by architecture; elsewhere none.
-        quick: architectures of those for which `make test-all` compiles it.
-    """
-
-    name: str
-    kernel: Any
-    signature: Mapping[str, str]
-    constexprs: Mapping[str, object]
-    divisible: tuple[str, ...]
-    num_warps: int
-    num_stages: int
-    arches: tuple[int, ...] = ARCHES
-    needs_wgmma: bool = False
-    stack: Mapping[int, int] = field(default_factory=dict)
-    quick: tuple[int, ...] = ARCHES
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
+class CompiledCode:
     """What the assembler made of a variant; sizes in bytes."""
 
     registers: int
@@ -116,7 +85,7 @@ def label(key: Key) -> str:
     return f"{key[1]} sm_{key[2]}"
 
 
-def measure(variant: Variant, arch: int) -> Measured:
+def measure(variant: Variant, arch: int) -> CompiledCode:
     """Compile for one architecture; raises whatever Triton raises."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -141,7 +110,7 @@ def measure(variant: Variant, arch: int) -> Measured:
     return _inspect(compiled.asm["cubin"], compiled.asm["ptx"], int(compiled.metadata.shared))
 
 
-def _inspect(cubin: bytes, ptx: str, shared: int) -> Measured:
+def _inspect(cubin: bytes, ptx: str, shared: int) -> CompiledCode:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
@@ -151,7 +120,7 @@ def _inspect(cubin: bytes, ptx: str, shared: int) -> Measured:
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if found is None:
         raise RuntimeError(f"cuobjdump -res-usage names no registers: {usage}")
-    return Measured(
+    return CompiledCode(
         registers=int(found[1]),
         stack=int(found[2]),
         shared=shared,
@@ -170,7 +139,7 @@ def _tool(name: str, *arguments: str) -> str:
 
 
 def complaints(
-    variant: Variant, arch: int, got: Measured, known: Mapping[str, int] | None
+    variant: Variant, arch: int, got: CompiledCode, known: Mapping[str, int] | None
 ) -> list[str]:
     """Why a variant that compiled must not be shipped; `known` is its row of the baseline."""
     found = []
@@ -187,7 +156,7 @@ def complaints(
     return found
 
 
-def _measure_key(key: Key) -> Measured | str:
+def _measure_key(key: Key) -> CompiledCode | str:
     """The measurements, or why there are none."""
     kernel, name, arch = key
     try:
@@ -196,7 +165,7 @@ def _measure_key(key: Key) -> Measured | str:
         return f"{type(error).__name__}: {error}"
 
 
-def measure_all(chosen: Sequence[Key], processes: int) -> Iterator[tuple[Key, Measured | str]]:
+def measure_all(chosen: Sequence[Key], processes: int) -> Iterator[tuple[Key, CompiledCode | str]]:
     """In the order of `chosen`, `processes` variants at a time; a single one in this process."""
     if processes == 1:
         yield from ((key, _measure_key(key)) for key in chosen)
@@ -213,7 +182,7 @@ def read_baseline(kernel: str) -> Baseline:
     return rows
 
 
-def write_baselines(results: Mapping[Key, Measured]) -> None:
+def write_baselines(results: Mapping[Key, CompiledCode]) -> None:
     for kernel in kernels():
         rows = {
             label(key): {"registers": got.registers, "stack": got.stack, "shared": got.shared}
@@ -224,7 +193,9 @@ def write_baselines(results: Mapping[Key, Measured]) -> None:
         (PACKAGE / kernel / BASELINE).write_text("{\n" + lines + "\n}\n")
 
 
-def check(results: Iterable[tuple[Key, Measured | str]], baselines: Mapping[str, Baseline]) -> int:
+def check(
+    results: Iterable[tuple[Key, CompiledCode | str]], baselines: Mapping[str, Baseline]
+) -> int:
     """Print one line for each; returns how many failed."""
     failed = 0
     for key, got in results:
@@ -269,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = measure_all(chosen, options.processes)
     if options.update:
         measured = list(results)
-        write_baselines({key: got for key, got in measured if isinstance(got, Measured)})
+        write_baselines({key: got for key, got in measured if isinstance(got, CompiledCode)})
         results = iter(measured)
     failed = check(results, {kernel: read_baseline(kernel) for kernel in kernels()})
     if options.all and (left := stale(chosen)):

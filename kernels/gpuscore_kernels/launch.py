@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.compile_check import ARCHES
+from gpuscore_kernels.variant import ARCHES
 
 INTERPRETER = 0  # in place of an architecture: tensors on a CPU, under TRITON_INTERPRET=1
 

@@ -1,4 +1,4 @@
-"""`ExtendAttention` against the oracle of the mask rule, layer by layer."""
+"""`TorchPass` against the oracle of the mask rule, layer by layer."""
 
 from dataclasses import replace
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.backends.torch.attention import ExtendAttention
-from gpuscore.backends.torch.attention_plan import padded_length
+from gpuscore.backends.torch.attention.layout import padded_length
+from gpuscore.backends.torch.attention.operators import TorchPass
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore_kernels.partial_attention import merge_partials
 from support.attention import heads_alone
@@ -60,7 +60,7 @@ def run(batch, seed, window=None, softcap=None):
         want = want if scored is None else want[batch.score_rows]
         stored.write(layer, k, v)
         for impl in IMPLEMENTATIONS:
-            attend = ExtendAttention(batch, config, pool, impl, merge_partials)
+            attend = TorchPass(batch, config, pool, impl, merge_partials)
             got = attend.run(layer, q if scored is None else q[scored], k, v).numpy()
             np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-5, err_msg=impl)
     return pool, k, v

@@ -8,10 +8,11 @@ import torch
 
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
-from gpuscore.backends.torch import attention_backends, known_answer
-from gpuscore.backends.torch.attention import TorchAttention
-from gpuscore.backends.torch.attention_backends import attention_factory, choose_attention
-from gpuscore.backends.torch.attention_two_pass import TwoPassAttention
+from gpuscore.backends.torch import known_answer
+from gpuscore.backends.torch.attention import choice
+from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
+from gpuscore.backends.torch.attention.operators import TorchAttention
+from gpuscore.backends.torch.attention.two_pass import TwoPassAttention
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention.config import CONFIGS, config_for, config_of
@@ -27,7 +28,7 @@ def model(tiny_model):
 
     def read(family="qwen3"):
         directory, _ = tiny_model(family)
-        return plan_backend(directory, ModelConfig(str(directory))).family.config
+        return plan_backend(directory, ModelConfig(str(directory))).architecture.config
 
     return read
 
@@ -42,7 +43,7 @@ def test_auto(model, monkeypatch, caplog):
         return choose_attention("auto", model(), device, torch.bfloat16, deterministic)
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(attention_backends.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: name)
     assert choose(CPU) == "torch"
     assert choose(CUDA) == "triton"
     assert choose(CUDA, deterministic=True) == "torch"
@@ -71,7 +72,7 @@ def test_a_choice_that_cannot_run(
     model, monkeypatch, no_interpreter, wanted, family, options, reason
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(attention_backends.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: name)
     fields = {key: options[key] for key in ("head_dim", "num_heads") if key in options}
     with pytest.raises(ConfigError, match=rf"^--attention {wanted}: .*{reason}"):
         choose_attention(
@@ -85,14 +86,14 @@ def test_a_choice_that_cannot_run(
 
 @pytest.mark.parametrize(("wanted", "package"), [("triton", "triton"), ("flashinfer", "Flash")])
 def test_without_the_package(model, monkeypatch, wanted, package):
-    monkeypatch.setattr(attention_backends.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=f"{package}.* is not installed"):
         choose_attention(wanted, model(), CUDA, torch.bfloat16, False)
 
 
 def test_the_interpreter_computes_no_bfloat16(model, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(attention_backends.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: name)
     assert choose_attention("triton", model(), CPU, torch.float16, False) == "triton"
     with pytest.raises(ConfigError, match="interpreter computes bfloat16 wrongly"):
         choose_attention("triton", model(), CPU, torch.bfloat16, False)
@@ -144,12 +145,12 @@ def overlooks(field, value):
 
     def factory(config, pool):
         backend = TwoPassAttention(config, pool, "cpu")
-        plan = backend.plan
+        plan = backend.prepare
 
         def blind(batch):
             return plan(replace(batch, **{field: np.full_like(getattr(batch, field), value)}))
 
-        backend.plan = blind
+        backend.prepare = blind
         return backend
 
     return factory

@@ -5,7 +5,7 @@ import importlib.util
 import numpy as np
 import pytest
 
-from gpuscore.backends.torch.attention_flashinfer import plan_cascade, plan_items
+from gpuscore.backends.torch.attention.flashinfer import lay_out_cascade, lay_out_items
 from support.attention import requests
 from support.layouts import random_batch
 from support.oracle import visible_rows
@@ -45,7 +45,7 @@ def rows_of(plan, sequences, index):
 @pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
 def test_items(batch):
     """Query rows are the last ones of their keys; p sees k <= p and, behind the prefix, its own."""
-    plan = plan_items(batch, PAGE)
+    plan = lay_out_items(batch, PAGE)
     assert sorted(plan.rows) == list(range(batch.num_tokens))
     found = {}
     for index, prefix in enumerate(plan.prefix_lens):
@@ -63,7 +63,7 @@ def test_items(batch):
 @pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
 def test_cascade(batch):
     """Level 0 without a mask, level 1 causally."""
-    plan = plan_cascade(batch, PAGE)
+    plan = lay_out_cascade(batch, PAGE)
     found = {row: [] for row in range(batch.num_tokens)}
     for index in range(len(plan.shared.queries) - 1):
         for row in rows_of(plan, plan.shared, index):

@@ -42,7 +42,7 @@ def test_errors(tiny_model, monkeypatch, raised, expected, late):
         raise raised
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend.runner, "launch", (lambda batch: fail) if late else fail)
+        patch.setattr(backend.launcher, "launch", (lambda batch: fail) if late else fail)
         with pytest.raises(expected) as failure:
             backend.collect(backend.extend(batch))
     assert type(failure.value) is expected

@@ -5,7 +5,7 @@ import pytest
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
-from gpuscore.backends.torch.graph_runner import Places
+from gpuscore.backends.torch.graph_launcher import Places
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 

@@ -9,7 +9,7 @@ import torch
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.torch import compiler
-from gpuscore.backends.torch.models.layers import add_and_norm
+from gpuscore.backends.torch.layers import add_and_norm
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.models import random_ids, reference_logprobs

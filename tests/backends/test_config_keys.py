@@ -14,15 +14,9 @@ import pytest
 from transformers import GenerationConfig, PreTrainedConfig, configuration_utils
 from transformers import modeling_rope_utils as rope_utils
 
-from gpuscore.backends.shared.config_keys import (
-    KEYS,
-    NEUTRAL,
-    keys_of,
-    refuse_unsupported,
-    verdict,
-)
-from gpuscore.backends.shared.families import read_family
-from gpuscore.backends.shared.hf_config import RawConfig
+from gpuscore.backends.common.architectures import read_architecture
+from gpuscore.backends.common.config_keys import KEYS, NEUTRAL, keys_of, refuse_unsupported, verdict
+from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.errors import ConfigError
 from support.differential import CLOSE, changed, difference, ours, theirs
 from support.models import FAMILIES, make_model
@@ -174,7 +168,7 @@ HUB = {
 
 @pytest.mark.parametrize("name", HUB)
 def test_files_of_the_hub_are_served(name):
-    family = read_family(RawConfig(SIZES | HUB[name]))
+    family = read_architecture(RawConfig(SIZES | HUB[name]))
     assert family.config.architecture == HUB[name]["architectures"][0]
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from gpuscore.arrays import NO_TOKENS
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.engine.scores import position_logprobs
-from gpuscore.types import NO_TOKENS, ScoreRequest
+from gpuscore.probabilities import position_logprobs
+from gpuscore.request import ScoreRequest
 from support.models import random_ids
 
 LENGTHS = (1, 2, 63, 111, 130, 257, 33, 300)
@@ -90,10 +91,10 @@ import json, sys
 import numpy as np
 from pathlib import Path
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.backends.shared.memory import HostMemory
+from gpuscore.backends.common.memory import HostMemory
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.types import NO_TOKENS, ScoreRequest
+from gpuscore.arrays import NO_TOKENS; from gpuscore.request import ScoreRequest
 
 directory, tokens, vocab = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 config = ModelConfig(

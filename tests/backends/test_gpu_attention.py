@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gpuscore.backends.torch.attention_backends import attention_factory, choose_attention
+from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
 from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.partial_attention import merge_partials

@@ -17,10 +17,10 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.backends.torch.graph_runner import GraphRunner
+from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.types import ScoreRequest
+from gpuscore.request import ScoreRequest
 from support.layouts import in_one_batch
 from support.models import random_ids
 
@@ -90,14 +90,14 @@ def test_graphs_score_as_launches(make, rng, family):
     """Filled up to a bucket, matrix products may round differently, but not by more than a bit."""
     graphs, launches = make(family, cuda_graph_tokens=2048), make(family, cuda_graph_tokens=0)
     exact = make(family, dtype="float32", attention="torch", kernels="torch")
-    assert isinstance(graphs.runner, GraphRunner)
+    assert isinstance(graphs.launcher, GraphLauncher)
     for batch in some_batches(rng, SIZES):
         one, other, want = (b.collect(b.extend(batch)) for b in (graphs, launches, exact))
         error, usual = (np.linalg.norm(x.label_logits - want.label_logits) for x in (one, other))
         assert error <= 2 * usual + 1e-3
         np.testing.assert_allclose(one.lse, other.lse, atol=0.05)
-    assert graphs.runner.replayed == len(SIZES)
-    assert launches.runner.replayed == 0
+    assert graphs.launcher.replayed == len(SIZES)
+    assert launches.launcher.replayed == 0
 
 
 def test_only_collect_waits(make, rng):

@@ -7,10 +7,10 @@ from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import DeviceLost
 from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError, Unavailable
-from gpuscore.options import checked
-from gpuscore.types import ScoreRequest
+from gpuscore.request import ScoreRequest
 from support.backends import needs_jax
 from support.layouts import in_one_batch
 from support.models import random_ids, reference_logprobs

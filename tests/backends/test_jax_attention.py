@@ -22,11 +22,11 @@ def attention():
     import jax.numpy as jnp
 
     from gpuscore.backends.jax.attention import Attention, Pool, attend, prefix_pass
-    from gpuscore.backends.jax.layout import Sizes, Tiling, padded
-    from gpuscore.backends.jax.model import EVERYTHING, tile_by_tile
+    from gpuscore.backends.jax.decoder import EVERYTHING, tile_by_tile
+    from gpuscore.backends.jax.layout import ProgramSizes, TileSizes, padded
     from gpuscore.backends.jax.prefix_pallas import prefix_pass as kernel
 
-    sizes = Sizes(1024, 256, Tiling(64, 64, 8))
+    sizes = ProgramSizes(1024, 256, TileSizes(64, 64, 8))
     passes = {"xla": prefix_pass, "pallas": partial(kernel, interpret=True)}
 
     @partial(jax.jit, static_argnames=("windowed", "name"))
@@ -80,13 +80,13 @@ def test_the_kernel_lowers_for_tpus():
     import jax.numpy as jnp
 
     from gpuscore.backends.jax.attention import Attention, Pool, prefix_pass
-    from gpuscore.backends.jax.layout import Bounds, Rows, Sizes, Tile, Tiling, padded
+    from gpuscore.backends.jax.layout import Bounds, ProgramSizes, Rows, Tile, TileSizes, padded
     from gpuscore.backends.jax.prefix_pallas import prefix_pass as kernel
 
     def of(*shape, dtype=jnp.int32):
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    sizes = Sizes(4096, 65536, Tiling(512, 512, 32))
+    sizes = ProgramSizes(4096, 65536, TileSizes(512, 512, 32))
     batch = random_batch(np.random.default_rng(0), SLOTS, PAGE)
     side = of(2, 100, 64, 8, 128, dtype=jnp.bfloat16)
     traced = jax.jit(partial(kernel, Attention(0.1, 2, sizes.tiling, True, prefix_pass))).trace(

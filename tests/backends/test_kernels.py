@@ -7,7 +7,7 @@ import torch
 
 from gpuscore.backends.torch import kernels
 from gpuscore.backends.torch.kernels import in_triton, use_kernels
-from gpuscore.backends.torch.models.layers import rotate
+from gpuscore.backends.torch.layers import rotate
 from gpuscore.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -12,8 +12,8 @@ from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import plan
 from gpuscore.config import ModelConfig
+from gpuscore.config.options import checked
 from gpuscore.errors import ConfigError
-from gpuscore.options import checked
 from support.models import LLAMA3_ROPE, random_ids, reference_logprobs
 
 SLIDING = ["sliding_attention"] * 3

@@ -11,15 +11,15 @@ import torch
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.backends.shared.batches import largest_batches
-from gpuscore.backends.shared.memory import HostMemory, available_bytes, cgroup_bytes
+from gpuscore.backends.common.batches import largest_batches
+from gpuscore.backends.common.memory import HostMemory, available_bytes, cgroup_bytes
 from gpuscore.backends.torch import plan as plan_module
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.memory import DeviceMemory
 from gpuscore.backends.torch.shortened import shortened
+from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
-from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
 from gpuscore.errors import ConfigError
 from support.layouts import int32, item_segments
 from support.models import random_ids
@@ -88,8 +88,8 @@ def test_the_number_of_pages(memory, options, pages, backend_of, caplog):
     with caplog.at_level(logging.INFO, logger="gpuscore"):
         backend = backend_of(memory, **options)
     assert backend.limits.num_pages == pages
-    assert {k.shape[1] for pair in backend.runner.pool.layers for k in pair} == {pages * 16}
-    assert len(backend.runner.pool.layers) == len(backend.runner.decoder.weights.layers) == 3
+    assert {k.shape[1] for pair in backend.launcher.pool.layers for k in pair} == {pages * 16}
+    assert len(backend.launcher.pool.layers) == len(backend.launcher.decoder.weights.layers) == 3
     assert memory.trims, "what the measurement took is given back"
     (line,) = (record.getMessage() for record in caplog.records)
     kind = "estimated" if memory.batch is None else "measured"
@@ -227,7 +227,7 @@ def test_freed_memory_is_given_back():
 @linux_only
 def test_unused_pages_cost_nothing(backend_of):
     """And they are zeros, in every dtype."""
-    config = backend_of(SetMemory(2**40, 0)).plan.family.config
+    config = backend_of(SetMemory(2**40, 0)).plan.architecture.config
     memory = HostMemory()
     for dtype in (torch.float32, torch.bfloat16):
         before = memory._status("VmRSS")
@@ -243,10 +243,12 @@ def test_a_shortened_model_has_a_layer_of_each_kind(backend_of):
     windows = {"qwen3": (None, None), "gemma3": (20, None, 20), "qwen3_moe": (None, None, None)}
     for family, want in windows.items():
         backend = backend_of(SetMemory(2**40, 0), family)
-        config, weights = shortened(backend.plan.family.config, backend.runner.decoder.weights)
+        config, weights = shortened(
+            backend.plan.architecture.config, backend.launcher.decoder.weights
+        )
         assert config.windows == want
         assert config.num_layers == len(weights.layers) == len(want)
-        assert weights.layers[-1] is backend.runner.decoder.weights.layers[-1]
+        assert weights.layers[-1] is backend.launcher.decoder.weights.layers[-1]
         if config.mixture is not None:
             assert config.mixture.layers == (True, False, True)
 

@@ -10,8 +10,8 @@ import pytest
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.engine.scores import label_scores
-from gpuscore.types import ScoreRequest
+from gpuscore.probabilities import label_scores
+from gpuscore.request import ScoreRequest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import fake

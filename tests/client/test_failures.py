@@ -7,7 +7,7 @@ from email.utils import format_datetime
 import pytest
 
 from gpuscore.client import BadAnswer, ConnectionFailed, StatusError
-from gpuscore.client.retries import FIRST_BACKOFF, LONGEST_BACKOFF, Call, Policy, Reply
+from gpuscore.client.retries import FIRST_BACKOFF, LONGEST_BACKOFF, Attempts, Policy, Reply
 from support.scripted import Step, refusal, scripted
 
 USAGE = {"prompt_tokens": 2, "total_tokens": 2}
@@ -149,7 +149,7 @@ def test_backoff_grows_and_is_jittered():
     for attempts in (1, 2, 5, 30):
         waits = []
         for _ in range(50):
-            call = Call(Policy(None, 1e6, 100), "r", 1e6)
+            call = Attempts(Policy(None, 1e6, 100), "r", 1e6)
             for _ in range(attempts):
                 call.begin(0.0)
             waits.append(call.answered(refused, 0.0))

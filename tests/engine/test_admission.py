@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from gpuscore.arrays import NO_TOKENS
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.errors import Overloaded
-from gpuscore.types import NO_TOKENS, ScoreRequest
+from gpuscore.request import ScoreRequest
 
 
 def request(*items, query=0):

@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpuscore.arrays import NO_TOKENS
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.engine.client import EngineClient
 from gpuscore.engine.engine import Engine
-from gpuscore.engine.messages import Start
-from gpuscore.engine.supervisor import Patience
 from gpuscore.errors import (
     ConfigError,
     EngineFailed,
@@ -24,8 +22,11 @@ from gpuscore.errors import (
     Overloaded,
     Unavailable,
 )
-from gpuscore.types import NO_TOKENS, ScoreRequest
-from gpuscore.worker import command
+from gpuscore.request import ScoreRequest
+from gpuscore.worker.client import EngineClient
+from gpuscore.worker.messages import Start
+from gpuscore.worker.process import command
+from gpuscore.worker.supervisor import Patience
 from support import tape_child
 from support.serving import running, wait_until
 from support.tape import tape_logit

@@ -10,7 +10,7 @@ from gpuscore.backends.base import DeviceLost
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import InsufficientMemory, InternalError, Overloaded, Unavailable
-from gpuscore.types import ScoreRequest
+from gpuscore.request import ScoreRequest
 from support.serving import wait_until
 from support.tape import TapeBackend
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuscore.arrays import NO_TOKENS
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.runner import Runner
-from gpuscore.engine.scores import position_logprobs
 from gpuscore.errors import NonfiniteScore
-from gpuscore.types import NO_TOKENS, ScoreRequest, ScoreResult, Timings
+from gpuscore.probabilities import position_logprobs
+from gpuscore.request import ScoreRequest, ScoreResult, Timings
 from support.stepping import run, submit
 from support.tape import TapeBackend, tape_logit, tape_lse
 

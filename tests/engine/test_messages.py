@@ -8,8 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpuscore.engine.frames import MAX_FRAME, FrameReader, FrameWriter, ProtocolError
-from gpuscore.engine.messages import (
+from gpuscore.errors import NonfiniteScore, TooManyTokens
+from gpuscore.limits import BackendLimits
+from gpuscore.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.stats import NO_STATS
+from gpuscore.worker.frames import MAX_FRAME, FrameReader, FrameWriter, ProtocolError
+from gpuscore.worker.messages import (
     Cancel,
     Close,
     Failure,
@@ -25,8 +29,6 @@ from gpuscore.engine.messages import (
     to_request,
     to_result,
 )
-from gpuscore.errors import NonfiniteScore, TooManyTokens
-from gpuscore.types import NO_STATS, BackendLimits, ScoreRequest, ScoreResult, Timings
 
 
 def ints(*values):

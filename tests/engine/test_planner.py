@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
+from gpuscore.batch import Prefix, Segment, pack, page_slots
 from support.layouts import NO_PAGES, int32
 
 

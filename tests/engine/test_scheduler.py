@@ -9,13 +9,8 @@ import pytest
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.pages import PagePool, page_keys
 from gpuscore.engine.runner import Runner
-from gpuscore.errors import (
-    DeadlineExceeded,
-    InsufficientMemory,
-    InternalError,
-    NonfiniteScore,
-)
-from gpuscore.types import ScoreRequest
+from gpuscore.errors import DeadlineExceeded, InsufficientMemory, InternalError, NonfiniteScore
+from gpuscore.request import ScoreRequest
 from support.slow import slow
 from support.stepping import run, submit
 from support.tape import TapeBackend, tape_logit, tape_lse

@@ -9,14 +9,14 @@ from transformers import PreTrainedTokenizerFast
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
-from gpuscore.families.chat import ChatTemplate
-from gpuscore.families.discovery import find_family
-from gpuscore.families.files import Head
-from gpuscore.families.prompts import FamilyPrompts, RerankInput
-from gpuscore.families.rendering import TemplateLimit
-from gpuscore.text.prompts import PromptBuilder
+from gpuscore.limits import BackendLimits
+from gpuscore.prompts.chat import ChatTemplate
+from gpuscore.prompts.discovery import find_family
+from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.files import ClassifierHead
+from gpuscore.prompts.rendering import TemplateLimit
+from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types import BackendLimits
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
 
 LIMITS = BackendLimits(512, 16, 400, 700, 2000)
@@ -159,7 +159,7 @@ def test_what_a_family_has_no_place_for(found):
 
 
 def test_reward_models(found, tokenizer):
-    prompts, render = found("reward", CHAT, Head(1, False))
+    prompts, render = found("reward", CHAT, ClassifierHead(1, False))
     got = ids_of(prompts.build(RerankInput(QUERY, DOCUMENTS[:3])))
     for ids, document in zip(got, DOCUMENTS[:3], strict=True):
         text = render([("user", QUERY), ("assistant", document)])
@@ -176,7 +176,7 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
     """The score of the head is the difference of the labels' logits."""
     path = "Qwen3-Reranker-0.6B-seq-cls"
     original, _ = found(name, CHAT, path=path)
-    converted, _ = found(name, CHAT, Head(1, False), path=path)
+    converted, _ = found(name, CHAT, ClassifierHead(1, False), path=path)
     given = RerankInput("q", ["d", "e"])
     assert ids_of(original.build(given)) == ids_of(converted.build(given))
     assert converted.label_ids == [0]
@@ -190,13 +190,16 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
 def test_a_guard_of_one_class_is_none(found, tmp_path, name):
     """Nobody says what its one class means."""
     with pytest.raises(ConfigError, match="the model's head is one class, and a guard"):
-        found(name, GUARD, Head(1, False))
+        found(name, GUARD, ClassifierHead(1, False))
     names = ["Qwen3Guard-Gen-0.6B-seq-cls"]
-    assert find_family("auto", tmp_path / "model", names, QWEN_SPECIALS, Head(1, False)) is None
+    assert (
+        find_family("auto", tmp_path / "model", names, QWEN_SPECIALS, ClassifierHead(1, False))
+        is None
+    )
 
 
 def test_several_classes_rank_nothing(tmp_path):
-    head = Head(2, True)
+    head = ClassifierHead(2, True)
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForX"]}')
     assert find_family("auto", tmp_path, ["Qwen3-Reranker-4B"], QWEN_SPECIALS) is not None
     assert find_family("auto", tmp_path, ["Qwen3-Reranker-4B"], QWEN_SPECIALS, head) is None

@@ -6,11 +6,11 @@ from transformers import PreTrainedTokenizerFast
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError
-from gpuscore.families.chat import ChatTemplate
-from gpuscore.families.decisions import DecisionPrompts, choice, level, predicate
-from gpuscore.text.prompts import PromptBuilder
+from gpuscore.limits import BackendLimits
+from gpuscore.prompts.chat import ChatTemplate
+from gpuscore.prompts.decisions import DecisionPrompts, choice, level, predicate
+from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types import BackendLimits
 from support.families import QWEN_SPECIALS, qwen_like
 
 LIMITS = BackendLimits(512, 16, 400, 700, 2000)

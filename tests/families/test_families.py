@@ -16,14 +16,15 @@ from gpuscore.errors import (
     PromptTooLong,
     TooManyItems,
 )
-from gpuscore.families import registry
-from gpuscore.families.chat import parts_of
-from gpuscore.families.discovery import find_family
-from gpuscore.families.family import Family
-from gpuscore.families.prompts import FamilyPrompts, RerankInput
-from gpuscore.text.prompts import PromptBuilder
+from gpuscore.limits import BackendLimits
+from gpuscore.prompts import registry
+from gpuscore.prompts.chat import parts_of
+from gpuscore.prompts.discovery import find_family
+from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.family import PromptFamily
+from gpuscore.request import ScoreResult, Timings
+from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types import BackendLimits, ScoreResult, Timings
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
 from support.turns import Turned
 
@@ -119,7 +120,7 @@ def test_the_demo_scores_as_it_was_trained(prompts_of, tokenizer):
     assert got == [tokenizer.encode("query: red lamp\nitem: a lamp").ids]
 
 
-WRITTEN = [family for family in registry.FAMILIES.values() if isinstance(family, Family)]
+WRITTEN = [family for family in registry.FAMILIES.values() if isinstance(family, PromptFamily)]
 
 
 @pytest.mark.parametrize("family", WRITTEN, ids=lambda family: family.name)
@@ -218,7 +219,7 @@ def test_formulas(prompts_of):
 
 
 def test_a_label_that_is_no_token(prompts_of):
-    odd = Family("odd", "", ("{query}{document}",), labels=("perhaps",))
+    odd = PromptFamily("odd", "", ("{query}{document}",), labels=("perhaps",))
     with pytest.raises(ConfigError, match=r"'perhaps', which is not one token .* but \["):
         prompts_of(odd)
 
@@ -234,7 +235,7 @@ def test_a_label_that_is_no_token(prompts_of):
 )
 def test_impossible_prompts(parts):
     with pytest.raises(ValueError, match="the prompt of odd"):
-        Family("odd", "", parts, labels=("yes",))
+        PromptFamily("odd", "", parts, labels=("yes",))
 
 
 @pytest.mark.parametrize(

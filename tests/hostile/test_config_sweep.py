@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuscore.backends.shared.config_keys import (
-    EVERY_NO_EFFECT,
-    EVERY_USED,
-    NEUTRAL,
-    keys_of,
-)
+from gpuscore.backends.common.config_keys import EVERY_NO_EFFECT, EVERY_USED, NEUTRAL, keys_of
 from support.differential import ABSENT, CLOSE, ODD, changed, difference, theirs
 from support.models import CLASSIFIERS, FAMILIES, make_model
 

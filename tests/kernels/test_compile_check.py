@@ -9,12 +9,10 @@ from dataclasses import replace
 import pytest
 
 from gpuscore_kernels.compile_check import (
-    ARCHES,
     PACKAGE,
     REGISTER_GROWTH,
     SHARED_LIMIT,
-    Measured,
-    Variant,
+    CompiledCode,
     check,
     complaints,
     keys,
@@ -22,6 +20,7 @@ from gpuscore_kernels.compile_check import (
     measure_all,
     read_baseline,
 )
+from gpuscore_kernels.variant import ARCHES, Variant
 
 MOST_QUICK = 45  # variants in make test-all; all of them are compiled by make check-kernels-all
 needs_triton = pytest.mark.skipif(
@@ -65,7 +64,7 @@ def test_every_kernel_is_among_the_quick_ones_and_all_rows_have_owners():
 
 
 VARIANT = Variant("v", None, {}, {}, (), 4, 2, needs_wgmma=True, stack={80: 16})
-GOOD = Measured(registers=100, stack=0, shared=1000, hgmma=4, hmma=0)
+GOOD = CompiledCode(registers=100, stack=0, shared=1000, hgmma=4, hmma=0)
 KNOWN = {"registers": 100}
 
 

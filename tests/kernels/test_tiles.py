@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.backends.torch.attention_triton import layout_of
-from gpuscore.engine.planner import Prefix, Segment, pack
+from gpuscore.backends.torch.attention.triton import layout_of
+from gpuscore.batch import Prefix, Segment, pack
 from gpuscore_kernels.extend_attention.layout import (
     KEY_START,
     MASKED_AFTER,

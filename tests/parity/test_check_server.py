@@ -5,11 +5,11 @@ import pytest
 
 from gpuscore.cli import main
 from gpuscore.parity.arguments import KINDS
-from gpuscore.parity.check_server import SUITE
-from gpuscore.parity.checks import FAILED, KNOWN, OK, SKIPPED, run_checks
-from gpuscore.parity.client import Client
-from gpuscore.parity.deviations import KNOWN as DEVIATIONS
-from gpuscore.parity.server import Reference, Refused, meet
+from gpuscore.parity.conformance.check_server import SUITE
+from gpuscore.parity.conformance.checks import FAILED, KNOWN, OK, SKIPPED, run_checks
+from gpuscore.parity.conformance.client import PlainClient
+from gpuscore.parity.conformance.deviations import KNOWN as DEVIATIONS
+from gpuscore.parity.conformance.server import Reference, RequestRefused, meet
 from support.serving import serving
 from support.wrong_server import VOCAB, WrongServer, running
 
@@ -88,7 +88,7 @@ def met(stub, tmp_path_factory):
         return (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True))[:, labels]
 
     reference = Reference(tmp_path_factory.mktemp("none"), BytesTokenizer, probabilities)
-    return meet(Client(stub.url, None, 10.0), TOLERANCE, None, reference, seed=0)
+    return meet(PlainClient(stub.url, None, 10.0), TOLERANCE, None, reference, seed=0)
 
 
 @pytest.fixture
@@ -160,13 +160,13 @@ def test_default_labels_that_are_wrong(met, plant, defect):
 def test_our_demo_server_passes():
     """Its family has labels of its own."""
     with serving("demo", "--threads", "1") as server:
-        demo = meet(Client(server.url, None, 60.0), TOLERANCE, None, None, seed=0)
+        demo = meet(PlainClient(server.url, None, 60.0), TOLERANCE, None, None, seed=0)
         found = states(demo, {one.id for one in SUITE})
     assert set(found.values()) == {OK, SKIPPED}
 
 
 def test_without_a_reference_some_checks_are_skipped(stub):
-    server = meet(Client(stub.url, None, 10.0), TOLERANCE, VOCAB, None, seed=0)
+    server = meet(PlainClient(stub.url, None, 10.0), TOLERANCE, VOCAB, None, seed=0)
     ids = {"C6.text", "C6.ids", "C8.text"}
     assert states(server, ids) == dict.fromkeys(ids, SKIPPED)
 
@@ -174,15 +174,15 @@ def test_without_a_reference_some_checks_are_skipped(stub):
 def test_labels_that_are_never_refused(stub, plant):
     """The number of ids stays unknown, and the checks at its edge say so or fail."""
     plant({"labels are not looked at"})
-    server = meet(Client(stub.url, None, 10.0), TOLERANCE, None, None, seed=0)
+    server = meet(PlainClient(stub.url, None, 10.0), TOLERANCE, None, None, seed=0)
     assert not server.vocab_known
     want = {"C15.first-and-last": SKIPPED, "C15.label-beyond": FAILED, "C2.labels": OK}
     assert states(server, set(want)) == want
 
 
 def test_a_server_that_is_not_there():
-    with pytest.raises(Refused, match="no answer"):
-        meet(Client("http://127.0.0.1:9", None, 1.0), TOLERANCE, None, None, seed=0)
+    with pytest.raises(RequestRefused, match="no answer"):
+        meet(PlainClient("http://127.0.0.1:9", None, 1.0), TOLERANCE, None, None, seed=0)
 
 
 class TestCommand:
@@ -191,7 +191,7 @@ class TestCommand:
     @pytest.fixture(autouse=True)
     def _only_some(self, monkeypatch):
         chosen = [one for one in SUITE if one.id in ("C1.usage", "C7.item_first", "C13.no-items")]
-        monkeypatch.setattr("gpuscore.parity.check_server.SUITE", chosen)
+        monkeypatch.setattr("gpuscore.parity.conformance.check_server.SUITE", chosen)
 
     def run(self, *arguments):
         return main(["parity", "check-server", "--vocab-size", str(VOCAB), *arguments])

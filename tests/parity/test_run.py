@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from gpuscore.backends.jax import model as jax_model
-from gpuscore.backends.torch.models import decoder
+from gpuscore.backends.jax import decoder as jax_model
+from gpuscore.backends.torch import decoder
 from gpuscore.cli import main
 from gpuscore.config import ModelConfig
 from gpuscore.engine import draft

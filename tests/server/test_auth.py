@@ -7,8 +7,8 @@ from fastapi import FastAPI
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore.server.app import OPEN_PATHS, create_app
-from gpuscore.server.auth import ApiKeys, read_api_keys
+from gpuscore.server.api.app import OPEN_PATHS, create_app
+from gpuscore.server.api.auth import ApiKeys, read_api_keys
 from gpuscore.server.service import ScoringService
 from support.serving import COMMAND
 from support.wire import KEYS, Connection, canary, check_error, connected

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 
 import gpuscore
 from gpuscore import Scorer
-from gpuscore.families.files import Head, read_head
-from gpuscore.server.dialects.classify import probabilities
+from gpuscore.prompts.files import ClassifierHead, read_classifier_head
+from gpuscore.server.api.dialects.classify import probabilities
 from support.models import make_model, reference_logits
 from support.serving import serving
 from support.wire import check_error, connected
@@ -92,7 +92,7 @@ def test_one_class_and_a_reward_model(tmp_path):
 def guard_directory(tmp_path_factory):
     """The demo model with a guard's template; what it says of safety is of no meaning."""
     directory = tmp_path_factory.mktemp("guard")
-    demo = Path(gpuscore.__file__).parent / "models" / "demo"
+    demo = Path(gpuscore.__file__).parent / "demo"
     for file in demo.iterdir():
         shutil.copy(file, directory)
     template = (
@@ -141,10 +141,10 @@ def test_several_right_classes(tmp_path):
     config = {"architectures": ["Qwen3ForSequenceClassification"]}
     config["id2label"] = dict(enumerate(NAMES))
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_head(tmp_path) == Head(3, exclusive=True)
+    assert read_classifier_head(tmp_path) == ClassifierHead(3, exclusive=True)
     config["problem_type"] = "multi_label_classification"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_head(tmp_path) == Head(3, exclusive=False)
+    assert read_classifier_head(tmp_path) == ClassifierHead(3, exclusive=False)
     logits = np.array([[3.0, -1.0, 0.5], [-800.0, 800.0, 0.0]])
     np.testing.assert_allclose(probabilities(logits, exclusive=False)[0], sigmoid(logits[0]))
     np.testing.assert_allclose(probabilities(logits, exclusive=False)[1], [0, 1, 0.5])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.server.dialects.completion_answer import TokenTexts
-from gpuscore.types import NO_TOKENS
+from gpuscore.arrays import NO_TOKENS
+from gpuscore.server.api.dialects.completion_answer import TokenTexts
 from support.models import random_ids
 from support.stub import StubEngine, ask, stub_service
 from support.wire import MARKER, check_error

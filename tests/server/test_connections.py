@@ -14,7 +14,7 @@ import pytest
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore.server.cors import read_origins
+from gpuscore.server.api.cors import read_origins
 from support.serving import wait_until
 from support.tape_child import HELD, MARK
 from support.tape_serving import JSON, body_of, in_flight, let_go, tape_server

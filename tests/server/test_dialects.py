@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from gpuscore.families.decisions import choice, level, predicate
-from gpuscore.server.dialects.table import DIALECTS
+from gpuscore.prompts.decisions import choice, level, predicate
+from gpuscore.server.api.dialects.table import DIALECTS
 from support.wire import check_error
 
 QUERY = "a blue lamp of steel"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuscore.families.family import Family
-from gpuscore.families.registry import FAMILIES
-from gpuscore.server.dialects.table import DIALECT_OF
+from gpuscore.prompts.family import PromptFamily
+from gpuscore.prompts.registry import FAMILIES
+from gpuscore.server.api.dialects.table import DIALECT_OF
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in (ROOT / "docs" / "dialects").glob("*.md") if page.stem != "README")
@@ -100,7 +100,7 @@ def test_families_are_as_written(name):
     page = (ROOT / "docs" / "families" / f"{name}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```text\n(.*?)\n```", page, re.DOTALL)
     family = FAMILIES[name]
-    if isinstance(family, Family):
+    if isinstance(family, PromptFamily):
         assert blocks == ["".join(family.parts)]
     else:
         talks = [family.messages, *([family.answering] if family.answering else [])]

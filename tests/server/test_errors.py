@@ -21,10 +21,10 @@ from gpuscore import errors
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.server.app import create_app
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.api.app import create_app
+from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.service import LoadedModel, ScoringService
-from gpuscore.text.prompts import PromptBuilder
+from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from support.models import VOCAB
 from support.serving import wait_until

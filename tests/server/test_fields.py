@@ -3,8 +3,8 @@
 import pytest
 from generate.types import structs
 
-from gpuscore.server.dialects.table import DIALECT_OF, DIALECTS
-from gpuscore.server.schema import openapi_of
+from gpuscore.server.api.dialects.table import DIALECT_OF, DIALECTS
+from gpuscore.server.api.schema import openapi_of
 
 JSON = "application/json"
 # A value of each type that is neither null nor false nor empty where those are accepted.

@@ -12,8 +12,8 @@ import pytest
 from gpuscore.cli import main
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore.server.auth import ApiKeys
-from gpuscore.server.dialects.table import DIALECT_OF
+from gpuscore.server.api.auth import ApiKeys
+from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.run import serve
 from support.serving import COMMAND, serving, stops_at_once
 from support.wire import Connection, canary, hold, large_request

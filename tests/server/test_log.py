@@ -9,8 +9,9 @@ import re
 import time
 from uuid import uuid4
 
-from gpuscore.server.log import JsonFormatter, LogWriter, request_line
-from gpuscore.server.record import STAGES, RequestRecord
+from gpuscore.log import JsonFormatter, LogWriter
+from gpuscore.server.observe.lines import request_line
+from gpuscore.server.observe.record import STAGES, RequestRecord
 from support.watching import ALICE, BODY, CANARY
 from support.wire import post
 

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpuscore.engine.child import BEAT as HEARTBEAT
-from gpuscore.server.operations import Operations
-from gpuscore.server.record import STAGES
+from gpuscore.server.observe.operations import Operations
+from gpuscore.server.observe.record import STAGES
 from gpuscore.server.service import ScoringService
+from gpuscore.worker.child import BEAT as HEARTBEAT
 from support.serving import wait_until
 from support.stub import STATS, ask, stub_service
 from support.tape_child import HELD, NO_MEMORY, NO_NUMBER

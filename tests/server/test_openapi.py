@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gpuscore import errors
-from gpuscore.server.answers import ErrorAnswer
-from gpuscore.server.openapi import ERRORS
-from gpuscore.server.paths import GENERATING_PATHS
+from gpuscore.server.api.answers import ErrorAnswer
+from gpuscore.server.api.openapi import ERRORS
+from gpuscore.server.api.paths import GENERATING_PATHS
 from support.wire import KEYS, connected
 
 NOT_OF_AN_OPERATION = {errors.NotFound, errors.MethodNotAllowed}

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuscore.errors import BodyTooLarge, GpuscoreError, HeaderTooLarge, InvalidRequest
-from gpuscore.server import framing
-from gpuscore.server.parser import RequestParser
+from gpuscore.server.http import framing
+from gpuscore.server.http.parser import RequestParser
 
 HOST = b"Host: a\r\n"
 POST = b"POST /v1/score HTTP/1.1\r\n" + HOST

@@ -9,10 +9,11 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from gpuscore.arrays import NO_TOKENS
 from gpuscore.errors import Overloaded
+from gpuscore.request import ScoreRequest
 from gpuscore.server.bridge import Bridge
-from gpuscore.server.rounds import ACCEPTS, FEW, LATE, Listener, Rounds
-from gpuscore.types import NO_TOKENS, ScoreRequest
+from gpuscore.server.http.rounds import ACCEPTS, FEW, LATE, Listener, Rounds
 
 LABELS = (np.array([3], np.int32),)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gpuscore.engine.supervisor import TICK, Patience
+from gpuscore.worker.supervisor import TICK, Patience
 from support import tape_child
 from support.serving import children, running, serving, wait_until
 from support.tape_child import MARK

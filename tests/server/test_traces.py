@@ -12,10 +12,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore.server.operations import Operations
-from gpuscore.server.record import STAGES
-from gpuscore.server.spans import SpanTracer
-from gpuscore.server.tracing import read_tracer
+from gpuscore.server.observe.operations import Operations
+from gpuscore.server.observe.record import STAGES
+from gpuscore.server.observe.spans import SpanTracer
+from gpuscore.server.observe.tracing import read_tracer
 from support.serving import wait_until
 from support.stub import ask, stub_service
 from support.watching import BODY
@@ -123,7 +123,7 @@ class TestTraces:
         """It works, and says what is missing where traces are asked for."""
         code = (
             "import sys; sys.modules['opentelemetry.sdk'] = None\n"
-            "import gpuscore.server.run, gpuscore.server.app\n"
+            "import gpuscore.server.run, gpuscore.server.api.app\n"
             "from gpuscore.cli import main\n"
             "sys.exit(main(['serve', *sys.argv[1:]]))"
         )

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.shared.hf_config import DecoderConfig, Rope
-from gpuscore.engine.planner import Prefix, Segment, pack
-from gpuscore.types import PackedBatch
+from gpuscore.backends.common.hf_config import DecoderConfig, Rope
+from gpuscore.batch import PackedBatch, Prefix, Segment, pack
 from support.layouts import Pages, int32, item_segments
 
 

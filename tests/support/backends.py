@@ -47,8 +47,8 @@ class SharedBackends:
 
 def fill_pages(backend: Any, value: float) -> None:
     """Set all keys and values of every page to `value`."""
-    if hasattr(backend, "runner"):  # torch's
-        for sides in backend.runner.pool.layers:
+    if hasattr(backend, "launcher"):  # torch's
+        for sides in backend.launcher.pool.layers:
             for side in sides:
                 side.fill_(value)
         return

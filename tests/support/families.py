@@ -2,7 +2,7 @@
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from gpuscore.families.prompts import Rerank
+from gpuscore.prompts.documents import Rerank
 
 QWEN_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # As Qwen's: digits one by one, words with what is before them, line ends together.

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
-from gpuscore.types import PackedBatch
+from gpuscore.batch import PackedBatch, Prefix, Segment, pack, page_slots
 
 NO_PAGES = np.empty(0, dtype=np.int32)
 

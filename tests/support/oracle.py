@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.types import PackedBatch
+from gpuscore.batch import PackedBatch
 
 Array = NDArray[np.float64]
 

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from gpuscore.config import CONFIGS, FileConfig
-from gpuscore.flags import add_flags
-from gpuscore.options import options
-from gpuscore.settings import read_settings
+from gpuscore.config.flags import add_flags
+from gpuscore.config.options import options
+from gpuscore.config.sources import read_settings
 
 OPTIONS = list(options())
 

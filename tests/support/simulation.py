@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpuscore.backends.base import OutOfMemory
+from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.engine.jobs import Work
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
@@ -24,7 +25,8 @@ from gpuscore.errors import (
     NonfiniteScore,
     Unavailable,
 )
-from gpuscore.types import BackendLimits, PackedBatch, RowScores, ScoreRequest
+from gpuscore.limits import BackendLimits
+from gpuscore.request import ScoreRequest
 
 GARBAGE = -9  # what a failed batch leaves in the pages that it was to write
 LSE, TOP_ID, TOP_LOGIT = -1, -2, -3  # as labels

@@ -8,20 +8,13 @@ import numpy as np
 
 from gpuscore.config import EngineConfig, RequestLimits, ServerConfig
 from gpuscore.engine.admission import Backlog
-from gpuscore.server.app import create_app
-from gpuscore.server.auth import ApiKeys
+from gpuscore.limits import BackendLimits
+from gpuscore.request import ScoreResult, Timings
+from gpuscore.server.api.app import create_app
+from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.service import LoadedModel, ScoringService
-from gpuscore.text.prompts import PromptBuilder
-from gpuscore.types import (
-    BATCH_ITEMS,
-    BATCH_TOKENS,
-    BackendLimits,
-    EngineCounters,
-    EngineStats,
-    ScoreResult,
-    Sizes,
-    Timings,
-)
+from gpuscore.stats import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, EngineStats, SizeCounts
+from gpuscore.text.joining import PromptBuilder
 
 STATS = EngineStats(
     requests=3,
@@ -39,8 +32,8 @@ STATS = EngineStats(
         oom_retried=4,
         oom_failed=2,
         nonfinite_rows=11,
-        batch_tokens=Sizes((1, 0, 2, *(0,) * (len(BATCH_TOKENS) - 3), 3), 7000),
-        batch_items=Sizes((4, 2, *(0,) * (len(BATCH_ITEMS) - 1)), 2),
+        batch_tokens=SizeCounts((1, 0, 2, *(0,) * (len(BATCH_TOKENS) - 3), 3), 7000),
+        batch_items=SizeCounts((4, 2, *(0,) * (len(BATCH_ITEMS) - 1)), 2),
     ),
     restarts=5,
     heartbeat_age=0.125,

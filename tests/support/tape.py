@@ -12,7 +12,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from gpuscore.types import BackendLimits, PackedBatch, RowScores
+from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.limits import BackendLimits
 
 
 def tape_logit(prompt: Sequence[int], label: int) -> np.float32:

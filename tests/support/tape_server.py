@@ -9,15 +9,15 @@ import sys
 from contextlib import closing
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.engine.client import EngineClient
-from gpuscore.engine.messages import Start
-from gpuscore.engine.supervisor import Patience
 from gpuscore.errors import EngineFailed
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.run import serve
 from gpuscore.server.service import LoadedModel
-from gpuscore.text.prompts import PromptBuilder
-from gpuscore.worker import command
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.worker.client import EngineClient
+from gpuscore.worker.messages import Start
+from gpuscore.worker.process import command
+from gpuscore.worker.supervisor import Patience
 
 
 def main(factory, patience, server, engine):

@@ -8,9 +8,9 @@ import pytest
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import GpuscoreError
+from gpuscore.limits import BackendLimits
 from gpuscore.text.ids import factor_ids
-from gpuscore.text.prompts import PromptBuilder, ScoreInput
-from gpuscore.types import BackendLimits
+from gpuscore.text.joining import PromptBuilder, ScoreInput
 
 VOCAB = 5
 BUILDER = PromptBuilder(
@@ -22,7 +22,7 @@ BUILDER = PromptBuilder(
 
 def outcome(query, items, at_once):
     found = factor_ids if at_once else (lambda *args, **kwargs: None)
-    with mock.patch("gpuscore.text.prompts.factor_ids", found):
+    with mock.patch("gpuscore.text.joining.factor_ids", found):
         try:
             request = BUILDER.build(ScoreInput(query, items, label_token_ids=[1]))
         except GpuscoreError as error:

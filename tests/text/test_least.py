@@ -11,12 +11,12 @@ from tokenizers import Tokenizer
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import DeadlineExceeded, LabelNotSingleToken, PromptTooLong
+from gpuscore.limits import BackendLimits
 from gpuscore.text import pieces
+from gpuscore.text.joining import PromptBuilder, ScoreInput
 from gpuscore.text.least import SHRINK, _byte_alphabet, find_least_tokens
 from gpuscore.text.pieces import OverLimit
-from gpuscore.text.prompts import PromptBuilder, ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.types import BackendLimits
 from support.joined import ENGLISH, HARD, pair, plain, searched, texts
 from support.tokenizers import LAYOUTS, trained
 from support.turns import Turned

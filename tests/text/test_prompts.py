@@ -19,11 +19,11 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
+from gpuscore.limits import BackendLimits
+from gpuscore.text.joining import PromptBuilder, ScoreInput, factor
 from gpuscore.text.pieces import PIECE_CHARS
-from gpuscore.text.prompts import PromptBuilder, ScoreInput, factor
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import ALONE
-from gpuscore.types import BackendLimits
 from support.models import VOCAB, make_tokenizer
 from support.turns import Turned
 

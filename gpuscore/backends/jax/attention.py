@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from gpuscore.backends.jax.indexing import chosen, part
-from gpuscore.backends.jax.layout import Tables, Tile, Tiling
+from gpuscore.backends.jax.layout import Tables, Tile, TileSizes
 from gpuscore.backends.jax.products import contract
 
 LOWEST = -1e30  # finite, so that a row that sees no key of a tile gets no NaN from inf - inf
@@ -37,7 +37,7 @@ class Attention:
 
     scale: float
     group: int  # query heads of a KV head
-    tiling: Tiling
+    tiling: TileSizes
     windowed: bool  # whether any layer has a window
     prefix_pass: "PrefixPass"
 

@@ -14,16 +14,17 @@ import numpy as np
 from jax import Array
 
 from gpuscore.backends.base import DeviceLost, OutOfMemory
+from gpuscore.backends.common.batches import warmup_batches
+from gpuscore.backends.common.checks import check_ids
+from gpuscore.backends.common.sizing import mebibytes
 from gpuscore.backends.jax.attention import Pool, PrefixPass, prefix_pass
-from gpuscore.backends.jax.layout import Sizes, num_pages, padded
+from gpuscore.backends.jax.layout import ProgramSizes, num_pages, padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.platform import keep_programs
 from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
 from gpuscore.backends.jax.weights import load_weights
-from gpuscore.backends.shared.batches import warmup_batches
-from gpuscore.backends.shared.checks import check_ids
-from gpuscore.backends.shared.sizing import mebibytes
-from gpuscore.types import BackendLimits, PackedBatch, RowScores
+from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.limits import BackendLimits
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +52,13 @@ class JaxBackend:
         self.plan = plan
         if plan.compile_cache is not None:
             keep_programs(plan.compile_cache)
-        self._config = plan.family.config
+        self._config = plan.architecture.config
         self._prefix_pass = _prefix_pass(plan.attention)
         self._weights = load_weights(
-            Path(plan.directory), plan.family, plan.dtype_name, plan.device
+            Path(plan.directory), plan.architecture, plan.dtype_name, plan.device
         )
         self._sizes = plan.sizes()
-        self._programs: dict[Sizes, Programs] = {}
+        self._programs: dict[ProgramSizes, Programs] = {}
         self._rows = self._padded_rows = 0  # computed so far, and with padding
         self._limits = plan.limits(self._count_pages())
         self.pool = self._make_pool()
@@ -145,7 +146,7 @@ class JaxBackend:
             return ValueError(f"{batch.num_tokens} tokens are over the limit of a batch")
         return None
 
-    def _fitting(self, batch: PackedBatch) -> Sizes:
+    def _fitting(self, batch: PackedBatch) -> ProgramSizes:
         pages = num_pages(batch, self._limits.page_size)
         return next(
             sizes
@@ -153,12 +154,12 @@ class JaxBackend:
             if sizes.tokens >= batch.num_tokens and sizes.pages >= pages
         )
 
-    def _program(self, sizes: Sizes) -> Programs:
+    def _program(self, sizes: ProgramSizes) -> Programs:
         if sizes not in self._programs:
             self._programs[sizes] = self._compiled(sizes, self._limits.num_pages)
         return self._programs[sizes]
 
-    def _compiled(self, sizes: Sizes, count: int) -> Programs:
+    def _compiled(self, sizes: ProgramSizes, count: int) -> Programs:
         pool, device = self._pool_shapes(count), self.plan.device
         return compile_programs(sizes, self._config, self._weights, pool, self._prefix_pass, device)
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gpuscore.types import Int32Array, PackedBatch
+from gpuscore.arrays import Int32Array
+from gpuscore.batch import PackedBatch
 
 # Only whole tiles of a bucket are computed, so its empty part costs little.
 SMALLEST_BUCKET, GROWTH = 64, 8
@@ -20,7 +21,7 @@ Ints: TypeAlias = Any  # int32: NumPy's arrays on the host, JAX's in a program
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class TileSizes:
     """How many rows and keys the loops of a program take at a time."""
 
     rows: int  # of queries; divides every bucket
@@ -29,12 +30,12 @@ class Tiling:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class ProgramSizes:
     """The sizes that a program is compiled for."""
 
     tokens: int  # a bucket; also the most requests and scored rows
     pages: int  # entries of the prefixes' page lists, of all requests together
-    tiling: Tiling
+    tiling: TileSizes
 
 
 class Rows(NamedTuple):
@@ -61,7 +62,7 @@ class Bounds(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """`Tiling.rows` query rows."""
+    """`TileSizes.rows` query rows."""
 
     rows: Rows
     bounds: Bounds  # each []
@@ -105,7 +106,7 @@ def num_pages(batch: PackedBatch, page_size: int) -> int:
     return int((-(-batch.prefix_lens // page_size)).sum())
 
 
-def padded(batch: PackedBatch, sizes: Sizes, page_size: int, num_slots: int) -> Tables:
+def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, num_slots: int) -> Tables:
     """The batch for a program of these sizes, which must be large enough for it."""
     bucket, tiling = sizes.tokens, sizes.tiling
     used, request_of = np.unique(batch.request_of, return_inverse=True)
@@ -145,7 +146,7 @@ def _rows(
     return rows, prefix_lens[rows.request] > 0
 
 
-def _tiles(every: Rows, sees_prefix: np.ndarray, chosen: np.ndarray, sizes: Sizes) -> Tiles:
+def _tiles(every: Rows, sees_prefix: np.ndarray, chosen: np.ndarray, sizes: ProgramSizes) -> Tiles:
     """Tiles of the chosen rows of a batch, with room for a whole bucket of them."""
     rows = Rows(*(values[chosen] for values in every))
     tile, keys = sizes.tiling.rows, sizes.tiling.own_keys

@@ -6,11 +6,9 @@ from pathlib import Path
 import jax
 
 from gpuscore.backends.base import Backend
-from gpuscore.backends.jax.layout import Sizes, Tiling, buckets
-from gpuscore.backends.jax.platform import find_device, free_memory, kind_of
-from gpuscore.backends.shared.families import Family, read_family
-from gpuscore.backends.shared.hf_config import RawConfig
-from gpuscore.backends.shared.plan import (
+from gpuscore.backends.common.architectures import Architecture, read_architecture
+from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.plan import (
     ITEM_SIZE,
     MAX_BATCH_TOKENS,
     check_weights,
@@ -18,16 +16,18 @@ from gpuscore.backends.shared.plan import (
     choose_max_model_len,
     plan_pages,
 )
-from gpuscore.backends.shared.shapes import count_parameters
-from gpuscore.backends.shared.sizing import PagePlan
+from gpuscore.backends.common.shapes import count_parameters
+from gpuscore.backends.common.sizing import PagePlan
+from gpuscore.backends.jax.layout import ProgramSizes, TileSizes, buckets
+from gpuscore.backends.jax.platform import find_device, free_memory, kind_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.types import BackendLimits
+from gpuscore.limits import BackendLimits
 
 ARCHITECTURES = tuple(
-    f"{family}For{head}"
+    f"{architecture}For{head}"
     for head in ("CausalLM", "SequenceClassification")
-    for family in ("Llama", "Mistral", "Qwen2", "Qwen3")
+    for architecture in ("Llama", "Mistral", "Qwen2", "Qwen3")
 )
 # Tiles of a CPU fit its caches; other devices have to be kept busy by one. The latter were not
 # measured on hardware.
@@ -44,7 +44,7 @@ class JaxPlan:
     """Everything `JaxBackend` needs, checked; making one reads config.json and nothing else."""
 
     directory: str
-    family: Family
+    architecture: Architecture
     device: jax.Device
     dtype_name: str
     max_tokens: int  # of one batch
@@ -69,17 +69,19 @@ class JaxPlan:
         """Bytes that weights, batches and pages may take now."""
         return free_memory(self.device)
 
-    def sizes(self) -> tuple[Sizes, ...]:
+    def sizes(self) -> tuple[ProgramSizes, ...]:
         """Those of all programs, in ascending order; the last one holds any batch."""
         kind, longest = self.device_name, -(-self.max_model_len // self.pages.size)
         found = []
         for tokens in buckets(self.max_tokens, ROWS[kind]):
             rows = min(ROWS[kind], tokens)
-            tiling = Tiling(rows, min(OWN_KEYS[kind], rows), PREFIX_KEYS[kind] // self.pages.size)
+            tiling = TileSizes(
+                rows, min(OWN_KEYS[kind], rows), PREFIX_KEYS[kind] // self.pages.size
+            )
             usual = min(tokens * longest, max(PAGES, PROMPTS * longest, PER_ROW * tokens))
-            found.append(Sizes(tokens, usual, tiling))
+            found.append(ProgramSizes(tokens, usual, tiling))
         largest = found[-1]
-        any_batch = Sizes(largest.tokens, largest.tokens * longest, largest.tiling)
+        any_batch = ProgramSizes(largest.tokens, largest.tokens * longest, largest.tiling)
         return (*found, any_batch) if any_batch != largest else tuple(found)
 
     def limits(self, num_pages: int) -> BackendLimits:
@@ -89,34 +91,34 @@ class JaxPlan:
             page_size=self.pages.size,
             num_pages=num_pages,
             max_model_len=self.max_model_len,
-            vocab_rows=self.family.config.vocab_size,
+            vocab_rows=self.architecture.config.vocab_size,
             token_buckets=tuple(sorted({sizes.tokens for sizes in self.sizes()})),
             identity=self.identity,
-            classes=self.family.config.classes,
+            classes=self.architecture.config.classes,
         )
 
 
 def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     """Raises ConfigError, in one sentence, for whatever cannot be served."""
     _refuse_options(config)
-    family = read_family(RawConfig.read(directory))
-    if family.config.architecture not in ARCHITECTURES:
+    architecture = read_architecture(RawConfig.read(directory))
+    if architecture.config.architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"config.json: architectures is {family.config.architecture!r}, which --backend jax "
+            f"config.json: architectures is {architecture.config.architecture!r}, which --backend jax "
             f"does not compute; supported there: {', '.join(ARCHITECTURES)}; the others need "
             "--backend torch"
         )
     device = find_device(config.device)
     kind = kind_of(device)
     # XLA computes products of other formats on a CPU as float32 with conversions around them.
-    dtype = choose_dtype(family.config, config.dtype, kind, lambda name: name == "float32")
-    max_len = choose_max_model_len(family.config, config.max_model_len)
-    pages = plan_pages(family.config, config, max_len, dtype, kind, again=0)
-    weight_bytes = count_parameters(family.config) * ITEM_SIZE[dtype]
+    dtype = choose_dtype(architecture.config, config.dtype, kind, lambda name: name == "float32")
+    max_len = choose_max_model_len(architecture.config, config.max_model_len)
+    pages = plan_pages(architecture.config, config, max_len, dtype, kind, again=0)
+    weight_bytes = count_parameters(architecture.config) * ITEM_SIZE[dtype]
     check_weights(pages, free_memory(device), weight_bytes)
     return JaxPlan(
         directory=str(directory),
-        family=family,
+        architecture=architecture,
         device=device,
         dtype_name=dtype,
         max_tokens=config.max_batch_tokens or MAX_BATCH_TOKENS[kind],

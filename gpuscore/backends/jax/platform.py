@@ -8,7 +8,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 
-from gpuscore.backends.shared.memory import HostMemory
+from gpuscore.backends.common.memory import HostMemory
 from gpuscore.errors import ConfigError
 
 KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}  # as --device calls them

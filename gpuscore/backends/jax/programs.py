@@ -11,12 +11,12 @@ import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
+from gpuscore.backends.common.batches import warmup_batches
+from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import Attention, Pool, PrefixPass, attend, store
-from gpuscore.backends.jax.head import LABEL_TILE, label_logits, vocab_statistics
-from gpuscore.backends.jax.layout import Sizes, Tables, Tile, Tiles, padded
-from gpuscore.backends.jax.model import Weights, forward
-from gpuscore.backends.shared.batches import warmup_batches
-from gpuscore.backends.shared.hf_config import DecoderConfig
+from gpuscore.backends.jax.decoder import Weights, forward
+from gpuscore.backends.jax.label_head import LABEL_TILE, label_logits, vocab_statistics
+from gpuscore.backends.jax.layout import ProgramSizes, Tables, Tile, Tiles, padded
 
 LABELS_PER_TOKEN = 16  # of one call; batches with more labels take several
 # Without it XLA leaves out roundings between operations that it fuses.
@@ -41,7 +41,7 @@ class ScoredRows(NamedTuple):
 class Programs:
     """What runs a batch of these sizes."""
 
-    sizes: Sizes
+    sizes: ProgramSizes
     extend: Extend
     labels: Labels
     max_labels: int  # of one call of `labels`
@@ -89,7 +89,7 @@ def run(
 
 
 def compile_programs(
-    sizes: Sizes,
+    sizes: ProgramSizes,
     cfg: DecoderConfig,
     weights: Weights,
     pool: Any,

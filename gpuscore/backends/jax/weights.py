@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from gpuscore.backends.jax.model import Layer, Weights
-from gpuscore.backends.shared.checkpoint import CheckpointFiles
-from gpuscore.backends.shared.families import Family
+from gpuscore.backends.common.architectures import Architecture
+from gpuscore.backends.common.checkpoint import CheckpointFiles
+from gpuscore.backends.jax.decoder import Layer, Weights
 from gpuscore.errors import ConfigError
 
 # Field of `Layer` -> the parts of the checkpoint that are stacked in it.
@@ -30,24 +30,30 @@ PARTS = {
 }
 
 
-def load_weights(directory: Path, family: Family, dtype: str, device: jax.Device) -> Weights:
+def load_weights(
+    directory: Path, architecture: Architecture, dtype: str, device: jax.Device
+) -> Weights:
     """Read and check all weights.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
     """
-    with CheckpointFiles(directory, family, "np") as files:
-        return _Reader(files, family, np.dtype(jnp.dtype(dtype)), device).read()
+    with CheckpointFiles(directory, architecture, "np") as files:
+        return _Reader(files, architecture, np.dtype(jnp.dtype(dtype)), device).read()
 
 
 class _Reader:
     def __init__(
-        self, files: CheckpointFiles, family: Family, dtype: np.dtype, device: jax.Device
+        self,
+        files: CheckpointFiles,
+        architecture: Architecture,
+        dtype: np.dtype,
+        device: jax.Device,
     ) -> None:
-        self.files, self.family, self.dtype, self.device = files, family, dtype, device
+        self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
 
     def read(self) -> Weights:
-        tied, names = self.family.config.tie_word_embeddings, self.family.model_weights
+        tied, names = self.architecture.config.tie_word_embeddings, self.architecture.model_weights
         embed = self._put(self._tensor("embed", names["embed"]))
         layers: dict[str, Any] = {field: self._stacked(field) for field in PARTS}
         weights = Weights(
@@ -61,7 +67,7 @@ class _Reader:
 
     def _stacked(self, field: str) -> Array | None:
         """Of all layers; the whole is in memory once more while it goes to the device."""
-        first, count = self._one(field, 0), self.family.config.num_layers
+        first, count = self._one(field, 0), self.architecture.config.num_layers
         if first is None:
             return None
         every = np.empty((count, *first.shape), self.dtype)
@@ -72,7 +78,7 @@ class _Reader:
 
     def _one(self, field: str, layer: int) -> np.ndarray | None:
         """The parts of a field below each other; None where the model has none of them."""
-        table = self.family.layer_weights[layer]
+        table = self.architecture.layer_weights[layer]
         if PARTS[field][0] not in table:
             return None
         names = ((part, f"model.layers.{layer}.{table[part]}") for part in PARTS[field])

@@ -9,29 +9,30 @@ from typing import TypeVar
 import torch
 
 from gpuscore.backends.base import DeviceLost, OutOfMemory
-from gpuscore.backends.shared.batches import largest_batches, warmup_batches
-from gpuscore.backends.shared.checks import check_ids
-from gpuscore.backends.shared.hf_config import DecoderConfig
-from gpuscore.backends.shared.memory import Memory
-from gpuscore.backends.shared.sizing import measure, mebibytes
-from gpuscore.backends.torch.attention_backends import attention_factory
-from gpuscore.backends.torch.attention_triton import TritonAttention
+from gpuscore.backends.common.batches import largest_batches, warmup_batches
+from gpuscore.backends.common.checks import check_ids
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.memory import Memory
+from gpuscore.backends.common.sizing import measure, mebibytes
+from gpuscore.backends.torch.attention.choice import attention_factory
+from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import compiled, eagerly
+from gpuscore.backends.torch.decoder import Decoder, DecoderWeights
 from gpuscore.backends.torch.deterministic import TILING
-from gpuscore.backends.torch.graph_runner import GraphRunner
+from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
 from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.backends.torch.launcher import Finish, Launcher, PlainLauncher
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.memory import memory_of
-from gpuscore.backends.torch.models.decoder import Decoder, DecoderWeights
-from gpuscore.backends.torch.plan import BackendPlan
+from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.queues import queue_of
-from gpuscore.backends.torch.runner import Finish, PlainRunner, Runner
 from gpuscore.backends.torch.shortened import shortened
 from gpuscore.backends.torch.tiles import all_at_once, in_tiles
+from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.errors import ConfigError
-from gpuscore.types import BackendLimits, PackedBatch, RowScores
+from gpuscore.limits import BackendLimits
 from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials
 
@@ -52,15 +53,15 @@ class TorchBackend:
             backend that computes something else than the reference.
     """
 
-    def __init__(self, plan: BackendPlan, memory: Memory | None = None) -> None:
+    def __init__(self, plan: TorchPlan, memory: Memory | None = None) -> None:
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
         self.plan = plan
         self.device = plan.device
         self._compiler = in_triton if plan.kernels else compiled if plan.compile else eagerly
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
-        config = plan.family.config
-        weights = load_weights(Path(plan.directory), plan.family, plan.dtype, plan.device)
+        config = plan.architecture.config
+        weights = load_weights(Path(plan.directory), plan.architecture, plan.dtype, plan.device)
         self.tiling = TILING if plan.deterministic else None
         self._by_rows = in_tiles(self.tiling.rows) if self.tiling else all_at_once
         self._attention = attention_factory(
@@ -85,10 +86,10 @@ class TorchBackend:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:
             # Only for the measurement: a few layers and a single page.
-            self.runner = self._make_runner(*shortened(config, weights), num_pages=1)
+            self.launcher = self._make_launcher(*shortened(config, weights), num_pages=1)
             num_pages = self._count_pages(memory or memory_of(plan.device))
-            del self.runner  # its pages and graphs make room
-            self.runner = self._make_runner(config, weights, num_pages)
+            del self.launcher  # its pages and graphs make room
+            self.launcher = self._make_launcher(config, weights, num_pages)
         except BaseException:
             self.close()
             raise
@@ -100,7 +101,7 @@ class TorchBackend:
 
     def warmup(self) -> None:
         """Capture graphs, and run small batches of every layout: lazy set-up before traffic."""
-        self._thread.submit(_translated, self.runner.capture).result()
+        self._thread.submit(_translated, self.launcher.capture).result()
         self._set_up()
 
     def extend(self, batch: PackedBatch) -> Future[Finish]:
@@ -113,26 +114,26 @@ class TorchBackend:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _launch(self, batch: PackedBatch) -> Finish:
-        config = self.plan.family.config
+        config = self.plan.architecture.config
         check_ids(batch, config.vocab_size, config.label_rows)
-        return self.runner.launch(batch)
+        return self.launcher.launch(batch)
 
     @property
     def _longest(self) -> int:
         """Tokens of the longest segment."""
         return min(self.plan.max_tokens, self.plan.max_model_len)
 
-    def _make_runner(
+    def _make_launcher(
         self, config: DecoderConfig, weights: DecoderWeights, num_pages: int
-    ) -> Runner:
+    ) -> Launcher:
         plan = self.plan
         decoder = Decoder(config, weights, self._compiler, self._by_rows, self._own, plan.mlp_rows)
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:
-            return PlainRunner(decoder, pool, attention, self._by_rows, self._own)
+            return PlainLauncher(decoder, pool, attention, self._by_rows, self._own)
         assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan has seen to it)
-        return GraphRunner(decoder, pool, attention, queue_of(plan.device), plan.graph_tokens)
+        return GraphLauncher(decoder, pool, attention, queue_of(plan.device), plan.graph_tokens)
 
     def _count_pages(self, memory: Memory) -> int:
         plan, pages = self.plan, self.plan.pages
@@ -141,7 +142,7 @@ class TorchBackend:
 
         def run_largest() -> None:
             self._run_all(batches)
-            self._thread.submit(_translated, self.runner.capture_largest).result()
+            self._thread.submit(_translated, self.launcher.capture_largest).result()
 
         try:
             found = measure(memory, run_largest)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from gpuscore.backends.shared.hf_config import DecoderConfig
-from gpuscore.backends.torch.attention_plan import Tiling
-from gpuscore.backends.torch.models import mixture
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch import mixture
+from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore_kernels.label_head import tile_shapes
 
 # Rows of every call of an operator: few enough that a small request does not cost many times more,

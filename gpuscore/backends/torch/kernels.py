@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.torch.compiler import Function
-from gpuscore.backends.torch.models.layers import add_and_norm, gated, rms_norm
+from gpuscore.backends.torch.layers import add_and_norm, gated, rms_norm
 from gpuscore.errors import ConfigError
 from gpuscore_kernels import gated as gated_kernel
 from gpuscore_kernels.add_rms_norm import add_rms_norm

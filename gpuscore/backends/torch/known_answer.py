@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.shared.hf_config import DecoderConfig
-from gpuscore.backends.torch.attention import TorchAttention
-from gpuscore.backends.torch.attention_backends import Factory
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.attention.choice import Factory
+from gpuscore.backends.torch.attention.operators import TorchAttention
+from gpuscore.backends.torch.decoder import DecoderWeights
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.backends.torch.models.decoder import DecoderWeights
+from gpuscore.batch import PackedBatch
 from gpuscore.errors import ConfigError
-from gpuscore.types import PackedBatch
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.gated import gated
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
@@ -61,8 +61,8 @@ def check_known_answer(
         for kind in (dtype, torch.float32)
     ]
     with torch.inference_mode():
-        tested = factory(config, pools[0]).plan(batch)
-        exact = TorchAttention(config, pools[1], "reference", merge_partials).plan(batch)
+        tested = factory(config, pools[0]).prepare(batch)
+        exact = TorchAttention(config, pools[1], "reference", merge_partials).prepare(batch)
         generator = torch.Generator().manual_seed(0)
         for layer in range(config.num_layers):
             for side in zip(*(pool.layers[layer] for pool in pools), strict=True):

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.backends.shared.hf_config import DecoderConfig
-from gpuscore.types import Int32Array
+from gpuscore.arrays import Int32Array
+from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore_kernels.qk_norm_rope_store import Pages
 
 

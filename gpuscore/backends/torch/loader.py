@@ -7,15 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gpuscore.backends.shared.checkpoint import CheckpointFiles
-from gpuscore.backends.shared.families import Family
-from gpuscore.backends.shared.hf_config import Mixture
-from gpuscore.backends.torch.models.decoder import (
-    DecoderWeights,
-    LayerWeights,
-    MixtureWeights,
-    MlpWeights,
-)
+from gpuscore.backends.common.architectures import Architecture
+from gpuscore.backends.common.checkpoint import CheckpointFiles
+from gpuscore.backends.common.hf_config import Mixture
+from gpuscore.backends.torch.decoder import DecoderWeights, LayerWeights, MixtureWeights, MlpWeights
 from gpuscore.errors import ConfigError
 
 
@@ -26,32 +21,36 @@ class ReadPart(Protocol):
 
 
 def load_weights(
-    directory: Path, family: Family, dtype: torch.dtype, device: torch.device
+    directory: Path, architecture: Architecture, dtype: torch.dtype, device: torch.device
 ) -> DecoderWeights:
     """Read and check all weights.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
     """
-    with CheckpointFiles(directory, family, "pt") as files:
-        return _Checkpoint(files, family, dtype, device).read()
+    with CheckpointFiles(directory, architecture, "pt") as files:
+        return _Checkpoint(files, architecture, dtype, device).read()
 
 
 class _Checkpoint:
     """A checkpoint's tensors, read one at a time straight into the wanted dtype."""
 
     def __init__(
-        self, files: CheckpointFiles, family: Family, dtype: torch.dtype, device: torch.device
+        self,
+        files: CheckpointFiles,
+        architecture: Architecture,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self.files, self.family, self.dtype, self.device = files, family, dtype, device
+        self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
 
     def read(self) -> DecoderWeights:
-        tied = self.family.config.tie_word_embeddings
-        model = self.family.model_weights
+        tied = self.architecture.config.tie_word_embeddings
+        model = self.architecture.model_weights
         embed = self._tensor("embed", model["embed"])
         weights = DecoderWeights(
             embed=embed,
-            layers=tuple(map(self._layer, range(self.family.config.num_layers))),
+            layers=tuple(map(self._layer, range(self.architecture.config.num_layers))),
             final_norm=self._tensor("final_norm", model["final_norm"]),
             lm_head=embed if tied else self._tensor("lm_head", model["lm_head"]),
         )
@@ -60,7 +59,7 @@ class _Checkpoint:
 
     def _layer(self, index: int) -> LayerWeights:
         def read(part: str, expert: int | None = None) -> Tensor | None:
-            name = self.family.layer_weights[index].get(part)
+            name = self.architecture.layer_weights[index].get(part)
             if name is None:
                 return None
             return self._tensor(part, f"model.layers.{index}.{name.format(expert=expert)}")
@@ -80,7 +79,7 @@ class _Checkpoint:
         )
 
     def _mlp(self, read: ReadPart, index: int) -> MlpWeights | MixtureWeights:
-        mixture = self.family.config.mixture
+        mixture = self.architecture.config.mixture
         if mixture is not None and mixture.layers[index]:
             return self._mixture(read, mixture)
         return MlpWeights(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from gpuscore.backends.shared.memory import HostMemory, Memory
+from gpuscore.backends.common.memory import HostMemory, Memory
 
 
 def memory_of(device: torch.device) -> Memory:

@@ -6,25 +6,25 @@ from pathlib import Path
 import torch
 
 from gpuscore.backends.base import Backend
-from gpuscore.backends.shared.families import Family, read_family
-from gpuscore.backends.shared.hf_config import DecoderConfig, RawConfig
-from gpuscore.backends.shared.plan import (
+from gpuscore.backends.common.architectures import Architecture, read_architecture
+from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.common.plan import (
     MAX_BATCH_TOKENS,
     check_weights,
     choose_dtype,
     choose_max_model_len,
     plan_pages,
 )
-from gpuscore.backends.shared.shapes import count_parameters
-from gpuscore.backends.shared.sizing import PagePlan
-from gpuscore.backends.torch.attention_backends import choose_attention
+from gpuscore.backends.common.shapes import count_parameters
+from gpuscore.backends.common.sizing import PagePlan
+from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.deterministic import TILING, steady_threads
 from gpuscore.backends.torch.kernels import use_kernels
 from gpuscore.backends.torch.memory import memory_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.types import BackendLimits
+from gpuscore.limits import BackendLimits
 
 # Rows of an MLP at a time, by compute capability: what lies between its products, 12 KiB a row at
 # 3,072 columns in bfloat16, would then stay in the cache. A card gets an entry when that was
@@ -36,11 +36,11 @@ GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
 
 
 @dataclass(frozen=True, slots=True)
-class BackendPlan:
+class TorchPlan:
     """Everything `TorchBackend` needs, checked; making one reads config.json and nothing else."""
 
     directory: str
-    family: Family
+    architecture: Architecture
     device: torch.device
     dtype: torch.dtype
     max_tokens: int  # of one batch
@@ -81,46 +81,46 @@ class BackendPlan:
             page_size=self.pages.size,
             num_pages=num_pages,
             max_model_len=self.max_model_len,
-            vocab_rows=self.family.config.vocab_size,
+            vocab_rows=self.architecture.config.vocab_size,
             identity=self.identity,
             deterministic_chunk=TILING.block if self.deterministic else 0,
-            classes=self.family.config.classes,
+            classes=self.architecture.config.classes,
         )
 
 
-def plan_backend(directory: Path, config: ModelConfig) -> BackendPlan:
+def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
     """Raises ConfigError, in one sentence, for whatever cannot be served."""
     if config.compile_cache is not None:
         raise ConfigError("--compile-cache needs --backend jax")
-    family = read_family(RawConfig.read(directory))
+    architecture = read_architecture(RawConfig.read(directory))
     device = _device(config.device)
-    name = choose_dtype(family.config, config.dtype, device.type, _computes_natively)
+    name = choose_dtype(architecture.config, config.dtype, device.type, _computes_natively)
     dtype: torch.dtype = getattr(torch, name)
-    max_len = choose_max_model_len(family.config, config.max_model_len)
-    weight_bytes = count_parameters(family.config) * dtype.itemsize
+    max_len = choose_max_model_len(architecture.config, config.max_model_len)
+    weight_bytes = count_parameters(architecture.config) * dtype.itemsize
     again = TILING.block if config.deterministic else 0
-    pages = plan_pages(family.config, config, max_len, name, device.type, again)
+    pages = plan_pages(architecture.config, config, max_len, name, device.type, again)
     check_weights(pages, memory_of(device).free(), weight_bytes)
     attention = choose_attention(
-        config.attention, family.config, device, dtype, config.deterministic
+        config.attention, architecture.config, device, dtype, config.deterministic
     )
     kernels = use_kernels(config.kernels, device, dtype)
-    return BackendPlan(
+    return TorchPlan(
         directory=str(directory),
-        family=family,
+        architecture=architecture,
         device=device,
         dtype=dtype,
         max_tokens=_max_tokens(config, device),
         max_model_len=max_len,
         pages=pages,
         weight_bytes=weight_bytes,
-        threads=_threads(family.config, config, device),
-        compile=use_compiler(config.compile, device, count_parameters(family.config)),
+        threads=_threads(architecture.config, config, device),
+        compile=use_compiler(config.compile, device, count_parameters(architecture.config)),
         kernels=kernels,
         deterministic=config.deterministic,
         attention=attention,
         mlp_rows=_mlp_rows(device),
-        graph_tokens=_graph_tokens(family.config, config, device, attention, kernels),
+        graph_tokens=_graph_tokens(architecture.config, config, device, attention, kernels),
         identity=f"{directory} {config.revision} {dtype}",
     )
 

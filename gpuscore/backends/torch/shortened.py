@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from gpuscore.backends.shared.hf_config import DecoderConfig
-from gpuscore.backends.torch.models.decoder import DecoderWeights
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.decoder import DecoderWeights
 
 
 def shortened(

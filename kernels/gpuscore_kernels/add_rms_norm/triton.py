@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.compile_check import Variant
 from gpuscore_kernels.launch import next_power_of_two, row_warps
+from gpuscore_kernels.variant import Variant
 
 MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
 

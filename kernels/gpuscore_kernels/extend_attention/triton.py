@@ -12,9 +12,9 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from gpuscore_kernels.compile_check import ARCHES, Variant
 from gpuscore_kernels.extend_attention import layout as columns
 from gpuscore_kernels.extend_attention.config import TileConfig, config_of
+from gpuscore_kernels.variant import ARCHES, Variant
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.compile_check import ARCHES, Variant
 from gpuscore_kernels.label_head.statistics import VocabStatistics
 from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
+from gpuscore_kernels.variant import ARCHES, Variant
 
 LABEL_BLOCK = 1024  # elements of a dot product at a time
 

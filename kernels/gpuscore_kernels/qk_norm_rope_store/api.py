@@ -1,28 +1,13 @@
 """From the product with the QKV weights to what attention reads, in one pass over the rows."""
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from torch import Tensor
 
 from gpuscore_kernels.qk_norm_rope_store import reference
+from gpuscore_kernels.qk_norm_rope_store.pages import Pages
 
 Implementation: TypeAlias = Literal["reference", "triton"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """Where rows are kept beyond a batch.
-
-    Args:
-        k, v: [Hkv, slots, D], of one stride each; elements of a head lie side by side.
-        slots: int32 or int64 [T]; no two rows have the same; those with a negative one are not
-            kept.
-    """
-
-    k: Tensor
-    v: Tensor
-    slots: Tensor
 
 
 def qk_norm_rope_store(

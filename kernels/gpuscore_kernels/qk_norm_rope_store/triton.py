@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.compile_check import Variant
 from gpuscore_kernels.launch import next_power_of_two, row_warps
-from gpuscore_kernels.qk_norm_rope_store.api import Pages
+from gpuscore_kernels.qk_norm_rope_store.pages import Pages
+from gpuscore_kernels.variant import Variant
 
 BLOCK = 1024  # elements of a program, about
 

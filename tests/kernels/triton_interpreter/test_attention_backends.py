@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import create_backend, plan_backend
+from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
-from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention import launch
 from support.layouts import Pages, int32, item_segments

@@ -10,9 +10,9 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
-from gpuscore.backends.torch.attention_plan import Tiling
+from gpuscore.backends.torch.attention.layout import Tiling
+from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
-from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
 from gpuscore.errors import ConfigError
 from support.kernels import DEVICE
 from support.layouts import Pages, int32, item_segments

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.backends.torch.attention_triton import layout_of
+from gpuscore.backends.torch.attention.triton import layout_of
 from gpuscore_kernels.extend_attention import (
     TileConfig,
     build_tiles,

@@ -10,9 +10,9 @@ import pytest
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
-from gpuscore.backends.torch.graph_runner import GraphRunner
+from gpuscore.backends.torch.graph_launcher import GraphLauncher
+from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
-from gpuscore.engine.planner import Prefix, Segment, pack, page_slots
 from support.kernels import DEVICE
 from support.layouts import Pages, int32, item_segments
 from support.models import random_ids
@@ -82,8 +82,8 @@ def assert_same(got, want):
 def test_scores_equal_those_of_torch(backends):
     """Each batch is launched before the one before it is collected, as the engine does."""
     plain, graphs = backends
-    runner = graphs.runner
-    assert isinstance(runner, GraphRunner)
+    runner = graphs.launcher
+    assert isinstance(runner, GraphLauncher)
     every = list(batches(plain.limits.page_size))
     want = [plain.collect(plain.extend(batch)) for batch in every]
     under_way = graphs.extend(every[0])

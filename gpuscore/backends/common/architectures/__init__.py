@@ -1,0 +1,58 @@
+"""Supported architectures; each architecture is one small file over the shared decoder."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+
+from gpuscore.backends.common.architectures import (
+    gemma,
+    gemma2,
+    gemma3,
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
+from gpuscore.backends.common.architectures.classifiers import ENDING, head_weights, with_classes
+from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.errors import ConfigError
+from gpuscore.model_files import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A checkpoint's configuration and where its weights are found."""
+
+    config: DecoderConfig
+    model_weights: Mapping[str, str]  # our part -> name in the checkpoint
+    layer_weights: tuple[Mapping[str, str], ...]  # of each layer: name below model.layers.{i}.
+
+
+_LANGUAGE_MODELS: dict[str, ModuleType] = {
+    module.ARCHITECTURE: module
+    for module in (gemma, gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
+}
+# Those whose classification models were compared with transformers'.
+_CLASSIFIERS: dict[str, ModuleType] = {
+    module.ARCHITECTURE.replace("ForCausalLM", ENDING): module
+    for module in (gemma2, llama, mistral, qwen2, qwen3)
+}
+
+
+def read_architecture(raw: RawConfig) -> Architecture:
+    """Raises ConfigError for an architecture or a feature that is not supported."""
+    architectures = raw.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    supported = _LANGUAGE_MODELS | _CLASSIFIERS
+    if not isinstance(name, str) or name not in supported:
+        raise ConfigError(
+            f"config.json: architectures is {shown(architectures)}; "
+            f"supported: {', '.join(sorted(supported))}"
+        )
+    module = supported[name]
+    config, weights = module.read_config(raw), module.MODEL_WEIGHTS
+    if name in _CLASSIFIERS:
+        config, weights = with_classes(config, name, raw), head_weights(weights)
+    layers = tuple(module.layer_weights(config, layer) for layer in range(config.num_layers))
+    return Architecture(config, weights, layers)

@@ -1,0 +1,68 @@
+"""Weight names in checkpoints of the Llama lineage: our part -> name in the checkpoint."""
+
+from gpuscore.backends.common.hf_config import DecoderConfig
+
+MODEL_WEIGHTS = {
+    "embed": "model.embed_tokens.weight",
+    "final_norm": "model.norm.weight",
+    "lm_head": "lm_head.weight",
+}
+
+LAYER_WEIGHTS = {
+    "input_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+
+QK_NORM = {"q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight"}
+
+QKV_BIAS = {
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+}
+
+O_BIAS = {"o_bias": "self_attn.o_proj.bias"}
+
+MLP_BIAS = {
+    "gate_bias": "mlp.gate_proj.bias",
+    "up_bias": "mlp.up_proj.bias",
+    "down_bias": "mlp.down_proj.bias",
+}
+
+
+MIXTURE = {
+    "router": "mlp.gate.weight",
+    "expert_gate": "mlp.experts.{expert}.gate_proj.weight",
+    "expert_up": "mlp.experts.{expert}.up_proj.weight",
+    "expert_down": "mlp.experts.{expert}.down_proj.weight",
+}
+
+POST_NORMS = {  # Gemma; the name of the norm before the MLP means another one elsewhere
+    "post_attention_norm": "post_attention_layernorm.weight",
+    "mlp_norm": "pre_feedforward_layernorm.weight",
+    "post_mlp_norm": "post_feedforward_layernorm.weight",
+}
+
+
+def layer_weights(config: DecoderConfig, layer: int) -> dict[str, str]:
+    """The parts that a layer has; names with `{expert}` stand for one tensor per expert."""
+    names = dict(LAYER_WEIGHTS)
+    for present, more in (
+        (config.qk_norm, QK_NORM),
+        (config.qkv_bias, QKV_BIAS),
+        (config.o_bias, O_BIAS),
+        (config.mlp_bias, MLP_BIAS),
+        (config.post_norms, POST_NORMS),
+    ):
+        names |= more if present else {}
+    if config.mixture is not None and config.mixture.layers[layer]:
+        dense = ("gate", "up", "down")
+        names = {part: name for part, name in names.items() if part not in dense} | MIXTURE
+    return names

@@ -1,0 +1,54 @@
+"""Qwen3-MoE: Qwen3 whose MLPs are mixtures of experts in some or all layers."""
+
+from gpuscore.backends.common.architectures.names import MODEL_WEIGHTS, layer_weights
+from gpuscore.backends.common.hf_config import (
+    DecoderConfig,
+    Mixture,
+    RawConfig,
+    decoder_config,
+    every_layer,
+)
+from gpuscore.errors import ConfigError
+from gpuscore.model_files import shown
+
+ARCHITECTURE = "Qwen3MoeForCausalLM"
+__all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]
+
+
+def read_config(raw: RawConfig) -> DecoderConfig:
+    bias, windowed = raw.flag("attention_bias"), raw.flag("use_sliding_window")
+    return decoder_config(
+        raw,
+        ARCHITECTURE,
+        windows=every_layer(raw, windowed),
+        mixture=_mixture(raw),
+        qk_norm=True,
+        qkv_bias=bias,
+        o_bias=bias,
+    )
+
+
+def _mixture(raw: RawConfig) -> Mixture:
+    # transformers 5 writes num_local_experts, the hub's files have num_experts.
+    num_experts = raw.integer("num_local_experts", raw.integer("num_experts", 128))
+    top_k = raw.integer("num_experts_per_tok", 8)
+    if top_k > num_experts:
+        raise ConfigError(
+            f"config.json: num_experts_per_tok is {top_k}; supported: at most the "
+            f"{num_experts} of num_experts"
+        )
+    step = raw.integer("decoder_sparse_step", 1)
+    dense = raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise ConfigError(
+            f"config.json: mlp_only_layers must be a list of layers, found {shown(dense)}"
+        )
+    return Mixture(
+        num_experts=num_experts,
+        top_k=top_k,
+        intermediate_size=raw.integer("moe_intermediate_size"),
+        norm_top_k=raw.flag("norm_topk_prob"),
+        layers=tuple(
+            i not in dense and (i + 1) % step == 0 for i in range(raw.integer("num_hidden_layers"))
+        ),
+    )

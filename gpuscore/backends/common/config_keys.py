@@ -1,0 +1,173 @@
+"""Every key of config.json that transformers reads for a supported model, and what becomes of it.
+
+A key is used, or has to be at a value that changes nothing, or changes no score whatever it says.
+Anything else is refused by name: it may be what a newer transformers, or another library, has put
+there to change the model. `tests/backends/test_config_keys.py` compares this list with the
+fields of transformers' own configuration classes, and its claims with transformers' logits.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuscore.errors import ConfigError
+from gpuscore.model_files import shown
+
+# Of the decoder that all architectures share.
+_USED = """
+architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
+num_key_value_heads head_dim rms_norm_eps max_position_embeddings tie_word_embeddings
+rope_parameters rope_scaling rope_theta layer_types dtype torch_dtype id2label num_labels
+problem_type is_original_qwen3_reranker
+"""
+
+# Key -> the values that change nothing, and what is supported. The first are common to many models,
+# the last belong to other architectures whose checkpoints are now and then renamed to one of these.
+NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "quantization_config": ((None,), "unquantised bfloat16, float16 or float32 weights"),
+    "compression_config": ((None,), "unquantised bfloat16, float16 or float32 weights"),
+    "quantization": ((None,), "unquantised bfloat16, float16 or float32 weights"),
+    "auto_map": ((None, {}), "models without remote code"),
+    "transformers_weights": ((None,), "weights in model.safetensors or its shards"),
+    "per_layer_config": ((None, {}), "layers that are all of one kind"),
+    # transformers takes an explicit null for "not causal".
+    "is_causal": ((True,), "causal models"),
+    "use_bidirectional_attention": ((None, False), "causal models"),
+    "is_encoder_decoder": ((None, False), "decoders"),
+    "hidden_act": ((None, "silu"), "silu"),
+    "partial_rotary_factor": ((None, 1), "rotary embedding over the whole head"),
+    "attn_logit_softcapping": ((None,), "attention without a soft-cap"),
+    "final_logit_softcapping": ((None,), "logits without a soft-cap"),
+    "pretraining_tp": ((None, 1), "pretraining_tp 1"),
+    "sliding_window": ((None,), "attention to all tokens"),
+    "use_sliding_window": ((None, False), "attention to all tokens"),
+    "attention_chunk_size": ((None,), "attention to all tokens"),
+    "attention_bias": ((None, False), "projections without a bias"),
+    "mlp_bias": ((None, False), "projections without a bias"),
+    "pruned_heads": ((None, {}), "models with all their heads"),
+    "use_mrope": ((None, False), "one position per token"),
+    "rope_interleaved": ((None, False), "rotary embedding of halves"),
+    "use_qk_norm": ((None, False), "queries and keys as the architecture has them"),
+    "qk_layernorm": ((None, False), "queries and keys as the architecture has them"),
+    "no_rope_layers": ((None, []), "rotary embedding in every layer"),
+    "embedding_multiplier": ((None, 1), "embeddings as they are"),
+    "residual_multiplier": ((None, 1), "residuals as they are"),
+    "logits_scaling": ((None, 1), "logits as they are"),
+    "num_experts": ((None, 0), "models without experts"),
+    "num_local_experts": ((None, 0), "models without experts"),
+}
+
+# For training, generation, other tasks and other implementations of the same computation; what
+# fine-tuning tools note down about themselves; and what older transformers wrote into every file.
+_NO_EFFECT = """
+transformers_version chunk_size_feed_forward output_hidden_states output_attentions return_dict
+use_return_dict label2id name_or_path use_cache attn_implementation experts_implementation
+initializer_range gradient_checkpointing attention_dropout hidden_dropout classifier_dropout
+embd_pdrop resid_pdrop attn_pdrop hidden_dropout_prob attention_probs_dropout_prob dropout
+bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id cls_token_id mask_token_id
+decoder_start_token_id bos_token eos_token pad_token unk_token tokenizer_class prefix torchscript
+use_bfloat16 tf_legacy_loss tie_encoder_decoder is_decoder add_cross_attention
+cross_attention_hidden_size finetuning_task task_specific_params unsloth_version unsloth_fixed
+is_llama_config transformers.js_config sentence_transformers model_max_length max_sequence_length
+seq_length trust_remote_code use_flash_attn use_flash_attention use_flash_attention_2
+assistant_confidence_threshold assistant_lookbehind bad_words_ids begin_suppress_tokens
+cache_implementation constraints diversity_penalty do_sample early_stopping
+encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff eta_cutoff
+exponential_decay_length_penalty force_words_ids forced_bos_token_id forced_eos_token_id
+generation_config length_penalty max_length max_new_tokens min_length min_new_tokens
+no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams
+num_return_sequences output_scores penalty_alpha remove_invalid_values repetition_penalty
+return_dict_in_generate sequence_bias stop_strings suppress_tokens target_lookbehind temperature
+top_k top_p typical_p
+"""
+
+EVERY_USED, EVERY_NO_EFFECT = frozenset(_USED.split()), frozenset(_NO_EFFECT.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What a architecture has of its own.
+
+    Args:
+        model_type: what transformers knows it by.
+        used: keys that its reader reads.
+        no_effect: keys that its models have and that change no score.
+    """
+
+    model_type: str
+    used: frozenset[str]
+    no_effect: frozenset[str] = field(default_factory=frozenset)
+
+
+_WINDOW = "sliding_window use_sliding_window max_window_layers"
+_GEMMA = "attention_bias hidden_activation"
+_GEMMA2 = f"{_GEMMA} sliding_window query_pre_attn_scalar final_logit_softcapping"
+
+_FAMILIES: Mapping[str, tuple[str, str, str]] = {
+    "Qwen2": ("qwen2", _WINDOW, "attention_bias"),
+    "Qwen3": ("qwen3", f"{_WINDOW} attention_bias", ""),
+    "Qwen3Moe": (
+        "qwen3_moe",
+        "sliding_window use_sliding_window attention_bias num_experts num_local_experts "
+        "num_experts_per_tok decoder_sparse_step mlp_only_layers moe_intermediate_size "
+        "norm_topk_prob",
+        "max_window_layers output_router_logits router_aux_loss_coef",
+    ),
+    "Llama": ("llama", "attention_bias mlp_bias", ""),
+    "Mistral": ("mistral", "sliding_window", "use_sliding_window"),
+    "Gemma": ("gemma", f"{_GEMMA} hidden_act", ""),
+    "Gemma2": ("gemma2", f"{_GEMMA2} attn_logit_softcapping", "hidden_act"),
+    "Gemma3": (
+        "gemma3_text",
+        f"{_GEMMA2} sliding_window_pattern rope_local_base_freq",
+        "hidden_act boi_token_index eoi_token_index image_token_index mm_tokens_per_image",
+    ),
+}
+KEYS: Mapping[str, Keys] = {
+    name: Keys(model_type, frozenset(used.split()), frozenset(no_effect.split()))
+    for name, (model_type, used, no_effect) in _FAMILIES.items()
+}
+
+
+def keys_of(architecture: str) -> Keys:
+    """By a name such as LlamaForCausalLM."""
+    return KEYS[architecture.partition("For")[0]]
+
+
+def verdict(architecture: str, name: str) -> str:
+    """What becomes of a key: "used", "neutral", "no effect" or "unknown"."""
+    keys = keys_of(architecture)
+    if name in keys.used or name in EVERY_USED:
+        return "used"
+    # Names that begin so are private to transformers, which writes them and reads none.
+    if name in keys.no_effect or name in EVERY_NO_EFFECT or name.startswith("_"):
+        return "no effect"
+    return "neutral" if name in NEUTRAL or name == "model_type" else "unknown"
+
+
+def refuse_unsupported(architecture: str, fields: Mapping[str, Any]) -> None:
+    """Raise ConfigError, naming the key, for anything that would be computed wrongly."""
+    _check_model_type(architecture, fields.get("model_type"))
+    for name, value in fields.items():
+        match verdict(architecture, name):
+            case "neutral" if name in NEUTRAL:
+                harmless, supported = NEUTRAL[name]
+                if value not in harmless:
+                    found = "a value" if isinstance(value, dict) else shown(value)
+                    raise ConfigError(f"config.json: {name} is {found}; supported: {supported}")
+            case "unknown" if value is not None:
+                raise ConfigError(
+                    f"config.json: {shown(name)} is {shown(value)}, a key that {architecture} is "
+                    "not known to have and that could change scores; supported: keys of "
+                    "transformers' configuration; delete it if the model does without it"
+                )
+
+
+def _check_model_type(architecture: str, found: object) -> None:
+    """transformers chooses the model by this name, and not by the architecture's."""
+    wanted = keys_of(architecture).model_type
+    if found not in (None, wanted):
+        raise ConfigError(
+            f"config.json: model_type is {shown(found)} and architectures {architecture}, which "
+            f"are different models; supported: {wanted}"
+        )

@@ -1,0 +1,63 @@
+"""How large the parts of a model are, from its configuration alone."""
+
+import math
+
+from gpuscore.backends.common.architectures.names import layer_weights
+from gpuscore.backends.common.hf_config import DecoderConfig
+
+
+def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Expected shape of each part of a checkpoint, by the names of the weight tables."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size = config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed": (config.vocab_size, hidden),
+        "lm_head": (config.label_rows, hidden),
+        "final_norm": (hidden,),
+        "input_norm": (hidden,),
+        "post_attention_norm": (hidden,),
+        "mlp_norm": (hidden,),
+        "post_mlp_norm": (hidden,),
+        "q": (q_size, hidden),
+        "k": (kv_size, hidden),
+        "v": (kv_size, hidden),
+        "o": (hidden, q_size),
+        "gate": (inner, hidden),
+        "up": (inner, hidden),
+        "down": (hidden, inner),
+        "q_norm": (config.head_dim,),
+        "k_norm": (config.head_dim,),
+    }
+    if config.mixture is not None:
+        expert = config.mixture.intermediate_size
+        shapes |= {
+            "router": (config.mixture.num_experts, hidden),
+            "expert_gate": (expert, hidden),
+            "expert_up": (expert, hidden),
+            "expert_down": (hidden, expert),
+        }
+    biases = {f"{name}_bias": shape[:1] for name, shape in shapes.items()}
+    return shapes | biases
+
+
+def count_parameters(config: DecoderConfig) -> int:
+    """Parameters of the model, a tied head counted once."""
+    shapes = weight_shapes(config)
+    experts = config.mixture.num_experts if config.mixture is not None else 0
+    in_layers = sum(
+        math.prod(shapes[part]) * (experts if "{expert}" in name else 1)
+        for layer in range(config.num_layers)
+        for part, name in layer_weights(config, layer).items()
+    )
+    beside = (
+        ("embed", "final_norm")
+        if config.tie_word_embeddings
+        else ("embed", "final_norm", "lm_head")
+    )
+    return in_layers + sum(math.prod(shapes[part]) for part in beside)
+
+
+def bytes_per_token(config: DecoderConfig, itemsize: int) -> int:
+    """KV bytes of one token over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize

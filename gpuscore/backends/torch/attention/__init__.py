@@ -1,0 +1,1 @@
+"""Attention backends of torch, and the choice among them."""

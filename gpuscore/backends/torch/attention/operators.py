@@ -1,0 +1,165 @@
+"""The mask rule in two passes: a dense one over what is shared, a causal one over one's own.
+
+Every row attends causally to its own segment. Rows that see a cached prefix or a parent segment
+attend to those keys without any mask, all rows of a request at once, and the two results are merged
+by their log-sum-exp. No T x T mask exists anywhere.
+
+A sliding window narrows both: it counts positions, and the keys of a dense pass lie at positions
+0, 1, 2, ..., so all that a row needs is its first visible key.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.attention.layout import (
+    CausalGroup,
+    DensePass,
+    ScoredGroup,
+    Tiling,
+    lay_out_attention,
+)
+from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.batch import PackedBatch
+from gpuscore_kernels.partial_attention import partial_attention
+from gpuscore_kernels.partial_attention.api import Implementation
+
+# `merge_partials` or a compiled form of it.
+Merge: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchAttention:
+    """The attention backend made of torch's own operators; the others are checked against it."""
+
+    config: DecoderConfig
+    pool: KVPool
+    impl: Implementation
+    merge: Merge
+    tiling: Tiling | None = None
+
+    def prepare(self, batch: PackedBatch) -> "TorchPass":
+        return TorchPass(batch, self.config, self.pool, self.impl, self.merge, self.tiling)
+
+
+class TorchPass:
+    """Attention of one batch."""
+
+    def __init__(
+        self,
+        batch: PackedBatch,
+        config: DecoderConfig,
+        pool: KVPool,
+        impl: Implementation,
+        merge: Merge,
+        tiling: Tiling | None = None,
+    ) -> None:
+        plans = {
+            window: lay_out_attention(batch, pool.page_size, window, pool.device, tiling)
+            for window in set(config.windows)
+        }
+        self.plans = [plans[window] for window in config.windows]
+        self.pool, self.impl, self.merge = pool, impl, merge
+        self.skip_hidden = tiling is None  # which keys are hidden depends on the rows of a call
+        self.scale, self.softcap = config.attention_scale, config.attention_softcap
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        plan = self.plans[layer]
+        if layer == len(self.plans) - 1:
+            causal, dense = plan.scored_causal, plan.scored_dense
+        else:
+            causal, dense = plan.causal, plan.dense
+        out = torch.empty_like(q)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        self._add_causal(causal, q, k, v, out, lse)
+        if layer == len(self.plans) - 1:
+            self._add_scored(plan.scored, q, k, v, out, lse)
+        for part in dense:
+            self._add_dense(layer, part, q, k, v, out, lse)
+        return out
+
+    def _partial(self, q: Tensor, k: Tensor, v: Tensor, **visible: Any) -> tuple[Tensor, Tensor]:
+        return partial_attention(
+            q,
+            k,
+            v,
+            scale=self.scale,
+            softcap=self.softcap,
+            skip_hidden=self.skip_hidden,
+            impl=self.impl,
+            **visible,
+        )
+
+    def _add_causal(
+        self,
+        groups: Sequence[CausalGroup],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+    ) -> None:
+        for group in groups:
+            q_g, k_g, v_g = (
+                _by_head(x, rows)
+                for x, rows in ((q, group.queries), (k, group.gather), (v, group.gather))
+            )
+            o, log_sum = self._partial(q_g, k_g, v_g, causal=True, first_key=group.first_key)
+            out[group.rows] = o.transpose(1, 2).flatten(0, 1)[group.keep]
+            lse[group.rows] = log_sum.transpose(1, 2).flatten(0, 1)[group.keep]
+
+    def _add_scored(
+        self,
+        groups: Sequence[ScoredGroup],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+    ) -> None:
+        for group in groups:
+            k_g, v_g = (_by_head(x, group.gather) for x in (k, v))
+            q_g = q[group.rows].unsqueeze(2).expand(-1, -1, group.times, -1)
+            o, log_sum = self._partial(q_g, k_g, v_g, key_mask=group.key_mask)
+            real = group.rows[: group.count]
+            out[real] = o[: group.count, :, 0]
+            lse[real] = log_sum[: group.count, :, 0]
+
+    def _add_dense(
+        self, layer: int, part: DensePass, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> None:
+        shared = shared_keys(self.pool, layer, part, k, v)
+        for call in part.calls:
+            o, log_sum = self._partial(
+                q[call.rows].transpose(0, 1).unsqueeze(0), *shared, first_key=call.first_key
+            )
+            merged, _ = self.merge(
+                out[call.rows],
+                lse[call.rows],
+                o.squeeze(0).transpose(0, 1),
+                log_sum.squeeze(0).transpose(0, 1),
+            )
+            real = call.rows if isinstance(call.rows, slice) else call.rows[: call.count]
+            out[real] = merged[: call.count]
+
+
+def shared_keys(
+    pool: KVPool, layer: int, part: DensePass, k: Tensor, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """k, v [1, Hkv, P + rows before, D], contiguous."""
+    cached = pool.read(layer, part.slots) if len(part.slots) else None
+    sides = []
+    for side, own in enumerate((k, v)):
+        parts = [] if cached is None else [cached[side]]
+        parts += [own[rows].transpose(0, 1) for rows in part.before]
+        sides.append(torch.cat(parts, dim=1).contiguous().unsqueeze(0))
+    return sides[0], sides[1]
+
+
+def _by_head(x: Tensor, gather: Tensor) -> Tensor:
+    """x [T, H, D] -> [n, H, length, D]."""
+    return x[gather].transpose(1, 2)

@@ -1,0 +1,107 @@
+"""Attention by our own Triton kernel: one launch per layer for all segments of all requests."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.batch import PackedBatch
+from gpuscore_kernels.extend_attention import (
+    DeviceTiles,
+    Layout,
+    TileConfig,
+    TileShape,
+    TileTable,
+    build_tiles,
+    extend_attention,
+    upload,
+)
+from gpuscore_kernels.extend_attention.config import config_for
+
+
+class TritonAttention:
+    """An attention backend; with `steady`, a row's tiles do not depend on its neighbours."""
+
+    def __init__(self, config: DecoderConfig, pool: KVPool, *, steady: bool) -> None:
+        self.config, self.pool = config, pool
+        tile_config = config_for(pool.device, config.head_dim, pool.dtype)
+        self.tile_config = tile_config.steady() if steady else tile_config
+        self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
+
+    def tables(self, batch: PackedBatch) -> list[TileTable]:
+        return build_tables(batch, self.config, self.pool.page_size, self.shape, shared=True)
+
+    def prepare(self, batch: PackedBatch) -> "TritonPass":
+        return self.planned(upload(self.tables(batch), self.pool.device))
+
+    def planned(self, tables: list[DeviceTiles]) -> "TritonPass":
+        """With tables that are on the device already."""
+        of_layers = tables_of_layers(self.config, tables)
+        return TritonPass(self.config, self.pool, self.tile_config, of_layers)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonPass:
+    """Attention of one batch."""
+
+    config: DecoderConfig
+    pool: KVPool
+    tile_config: TileConfig
+    tables: list[DeviceTiles]  # of each layer
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, _ = extend_attention(
+            q,
+            k,
+            v,
+            *self.pool.layers[layer],
+            self.tables[layer],
+            scale=self.config.attention_scale,
+            softcap=self.config.attention_softcap,
+            config=self.tile_config,
+            impl="triton",
+        )
+        return out
+
+
+def layout_of(batch: PackedBatch, page_size: int) -> Layout:
+    """What the kernels' tile tables are made of."""
+    return Layout(
+        batch.positions,
+        batch.cu_seqlens,
+        batch.parent,
+        batch.request_of,
+        batch.prefix_lens,
+        batch.page_table,
+        page_size,
+    )
+
+
+def table_windows(config: DecoderConfig) -> list[int | None]:
+    """The windows of all layers but the last; each has one table, and the last layer its own."""
+    return list(dict.fromkeys(config.windows[:-1]))
+
+
+def build_tables(
+    batch: PackedBatch,
+    config: DecoderConfig,
+    page_size: int,
+    shape: TileShape,
+    *,
+    shared: bool,
+) -> list[TileTable]:
+    """One of all rows for each of `table_windows`, then one of the scored rows."""
+    layout = layout_of(batch, page_size)
+    tables = [
+        build_tiles(layout, shape, window=window, shared=shared) for window in table_windows(config)
+    ]
+    last = config.windows[-1]
+    return [*tables, build_tiles(layout, shape, rows=batch.score_rows, window=last, shared=shared)]
+
+
+def tables_of_layers(config: DecoderConfig, tables: list[DeviceTiles]) -> list[DeviceTiles]:
+    """Of each layer its own, of those that `build_tables` makes."""
+    *others, last = tables
+    by_window = dict(zip(table_windows(config), others, strict=True))
+    return [*(by_window[window] for window in config.windows[:-1]), last]

@@ -1,0 +1,128 @@
+"""Attention in two passes: a library's dense kernel over shared keys, then our own over the rest.
+
+The dense pass is most of the work when many items share a long prefix, needs no mask, and is what
+libraries compute fastest; our kernel then goes on from its result with each row's own segment.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.attention.layout import DensePass, lay_out_shared
+from gpuscore.backends.torch.attention.operators import shared_keys
+from gpuscore.backends.torch.attention.triton import build_tables, tables_of_layers
+from gpuscore.backends.torch.kv_pool import KVPool
+from gpuscore.batch import PackedBatch
+from gpuscore_kernels.extend_attention import DeviceTiles, upload
+from gpuscore_kernels.extend_attention.api import Implementation
+from gpuscore_kernels.extend_attention.config import config_for
+from gpuscore_kernels.items_merge import items_merge
+from gpuscore_kernels.partial_attention import partial_attention
+from gpuscore_kernels.partial_attention.api import Implementation as DenseImplementation
+
+logger = logging.getLogger(__name__)
+
+CUDNN_HEAD = 128  # the largest that it computes
+CUDNN_ERROR = 2e-2  # absolute, of numbers around 1
+
+
+def choose_dense(
+    model: DecoderConfig, device: torch.device, dtype: torch.dtype
+) -> DenseImplementation:
+    """cuDNN on Hopper, if what this torch calls by that name works; else FlashAttention-2."""
+    if device.type == "cpu":
+        return "cpu"
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    if hopper and model.head_dim <= CUDNN_HEAD and _cudnn_works(model, device, dtype):
+        return "cudnn"
+    return "flash"
+
+
+def _cudnn_works(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether it runs for these heads, and returns a log-sum-exp that is one."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, heads, length, model.head_dim, generator=generator).to(dtype).to(device)
+        for heads, length in ((model.num_heads, 70), *2 * ((model.num_kv_heads, 333),))
+    )
+    want = partial_attention(q, k, v, scale=model.attention_scale, impl="reference")
+    try:
+        got = partial_attention(q, k, v, scale=model.attention_scale, impl="cudnn")
+    except RuntimeError as error:
+        logger.warning("two-pass attention without cuDNN, which does not run here: %s", error)
+        return False
+    errors = [float((a.float() - b.float()).abs().max()) for a, b in zip(got, want, strict=True)]
+    if not max(errors) <= CUDNN_ERROR:
+        logger.warning("two-pass attention without cuDNN, which is off by %.1e here", max(errors))
+        return False
+    return True
+
+
+class TwoPassAttention:
+    """An attention backend; on a CPU without Triton's interpreter, pass two is plain torch."""
+
+    def __init__(self, config: DecoderConfig, pool: KVPool, dense: DenseImplementation) -> None:
+        self.config, self.pool, self.dense_impl = config, pool, dense
+        self.tile_config = config_for(pool.device, config.head_dim, pool.dtype)
+        self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
+        on_cpu = pool.device.type == "cpu"
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        self.merge_impl: Implementation = "reference" if on_cpu and not interpreted else "triton"
+
+    def prepare(self, batch: PackedBatch) -> "TwoPassPass":
+        config, pool = self.config, self.pool
+        dense = {
+            window: lay_out_shared(batch, pool.page_size, window, pool.device)
+            for window in set(config.windows)
+        }
+        tables = build_tables(batch, config, pool.page_size, self.shape, shared=False)
+        *others, last = config.windows
+        return TwoPassPass(
+            self,
+            [*(dense[window][0] for window in others), dense[last][1]],
+            tables_of_layers(config, upload(tables, pool.device)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPassPass:
+    """Attention of one batch."""
+
+    backend: TwoPassAttention
+    dense: list[tuple[DensePass, ...]]  # of each layer
+    tables: list[DeviceTiles]
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        config, pool = self.backend.config, self.backend.pool
+        shared_out = torch.empty_like(q)
+        shared_lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
+        for part in self.dense[layer]:
+            keys = shared_keys(pool, layer, part, k, v)
+            for call in part.calls:
+                out, lse = partial_attention(
+                    q[call.rows].transpose(0, 1).unsqueeze(0),
+                    *keys,
+                    first_key=call.first_key,
+                    scale=config.attention_scale,
+                    softcap=config.attention_softcap,
+                    impl=self.backend.dense_impl,
+                )
+                shared_out[call.rows] = out.squeeze(0).transpose(0, 1)
+                shared_lse[call.rows] = lse.squeeze(0).transpose(0, 1)
+        merged, _ = items_merge(
+            q,
+            k,
+            v,
+            shared_out,
+            shared_lse,
+            self.tables[layer],
+            scale=config.attention_scale,
+            softcap=config.attention_softcap,
+            config=self.backend.tile_config,
+            impl=self.backend.merge_impl,
+        )
+        return merged

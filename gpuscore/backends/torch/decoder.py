@@ -1,0 +1,279 @@
+"""The decoder that all supported architectures share: norms, rotary attention, a gated MLP."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpuscore.backends.common.hf_config import DecoderConfig, Mixture
+from gpuscore.backends.torch.compiler import Compiler, eagerly
+from gpuscore.backends.torch.kv_pool import KeptRows
+from gpuscore.backends.torch.layers import (
+    add_and_norm,
+    gated,
+    inverse_frequencies,
+    norm_and_rotate,
+    rms_norm,
+    rotary_tables,
+)
+from gpuscore.backends.torch.mixture import mixture_mlp
+from gpuscore.backends.torch.tiles import ByRows, all_at_once
+from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore_kernels.qk_norm_rope_store.api import Implementation
+
+# attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
+# last layer, where q holds the scored rows only.
+Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class MlpWeights:
+    gate_up: Tensor  # [2 I, E]
+    gate_up_bias: Tensor | None
+    down: Tensor  # [E, I]
+    down_bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureWeights:
+    mixture: Mixture
+    router: Tensor  # [experts, E]
+    gate_up: Tensor  # [experts, 2 I, E]
+    down: Tensor  # [experts, E, I]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    input_norm: Tensor  # [E]
+    qkv: Tensor  # [(H + 2 Hkv) D, E]: q rows, then k, then v
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None  # [D]
+    k_norm: Tensor | None  # [D]
+    o: Tensor  # [E, H D]
+    o_bias: Tensor | None
+    post_attention_norm: Tensor | None  # [E]
+    mlp_norm: Tensor  # [E]
+    mlp: MlpWeights | MixtureWeights
+    post_mlp_norm: Tensor | None  # [E]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    embed: Tensor  # [V, E]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [E]
+    lm_head: Tensor  # [V, E]; the embedding itself where they are tied, or [classes, E]
+
+
+class Decoder:
+    """Weights and configuration of one model; `forward` keeps no state.
+
+    Args:
+        config, weights: of the model.
+        compiler: what makes element-wise functions fast.
+        by_rows: how many rows are computed at a time.
+        heads_in: what computes everything between the QKV product and attention.
+        mlp_rows: rows of a dense MLP at a time, so that what is inside stays in a GPU's cache.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        compiler: Compiler = eagerly,
+        by_rows: ByRows = all_at_once,
+        heads_in: Implementation = "reference",
+        mlp_rows: int | None = None,
+    ) -> None:
+        self.config = config
+        self._by_rows = by_rows
+        self._heads_in: Implementation = heads_in
+        self._mlp_rows = mlp_rows
+        # The kernel writes pages itself, but not of tiles, which rows of no slot fill up.
+        self._stores = heads_in == "triton" and by_rows is all_at_once
+        self._q_size = config.num_heads * config.head_dim
+        self.weights = weights
+        # Rounded to the model's dtype first, as the models were trained.
+        self._embed_scale = weights.embed.new_tensor(config.embed_scale)
+        self._rms_norm = compiler(rms_norm)
+        self._add_and_norm = compiler(add_and_norm)
+        self._norm_and_rotate = compiler(norm_and_rotate)
+        self._gated = compiler(gated)
+        self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+        self.frequencies = {
+            rope: inverse_frequencies(rope, config.head_dim, weights.embed.device)
+            for rope in self.ropes
+        }
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        score_rows: Tensor,
+        attend: Attend,
+        kept: KeptRows,
+    ) -> Tensor:
+        """Final-norm hidden states [N, E] of `score_rows`; `attend` sees every row's k and v.
+
+        The last layer computes keys and values of every row, because later batches may read
+        them, but queries, output projection and MLP of the scored rows only.
+        """
+        rotary = {
+            rope: self._by_rows(partial(rotary_tables, frequencies=f), positions)
+            for rope, f in self.frequencies.items()
+        }
+        x = self._embed(token_ids)
+        delta: Tensor | None = None  # what the MLP before adds to x
+        *layers, last = self.weights.layers
+        for index, layer in enumerate(layers):
+            cos, sin = rotary[self.ropes[index]]
+            before = partial(self._before, layer, self._pages(kept, index))
+            x, q, k, v = self._by_rows(before, x, cos, sin, delta)
+            self._store(kept, index, k, v)
+            attended = attend(index, q, k, v).flatten(1)
+            x, delta = self._by_rows(partial(self._after, layer), x, attended)
+        cos, sin = rotary[self.ropes[-1]]
+        keys = partial(self._keys, last, self._pages(kept, len(layers)))
+        x, normed, k, v = self._by_rows(keys, x, cos, sin, delta)
+        self._store(kept, len(layers), k, v)
+        x, *chosen = (rows.index_select(0, score_rows) for rows in (x, normed, cos, sin))
+        (q,) = self._by_rows(partial(self._queries, last), *chosen)
+        attended = attend(len(layers), q, k, v).flatten(1)
+        x, delta = self._by_rows(partial(self._after, last), x, attended)
+        return self._by_rows(self._final_norm, x, delta)[1]
+
+    def _pages(self, kept: KeptRows, layer: int) -> Pages | None:
+        return kept.pages(layer) if self._stores else None
+
+    def _store(self, kept: KeptRows, layer: int, k: Tensor, v: Tensor) -> None:
+        if not self._stores:
+            kept.write(layer, k, v)
+
+    def _before(
+        self,
+        layer: LayerWeights,
+        pages: Pages | None,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        delta: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x + delta, and of all rows q [T, H, D], k and v [T, Hkv, D]; q and k rotated."""
+        x, normed = self._residual(x, delta, layer.input_norm)
+        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        heads = self.config.num_heads, self.config.num_kv_heads
+        return x, *self._split(layer, qkv, cos, sin, *heads, pages)
+
+    def _keys(
+        self,
+        layer: LayerWeights,
+        pages: Pages | None,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        delta: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x + delta, its norm, and k and v of all rows."""
+        x, normed = self._residual(x, delta, layer.input_norm)
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[self._q_size :]
+        kv = functional.linear(normed, layer.qkv[self._q_size :], bias)
+        _, k, v = self._split(layer, kv, cos, sin, 0, self.config.num_kv_heads, pages)
+        return x, normed, k, v
+
+    def _queries(
+        self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor]:
+        bias = None if layer.qkv_bias is None else layer.qkv_bias[: self._q_size]
+        q = functional.linear(normed, layer.qkv[: self._q_size], bias)
+        return self._split(layer, q, cos, sin, self.config.num_heads, 0)[:1]
+
+    def _split(
+        self,
+        layer: LayerWeights,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: int,
+        kv_heads: int,
+        pages: Pages | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [T, heads, D], k and v [T, kv_heads, D] of the product with such weights."""
+        c = self.config
+        if self._heads_in == "triton":
+            return qk_norm_rope_store(
+                qkv,
+                cos.squeeze(1),
+                sin.squeeze(1),
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                q_norm=layer.q_norm,
+                k_norm=layer.k_norm,
+                eps=c.rms_norm_eps,
+                one_plus=c.one_plus_norms,
+                pages=pages,
+                impl="triton",
+            )
+        q, kv = qkv.tensor_split([heads * c.head_dim], dim=-1)
+        k, v = kv.chunk(2, dim=-1)
+        q = self._rotated(q, cos, sin, layer.q_norm) if heads else self._heads(q)
+        k = self._rotated(k, cos, sin, layer.k_norm) if kv_heads else self._heads(k)
+        return q, k, self._heads(v)
+
+    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None) -> Tensor:
+        c = self.config
+        rotated: Tensor = self._norm_and_rotate(
+            self._heads(x), cos, sin, norm, c.rms_norm_eps, c.one_plus_norms
+        )
+        return rotated
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.reshape(len(x), x.shape[1] // self.config.head_dim, self.config.head_dim)
+
+    def _after(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream after attention, and what the MLP adds to it."""
+        delta = functional.linear(attended, layer.o, layer.o_bias)
+        delta = self._post_norm(delta, layer.post_attention_norm)
+        x, normed = self._residual(x, delta, layer.mlp_norm)
+        return x, self._post_norm(self._mlp(layer.mlp, normed), layer.post_mlp_norm)
+
+    def _final_norm(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        return self._residual(x, delta, self.weights.final_norm)
+
+    def _residual(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """x + delta, and its norm."""
+        eps, one_plus = self.config.rms_norm_eps, self.config.one_plus_norms
+        if delta is None:
+            return x, self._rms_norm(x, weight, eps, one_plus)
+        added: tuple[Tensor, Tensor] = self._add_and_norm(x, delta, weight, eps, one_plus)
+        return added
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        x = functional.embedding(token_ids, self.weights.embed)
+        if self.config.embed_scale == 1:
+            return x
+        return x * self._embed_scale
+
+    def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
+        normed: Tensor = self._rms_norm(
+            x, weight, self.config.rms_norm_eps, self.config.one_plus_norms
+        )
+        return normed
+
+    def _mlp(self, mlp: MlpWeights | MixtureWeights, x: Tensor) -> Tensor:
+        if isinstance(mlp, MixtureWeights):
+            activation = self.config.activation
+            return mixture_mlp(x, mlp.router, mlp.gate_up, mlp.down, mlp.mixture, activation)
+        if self._mlp_rows is None or len(x) <= self._mlp_rows:
+            return self._dense_mlp(mlp, x)
+        return torch.cat([self._dense_mlp(mlp, rows) for rows in torch.split(x, self._mlp_rows)])
+
+    def _dense_mlp(self, mlp: MlpWeights, x: Tensor) -> Tensor:
+        gate_up = functional.linear(x, mlp.gate_up, mlp.gate_up_bias)
+        inner = self._gated(gate_up, self.config.activation)
+        return functional.linear(inner, mlp.down, mlp.down_bias)

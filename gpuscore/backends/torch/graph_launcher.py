@@ -1,0 +1,248 @@
+"""Forward passes with one copy in and one copy out, the smaller ones as CUDA graphs.
+
+Launching some 300 kernels one by one takes the host several milliseconds, which hides behind a
+large batch but not behind a small one. A graph replays them all at once, on the very memory on
+which it was captured. So all that a batch says, tile tables included, is written as int32 words
+into one piece of memory, in an order that follows from the sizes alone; batches are filled up to
+the next larger sizes that have a graph (`buckets`). What fills up is in no tile, is not stored and
+not scored.
+
+While the device runs one batch, the next is planned and uploaded (`queues`). Nothing waits for the
+device but the function that `launch` returns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuscore.arrays import Int32Array
+from gpuscore.backends.torch.attention.triton import TritonAttention, table_windows
+from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
+from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
+from gpuscore.backends.torch.launcher import Finish, label_rows, row_scores, wanted_rows
+from gpuscore.backends.torch.queues import Queue, Replay
+from gpuscore.batch import PackedBatch, RowScores
+from gpuscore_kernels.extend_attention import TablePlace, TileTable, aligned, list_words
+from gpuscore_kernels.label_head import label_logits, vocab_statistics
+
+# Of a batch that runs as a graph, without what is asked of the label head, which is in no graph.
+GRAPH_WORDS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a batch of some sizes lies among its words."""
+
+    tokens: slice
+    positions: slice
+    slots: slice
+    scored: slice
+    tables: tuple[TablePlace, ...]  # the last is that of the last layer
+    end: int  # lists of any length follow
+
+    @staticmethod
+    def of(sizes: Bucket, num_tables: int) -> "Places":
+        parts = _slices((sizes.tokens, sizes.tokens, sizes.tokens, sizes.scored), 0)
+        tokens, positions, slots, scored = parts
+        end = aligned(scored.stop)
+        tables = []
+        for _ in range(num_tables - 1):
+            tables.append(TablePlace(sizes.tokens, sizes.tiles, end))
+            end = tables[-1].end
+        tables.append(TablePlace(sizes.scored, sizes.scored, end))
+        return Places(tokens, positions, slots, scored, tuple(tables), tables[-1].end)
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Memory of one batch under way."""
+
+    host: Tensor  # int32
+    device: Tensor  # int32
+    answer: Tensor  # float32, of the host
+
+
+@dataclass(frozen=True, slots=True)
+class LabelWords:
+    """What is asked of the label head: where among the words."""
+
+    rows: slice
+    ids: slice
+    wanted: slice
+
+
+class GraphLauncher:
+    """Forward passes of one model over one pool, with Triton's attention and kernels.
+
+    Args:
+        decoder: with Triton's kernels, no mixture of experts, and all rows at once.
+        pool: its keys and values.
+        attention: the plan of batches, over that pool.
+        queue: of the device.
+        graph_tokens: batches of up to so many tokens run as graphs; 0: none.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        attention: TritonAttention,
+        queue: Queue,
+        graph_tokens: int,
+    ) -> None:
+        self.decoder, self.pool, self.attention, self.queue = decoder, pool, attention, queue
+        config = decoder.config
+        self._windows = (*table_windows(config), config.windows[-1])  # of each table
+        self.buckets = make_buckets(graph_tokens, attention.shape.rows)
+        self.replayed = 0  # batches that ran as graphs ...
+        self.launched = 0  # ... and as single launches
+        self._graphs: dict[Bucket, Replay] = {}
+        self._words = queue.empty(GRAPH_WORDS if self.buckets else 0, torch.int32)
+        weight = decoder.weights.lm_head
+        self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
+        self._free: list[Buffers] = []
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """All graphs, the largest first: the others fit into its memory."""
+        for bucket in reversed(self.buckets):
+            self._capture(bucket)
+
+    @torch.inference_mode()
+    def capture_largest(self) -> None:
+        if self.buckets:
+            self._capture(self.buckets[-1])
+
+    @torch.inference_mode()
+    def launch(self, batch: PackedBatch) -> Finish:
+        tables = self.attention.tables(batch)
+        places, replay = self._places(batch, tables)
+        labels, rows = len(batch.label_token_ids), len(batch.score_rows)
+        asked = 2 * aligned(labels) + aligned(rows)
+        buffers = self._take(places.end + list_words(tables) + aligned(1) + asked)
+        end = _write(batch, tables, places, buffers.host.numpy())
+        head, end = _write_head(batch, buffers.host.numpy(), end)
+        words = buffers.device[:end]
+        self.queue.upload(buffers.host[:end], words)
+        if replay is not None:
+            self._words[: head.rows.start].copy_(words[: head.rows.start])
+            replay()
+            hidden = self._hidden
+            self.replayed += 1
+        else:
+            hidden = self._forward(places, words)
+            self.launched += 1
+        return self._answer(batch, head, hidden, buffers)
+
+    def _places(self, batch: PackedBatch, tables: list[TileTable]) -> tuple[Places, Replay | None]:
+        """Where the batch goes, and the graph for it, if there is one."""
+        tiles = max((len(table.tiles) for table in tables[:-1]), default=0)
+        exact = Bucket(batch.num_tokens, tiles, len(batch.score_rows))
+        bucket = find_bucket(self.buckets, exact)
+        if bucket is not None and bucket in self._graphs:
+            places = Places.of(bucket, len(self._windows))
+            if places.end + list_words(tables) <= GRAPH_WORDS:
+                return places, self._graphs[bucket]
+        return Places.of(exact, len(self._windows)), None
+
+    def _take(self, words: int) -> Buffers:
+        buffers = self._free.pop() if self._free else None
+        if buffers is None or len(buffers.host) < words:
+            size = max(2**14, 2 ** (words - 1).bit_length())
+            buffers = Buffers(
+                self.queue.host(size, torch.int32),
+                self.queue.empty(size, torch.int32),
+                self.queue.host(0, torch.float32),
+            )
+        return buffers
+
+    def _capture(self, bucket: Bucket) -> None:
+        places = Places.of(bucket, len(self._windows))
+        self._words[: places.end].zero_()
+        self._words[places.slots].fill_(-1)
+
+        def run() -> None:
+            self._hidden[: bucket.scored].copy_(self._forward(places, self._words))
+
+        self._graphs[bucket] = self.queue.capture(run)
+
+    def _forward(self, places: Places, words: Tensor) -> Tensor:
+        """Final-norm hidden states of the scored rows."""
+        tables = [
+            place.on_device(words, self.attention.shape, window, own_only=False)
+            for place, window in zip(places.tables, self._windows, strict=True)
+        ]
+        nothing = words[:0]
+        return self.decoder.forward(
+            words[places.tokens],
+            words[places.positions],
+            words[places.scored],
+            self.attention.planned(tables).run,
+            KeptRows(self.pool, nothing, nothing, words[places.slots]),
+        )
+
+    def _answer(
+        self, batch: PackedBatch, head: LabelWords, hidden: Tensor, buffers: Buffers
+    ) -> Finish:
+        weight, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
+        rows, ids, wanted = (buffers.device[part] for part in (head.rows, head.ids, head.wanted))
+        parts = [label_logits(hidden, weight, rows, ids, softcap=cap, impl="triton")]
+        if len(wanted):
+            lse, top, top_logits = vocab_statistics(
+                hidden, weight, wanted, need_top=batch.need_top, softcap=cap, impl="triton"
+            )
+            parts.append(lse)
+            if top is not None and top_logits is not None:
+                parts += [top.int().view(torch.float32), top_logits]
+        answer = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if len(buffers.answer) < len(answer):
+            buffers.answer = self.queue.host(2 * len(answer), torch.float32)
+        wait = self.queue.download(answer, buffers.answer[: len(answer)])
+
+        def finish() -> RowScores:
+            wait()
+            values = buffers.answer[: len(answer)].numpy().copy()
+            self._free.append(buffers)
+            logits, *others = np.split(values, np.cumsum([len(part) for part in parts[:-1]]))
+            if len(others) > 1:
+                others[1] = others[1].view(np.int32)
+            return row_scores(batch, logits, others)
+
+        return finish
+
+
+def _write(batch: PackedBatch, tables: list[TileTable], places: Places, words: Int32Array) -> int:
+    """Write the batch to its places; what fills it up is token 0 that is neither kept nor seen."""
+    for part, values, filling in (
+        (places.tokens, batch.token_ids, 0),
+        (places.positions, batch.positions, 0),
+        (places.slots, batch.slot_mapping, -1),
+        (places.scored, batch.score_rows, 0),
+    ):
+        room = words[part]
+        room[: len(values)] = values
+        room[len(values) :] = filling
+    end = places.end
+    for place, table in zip(places.tables, tables, strict=True):
+        end = place.write(table, words, end)
+    return end
+
+
+def _write_head(batch: PackedBatch, words: Int32Array, start: int) -> tuple[LabelWords, int]:
+    asked = (label_rows(batch), batch.label_token_ids, wanted_rows(batch))
+    parts = _slices([len(values) for values in asked], aligned(start))
+    for part, values in zip(parts, asked, strict=True):
+        words[part] = values
+    return LabelWords(*parts), parts[-1].stop
+
+
+def _slices(counts: Sequence[int], start: int) -> list[slice]:
+    """One after the other, each at a multiple of what kernels want."""
+    starts = [start]
+    for count in counts:
+        starts.append(starts[-1] + aligned(count))
+    return [slice(at, at + count) for at, count in zip(starts, counts, strict=False)]

@@ -1,0 +1,129 @@
+"""How a batch goes through the device: what is launched at once, and what is waited for.
+
+`PlainLauncher` is for any device and any kernels; `graph_runner` is for our own on CUDA.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpuscore.backends.torch.attention.choice import AttentionBackend
+from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
+from gpuscore.backends.torch.tiles import ByRows
+from gpuscore.batch import PackedBatch, RowScores
+from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
+
+Finish: TypeAlias = Callable[[], RowScores]  # waits for the device
+
+
+class Launcher(Protocol):
+    """Forward passes of one model over one pool."""
+
+    def launch(self, batch: PackedBatch) -> Finish: ...
+
+    def capture(self) -> None:
+        """Prepare what launches of many sizes need; blocks."""
+
+    def capture_largest(self) -> None:
+        """The part of it that takes the most memory."""
+
+
+class PlainLauncher:
+    """Launches operator after operator, and is done when `launch` returns."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: KVPool,
+        attention: AttentionBackend,
+        by_rows: ByRows,
+        head: HeadImplementation,
+    ) -> None:
+        self.decoder, self.pool, self.attention = decoder, pool, attention
+        self._by_rows = by_rows
+        self._head: HeadImplementation = head
+
+    def capture(self) -> None:
+        pass
+
+    def capture_largest(self) -> None:
+        pass
+
+    @torch.inference_mode()
+    def launch(self, batch: PackedBatch) -> Finish:
+        hidden = self.decoder.forward(
+            self._to_device(batch.token_ids),
+            self._to_device(batch.positions),
+            self._to_device(batch.score_rows),
+            self.attention.prepare(batch).run,
+            KeptRows.of(batch.slot_mapping, self.pool),
+        )
+        scores = self._score(hidden, batch)
+        return lambda: scores
+
+    def _score(self, hidden: Tensor, batch: PackedBatch) -> RowScores:
+        weight, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
+        (logits,) = self._by_rows(
+            lambda rows, ids: (
+                label_logits(hidden, weight, rows, ids, softcap=cap, impl=self._head),
+            ),
+            self._to_device(label_rows(batch)),
+            self._to_device(batch.label_token_ids),
+        )
+        wanted = wanted_rows(batch)
+        if len(wanted) == 0:
+            return row_scores(batch, logits.cpu().numpy(), [])
+        statistics = self._by_rows(
+            lambda rows: _without_none(
+                vocab_statistics(
+                    hidden, weight, rows, need_top=batch.need_top, softcap=cap, impl=self._head
+                )
+            ),
+            self._to_device(wanted),
+        )
+        return row_scores(
+            batch, logits.cpu().numpy(), [values.cpu().numpy() for values in statistics]
+        )
+
+    def _to_device(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values.astype(np.int64)).to(self.pool.device)
+
+
+def label_rows(batch: PackedBatch) -> np.ndarray:
+    """int64 [L]: which scored row each label belongs to."""
+    return np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
+
+
+def wanted_rows(batch: PackedBatch) -> np.ndarray:
+    """int64: the scored rows of which something about the whole vocabulary is wanted."""
+    return np.flatnonzero(batch.need_lse | batch.need_top)
+
+
+def row_scores(
+    batch: PackedBatch, logits: np.ndarray, statistics: Sequence[np.ndarray]
+) -> RowScores:
+    """What the engine gets.
+
+    Args:
+        batch: whose results they are.
+        logits: [L].
+        statistics: of the wanted rows: none, or lse, or lse, top_ids and top_logits.
+    """
+    logits = logits.astype(np.float32)
+    if not statistics:
+        return RowScores(logits, None, None, None)
+    lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
+    lse[wanted_rows(batch)] = statistics[0]
+    if len(statistics) == 1:
+        return RowScores(logits, lse, None, None)
+    _, top_ids, top_logits = statistics  # of all rows
+    return RowScores(logits, lse, top_ids.astype(np.int32), top_logits.astype(np.float32))
+
+
+def _without_none(values: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    return tuple(value for value in values if value is not None)

@@ -1,0 +1,71 @@
+"""Pure functions that the decoders are made of. Shapes: T rows, E hidden, H heads, D head size.
+
+Rounding points, the same for every dtype: norms and the rotary embedding compute in float32 and
+round once on the way out; projections and the residual stream stay in the model's dtype.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gpuscore.backends.common.hf_config import Llama3Rope, Rope
+from gpuscore_kernels.add_rms_norm.reference import rms_norm
+from gpuscore_kernels.gated.reference import gated
+from gpuscore_kernels.qk_norm_rope_store.reference import rotate
+
+__all__ = [
+    "add_and_norm",
+    "gated",
+    "inverse_frequencies",
+    "norm_and_rotate",
+    "rms_norm",
+    "rotary_tables",
+    "rotate",
+]
+
+
+def add_and_norm(
+    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
+) -> tuple[Tensor, Tensor]:
+    """The residual stream x + delta [T, E], and its norm."""
+    x = x + delta
+    return x, rms_norm(x, weight, eps, one_plus)
+
+
+def norm_and_rotate(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    one_plus: bool,
+) -> Tensor:
+    """x [T, H, D]: the RMS norm of each head where the model has one, then the rotary embedding."""
+    return rotate(x if weight is None else rms_norm(x, weight, eps, one_plus), cos, sin)
+
+
+def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
+    """float32 [D / 2]."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    frequencies = 1.0 / (rope.theta**exponent)
+    if isinstance(rope.scaling, Llama3Rope):
+        frequencies = _llama3_scaled(frequencies, rope.scaling)
+    elif rope.scaling is not None:
+        frequencies = frequencies / rope.scaling
+    return frequencies.to(device)
+
+
+def _llama3_scaled(frequencies: Tensor, rope: Llama3Rope) -> Tensor:
+    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, between them a ramp."""
+    wavelength = 2 * math.pi / frequencies
+    turns = rope.original_max_position_embeddings / wavelength
+    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    ramp = ramp.clamp(0, 1)
+    return frequencies * (ramp + (1 - ramp) / rope.factor)
+
+
+def rotary_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin, float32 [T, 1, D / 2]."""
+    angles = positions.float().unsqueeze(1) * frequencies
+    return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)

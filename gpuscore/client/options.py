@@ -1,0 +1,76 @@
+"""What both clients are made with."""
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+import httpx
+
+from gpuscore.client.retries import Policy, Reply
+from gpuscore.client.split import MAX_BYTES, MAX_ITEMS, SplitLimits
+
+LATE = (httpx.ReadTimeout, httpx.WriteTimeout)  # the time was used up, not the connection lost
+
+
+class ClientOptions(TypedDict, total=False):
+    """Options of a client; times in seconds."""
+
+    timeout: float | None  # of one attempt, told to the server; None: the server's own limit
+    deadline: float  # of a whole call with its retries, 600 by default
+    max_attempts: int  # of one request, 5 by default
+    max_items_per_request: int  # 10,000 by default, which is the server's
+    max_bytes_per_request: int  # 1 MiB by default
+    max_concurrent_requests: int  # of one call that is split, 4 by default
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    url: str
+    key: bytes | None
+    policy: Policy
+    limits: SplitLimits
+    concurrency: int
+
+    def request(
+        self, method: str, path: str, fields: dict[str, str], seconds: float, content: bytes | None
+    ) -> httpx.Request:
+        """One whose every wait is at most `seconds`."""
+        headers = [(name.encode(), value.encode()) for name, value in fields.items()]
+        if self.key is not None:
+            headers.append((b"Authorization", b"Bearer " + self.key))
+        if content is not None:
+            headers.append((b"Content-Type", b"application/json"))
+        times = httpx.Timeout(seconds).as_dict()
+        return httpx.Request(
+            method, self.url + path, headers=headers, content=content, extensions={"timeout": times}
+        )
+
+
+def settings_of(
+    url: str,
+    api_key: str | None,
+    *,
+    timeout: float | None = None,
+    deadline: float = 600.0,
+    max_attempts: int = 5,
+    max_items_per_request: int = MAX_ITEMS,
+    max_bytes_per_request: int = MAX_BYTES,
+    max_concurrent_requests: int = 4,
+) -> ClientSettings:
+    """Raises ValueError for values out of range and for what is no URL."""
+    if not url.startswith(("http://", "https://")) or not httpx.URL(url).host:
+        raise ValueError("url must begin with http:// or https:// and name a host")
+    if max_concurrent_requests < 1:
+        raise ValueError("max_concurrent_requests must be at least 1")
+    return ClientSettings(
+        url.rstrip("/"),
+        None if api_key is None else api_key.encode(),
+        Policy(timeout, deadline, max_attempts),
+        SplitLimits(max_items_per_request, max_bytes_per_request),
+        max_concurrent_requests,
+    )
+
+
+def reply_of(answer: httpx.Response, request_id: str) -> Reply:
+    """An answer that was read to its end."""
+    found = answer.headers.get("x-request-id", request_id)
+    return Reply(answer.status_code, answer.headers, answer.content, found)

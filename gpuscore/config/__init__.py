@@ -1,0 +1,25 @@
+"""What can be set, in one place (`fields`); the options, flags and sources of values."""
+
+from gpuscore.config.fields import (
+    API_KEY,
+    API_KEY_VARIABLE,
+    CONFIGS,
+    PREFIX,
+    EngineConfig,
+    FileConfig,
+    ModelConfig,
+    RequestLimits,
+    ServerConfig,
+)
+
+__all__ = [
+    "API_KEY",
+    "API_KEY_VARIABLE",
+    "CONFIGS",
+    "EngineConfig",
+    "FileConfig",
+    "ModelConfig",
+    "PREFIX",
+    "RequestLimits",
+    "ServerConfig",
+]

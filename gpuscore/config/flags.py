@@ -1,0 +1,86 @@
+"""The command line, made from the fields of the configuration."""
+
+import argparse
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from gpuscore.config import API_KEY_VARIABLE
+from gpuscore.config.options import Option, options, plain, shown
+
+EPILOG = """\
+An option that is not marked as "command line only" may also be an environment
+variable or a line of the --config file:
+
+  --max-batch-tokens 4096
+  GPUSCORE_MAX_BATCH_TOKENS=4096
+  max_batch_tokens = 4096
+
+The command line goes before the environment, the environment before the file.
+`gpuscore info` takes the options of serve and shows where each value is from."""
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wide enough on the left for a flag and its help to share a line; breaks no names in two."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def add_flags(parser: argparse.ArgumentParser, *configs: type) -> None:
+    """Add a group per configuration dataclass, with one flag per field.
+
+    A flag that is not given leaves no trace in the namespace: defaults belong to `settings`.
+    """
+    for config in configs:
+        group = parser.add_argument_group((config.__doc__ or "").rstrip("."))
+        for item in options(config):
+            _add_flag(group, item)
+
+
+def refuse_api_key(parser: argparse.ArgumentParser) -> None:
+    """Without a flag of this name, argparse would print the key as an unknown argument."""
+    parser.add_argument("--api-key", nargs="?", action=_ApiKey, help=argparse.SUPPRESS)
+
+
+class _ApiKey(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.error(
+            "--api-key is not supported, because every user of the machine can read the command "
+            f"line; set {API_KEY_VARIABLE} or --api-key-file"
+        )
+
+
+def _add_flag(group: Any, item: Option) -> None:
+    words: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(item)}
+    if item.positional:
+        words |= {"nargs": "?", "metavar": item.metavar}
+    elif item.kind is bool:
+        words |= {"action": argparse.BooleanOptionalAction}
+    elif item.choices:
+        words |= {"choices": item.choices}
+        if item.metavar:  # many choices are better read in the text
+            words |= {"metavar": item.metavar}
+    else:
+        words |= {"type": _reader(item), "metavar": item.metavar}
+    group.add_argument(item.flag, **words)
+
+
+def _help(item: Option) -> str:
+    default = item.unset if item.default is None else plain(item.default)
+    return f"{item.help} (default: {default})" if default else item.help
+
+
+def _reader(item: Option) -> Callable[[str], Any]:
+    """A wrong type is a usage error; the range is checked with that of the other sources."""
+
+    def read(text: str) -> Any:
+        value = item.from_text(text)
+        if isinstance(value, str) and item.kind is not str:
+            raise argparse.ArgumentTypeError(f"must be {item.supported}, got {shown(text)}")
+        return value
+
+    return read

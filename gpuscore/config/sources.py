@@ -1,0 +1,177 @@
+"""Where values come from: command line, else environment, else TOML file, else default.
+
+Every source is checked as a whole, also where a stronger one overrides it. No message holds the
+value of a name that is not known: it may be a key that somebody misspelt.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuscore.config import API_KEY, API_KEY_VARIABLE, PREFIX, FileConfig
+from gpuscore.config.options import ConfigT, Option, options, shown
+from gpuscore.errors import ConfigError
+
+DEFAULT, COMMAND_LINE = "default", "command line"
+OPTIONS = {item.name: item for item in options()}
+(CONFIG,) = options(FileConfig)
+_FLAG = re.compile(r"(?<![\w-])(?:--[a-z][a-z-]*[a-z]|MODEL)(?![\w-])")  # as in error messages
+# What Kubernetes sets in every pod for a Service called gpuscore or gpuscore-something.
+KUBERNETES = re.compile(
+    PREFIX + r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)=.*"
+    r"|" + PREFIX + r"(\w+_)?PORT=(tcp|udp|sctp)://.*",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it was set: "default", "command line", a file or a variable."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One checked value per field of the configuration, by field name."""
+
+    chosen: Mapping[str, Setting]
+
+    def sources(self, message: str) -> str:
+        """What to add to an error: where the values of the flags that it names were set.
+
+        Nothing for those of the command line, which the reader has just written, and for defaults.
+        """
+        named = dict.fromkeys(_FLAG.findall(message))
+        by_flag = {item.message_name: self.chosen.get(item.name) for item in OPTIONS.values()}
+        found = [(name, setting) for name in named if (setting := by_flag.get(name))]
+        places = [
+            f"{name} is set by {setting.source}"
+            for name, setting in found
+            if setting.source not in (DEFAULT, COMMAND_LINE)
+        ]
+        return f" ({', '.join(places)})" if places else ""
+
+    def in_force(self, name: str) -> Setting:
+        """A setting as it takes effect: a default that follows another value as the number it is,
+        and the sum as its source."""
+        chosen, added = self.chosen[name], OPTIONS[name].added
+        if added is None or chosen.value is not None:
+            return chosen
+        other, number = added
+        return Setting(self.chosen[other].value + number, f"{DEFAULT}: {other} + {number:g}")
+
+    def make(self, config: type[ConfigT]) -> ConfigT:
+        return config(**{item.name: self.chosen[item.name].value for item in options(config)})
+
+
+def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
+    """The values that hold, each with its source.
+
+    Args:
+        flags: what the command line sets, by field name; other names are passed over.
+        environment: as os.environ; what does not begin with GPUSCORE_ is passed over.
+
+    Raises:
+        ConfigError: an unknown name, or a value of wrong type or out of range.
+    """
+    chosen = {name: Setting(item.default, DEFAULT) for name, item in OPTIONS.items()}
+    above = dict(_from_environment(environment)) | dict(_from_flags(flags))
+    file = above.pop(CONFIG.name, None)
+    if file is not None:
+        chosen |= _from_file(file.value)
+    return Settings(chosen | above)
+
+
+def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:
+    for item in (*OPTIONS.values(), CONFIG):
+        if item.name in flags:
+            yield item.name, _setting(item, flags[item.name], item.flag, COMMAND_LINE)
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Setting]]:
+    """An empty variable is an unset one: `docker run -e X=` and compose's ${X:-} make them."""
+    variables = {name: environment[name] for name in sorted(environment) if name.startswith(PREFIX)}
+    for variable, text in variables.items():
+        _refuse_kubernetes(variable, text)
+    known = {item.variable: item for item in (*OPTIONS.values(), CONFIG)}
+    for variable, text in variables.items():
+        if variable == API_KEY_VARIABLE:
+            continue
+        if variable not in known:
+            hint = _closest(variable, (*known, API_KEY_VARIABLE))
+            raise ConfigError(f"there is no environment variable {variable}{hint}")
+        if text:
+            item, source = known[variable], f"environment {variable}"
+            yield item.name, _setting(item, item.from_text(text), variable, source)
+
+
+def _refuse_kubernetes(variable: str, text: str) -> None:
+    if KUBERNETES.fullmatch(f"{variable}={text}"):
+        raise ConfigError(
+            f"{variable}={text} was set by Kubernetes for a Service whose name begins with "
+            "gpuscore: set enableServiceLinks: false in the pod spec, or rename the Service"
+        )
+
+
+def _from_file(path: str) -> dict[str, Setting]:
+    values = {}
+    for key, value in _read_toml(path).items():
+        if key == API_KEY:
+            raise ConfigError(
+                f"{path}: {API_KEY} is a secret and must not be in this file: set "
+                f"{API_KEY_VARIABLE}, or name a file of keys with api_key_file"
+            )
+        if isinstance(value, dict):
+            raise ConfigError(
+                f"{path}: {shown(key)} is a table; supported: one line per option and no tables, "
+                "such as port = 8000"
+            )
+        if key not in OPTIONS:
+            raise ConfigError(f"{path}: there is no key {shown(key)}{_closest(key, OPTIONS)}")
+        item = OPTIONS[key]
+        values[key] = _setting(item, item.read(value), f"{path}: {key}", f"file {path}")
+    return values
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    try:  # without a line end, tomllib would not say where an error in the last line is
+        text = Path(path).read_bytes().decode() + "\n"
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"configuration file {path}: {error}") from error
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {_repeated_key(str(error), text) or error}") from error
+
+
+def _repeated_key(reason: str, text: str) -> str | None:
+    """tomllib names the line of a key that is set twice, but not the key."""
+    if found := re.match(r"Cannot overwrite a value \(at line (\d+),", reason):
+        line = int(found[1])
+        if key := re.match(r"\s*([\w-]+)\s*=", text.split("\n")[line - 1]):
+            return f"{key[1]} is set a second time in line {line}; supported: each key once"
+    return None
+
+
+def _setting(item: Option, value: Any, place: str, source: str) -> Setting:
+    if problem := item.problem(value):
+        raise ConfigError(f"{place} {problem}")
+    return Setting(value, source)
+
+
+def _closest(name: str, known: Collection[str]) -> str:
+    """The end of a sentence that says what would be known instead of `name`."""
+    folded = {_fold(one): one for one in known}
+    found = difflib.get_close_matches(_fold(name), folded, n=1)
+    nearest = f"the closest is {folded[found[0]]}; " if found else ""
+    return f"; {nearest}`gpuscore serve --help` shows all"
+
+
+def _fold(name: str) -> str:
+    return name.removeprefix(PREFIX).lower().replace("-", "_")

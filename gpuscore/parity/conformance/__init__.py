@@ -1,0 +1,1 @@
+"""`gpuscore parity check-server`: the conformance suite over HTTP."""

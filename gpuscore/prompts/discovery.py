@@ -1,0 +1,197 @@
+"""Which family a model directory is of; decided once, when the model is loaded.
+
+In this order: `--family`, what sentence-transformers has written beside the weights, what the
+model's configuration says, the model's name. Nothing is guessed: without any of them `/rerank` is
+refused with the reason.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpuscore.errors import ConfigError
+from gpuscore.model_files import as_object, read_json, read_object, shown
+from gpuscore.prompts.chat import ChatTemplate, Messages, parts_of
+from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, ONLY_CLASS, QUERY, PromptFamily, literal
+from gpuscore.prompts.files import ClassifierHead, architecture_name
+from gpuscore.prompts.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
+
+LOGIT_SCORE = "LogitScore"
+
+
+def find_family(
+    wanted: str,
+    directory: Path,
+    names: Iterable[str],
+    specials: Sequence[str],
+    head: ClassifierHead | None = None,
+) -> PromptFamily | None:
+    """The model's family; None where nothing says that it is of one.
+
+    Args:
+        wanted: "auto", "none", or a name of the registry.
+        directory: the model's.
+        names: what the model is called.
+        specials: its tokenizer's special tokens, as text.
+        head: of a classifier.
+
+    Raises:
+        ConfigError: files that contradict themselves or hold what is not supported.
+    """
+    if wanted == "none":
+        return None
+    if wanted != "auto":
+        return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
+    found = _sentence_transformers(directory, specials)
+    if found is None:
+        known = _configured(directory) or by_name(names, architecture_name(directory))
+        found = None if known is None else _resolved(known, directory, specials)
+    if found is None or (head is not None and head.num_classes > 1):
+        return None  # of several classes nobody says which one means relevant
+    if head is not None and not found.ranks:
+        return None  # nor what a guard's one class means
+    return _for_head(found, head)
+
+
+def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily:
+    """The same prompt read by another head: a conversion keeps the one and replaces the other."""
+    if head is None:
+        if family.one_class:
+            raise ConfigError(
+                f"models of the family {family.name} have a head of one class; this one has a "
+                "vocabulary"
+            )
+        return family
+    if head.num_classes != 1:
+        raise ConfigError(
+            f"--family {family.name}: the model has {head.num_classes} classes; supported: one"
+        )
+    if not family.ranks:
+        raise ConfigError(
+            f"--family {family.name}: the model's head is one class, and a guard of this family "
+            f"answers with one of {len(family.classes)}; --family none serves /v1/score without it"
+        )
+    return replace(family, labels=(ONLY_CLASS,), one_class=True)
+
+
+def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> PromptFamily:
+    if isinstance(family, PromptFamily):
+        return family
+    template = ChatTemplate.read(directory)
+    if template is None:
+        raise ConfigError(
+            f"prompts of the family {family.name} are made by the model's chat template, and "
+            f"{directory} has none; --family none serves /v1/score without it"
+        )
+
+    def parts(messages: Messages) -> tuple[str, ...]:
+        made = parts_of(template.marked(messages, family.options), specials)
+        # The beginning of the answer is what the model would have said: tokens of its own.
+        return (*made, literal(family.answer)) if family.answer else made
+
+    return PromptFamily(
+        name=family.name,
+        source=family.source,
+        parts=parts(family.messages),
+        labels=family.labels,
+        classes=family.classes,
+        answering_parts=parts(family.answering) if family.answering else (),
+        first_tokens=bool(family.classes),
+        instruction=family.instruction,
+        activation=family.activation,
+        one_class=family.one_class,
+        strip=True,  # many templates do that, so all do it
+    )
+
+
+def _configured(directory: Path) -> PromptFamily | None:
+    """From config.json, as vLLM's users write it there."""
+    config = read_object(directory / "config.json") or {}
+    return QWEN3_RERANKER if config.get("is_original_qwen3_reranker") is True else None
+
+
+def _sentence_transformers(directory: Path, specials: Sequence[str]) -> PromptFamily | None:
+    """From modules.json, the module that reads the logits, and the chat template."""
+    read_by = _score_module(directory)
+    if read_by is None:
+        return None
+    labels = _score_labels(read_by)
+    template = ChatTemplate.read(directory)
+    if template is None:
+        raise ConfigError(f"{directory} has a {LOGIT_SCORE} module but no chat template")
+    instruction = _instruction(directory / "config_sentence_transformers.json")
+    text, strip = _rendered(template, bool(instruction), _template_options(directory))
+    return PromptFamily(
+        name=f"sentence-transformers {directory.name}",
+        source=str(directory / "modules.json"),
+        parts=parts_of(text, specials),
+        labels=labels,
+        instruction=instruction,
+        strip=strip,
+    )
+
+
+def _score_module(directory: Path) -> Path | None:
+    """The configuration of the module that reads the logits; None where no module does."""
+    path = directory / "modules.json"
+    modules = read_json(path)
+    if modules is None:
+        return None
+    if not isinstance(modules, list):
+        raise ConfigError(f"{path} must be a list of modules, found {shown(modules)}")
+    every = [as_object(module, f"each module of {path}") for module in modules]
+    places = [m.get("path") for m in every if str(m.get("type", "")).endswith("." + LOGIT_SCORE)]
+    if not places:
+        return None
+    if not isinstance(places[0], str) or Path(places[0]).name != places[0]:
+        raise ConfigError(
+            f"{path}: path is {shown(places[0])}; supported: a folder of the model's directory"
+        )
+    return directory / places[0] / "config.json"
+
+
+def _score_labels(path: Path) -> tuple[int, ...]:
+    """The true token, and the false one where there is one."""
+    config = read_object(path)
+    if config is None:
+        raise ConfigError(f"{path} is missing")
+    names = ("true_token_id", "false_token_id")
+    labels = [config.get(name) for name in names]
+    for name, label in zip(names, labels, strict=True):
+        missing = label is None and name == "false_token_id"
+        if not missing and (type(label) is not int or not 0 <= label < 2**31):
+            raise ConfigError(f"{path}: {name} must be the id of a token, found {shown(label)}")
+    return tuple(label for label in labels if label is not None)
+
+
+def _instruction(path: Path) -> str:
+    """The default prompt, empty where there is none."""
+    settings = read_object(path) or {}
+    prompts = as_object(settings.get("prompts") or {}, f"{path}: prompts")
+    name = settings.get("default_prompt_name")
+    if name is None:
+        return ""
+    prompt = prompts.get(name, "") if isinstance(name, str) else None
+    if not isinstance(prompt, str):
+        raise ConfigError(f"{path}: the prompt of default_prompt_name must be a text")
+    return prompt
+
+
+def _template_options(directory: Path) -> dict[str, Any]:
+    """Variables that the chat template is rendered with."""
+    path = directory / "sentence_bert_config.json"
+    options: Any = read_object(path) or {}
+    for name in ("processing_kwargs", "chat_template"):
+        options = as_object(options.get(name) or {}, f"{path}: {name}")
+    return dict(options)
+
+
+def _rendered(
+    template: ChatTemplate, with_instruction: bool, options: dict[str, Any]
+) -> tuple[str, bool]:
+    """The prompt with marks for the texts, and whether white space around those is dropped."""
+    system = [("system", "{" + INSTRUCTION + "}")] if with_instruction else []
+    messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
+    bare, spaced = template.marked_each(messages, options, ("", " "))
+    return bare, spaced == bare

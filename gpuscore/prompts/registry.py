@@ -1,0 +1,179 @@
+"""The families that are known by name.
+
+A prompt that differs from the one a model was trained on by a single token gives scores that look
+right and are not, so each entry is the model card's own prompt and formula, and the tests hold the
+token ids of each.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from gpuscore.prompts.chat import Messages
+from gpuscore.prompts.family import ONLY_CLASS, PromptFamily
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFamily:
+    """A family whose prompt is the chat template that its models bring.
+
+    Args:
+        name, source, labels, classes, instruction: as `PromptFamily` has them.
+        messages: of the conversation; contents have the fields of a family's parts.
+        answering: a guard's conversation where the text answers a query.
+        answer: how the model's answer begins, before the label.
+        options: what the template is asked for, such as an answer's beginning.
+        activation, one_class: as `PromptFamily` has them.
+    """
+
+    name: str
+    source: str
+    messages: Messages
+    labels: tuple[str | int, ...]
+    classes: tuple[str, ...] = ()
+    answering: Messages = ()
+    answer: str = ""
+    instruction: str = ""
+    options: Mapping[str, object] = field(default_factory=dict)
+    activation: Literal["sigmoid", "none"] = "sigmoid"
+    one_class: bool = False
+
+
+_QWEN_SYSTEM = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    "<|im_end|>\n<|im_start|>user\n"
+)
+
+QWEN3_RERANKER = PromptFamily(
+    name="qwen3-reranker",
+    source="https://huggingface.co/Qwen/Qwen3-Reranker-0.6B",
+    parts=(
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
+        'and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+        "<|im_start|>user\n",
+        "<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}",
+        "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    ),
+    labels=("yes", "no"),
+    instruction="Given a web search query, retrieve relevant passages that answer the query",
+)
+MXBAI_RERANK_V2 = PromptFamily(
+    name="mxbai-rerank-v2",
+    source="https://github.com/mixedbread-ai/mxbai-rerank",
+    parts=(
+        _QWEN_SYSTEM,
+        "query: {query}\ndocument: {document}\nYou are a search relevance expert who evaluates how "
+        "well documents match search queries. For each query-document pair, carefully analyze the "
+        "semantic relationship between them, then provide your binary relevance judgment (0 for "
+        "not relevant, 1 for relevant).\nRelevance:",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    labels=("1", "0"),
+)
+ZERANK = PromptFamily(
+    name="zerank",
+    source="https://huggingface.co/zeroentropy/zerank-1",
+    parts=(
+        "<|im_start|>",
+        "system\n{query}",
+        "<|im_end|>\n<|im_start|>",
+        "user\n{document}",
+        "<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    labels=("Yes",),
+    scale=5.0,
+    strip=True,
+)
+DEMO = PromptFamily(
+    name="demo",
+    source="training/demo/synthetic.py",
+    parts=("query: {query}\nitem: {document}",),
+    labels=("yes", "no"),
+)
+
+BGE_RERANKER_V2_GEMMA = PromptFamily(
+    name="bge-reranker-v2-gemma",
+    source="https://huggingface.co/BAAI/bge-reranker-v2-gemma",
+    parts=(
+        "<bos>",
+        "A: {query}",
+        "\n",
+        "B: {document}",
+        "\n",
+        "Given a query A and a passage B, determine whether the passage contains an answer to the "
+        "query by providing a prediction of either 'Yes' or 'No'.",
+    ),
+    labels=("Yes",),
+)
+INSTRUCT = ChatFamily(
+    name="instruct",
+    source="docs/families/instruct.md",
+    messages=(
+        (
+            "user",
+            "{instruction}\n\nQuery: {query}\n\nDocument: {document}\n\nDoes the document meet the "
+            'requirements? Answer only "yes" or "no".',
+        ),
+    ),
+    labels=("yes", "no"),
+    instruction="Judge whether a document is relevant to a query.",
+    # Qwen3's template is asked for an answer without a thought before it; others do not know it.
+    options={"add_generation_prompt": True, "enable_thinking": False},
+)
+QWEN3GUARD_GEN = ChatFamily(
+    name="qwen3guard-gen",
+    source="https://huggingface.co/Qwen/Qwen3Guard-Gen-0.6B",
+    messages=(("user", "{document}"),),
+    answering=(("user", "{query}"), ("assistant", "{document}")),
+    answer="Safety:",
+    labels=(" Safe", " Unsafe", " Controversial"),
+    classes=("Safe", "Unsafe", "Controversial"),
+)
+LLAMA_GUARD_3 = ChatFamily(
+    name="llama-guard-3",
+    source="https://huggingface.co/meta-llama/Llama-Guard-3-8B",
+    messages=(("user", "{document}"),),
+    answering=(("user", "{query}"), ("assistant", "{document}")),
+    answer="\n\n",
+    labels=("safe", "unsafe"),
+    classes=("safe", "unsafe"),
+)
+REWARD = ChatFamily(
+    name="reward",
+    source="https://huggingface.co/Skywork/Skywork-Reward-V2-Qwen3-0.6B",
+    messages=(("user", "{query}"), ("assistant", "{document}")),
+    labels=(ONLY_CLASS,),
+    activation="none",
+    one_class=True,
+)
+
+AnyFamily: TypeAlias = PromptFamily | ChatFamily
+_ALL: tuple[AnyFamily, ...] = (
+    *(QWEN3_RERANKER, MXBAI_RERANK_V2, BGE_RERANKER_V2_GEMMA, ZERANK, INSTRUCT),
+    *(QWEN3GUARD_GEN, LLAMA_GUARD_3, REWARD, DEMO),
+)
+FAMILIES: dict[str, AnyFamily] = {family.name: family for family in _ALL}
+
+# By the model's name without its owner, and how its architecture begins; conversions keep the name
+# and add to it.
+_BY_NAME: tuple[tuple[str, str, AnyFamily], ...] = (
+    (r"qwen3-reranker-[\d.]+b", "Qwen3For", QWEN3_RERANKER),
+    (r"mxbai-rerank-(base|large)-v2", "Qwen2For", MXBAI_RERANK_V2),
+    (r"zerank-[12](-small|-reranker)?$", "Qwen3For", ZERANK),
+    (r"bge-reranker-v2-gemma$", "GemmaFor", BGE_RERANKER_V2_GEMMA),
+    (r"qwen3guard-gen-[\d.]+b", "Qwen3For", QWEN3GUARD_GEN),
+    (r"llama-guard-3-[\d.]+b(?!.*vision)", "LlamaFor", LLAMA_GUARD_3),
+    (r"skywork-reward-", "", REWARD),
+    (r"(?-i:demo)$", "", DEMO),
+)
+
+
+def by_name(names: Iterable[str], architecture: str) -> AnyFamily | None:
+    """The family of a model that is called by any of these names, hub names or paths."""
+    for name in names:
+        last = name.rstrip("/").rpartition("/")[2]
+        for pattern, beginning, family in _BY_NAME:
+            if re.match(pattern, last, re.IGNORECASE) and architecture.startswith(beginning):
+                return family
+    return None

@@ -1,0 +1,124 @@
+"""Renders chat templates in a process of its own, because a template is a program.
+
+Jinja's sandbox keeps it from reaching anything; nothing in it bounds a loop over 10^9 numbers or a
+text of 10 GB. So the process has limits, and whoever started it does not wait for longer than
+SECONDS.
+
+    python -P -m gpuscore.prompts.rendering < job > outcome
+
+Job and outcome are JSON. It imports Jinja and nothing of the model's.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from jinja2.exceptions import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from gpuscore.errors import ConfigError
+
+CPU_SECONDS, SECONDS = 2, 10  # of processor time, and in all
+MEMORY = 2**29  # bytes of address space; Python and Jinja take a fifth
+CHARACTERS = 2**18  # of one rendered conversation
+SHOWN = 200  # characters of a reason
+
+# What becomes of a conversation.
+_TEXT, _REFUSED, _LIMIT = "text", "refused", "limit"
+Conversation = Sequence[Mapping[str, object]]
+
+
+class TemplateLimit(ConfigError):
+    """A template takes more than it may: the model is not served, whatever it is needed for."""
+
+
+def render(
+    template: str,
+    variables: Mapping[str, object],
+    conversations: Sequence[Conversation],
+) -> list[str | ConfigError]:
+    """Each conversation as the template has it, or why it cannot be rendered.
+
+    Raises:
+        TemplateLimit: the template takes too long or too much memory, or makes too much text.
+    """
+    job = json.dumps([template, dict(variables), list(map(list, conversations))])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "gpuscore.prompts.rendering"],
+            input=job.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TemplateLimit(f"the chat template runs for over {SECONDS} seconds") from error
+    if done.returncode:
+        raise TemplateLimit(
+            f"the chat template ends its process ({_ending(done.returncode)}); it may take "
+            f"{CPU_SECONDS} seconds and {MEMORY // 2**20} MiB"
+        )
+    outcomes: list[tuple[str, str]] = json.loads(done.stdout)
+    for kind, reason in outcomes:
+        if kind == _LIMIT:
+            raise TemplateLimit(f"the chat template is not rendered: {reason}")
+    return [text if kind == _TEXT else ConfigError(text) for kind, text in outcomes]
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code > 0 else f"signal {-code}"
+
+
+def main() -> None:
+    template, variables, conversations = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    outcomes = [_outcome(template, variables, messages) for messages in conversations]
+    json.dump(outcomes, sys.stdout)
+
+
+def _outcome(template: str, variables: dict[str, Any], messages: Any) -> tuple[str, str]:
+    """What became of a conversation, and the text or the reason."""
+    try:
+        text = _rendered(template, variables, messages)
+    except MemoryError:
+        return _LIMIT, f"it takes more than {MEMORY // 2**20} MiB of memory"
+    except RecursionError:
+        return _LIMIT, "it calls itself without end"
+    except OverflowError as error:  # as the sandbox says for a range of a million numbers
+        return _LIMIT, _one_line(error)
+    except TemplateError as error:
+        return _REFUSED, _one_line(error)
+    except Exception as error:  # noqa: BLE001  whatever a program of a stranger's raises
+        return _REFUSED, _one_line(f"{type(error).__name__}: {error}")
+    if len(text) > CHARACTERS:
+        return _LIMIT, f"it makes {len(text):,} characters; supported: at most {CHARACTERS:,}"
+    return _TEXT, text
+
+
+def _one_line(reason: object) -> str:
+    return " ".join(str(reason).split())[:SHOWN]
+
+
+def _rendered(template: str, variables: dict[str, Any], messages: Any) -> str:
+    """As transformers renders chat templates, in Jinja's sandbox; the date is not known to it,
+    or prompts would change with it."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.globals["raise_exception"] = _refuse
+    return environment.from_string(template).render(messages=messages, **variables)
+
+
+def _refuse(message: str) -> NoReturn:
+    """What templates call for conversations that they do not take."""
+    raise TemplateError(message)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Routes: what is asked over HTTP, and how it is answered."""

@@ -1,0 +1,293 @@
+"""Routes, and what surrounds them: keys, header limits, errors as JSON."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from time import monotonic
+from typing import Any, TypeVar, cast
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gpuscore import __version__
+from gpuscore.config import ServerConfig
+from gpuscore.errors import (
+    DeadlineExceeded,
+    GpuscoreError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    Unavailable,
+)
+from gpuscore.server.api.answers import error_response, json_response
+from gpuscore.server.api.auth import ApiKeys, AuthMiddleware
+from gpuscore.server.api.body import check_content_type, read_body
+from gpuscore.server.api.cors import read_origins
+from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.dialects.table import DIALECTS
+from gpuscore.server.api.info import server_info
+from gpuscore.server.api.openapi import DocumentedApp
+from gpuscore.server.api.paths import OPEN_PATHS, TOKENIZER_INFO_PATH
+from gpuscore.server.api.schema import openapi_of
+from gpuscore.server.http.headers import check_request_id, head_refusal, request_seconds
+from gpuscore.server.observe.operations import Operations, OperationsMiddleware
+from gpuscore.server.observe.record import CLIENT_LEFT, LEFT_CODE, record_of
+from gpuscore.server.service import LOADING_RETRY_AFTER, RequestContext, ScoringService
+
+logger = logging.getLogger(__name__)
+AnswerT = TypeVar("AnswerT")
+BYTES_PER_ID = 4
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(
+    service: ScoringService,
+    config: ServerConfig,
+    keys: ApiKeys,
+    operations: Operations | None = None,
+) -> ASGIApp:
+    """The ASGI application of one served model; by default it has metrics but no log."""
+    operations = operations or Operations(service)
+    app = DocumentedApp(
+        title="gpuscore",
+        version=__version__,
+        description="Label probabilities for many items, without decoding.",
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        redirect_slashes=False,
+    )
+    app.has_keys, app.longest = bool(keys), int(config.request_timeout * 1000)
+    endpoints = _add_dialects(app, service, config)
+    _add_pages(app, service)
+    _add_metrics(app, operations)
+    app.add_exception_handler(GpuscoreError, _on_gpuscore_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_client_left)
+    app.add_exception_handler(Exception, _on_bug)
+    open_routes = [r for r in app.routes if getattr(r, "path", None) in OPEN_PATHS]
+    direct = DirectRoute(app, endpoints)
+    guarded = AuthMiddleware(direct, app.router, open_routes, keys)
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    outer = OuterMiddleware(guarded, config, service)
+    marked = read_origins(config).around(outer)
+    return OperationsMiddleware(marked, operations, paths, config.timing_headers)
+
+
+def _add_dialects(
+    app: FastAPI, service: ScoringService, config: ServerConfig
+) -> dict[str, Endpoint]:
+    """Adds a route for each path of a dialect; returns what answers POST there."""
+    endpoints = {}
+    for dialect in DIALECTS:
+        endpoint = _endpoint(dialect, service, config)
+        for path in dialect.paths:
+            endpoints[path] = endpoint
+            app.post(
+                path,
+                summary=dialect.summary,
+                description=dialect.description,
+                openapi_extra=openapi_of(dialect.bodies, dialect.answers, dialect.example),
+            )(endpoint)
+    return endpoints
+
+
+def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConfig) -> Endpoint:
+    async def answered(request: Request) -> Response:
+        """The body, decoded, and the work on it, in time."""
+        seconds = request_seconds(request, config.request_timeout)
+        check_content_type(request)
+        scope = request.scope
+        if scope["state"].get("draining", service.draining):  # when it came
+            await read_body(request, config)  # or its sender would see a reset, not the answer
+            raise service.shutting_down()
+        with service.in_flight():
+            received = await read_body(request, config)
+            deadline = monotonic() + seconds
+            call = RequestContext(
+                scope["state"]["tenant"], deadline, record_of(scope), scope["path"]
+            )
+            size = len(received)
+            try:
+                body = dialect.decode(received, call.record)
+                del received  # it may be large, and the text is in `body`
+                running = dialect.answer(service, body, call)
+                answer = await _in_time(running, deadline, seconds)
+                return Response(answer, media_type="application/json")
+            finally:
+                ids = BYTES_PER_ID * (call.record.prompt_tokens or 0)
+                service.memory.used(max(size, ids))
+
+    return answered
+
+
+def _add_pages(app: FastAPI, service: ScoringService) -> None:
+    @app.get("/livez", summary="Process and event loop alive, whatever the engine does")
+    async def livez() -> Response:
+        return json_response({"status": "ok"})
+
+    @app.get("/health", summary="Process and engine alive")
+    async def health() -> Response:
+        if not service.healthy:
+            raise Unavailable("the engine is not running", retry_after=LOADING_RETRY_AFTER)
+        return json_response({"status": "ok"})
+
+    @app.get("/ready", summary="Model loaded and warm")
+    async def ready() -> Response:
+        if not service.ready:
+            raise Unavailable("not ready to score", retry_after=LOADING_RETRY_AFTER)
+        return json_response({"status": "ready"})
+
+    @app.get("/v1/models", summary="The served model")
+    async def models() -> Response:
+        return json_response({"object": "list", "data": [_model_card(service)]})
+
+    @app.get("/info", summary="Limits, prompt and formula of the served model")
+    async def info() -> Response:
+        return json_response(server_info(service.names, service.loaded()))
+
+    @app.get(TOKENIZER_INFO_PATH, summary="The tokenizer's special tokens and chat template")
+    async def tokenizer_info() -> Response:
+        info = service.loaded().tokenizer_info
+        if info is None:
+            raise InvalidRequest("this model has no tokenizer")
+        return json_response(info)
+
+
+def _add_metrics(app: FastAPI, operations: Operations) -> None:
+    @app.get("/metrics", summary="Prometheus metrics")
+    def metrics(request: Request) -> Response:  # in a thread: the engine may be slow to tell
+        content, kind = operations.metrics.exposition(request.headers.get("accept", ""))
+        return Response(content, headers={"Content-Type": kind})
+
+
+def _model_card(service: ScoringService) -> dict[str, Any]:
+    card = {"id": service.names[0], "object": "model", "created": 0, "owned_by": "gpuscore"}
+    if service.model is None:
+        return card
+    return card | {"max_model_len": service.model.engine.limits.max_model_len}
+
+
+async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float) -> AnswerT:
+    """Run `work`; cancel it when the time (of `seconds`) is up. When the client leaves, the
+    connection cancels all of the task."""
+    task, late = asyncio.current_task(), False
+    assert task is not None  # noqa: S101  (a handler runs in a task)
+
+    def end() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
+
+    # What asyncio.timeout does, with less around it.
+    timer = asyncio.get_running_loop().call_later(max(0.0, deadline - monotonic()), end)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if late and task.uncancel() == 0:
+            raise DeadlineExceeded(f"no answer after {seconds:g} seconds") from None
+        raise  # by somebody else
+    finally:
+        timer.cancel()
+
+
+async def _on_gpuscore_error(request: Request, error: Exception) -> Response:
+    return error_response(cast(GpuscoreError, error))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """The router's own 404 and 405."""
+    refused = cast(HTTPException, error)
+    known: dict[int, GpuscoreError] = {
+        404: NotFound("no such path"),
+        405: MethodNotAllowed("this path does not have that method"),
+    }
+    shown = known.get(refused.status_code, InvalidRequest("the request is malformed"))
+    headers = dict(refused.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"  # see OuterMiddleware
+    return error_response(shown, headers)
+
+
+async def _on_client_left(request: Request, error: Exception) -> Response:
+    """For the record only: nobody is there to read it."""
+    record_of(request.scope).refuse(CLIENT_LEFT, LEFT_CODE)
+    return Response(status_code=CLIENT_LEFT)
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    return error_response(InternalError("internal error"))
+
+
+class DirectRoute:
+    """Answers POST on some paths by their endpoints alone, everything else by the framework, whose
+    layers and dependency machinery cost more than parsing a small request. Errors look the same."""
+
+    def __init__(self, app: ASGIApp, endpoints: dict[str, Endpoint]) -> None:
+        self.app, self.endpoints = app, endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        endpoint = self.endpoints.get(scope["path"]) if is_post else None
+        if endpoint is None:
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope, receive, send)
+        try:
+            response = await endpoint(request)
+        except GpuscoreError as error:
+            response = error_response(error)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            await (await _on_bug(request, error))(scope, receive, send)
+            raise
+        await response(scope, receive, send)
+
+
+class OuterMiddleware:
+    """Refuses bad heads, answers HEAD as GET (the connection leaves the body out), and is the last
+    resort: what nobody caught is logged, the connection lives."""
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, service: ScoringService) -> None:
+        self.app, self.config, self.service = app, config, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        send = self._closing(send)
+        target = len(scope["raw_path"]) + len(scope["query_string"])
+        refusal = head_refusal(scope["headers"], target, self.config)
+        if refusal is not None:
+            await error_response(refusal, {"Connection": "close"})(scope, receive, send)
+            return
+        try:
+            check_request_id(scope)
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}
+            await self.app(scope, receive, send)
+        except ClientDisconnect:
+            logger.debug("a client left before its answer")
+        except GpuscoreError as error:
+            await error_response(error)(scope, receive, send)
+        except Exception:
+            record = record_of(scope)
+            logger.exception("unhandled error in request %s", record.request_id)
+            if not record.status:  # else _on_bug has answered
+                await error_response(InternalError("internal error"))(scope, receive, send)
+
+    def _closing(self, send: Send) -> Send:
+        """While draining, answers ask the client to come back on a connection to somebody else."""
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and self.service.draining:
+                kept = [pair for pair in message["headers"] if pair[0].lower() != b"connection"]
+                message["headers"] = [*kept, (b"connection", b"close")]
+            await send(message)
+
+        return closing

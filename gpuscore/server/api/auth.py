@@ -1,0 +1,148 @@
+"""API keys: which are valid, and the middleware that asks for one on every route by default."""
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+import os
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from types import FrameType
+
+from starlette.routing import BaseRoute, Match, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gpuscore.config import API_KEY_VARIABLE, ServerConfig
+from gpuscore.errors import ConfigError, InvalidApiKey
+from gpuscore.server.api.answers import error_response
+from gpuscore.server.observe.record import Headers
+
+logger = logging.getLogger(__name__)
+
+KEY_HEADERS = (b"authorization", b"x-api-key")
+NO_KEY = "no-key"  # tenant of every caller where no key is set
+
+
+class ApiKeys:
+    """Digests of the valid keys; without any, every caller is let in."""
+
+    def __init__(self, keys: Collection[bytes]) -> None:
+        self._digests = [hashlib.sha256(key).digest() for key in keys]
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def replace(self, other: "ApiKeys") -> None:
+        """Be valid for the keys of `other` from now on; what was let in before goes on."""
+        self._digests = other._digests
+
+    def tenant(self, headers: Headers) -> str | None:
+        """A name for the key's owner, or None if the head holds no valid key, or several.
+
+        A key stands in Authorization, behind "Bearer" or alone, or in X-Api-Key, as clients of
+        different servers send it. Compares digests in constant time, all of them whatever the
+        outcome.
+        """
+        digests = self._digests  # once: they may be replaced meanwhile
+        if not digests:
+            return NO_KEY
+        given = [(name, _key(name, value)) for name, value in headers if name in KEY_HEADERS]
+        keys = {key for _, key in given}
+        # Where a proxy in front reads one of two and we the other, a key means two owners.
+        clear = len(keys) == 1 and len(given) == len({name for name, _ in given})
+        digest = hashlib.sha256(keys.pop() if clear else b"").digest()
+        matches = [hmac.compare_digest(digest, known) for known in digests]
+        return digest.hex()[:16] if any(matches) else None
+
+
+def _key(name: bytes, value: bytes) -> bytes:
+    scheme, _, key = value.partition(b" ")
+    is_bearer = name == b"authorization" and scheme.lower() == b"bearer"
+    return key.strip() if is_bearer else value.strip()
+
+
+def read_api_keys(config: ServerConfig) -> ApiKeys:
+    """Keys of the environment and the key file; raises ConfigError for an open door.
+
+    A key is never taken from the command line, where every user of the machine could read it.
+    """
+    keys = [os.environ.get(API_KEY_VARIABLE, "").strip()]
+    if config.api_key_file is not None:
+        try:
+            keys += Path(config.api_key_file).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file {config.api_key_file}: {error}") from error
+    found = ApiKeys([key.strip().encode() for key in keys if key.strip()])
+    if config.api_key_file is not None and not found:
+        raise ConfigError(f"--api-key-file {config.api_key_file} holds no key")
+    if not found and not config.insecure and not _is_loopback(config.host):
+        raise ConfigError(
+            f"--host {config.host} is reachable from other machines and no API key is set: set "
+            f"{API_KEY_VARIABLE} or --api-key-file, or pass --insecure"
+        )
+    return found
+
+
+class KeyReader:
+    """Reads the keys again, in a thread, because a disk may be slow to answer."""
+
+    def __init__(self, config: ServerConfig, keys: ApiKeys) -> None:
+        self._config, self._keys = config, keys
+        self._turn = threading.Lock()  # the last to begin reads last
+
+    def start(self, number: int, frame: FrameType | None) -> None:
+        """A signal's handler; returns at once."""
+        threading.Thread(target=self.read, name="api-keys", daemon=True).start()
+
+    def read(self) -> None:
+        """Put the keys of now in the place of those before; where they cannot be read, or there
+        are none, all stays as it is."""
+        with self._turn:
+            try:
+                self._keys.replace(read_api_keys(self._config))
+            except ConfigError as error:
+                logger.error("the API keys stay as they are: %s", error)
+            else:
+                logger.warning("the API keys were read again: %d are valid", len(self._keys))
+
+
+class AuthMiddleware:
+    """Lets a request through if its route is open or its key is valid.
+
+    The decision is made on the route object that the router will use, never on a path that a
+    Host header could have changed; what matches no route is not open.
+    """
+
+    def __init__(
+        self, app: ASGIApp, router: Router, open_routes: Collection[BaseRoute], keys: ApiKeys
+    ) -> None:
+        self.app, self.router, self.keys = app, router, keys
+        self.open_routes = {id(route) for route in open_routes}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        tenant = self.keys.tenant(scope["headers"])
+        if tenant is None and not self._is_open(scope):
+            error = InvalidApiKey("a valid API key is required: Authorization: Bearer KEY")
+            await error_response(error)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["tenant"] = tenant or NO_KEY
+        await self.app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        for route in self.router.routes:
+            if route.matches(scope)[0] == Match.FULL:
+                return id(route) in self.open_routes
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,246 @@
+"""The wire of /v1/classify: vLLM's body and answer. Texts are put into a guard's prompt, or are
+prompts themselves where the model has classes or the body names labels."""
+
+from dataclasses import dataclass
+from functools import partial
+from time import time
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from gpuscore.arrays import Float64Array
+from gpuscore.errors import InvalidRequest, MissingLabels
+from gpuscore.probabilities import label_mass, softmax
+from gpuscore.prompts.documents import RerankInput
+from gpuscore.prompts.family import sigmoid
+from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.fields import (
+    AnsweredModel,
+    AnswerId,
+    CacheSalt,
+    Created,
+    ModelName,
+    Priority,
+    ReturnMass,
+    Truncated,
+    Unused,
+    about,
+)
+from gpuscore.server.api.paths import CLASSIFY_PATHS
+from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors
+from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
+from gpuscore.server.service import (
+    SMALL_ITEMS,
+    LoadedModel,
+    RequestContext,
+    ScoringService,
+    cached_tokens,
+)
+from gpuscore.text.joining import ScoreInput
+from gpuscore.text.turns import Turns
+
+NO_CLASSES = (
+    "this model has no classes and is of no known family of guards: labels is required, or start "
+    "the server with --family"
+)
+
+
+class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/classify and /classify. `null` means a field's default."""
+
+    input: Annotated[
+        str | list[str],
+        about(
+            "At least one text: what a guard is to judge, or else a whole prompt that the model "
+            "reads as it is."
+        ),
+    ]
+    model: ModelName = None
+    query: Annotated[
+        str | None, about("For guards: the user's message that each text of `input` answers.")
+    ] = None
+    labels: Annotated[
+        list[str] | None,
+        about(
+            "Classes to choose from: names of the model's classes, or texts of one token each. "
+            "Null means all of a guard's or classification model's; other models need it."
+        ),
+    ] = None
+    use_activation: Annotated[
+        bool | None, about("false: logits instead of probabilities.", True)
+    ] = None
+    truncate: Annotated[
+        bool | None,
+        about("For guards: cuts texts at their end where their prompts would not fit.", False),
+    ] = None
+    max_tokens_per_doc: Annotated[
+        int | None,
+        about("For guards: cuts longer texts at their end, to this many tokens; 0 is never.", 0),
+    ] = None
+    return_label_mass: ReturnMass = None
+    priority: Priority = None
+    cache_salt: CacheSalt = None
+    user: Unused = None
+    request_id: Unused = None
+
+
+class ClassifiedText(msgspec.Struct, omit_defaults=True):
+    """One text's classes."""
+
+    index: Annotated[int, about("Number of the text in the request, from 0.")]
+    label: Annotated[str, about("The most probable class.")]
+    probs: Annotated[list[float], about("One per class, in the order of the answer's `labels`.")]
+    num_classes: Annotated[int, about("How many classes there are.")]
+    label_mass: Annotated[
+        float | None, about("The probability of all labels together, if asked for.")
+    ] = None
+    truncated: Truncated = False
+
+
+class ClassifyAnswer(msgspec.Struct):
+    """Answer of POST /v1/classify and /classify."""
+
+    id: AnswerId
+    object: Annotated[str, about("Always `list`.")]
+    created: Created
+    model: AnsweredModel
+    labels: Annotated[list[str], about("Names of the classes.")]
+    data: Annotated[list[ClassifiedText], about("One per text, in the request's order.")]
+    usage: ShortUsage
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the model is asked, and how its answer is read.
+
+    Args:
+        request: to the engine.
+        labels: names of the classes.
+        exclusive: probabilities are a softmax over them, else each is a sigmoid.
+        truncated: texts that were cut.
+    """
+
+    request: ScoreRequest
+    labels: list[str]
+    exclusive: bool
+    truncated: tuple[int, ...] = ()
+
+
+_decoder = msgspec.json.Decoder(ClassifyBody)
+
+
+def decode_classify(body: bytes, record: RequestRecord) -> ClassifyBody:
+    """Raises InvalidRequest whose message never holds the body's text."""
+    with decoding_errors():
+        decoded = _decoder.decode(body)
+    if not decoded.input:
+        raise InvalidRequest("input must hold at least one text", param="input")
+    check_not_negative(decoded, "max_tokens_per_doc")
+    return decoded
+
+
+async def answer_classify(
+    service: ScoringService, body: ClassifyBody, call: RequestContext
+) -> bytes:
+    """Raises GpuscoreError, also where neither model nor body say what classes there are."""
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    call.record.items = len(texts)
+    name = service.model_name(body.model)
+    model = service.loaded()
+    with service.admitted(call.tenant):
+        with call.record.stage(TOKENIZE):
+            question = await service.in_turns(call, partial(_asked, model, body, texts))
+        result = await service.run(model, question.request, body.cache_salt, call)
+        with call.record.stage(RESPOND):
+            tokens = question.request.num_prompt_tokens
+            call.record.prompt_tokens = tokens
+            call.record.cached_tokens = cached_tokens(question.request, result)
+            encode = partial(_encoded, call.record.request_id, name, body, question, result)
+            small = len(texts) <= SMALL_ITEMS
+            return encode() if small else await service.in_thread(call, encode)
+
+
+def _asked(model: LoadedModel, body: ClassifyBody, texts: list[str], turns: Turns) -> Question:
+    guard = model.family
+    if guard is not None and not guard.family.ranks and body.labels is None:
+        given = RerankInput(
+            query=body.query,
+            documents=texts,
+            most_tokens=body.max_tokens_per_doc or None,
+            fit=bool(body.truncate),
+            priority=body.priority or 0,
+            need_lse=bool(body.return_label_mass),
+            name="input",
+        )
+        built = guard.build(given, turns)
+        return Question(built.request, list(guard.family.classes), True, built.truncated)
+    for field in ("query", "truncate", "max_tokens_per_doc"):
+        if getattr(body, field):
+            raise InvalidRequest(f"{field} is for models with a prompt of their own", param=field)
+    classes = model.engine.limits.classes
+    labels = body.labels if body.labels is not None or classes is None else list(classes)
+    if labels is None:
+        raise MissingLabels(NO_CLASSES, param="labels")
+    ids = None if body.labels is not None else range(len(labels))
+    score = ScoreInput(
+        query="",
+        items=texts,
+        labels=body.labels,
+        label_token_ids=ids,
+        need_lse=bool(body.return_label_mass),
+        priority=body.priority or 0,
+    )
+    request = model.builder.build(score, turns)
+    assert request is not None  # noqa: S101  (there is a text)
+    return Question(request, labels, model.head is None or model.head.exclusive)
+
+
+def _encoded(
+    id: str, name: str, body: ClassifyBody, question: Question, result: ScoreResult
+) -> bytes:
+    logits = np.stack(result.label_logits).astype(np.float64)
+    best = logits.argmax(axis=1).tolist()
+    raw = body.use_activation is False
+    rows = logits if raw else probabilities(logits, question.exclusive)
+    masses = None
+    if body.return_label_mass:
+        masses = label_mass(result, question.request.label_ids).tolist()
+    cut = set(question.truncated)
+    labels = question.labels
+    data = [
+        ClassifiedText(
+            index,
+            labels[best[index]],
+            probs,
+            len(labels),
+            None if masses is None else masses[index],
+            index in cut,
+        )
+        for index, probs in enumerate(rows.tolist())
+    ]
+    tokens = question.request.num_prompt_tokens
+    usage = ShortUsage(tokens, tokens)
+    answer = ClassifyAnswer(id, "list", int(time()), name, labels, data, usage)
+    return msgspec.json.encode(answer)
+
+
+def probabilities(logits: Float64Array, exclusive: bool) -> Float64Array:
+    """[N, classes], from 0 to 1."""
+    return softmax(logits) if exclusive else sigmoid(logits)
+
+
+CLASSIFY = Dialect(
+    paths=CLASSIFY_PATHS,
+    summary="Classify texts",
+    description="The probability of each class, in a guard's own prompt or of the text as it is.",
+    bodies=(ClassifyBody,),
+    answers=(ClassifyAnswer,),
+    decode=decode_classify,
+    answer=answer_classify,
+    example={
+        "input": ["query: blue lamp\nitem: A red steel lamp.", "query: lamp\nitem: A lamp."],
+        "labels": ["yes", "no"],
+    },
+)

@@ -1,0 +1,253 @@
+"""The wire of /v1/completions: OpenAI's body and answer, for log-probabilities of prompts.
+
+Nothing is generated: `max_tokens` is 0, or 1 for the most probable next token, which needs no
+decoding. What a client sends by habit is accepted at values that change nothing, and refused by
+name at others.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from time import time
+from typing import Annotated, Any
+
+import msgspec
+
+from gpuscore.arrays import NO_TOKENS, Int32Array
+from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
+from gpuscore.request import ScoreRequest
+from gpuscore.server.api.dialects.completion_answer import (
+    CompletionAnswer,
+    CompletionOptions,
+    encode_completion,
+    following,
+)
+from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.dialects.refused import SCORES_ONLY
+from gpuscore.server.api.fields import CacheSalt, ModelName, Priority, Unused, about, only
+from gpuscore.server.api.paths import COMPLETIONS_PATH
+from gpuscore.server.api.schema import decoding_errors
+from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
+from gpuscore.server.service import RequestContext, ScoringService, cached_tokens
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.turns import Turns
+
+# An answer takes about a hundred bytes for each token of which it has the log-probability.
+MAX_ECHO_TOKENS = 2**18
+
+
+class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/completions. `null` means a field's default."""
+
+    # Kinds are checked later.
+    prompt: Annotated[
+        str | list[str | int | list[int]] | None,
+        about("Required. A text, several, the token ids of one prompt, or several lists of ids."),
+    ] = None
+    model: ModelName = None
+    max_tokens: Annotated[
+        int | None,
+        about(
+            "Required: 0 (with `echo`), or 1 for the most probable next token. Null is refused, "
+            "because OpenAI's default is 16."
+        ),
+    ] = None
+    echo: Annotated[bool | None, about("Returns the prompt itself, too.", False)] = None
+    logprobs: Annotated[
+        int | None,
+        about(
+            "Log-probability of every returned token: 0 for these alone, 1 with the most probable "
+            "token of each place."
+        ),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, about("Whether a text gets the tokenizer's special tokens.", True)
+    ] = None
+    cache_salt: CacheSalt = None
+    priority: Priority = None
+    # Of generation: accepted at values that change nothing.
+    temperature: Annotated[
+        float | None, about("Ignored, but with `max_tokens` 1 only 0 is accepted.")
+    ] = None
+    top_p: Annotated[float | None, only("1")] = None
+    n: Annotated[int | None, only("1")] = None
+    best_of: Annotated[int | None, only("1")] = None
+    stream: Annotated[bool | None, only("false")] = None
+    stream_options: Annotated[dict[str, Any] | None, only("null")] = None
+    stop: Annotated[str | list[str] | None, only("an empty text or list")] = None
+    suffix: Annotated[str | None, only("an empty text")] = None
+    frequency_penalty: Annotated[float | None, only("0")] = None
+    presence_penalty: Annotated[float | None, only("0")] = None
+    logit_bias: Annotated[dict[str, float] | None, only("an empty object")] = None
+    seed: Annotated[int | None, about("Accepted and ignored.")] = None
+    user: Unused = None
+
+    @property
+    def asked(self) -> CompletionOptions:
+        return CompletionOptions(bool(self.echo), self.max_tokens == 1, self.logprobs)
+
+
+# The only value beside null that changes nothing.
+_HARMLESS: dict[str, tuple[object, ...]] = {
+    "top_p": (1,),
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "stream_options": (),
+    "stop": ("", []),
+    "suffix": ("",),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+}
+_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+def decode_completion(body: bytes, record: RequestRecord) -> CompletionBody:
+    """Raises InvalidRequest whose message never holds the body's text."""
+    with decoding_errors():
+        decoded = _decoder.decode(body)
+    for field, harmless in _HARMLESS.items():
+        value = getattr(decoded, field)
+        if value is not None and value not in harmless:
+            raise InvalidRequest(f"{field}: {SCORES_ONLY}", param=field)
+    _check_tokens(decoded)
+    return decoded
+
+
+def _check_tokens(body: CompletionBody) -> None:
+    if body.max_tokens not in (0, 1):
+        given = "16 where it is not given" if body.max_tokens is None else str(body.max_tokens)
+        raise InvalidRequest(
+            f"max_tokens is {given}, but {SCORES_ONLY}: it must be 0, or 1 for the most probable "
+            "next token",
+            param="max_tokens",
+        )
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens 0 without echo asks for nothing", param="max_tokens")
+    if body.max_tokens == 1 and body.temperature:
+        raise InvalidRequest(
+            f"temperature: {SCORES_ONLY}, so the next token is the most probable one: it must be 0 "
+            "with max_tokens 1",
+            param="temperature",
+        )
+    if body.logprobs not in (None, 0, 1):
+        raise InvalidRequest(
+            f"logprobs is {body.logprobs}, this server gives at most 1: the best token's",
+            param="logprobs",
+        )
+
+
+def prompts_of(body: CompletionBody) -> list[str] | list[list[int]]:
+    """Raises InvalidRequest for none, MixedInputTypes for different kinds."""
+    if not body.prompt and body.prompt != "":
+        raise InvalidRequest("prompt is required", param="prompt")
+    if isinstance(body.prompt, str):
+        return [body.prompt]
+    kinds = set(map(type, body.prompt))
+    if len(kinds) > 1:
+        raise MixedInputTypes("prompts must be all text or all token ids", param="prompt")
+    return [body.prompt] if kinds == {int} else body.prompt  # type: ignore[return-value]
+
+
+async def answer_completion(
+    service: ScoringService, body: CompletionBody, call: RequestContext
+) -> bytes:
+    """Raises GpuscoreError."""
+    given, asked = prompts_of(body), body.asked
+    call.record.items = len(given)
+    name = service.model_name(body.model)
+    model = service.loaded()
+    if model.engine.limits.classes is not None:
+        raise InvalidRequest("this model has classes and no next tokens; use /v1/score")
+    with service.admitted(call.tenant):
+        with call.record.stage(TOKENIZE):
+            prompts, request = await service.in_turns(
+                call, partial(_build, model.builder, body, given)
+            )
+        result = None
+        if request is not None:
+            result = await service.run(model, request, body.cache_salt, call)
+        with call.record.stage(RESPOND):
+            call.record.prompt_tokens = sum(map(len, prompts))
+            cached = 0
+            if request is not None and result is not None:
+                cached = cached_tokens(request, result)
+            call.record.cached_tokens = cached
+            texts = None if isinstance(given[0], list) else given
+            about = (call.record.request_id, int(time()), name)
+            encode = partial(
+                encode_completion,
+                prompts,
+                texts,
+                result,
+                asked,
+                model.builder.encoder,
+                cached,
+                about,
+            )
+            return await service.in_thread(call, encode)
+
+
+def _build(
+    builder: PromptBuilder,
+    body: CompletionBody,
+    given: list[str] | list[list[int]],
+    turns: Turns,
+) -> tuple[tuple[Int32Array, ...], ScoreRequest | None]:
+    """The prompts, and what the engine is asked, if anything."""
+    special = body.add_special_tokens is not False
+    prompts = builder.whole_prompts(given, special=special, name="prompt", turns=turns)
+    if not body.asked.every_position:
+        return prompts, _next_token(builder, body, prompts, turns) if body.max_tokens else None
+    total = sum(map(len, prompts))
+    if total > MAX_ECHO_TOKENS:
+        raise TooManyTokens(
+            f"{total} tokens, the limit for log-probabilities of prompts is {MAX_ECHO_TOKENS}",
+            param="prompt",
+        )
+    return prompts, ScoreRequest(
+        NO_TOKENS,
+        prompts,
+        tuple(map(following, prompts)),
+        need_lse=True,
+        need_top=True,
+        priority=body.priority or 0,
+        every_position=True,
+    )
+
+
+def _next_token(
+    builder: PromptBuilder, body: CompletionBody, prompts: Iterable[Int32Array], turns: Turns
+) -> ScoreRequest:
+    """Asks for the most probable one only, so that the prefix cache may serve the rest."""
+    every = tuple(prompts)
+    request = builder.from_prompts(
+        iter(every),
+        num_prompts=len(every),
+        num_shared=len(every[0]) if len(every) == 1 else 0,
+        label_ids=[0],
+        need_lse=True,
+        priority=body.priority or 0,
+        name="prompt",
+        turns=turns,
+    )
+    return replace(request, need_top=True)
+
+
+COMPLETIONS = Dialect(
+    paths=(COMPLETIONS_PATH,),
+    summary="Log-probabilities of prompts",
+    description="OpenAI's completions with `max_tokens` 0 or 1: `echo` and `logprobs` give the "
+    "log-probability of every token of a prompt and the best one there. Nothing is generated.",
+    bodies=(CompletionBody,),
+    answers=(CompletionAnswer,),
+    decode=decode_completion,
+    answer=answer_completion,
+    example={
+        "prompt": "query: a red lamp\nitem: A red steel lamp.",
+        "max_tokens": 0,
+        "echo": True,
+        "logprobs": 1,
+    },
+)

@@ -1,0 +1,206 @@
+"""The wire of /v1/decisions: OpenAI's typed questions over one shared input."""
+
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from gpuscore.errors import InvalidRequest
+from gpuscore.probabilities import label_mass, label_scores
+from gpuscore.prompts.decisions import (
+    MAX_CHOICES,
+    MAX_LEVELS,
+    DecisionPrompts,
+    DecisionQuestion,
+    choice,
+    level,
+    predicate,
+)
+from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.server.api.dialects.decision_types import (
+    MAX_QUESTIONS,
+    ChoiceAnswer,
+    ChoiceQuestion,
+    Content,
+    ContentPart,
+    DecisionsAnswer,
+    DecisionsBody,
+    DecisionsUsage,
+    InputDetails,
+    InputItem,
+    LevelAnswer,
+    LevelShare,
+    OptionShare,
+    PredicateAnswer,
+    PredicateQuestion,
+    Question,
+)
+from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.paths import DECISIONS_PATH
+from gpuscore.server.api.schema import decoding_errors
+from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
+from gpuscore.server.service import SMALL_ITEMS, RequestContext, ScoringService, cached_tokens
+from gpuscore.text.turns import Turns
+
+_decoder = msgspec.json.Decoder(DecisionsBody)
+
+
+def decode_decisions(body: bytes, record: RequestRecord) -> DecisionsBody:
+    """Raises InvalidRequest whose message never holds the body's text."""
+    with decoding_errors():
+        decoded = _decoder.decode(body)
+    if not 1 <= len(decoded.questions) <= MAX_QUESTIONS:
+        raise InvalidRequest(
+            f"{len(decoded.questions)} questions, it must be 1 to {MAX_QUESTIONS}",
+            param="questions",
+        )
+    return decoded
+
+
+async def answer_decisions(
+    service: ScoringService, body: DecisionsBody, call: RequestContext
+) -> bytes:
+    """Raises GpuscoreError, also where the model cannot say the labels."""
+    call.record.items = len(body.questions)
+    name = service.model_name(body.model)
+    model = service.loaded()
+    prompts = model.decisions
+    if not isinstance(prompts, DecisionPrompts):
+        raise InvalidRequest(f"this model cannot be asked: {prompts}")
+    with service.admitted(call.tenant):
+        with call.record.stage(TOKENIZE):
+            request = await service.in_turns(call, partial(_build, prompts, body))
+        result = await service.run(model, request, body.cache_salt, call)
+        with call.record.stage(RESPOND):
+            call.record.prompt_tokens = request.num_prompt_tokens
+            call.record.cached_tokens = cached_tokens(request, result)
+            encode = partial(_encoded, name, body, request, result)
+            small = len(body.questions) <= SMALL_ITEMS
+            return encode() if small else await service.in_thread(call, encode)
+
+
+def _build(prompts: DecisionPrompts, body: DecisionsBody, turns: Turns) -> ScoreRequest:
+    questions = [_asked(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
+    return prompts.build(_input_text(body.input), questions, body.priority or 0, turns)
+
+
+def _asked(question: Question, param: str) -> DecisionQuestion:
+    instructions = _text(question.instructions, f"{param}.instructions")
+    if isinstance(question, PredicateQuestion):
+        return predicate(instructions)
+    if isinstance(question, ChoiceQuestion):
+        _check_count(len(question.choices), MAX_CHOICES, "choices", param)
+        values = [(type(option.value), option.value) for option in question.choices]
+        if len(set(values)) < len(values):
+            raise InvalidRequest(f"{param}.choices holds a value twice", param=f"{param}.choices")
+        options = [(_shown(o.value), o.description or "") for o in question.choices]
+        return choice(instructions, options)
+    _check_count(len(question.levels), MAX_LEVELS, "levels", param)
+    return level(instructions, [(one.label, one.description or "") for one in question.levels])
+
+
+def _check_count(count: int, most: int, what: str, param: str) -> None:
+    if not 2 <= count <= most:
+        raise InvalidRequest(
+            f"{param} has {count} {what}; this server supports 2 to {most}",
+            param=f"{param}.{what}",
+        )
+
+
+def _shown(value: str | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()
+
+
+def _input_text(input: str | list[InputItem]) -> str:
+    """Text as it is, a lone message of a user too; of a conversation a paragraph for each turn."""
+    if isinstance(input, str):
+        return input
+    if not input:
+        raise InvalidRequest("input must hold at least one item", param="input")
+    turns = [_turn(item, f"input[{index}]") for index, item in enumerate(input)]
+    if len(turns) == 1 and turns[0][0] == "user":
+        return turns[0][1]
+    return "\n\n".join(f"{who}: {text}" for who, text in turns)
+
+
+def _turn(item: InputItem, param: str) -> tuple[str, str]:
+    """Who says something, and what."""
+    if item.type == "message" and item.role is not None and item.content is not None:
+        return item.role, _text(item.content, f"{param}.content")
+    if item.type in ("function_call", "custom_tool_call") and item.name is not None:
+        return "tool call", f"{item.name}({item.arguments or item.input or ''})"
+    if item.type in ("function_call_output", "custom_tool_call_output"):
+        return "tool", _text(item.output or "", f"{param}.output")
+    raise InvalidRequest(f"{param} is no message or tool call of a known kind", param=param)
+
+
+def _text(content: Content, param: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part(part, f"{param}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: ContentPart, param: str) -> str:
+    if part.type in ("input_text", "output_text") and part.text is not None:
+        return part.text
+    if part.type == "refusal" and part.refusal is not None:
+        return part.refusal
+    if part.type == "input_json":
+        return msgspec.json.encode(part.data).decode()
+    raise InvalidRequest(f"{param} must be text or JSON; this server reads no more", param=param)
+
+
+def _encoded(name: str, body: DecisionsBody, request: ScoreRequest, result: ScoreResult) -> bytes:
+    rows = label_scores(result, apply_softmax=True)
+    masses = label_mass(result, request.label_ids).tolist()
+    answers = [
+        _answer(question, row.tolist(), mass)
+        for question, row, mass in zip(body.questions, rows, masses, strict=True)
+    ]
+    tokens = request.num_prompt_tokens
+    usage = DecisionsUsage(tokens, InputDetails(cached_tokens(request, result)), tokens)
+    return msgspec.json.encode(DecisionsAnswer(name, answers, usage))
+
+
+def _answer(
+    question: Question, shares: list[float], mass: float
+) -> PredicateAnswer | ChoiceAnswer | LevelAnswer:
+    """Confidence is the largest share, of the labels alone; `label_mass` says how much of all that
+    the model might have said they are."""
+    if isinstance(question, PredicateQuestion):
+        return PredicateAnswer(question.name, shares[0], mass)
+    best = int(np.argmax(shares))
+    if isinstance(question, ChoiceQuestion):
+        options = [
+            OptionShare(option.value, share)
+            for option, share in zip(question.choices, shares, strict=True)
+        ]
+        return ChoiceAnswer(question.name, options[best].value, shares[best], options, mass)
+    levels = [
+        LevelShare(one.label, value, share)
+        for value, (one, share) in enumerate(zip(question.levels, shares, strict=True))
+    ]
+    mean = sum(one.value * one.probability for one in levels)
+    return LevelAnswer(question.name, mean, shares[best], levels, mass)
+
+
+DECISIONS = Dialect(
+    paths=(DECISIONS_PATH,),
+    summary="Typed questions over one input",
+    description="Yes or no, one of several choices, or a level, with probabilities.",
+    bodies=(DecisionsBody,),
+    answers=(DecisionsAnswer,),
+    decode=decode_decisions,
+    answer=answer_decisions,
+    example={
+        "input": "I ordered a red lamp and got a blue chair.",
+        "questions": [
+            {"type": "predicate", "instructions": "The customer is content."},
+            {
+                "type": "choice",
+                "instructions": "What is the message about?",
+                "choices": [{"value": "delivery"}, {"value": "payment"}],
+            },
+        ],
+    },
+)

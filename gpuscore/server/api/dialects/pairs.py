@@ -1,0 +1,184 @@
+"""The wire of vLLM's /v1/score: texts in pairs, each judged by the model's own prompt."""
+
+from time import time
+from typing import Annotated, Any
+
+import msgspec
+
+from gpuscore.errors import InvalidRequest
+from gpuscore.prompts.documents import RerankInput
+from gpuscore.server.api.dialects.ranking import Ranking, answer_ranking
+from gpuscore.server.api.fields import (
+    AnsweredModel,
+    AnswerId,
+    CacheSalt,
+    Created,
+    Instruction,
+    ModelName,
+    MostTokens,
+    Priority,
+    Truncated,
+    Unused,
+    about,
+    refused,
+)
+from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors
+from gpuscore.server.service import RequestContext, ScoringService
+
+Texts = str | list[str]
+# Names of both sides; vLLM has changed them twice and takes all.
+FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
+
+
+class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/score as vLLM's clients send it."""
+
+    queries: Annotated[
+        Texts | None,
+        about(
+            "The first side of the pairs: one text for all of the second side, or as many. Give "
+            "exactly one of `queries`, `text_1` and `data_1`."
+        ),
+    ] = None
+    documents: Annotated[
+        Texts | None,
+        about(
+            "The second side of the pairs. Give exactly one of `documents`, `items`, `text_2` and "
+            "`data_2`."
+        ),
+    ] = None
+    items: Annotated[Texts | None, about("Another name of `documents`.")] = None
+    text_1: Annotated[Texts | None, about("Another name of `queries`.")] = None
+    text_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
+    data_1: Annotated[Texts | None, about("Another name of `queries`.")] = None
+    data_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
+    model: ModelName = None
+    instruction: Instruction = None
+    use_activation: Annotated[
+        bool | None, about("false: raw scores instead of probabilities.", True)
+    ] = None
+    max_tokens_per_doc: MostTokens = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        about(
+            "-1: cuts documents at their end where their prompts would not fit the model. Other "
+            "values are refused; use `max_tokens_per_doc`."
+        ),
+    ] = None
+    truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
+    priority: Priority = None
+    cache_salt: CacheSalt = None
+    user: Unused = None
+    request_id: Unused = None
+    softmax: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
+    activation: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
+    # Known, so that they can be refused by name.
+    max_tokens_per_query: Annotated[int | None, refused("0 is accepted, too.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, refused("An empty object is accepted, too.")
+    ] = None
+    mm_processor_kwargs: Annotated[
+        dict[str, Any] | None, refused("An empty object is accepted, too.")
+    ] = None
+
+    @property
+    def wants_raw(self) -> bool:
+        return False in (self.use_activation, self.activation, self.softmax)
+
+
+class PairScore(msgspec.Struct, omit_defaults=True):
+    index: Annotated[int, about("Number of the pair in the request, from 0.")]
+    object: Annotated[str, about("Always `score`.")]
+    score: Annotated[float, about("Relevance of the pair, or its raw score.")]
+    truncated: Truncated = False
+
+
+class PairsAnswer(msgspec.Struct):
+    """Answer of POST /v1/score to a body of pairs."""
+
+    id: AnswerId
+    object: Annotated[str, about("Always `list`.")]
+    created: Created
+    model: AnsweredModel
+    data: Annotated[list[PairScore], about("One per pair, in the request's order.")]
+    usage: ShortUsage
+
+
+class _Keys(msgspec.Struct):
+    """Which of the names are there, whatever they hold."""
+
+    queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    data_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+_UNSUPPORTED = ("max_tokens_per_query", "mm_processor_kwargs", "chat_template_kwargs")
+_keys = msgspec.json.Decoder(_Keys)
+_decoder = msgspec.json.Decoder(PairsBody)
+
+
+def are_pairs(body: bytes) -> bool:
+    """Whether a body that is none of SGLang's has the fields of vLLM's."""
+    try:
+        keys = _keys.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return any(getattr(keys, name) is not msgspec.UNSET for name in FIRST)
+
+
+def decode_pairs(body: bytes) -> PairsBody:
+    """Raises InvalidRequest whose message never holds the body's text."""
+    with decoding_errors():
+        return _decoder.decode(body)
+
+
+def to_pairs_input(body: PairsBody) -> RerankInput:
+    """Raises InvalidRequest for fields that do not go together or are not supported."""
+    for field in _UNSUPPORTED:
+        if getattr(body, field):
+            raise InvalidRequest(f"{field} is not supported by this server", param=field)
+    (first, queries), (second, documents) = _side(body, FIRST), _side(body, SECOND)
+    if body.truncate_prompt_tokens not in (None, -1):
+        raise InvalidRequest(
+            "truncate_prompt_tokens can be -1, for the model's limit; documents are cut shorter "
+            "by max_tokens_per_doc",
+            param="truncate_prompt_tokens",
+        )
+    if body.truncation_side not in (None, "right"):
+        raise InvalidRequest("documents are cut at their end only", param="truncation_side")
+    check_not_negative(body, "max_tokens_per_doc")
+    documents = [documents] if isinstance(documents, str) else documents
+    if isinstance(queries, list) and len(queries) == 1:
+        queries = queries[0]
+    return RerankInput(
+        query=queries,
+        documents=documents,
+        instruction=body.instruction,
+        most_tokens=body.max_tokens_per_doc or None,
+        fit=body.truncate_prompt_tokens == -1,
+        priority=body.priority or 0,
+        name=second,
+        query_name=first,
+    )
+
+
+def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
+    given = [(name, getattr(body, name)) for name in names if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(f"exactly one of {', '.join(names)} is required", param=names[0])
+    return given[0]
+
+
+async def answer_pairs(service: ScoringService, body: PairsBody, call: RequestContext) -> bytes:
+    """Raises GpuscoreError as `answer_ranking`."""
+    return await answer_ranking(service, to_pairs_input(body), body, call, _encoded)
+
+
+def _encoded(ranking: Ranking) -> bytes:
+    cut, tokens = set(ranking.truncated), ranking.prompt_tokens
+    scores = ranking.scores.tolist()
+    data = [PairScore(i, "score", score, i in cut) for i, score in enumerate(scores)]
+    answer = PairsAnswer(
+        ranking.request_id, "list", int(time()), ranking.model, data, ShortUsage(tokens, tokens)
+    )
+    return msgspec.json.encode(answer)

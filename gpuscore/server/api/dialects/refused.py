@@ -1,0 +1,43 @@
+"""Routes of servers that generate text or make embeddings: refused in a sentence, not with 404."""
+
+from typing import NoReturn
+
+import msgspec
+
+from gpuscore.errors import InvalidRequest
+from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.fields import ModelName
+from gpuscore.server.api.paths import GENERATING_PATHS
+from gpuscore.server.observe.record import RequestRecord
+from gpuscore.server.service import RequestContext, ScoringService
+
+SCORES_ONLY = "this server scores only and generates nothing"
+
+
+class RefusedBody(msgspec.Struct):
+    """Whatever it holds, the answer is 400."""
+
+    model: ModelName = None
+
+
+def _refuse(body: bytes, record: RequestRecord) -> RefusedBody:
+    raise InvalidRequest(
+        f"{SCORES_ONLY}, embeddings included: see /v1/score, /v1/rerank, and /v1/completions for "
+        "the log-probabilities of a prompt"
+    )
+
+
+async def _never(service: ScoringService, body: RefusedBody, call: RequestContext) -> NoReturn:
+    raise AssertionError("the body was refused")
+
+
+GENERATING = Dialect(
+    paths=GENERATING_PATHS,
+    summary="Refused",
+    description="Always 400: this server scores only, and neither generates nor embeds.",
+    bodies=(RefusedBody,),
+    answers=(),
+    decode=_refuse,
+    answer=_never,
+    example={"model": "default"},
+)

@@ -1,0 +1,272 @@
+"""The wire of /v1/score: SGLang's body and answer, with fields of ours (docs/dialects/score.md)."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+
+from gpuscore.errors import InvalidRequest
+from gpuscore.probabilities import check_temperature, label_logprobs, label_mass, label_scores
+from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.dialects.pairs import (
+    PairsAnswer,
+    PairsBody,
+    answer_pairs,
+    are_pairs,
+    decode_pairs,
+)
+from gpuscore.server.api.fields import (
+    AnsweredModel,
+    CacheSalt,
+    ModelName,
+    Priority,
+    ReturnMass,
+    about,
+    refused,
+)
+from gpuscore.server.api.paths import SCORE_PATH
+from gpuscore.server.api.schema import PromptTokensDetails, TokenUsage, decoding_errors
+from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
+from gpuscore.server.service import (
+    SMALL_ITEMS,
+    SMALL_TOKENS,
+    RequestContext,
+    ScoringService,
+    cached_tokens,
+)
+from gpuscore.text.joining import PromptBuilder, ScoreInput
+
+Text = str
+Ids = list[int]
+
+
+class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/score. `null` means a field's default."""
+
+    # msgspec cannot tell list[str] from list[list[int]] in a union, so kinds are checked later.
+    items: Annotated[
+        Text | list[Text | Ids] | None,
+        about(
+            "Required. The candidates to score: all texts or all lists of token ids, of the same "
+            "kind as `query`. One text counts as one item; an empty list gives an empty answer."
+        ),
+    ] = None
+    query: Annotated[
+        Text | Ids | None, about("What all items share: a text or token ids; null means empty.", "")
+    ] = None
+    label_token_ids: Annotated[
+        list[int | Ids] | None,
+        about(
+            "Token ids (or numbers of classes) whose probability is asked: one list for all items, "
+            "or one list per item. Give either this or `labels`; where both are null, the labels "
+            "of the model's family, or all its classes."
+        ),
+    ] = None
+    labels: Annotated[
+        list[str] | None,
+        about("Label texts of exactly one token each, or names of classes, for all items."),
+    ] = None
+    apply_softmax: Annotated[
+        bool | None,
+        about(
+            "true: scores are a softmax over the item's labels and sum to 1. false: scores are "
+            "probabilities over the whole vocabulary, or over all classes.",
+            False,
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        about("Divides the logits; positive, and other than 1 only with `apply_softmax`.", 1.0),
+    ] = None
+    item_first: Annotated[
+        bool | None, about("Prompts are item + query instead of query + item.", False)
+    ] = None
+    model: ModelName = None
+    return_label_logprobs: Annotated[
+        bool | None,
+        about("Adds `label_logprobs`: log-probabilities over the whole vocabulary.", False),
+    ] = None
+    return_label_mass: ReturnMass = None
+    cache_salt: CacheSalt = None
+    priority: Priority = None
+    # SGLang's further fields: known, so that they can be refused by name.
+    return_token_logprobs: Annotated[bool | None, refused("false is accepted, too.")] = None
+    return_pooled_hidden_states: Annotated[bool | None, refused("false is accepted, too.")] = None
+    score_extraction_token: Annotated[str | None, refused()] = None
+    embed_override_token_id: Annotated[int | None, refused()] = None
+    query_embed_overrides: Annotated[list[list[float]] | None, refused()] = None
+    item_embed_overrides: Annotated[list[list[list[float]] | None] | None, refused()] = None
+
+    @property
+    def softmax(self) -> bool:
+        return bool(self.apply_softmax)
+
+    @property
+    def need_lse(self) -> bool:
+        return not self.softmax or bool(self.return_label_logprobs or self.return_label_mass)
+
+
+class ScoreAnswer(msgspec.Struct, omit_defaults=True):
+    """Answer of POST /v1/score."""
+
+    scores: Annotated[
+        list[list[float]], about("A row per item and a number per label, in the request's order.")
+    ]
+    model: AnsweredModel
+    usage: TokenUsage
+    object: Annotated[str, about("Always `scoring`.")]
+    label_logprobs: Annotated[
+        list[list[float]] | None,
+        about("Natural logarithms of the labels' probabilities over the whole vocabulary."),
+    ] = None
+    label_mass: Annotated[
+        list[float] | None, about("Per item, the probability of all its labels together.")
+    ] = None
+
+
+_UNSUPPORTED = (
+    "return_token_logprobs",
+    "return_pooled_hidden_states",
+    "score_extraction_token",
+    "embed_override_token_id",
+    "query_embed_overrides",
+    "item_embed_overrides",
+)
+_decoder = msgspec.json.Decoder(ScoreBody)
+
+
+def decode_score(body: bytes, record: RequestRecord) -> ScoreBody | PairsBody:
+    """Raises InvalidRequest whose message never holds the body's text."""
+    try:
+        with decoding_errors():
+            decoded = _decoder.decode(body)
+    except InvalidRequest:
+        if not are_pairs(body):
+            raise
+        return decode_pairs(body)
+    for field in _UNSUPPORTED:
+        value = getattr(decoded, field)
+        if value is not None and value is not False:  # 0 == False, and 0 is a token id
+            raise InvalidRequest(f"{field} is not supported by this server", param=field)
+    return decoded
+
+
+def to_input(body: ScoreBody, default_labels: Sequence[int] | None) -> ScoreInput:
+    """The request in the words of `text.prompts`; raises for fields that do not go together."""
+    if body.items is None:
+        raise InvalidRequest("items is required", param="items")
+    label_ids: Sequence[Any] | None = body.label_token_ids
+    if label_ids is None and body.labels is None:
+        label_ids = default_labels
+    return ScoreInput(
+        query=body.query if body.query is not None else "",
+        items=[body.items] if isinstance(body.items, str) else body.items,
+        label_token_ids=label_ids,
+        labels=body.labels,
+        item_first=bool(body.item_first),
+        need_lse=body.need_lse,
+        priority=body.priority or 0,
+    )
+
+
+async def answer_score(
+    service: ScoringService, body: ScoreBody | PairsBody, call: RequestContext
+) -> bytes:
+    """Raises GpuscoreError: the subclass that the wire contract names."""
+    if isinstance(body, PairsBody):
+        return await answer_pairs(service, body, call)
+    given = to_input(body, service.default_labels)
+    call.record.items = len(given.items)
+    temperature = 1.0 if body.temperature is None else body.temperature
+    check_temperature(temperature, body.softmax)
+    name = service.model_name(body.model)
+    model = service.loaded()
+    with service.admitted(call.tenant):
+        with call.record.stage(TOKENIZE):
+            request = await _build(service, model.builder, given, call)
+        result = None
+        if request is not None:
+            result = await service.run(model, request, body.cache_salt, call)
+        with call.record.stage(RESPOND):
+            answer = partial(_answer, name, body, request, result, temperature)
+            small = request is None or len(request.item_ids) <= SMALL_ITEMS
+            encoded, usage = answer() if small else await service.in_thread(call, answer)
+        call.record.prompt_tokens = usage.prompt_tokens
+        call.record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+        return encoded
+
+
+async def _build(
+    service: ScoringService, builder: PromptBuilder, given: ScoreInput, call: RequestContext
+) -> ScoreRequest | None:
+    if _is_small(given):
+        return builder.build(given)
+    return await service.in_turns(call, partial(builder.build, given))
+
+
+def _is_small(given: ScoreInput) -> bool:
+    """Whether a request takes less time to build than to hand to a thread and back; never text."""
+    if given.labels is not None or len(given.items) > SMALL_ITEMS:
+        return False
+    if any(isinstance(item, str) for item in given.items):
+        return False
+    return len(given.query) + sum(map(len, given.items)) <= SMALL_TOKENS
+
+
+def _answer(
+    name: str,
+    body: ScoreBody,
+    request: ScoreRequest | None,
+    result: ScoreResult | None,
+    temperature: float,
+) -> tuple[bytes, TokenUsage]:
+    """The answer as JSON, and what it says of the tokens."""
+    if request is None or result is None:
+        answer = _empty_answer(name, body)
+    else:
+        answer = _full_answer(name, body, request, result, temperature)
+    return msgspec.json.encode(answer), answer.usage
+
+
+def _full_answer(
+    name: str, body: ScoreBody, request: ScoreRequest, result: ScoreResult, temperature: float
+) -> ScoreAnswer:
+    rows = label_scores(result, apply_softmax=body.softmax, temperature=temperature)
+    logprobs = mass = None
+    if body.return_label_logprobs:
+        logprobs = [row.tolist() for row in label_logprobs(result)]
+    if body.return_label_mass:
+        mass = label_mass(result, request.label_ids).tolist()
+    prompt_tokens = request.num_prompt_tokens
+    cached = cached_tokens(request, result)
+    scores = [row.tolist() for row in rows]
+    return ScoreAnswer(scores, name, _usage(prompt_tokens, cached), "scoring", logprobs, mass)
+
+
+def _empty_answer(name: str, body: ScoreBody) -> ScoreAnswer:
+    logprobs: list[list[float]] | None = [] if body.return_label_logprobs else None
+    mass: list[float] | None = [] if body.return_label_mass else None
+    return ScoreAnswer([], name, _usage(0, 0), "scoring", logprobs, mass)
+
+
+def _usage(prompt_tokens: int, cached_tokens: int) -> TokenUsage:
+    return TokenUsage(prompt_tokens, prompt_tokens, 0, PromptTokensDetails(cached_tokens))
+
+
+SCORE = Dialect(
+    paths=(SCORE_PATH,),
+    summary="Score items",
+    description="Probabilities of label tokens after each `query + item` prompt.",
+    bodies=(ScoreBody, PairsBody),
+    answers=(ScoreAnswer, PairsAnswer),
+    decode=decode_score,
+    answer=answer_score,
+    example={
+        "query": "query: a blue wooden chair for the garden\nitem: ",
+        "items": ["A wooden garden chair in blue.", "A red steel lamp."],
+        "labels": ["yes", "no"],
+        "apply_softmax": True,
+    },
+)

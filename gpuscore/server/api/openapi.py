@@ -1,0 +1,198 @@
+"""The OpenAPI document: beside bodies and answers, what every route may refuse and in which words,
+the headers that are read and written, and who needs a key."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+
+from gpuscore import errors
+from gpuscore.errors import GpuscoreError
+from gpuscore.server.api.answers import ErrorAnswer, TeiError
+from gpuscore.server.api.paths import FLAT_ERROR_PATHS, GENERATING_PATHS, OPEN_PATHS
+
+ERRORS = tuple(
+    one
+    for one in vars(errors).values()
+    if isinstance(one, type) and issubclass(one, GpuscoreError) and one is not GpuscoreError
+)
+# What a head, or a request of no body, may be refused for on any route.
+_OF_HEADS: tuple[type[GpuscoreError], ...] = (
+    errors.InvalidRequest,
+    errors.RequestTimeout,
+    errors.HeaderTooLarge,
+    errors.InternalError,
+)
+_OF_BODIES: tuple[type[GpuscoreError], ...] = (
+    *_OF_HEADS,
+    errors.BodyTooLarge,
+    errors.UnsupportedMediaType,
+    errors.Overloaded,
+    errors.Unavailable,
+)
+_OF_DIALECTS = tuple(
+    one
+    for one in ERRORS
+    if one not in (errors.NotFound, errors.MethodNotAllowed, errors.InvalidApiKey)
+)
+_NEED_AN_ENGINE = frozenset(("/health", "/ready", "/info", "/tokenizer_info"))
+
+_OBJECT = {"application/json": {"schema": {"type": "object"}}}
+_STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
+_TEXT = {"schema": {"type": "string"}}
+# Answers of the routes that have no dialect, and so no type.
+_PAGES: dict[str, dict[str, Any]] = {
+    "/livez": {"application/json": {"schema": _STATUS}},
+    "/health": {"application/json": {"schema": _STATUS}},
+    "/ready": {"application/json": {"schema": _STATUS}},
+    "/metrics": {"text/plain": _TEXT, "application/openmetrics-text": _TEXT},
+}
+_HEADERS: dict[str, dict[str, Any]] = {
+    "X-Request-Id": {
+        "description": "The request's id, as in log lines and traces: the caller's own, or one "
+        "made by the server",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
+    },
+    "Server-Timing": {
+        "description": "With `--timing-headers`: milliseconds of each stage, which show callers "
+        "whether the prefix cache was hit",
+        "schema": {"type": "string"},
+    },
+    "Retry-After": {
+        "description": "Seconds after which another try is of use",
+        "schema": {"type": "integer", "minimum": 0},
+    },
+    "WWW-Authenticate": {
+        "description": "How a key is sent",
+        "required": True,
+        "schema": {"type": "string", "enum": ["Bearer"]},
+    },
+}
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
+    "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+}
+
+
+class DocumentedApp(FastAPI):
+    """
+    Attributes:
+        has_keys: whether the server has API keys.
+        longest: milliseconds that a caller may give a request.
+    """
+
+    has_keys = False
+    longest = 1
+
+    def openapi(self) -> dict[str, Any]:
+        if not self.openapi_schema:
+            _complete(super().openapi(), self.has_keys, self.longest)
+        return self.openapi_schema or {}
+
+
+def refusals(path: str, method: str, has_keys: bool) -> tuple[type[GpuscoreError], ...]:
+    """Every error that an operation may be answered with."""
+    found = list(_OF_HEADS)
+    if path in _NEED_AN_ENGINE:
+        found.append(errors.Unavailable)
+    if method == "post":
+        found = list(_OF_BODIES if path in GENERATING_PATHS else _OF_DIALECTS)
+    if has_keys and path not in OPEN_PATHS:
+        found.append(errors.InvalidApiKey)
+    return tuple(found)
+
+
+def _complete(document: dict[str, Any], has_keys: bool, longest: int) -> None:
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            _complete_operation(operation, path, method, has_keys)
+    document["components"] = {
+        "schemas": _schemas(),
+        "responses": dict(_responses()),
+        "headers": _HEADERS,
+        "parameters": _parameters(longest),
+    } | ({"securitySchemes": _KEYS} if has_keys else {})
+
+
+def _complete_operation(operation: dict[str, Any], path: str, method: str, has_keys: bool) -> None:
+    read = ["X-Request-Id", "traceparent"]
+    if method == "post":
+        read.append("X-Request-Timeout-Ms")
+    operation["parameters"] = [_reference("parameters", name) for name in read]
+    if has_keys and path not in OPEN_PATHS:
+        operation["security"] = [{name: []} for name in _KEYS]
+    answers = operation["responses"]
+    if path in GENERATING_PATHS:
+        del answers["200"]
+    else:
+        answers["200"]["headers"] = _header_references("X-Request-Id", "Server-Timing")
+    if method == "get":
+        answers["200"]["content"] = _PAGES.get(path, _OBJECT)
+    kind = "ranking" if path in FLAT_ERROR_PATHS else "plain"
+    for status in sorted({error.status for error in refusals(path, method, has_keys)}):
+        answers[str(status)] = _reference("responses", f"{kind}-{status}")
+
+
+def _responses() -> Iterator[tuple[str, dict[str, Any]]]:
+    """An answer for each status, in the words of each kind of route."""
+    plain, tei = _reference("schemas", "ErrorAnswer"), _reference("schemas", "TeiError")
+    for status in sorted({error.status for error in ERRORS}):
+        codes = ", ".join(error.code for error in ERRORS if error.status == status)
+        for kind, schema in (("plain", plain), ("ranking", {"anyOf": [plain, tei]})):
+            yield (
+                f"{kind}-{status}",
+                {
+                    "description": codes,
+                    "headers": _header_references("X-Request-Id", *_more_headers(status)),
+                    "content": {"application/json": {"schema": schema}},
+                },
+            )
+
+
+def _more_headers(status: int) -> tuple[str, ...]:
+    if status in (errors.Overloaded.status, errors.Unavailable.status):
+        return ("Retry-After",)
+    return ("WWW-Authenticate",) if status == errors.InvalidApiKey.status else ()
+
+
+def _parameters(longest: int) -> dict[str, Any]:
+    """Headers that every caller may send."""
+    return {
+        "X-Request-Id": {
+            "name": "X-Request-Id",
+            "in": "header",
+            "description": "1 to 128 of `A-Z a-z 0-9 . _ -`, anything else is a 400; made by the "
+            "server where there is none",
+            "schema": _HEADERS["X-Request-Id"]["schema"],
+        },
+        "X-Request-Timeout-Ms": {
+            "name": "X-Request-Timeout-Ms",
+            "in": "header",
+            "description": "Milliseconds from the complete body to the answer, at most "
+            "`--request-timeout`; then 504, and what has not run of the request is dropped",
+            "schema": {"type": "integer", "minimum": 1, "maximum": longest},
+        },
+        "traceparent": {
+            "name": "traceparent",
+            "in": "header",
+            "description": "W3C trace context: where traces are exported, the request's span joins "
+            "it",
+            "schema": {"type": "string"},
+        },
+    }
+
+
+def _schemas() -> dict[str, Any]:
+    return msgspec.json.schema_components(
+        (ErrorAnswer, TeiError), ref_template="#/components/schemas/{name}"
+    )[1]
+
+
+def _header_references(*names: str) -> dict[str, Any]:
+    return {name: _reference("headers", name) for name in names}
+
+
+def _reference(kind: str, name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/{kind}/{name}"}

@@ -1,0 +1,109 @@
+"""What the bodies of all dialects have in common."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgspec
+
+from gpuscore.errors import InvalidRequest
+from gpuscore.server.api.fields import DEFAULT, about
+
+_KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+_AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
+
+
+PromptTokens = Annotated[int, about("Tokens of all prompts, each counted as a whole.")]
+TotalTokens = Annotated[int, about("Tokens of prompts and of what was generated.")]
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: Annotated[int, about("Prompt tokens that no forward pass computed.")]
+
+
+class TokenUsage(msgspec.Struct):
+    prompt_tokens: PromptTokens
+    total_tokens: TotalTokens
+    completion_tokens: Annotated[int, about("Tokens generated.")]
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ShortUsage(msgspec.Struct):
+    """Usage as rerankers report it."""
+
+    prompt_tokens: PromptTokens
+    total_tokens: TotalTokens
+
+
+@contextmanager
+def decoding_errors() -> Iterator[None]:
+    """What msgspec raises, as InvalidRequest."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise InvalidRequest("the body is not valid UTF-8") from None
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply") from None
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from None
+
+
+def check_not_negative(body: msgspec.Struct, *fields: str) -> None:
+    """Raises InvalidRequest for the first of these fields that is below 0."""
+    for field in fields:
+        value = getattr(body, field)
+        if value is not None and value < 0:
+            raise InvalidRequest(f"{field} is {value}, it must not be negative", param=field)
+
+
+def openapi_of(
+    bodies: tuple[Any, ...], answers: tuple[Any, ...], example: object
+) -> dict[str, Any]:
+    """OpenAPI's description of what may be sent and of what comes back, for /docs; `openapi` adds
+    errors. Types stand where they are used."""
+    body = {"schema": _schema(bodies), "example": example}
+    done = {"description": "Done", "content": {"application/json": {"schema": _schema(answers)}}}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": body}},
+        "responses": {"200": done} if answers else {},
+    }
+
+
+def _schema(types: tuple[Any, ...]) -> Any:
+    schemas, components = msgspec.json.schema_components(types)
+    shown = [_inlined(schema, components) for schema in schemas]
+    return shown[0] if len(shown) == 1 else {"anyOf": shown}
+
+
+def _inlined(schema: Any, components: dict[str, Any]) -> Any:
+    """The same without references; none of our types holds itself."""
+    if isinstance(schema, list):
+        return [_inlined(one, components) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(components[schema["$ref"].rpartition("/")[2]], components)
+    # The mapping of a discriminator names types, which are no longer there.
+    shown = {k: _inlined(v, components) for k, v in schema.items() if k != "discriminator"}
+    if DEFAULT in shown:
+        shown["default"] = shown.pop(DEFAULT)
+    return shown
+
+
+def _invalid(message: str) -> InvalidRequest:
+    """msgspec's messages hold types, numbers and a path, except for an unknown field's name."""
+    unknown = _UNKNOWN_FIELD.match(message)
+    if unknown is not None:
+        name = unknown.group(1)
+        if _KNOWN_NAME.fullmatch(name):
+            return InvalidRequest(f"unknown field {name}", param=name)
+        return InvalidRequest("unknown field")
+    at = _AT_PATH.match(message)
+    if at is None:
+        return InvalidRequest(message[:500])
+    text, path = at.group(1), at.group(2)
+    return InvalidRequest(f"{path}: {text}"[:500], param=path[:100] or None)

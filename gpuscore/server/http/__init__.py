@@ -1,0 +1,1 @@
+"""HTTP connections: parsing, deadlines, caps, and who is let in."""

@@ -1,0 +1,236 @@
+"""Prometheus metrics. Labels are routes, methods, status and error codes: never an id, a path, a
+key or anything else of a caller's."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from gpuscore import __version__
+from gpuscore.errors import GpuscoreError
+from gpuscore.server.api.dialects.table import DIALECT_OF
+from gpuscore.server.observe.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
+from gpuscore.stats import (
+    BATCH_ITEMS,
+    BATCH_TOKENS,
+    NO_STATS,
+    EngineCounters,
+    EngineStats,
+    SizeCounts,
+)
+
+# 1 ms to 120 s: a cached classifier prompt, and the default --request-timeout.
+LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+ITEMS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
+TOKENS = tuple(4**n for n in range(2, 12))  # 16 to 4 million
+ERROR_CODES = sorted({kind.code for kind in GpuscoreError.__subclasses__()})
+BYTES = tuple(4**n for n in range(4, 13))  # 256 to 16 MiB
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """What the server is doing at the time of a scrape."""
+
+    up: bool
+    ready: bool
+    running: int  # requests under way
+    log_lines_dropped: int
+    connections_refused: int
+    engine: EngineStats | None  # None before there is one
+    engine_alive: bool
+
+
+class Metrics:
+    """Counts finished requests; everything else is asked for when somebody scrapes."""
+
+    def __init__(self, state: Callable[[], ServerState]) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(_StateCollector(state))
+        self._requests = Counter(
+            "gpuscore_requests",
+            "Requests answered or given up; code is the error's, empty where there was none",
+            ("route", "method", "status", "code"),
+            registry=self.registry,
+        )
+        self._duration = Histogram(
+            "gpuscore_request_duration_seconds",
+            "From a request's head to the end of its answer",
+            ("route",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._stages = {name: self._stage(name) for name in STAGES}
+        self._body = self._sizes("request_body_bytes", "Body of a score request, as read", BYTES)
+        self._answer = self._sizes("response_body_bytes", "Answer to a score request", BYTES)
+        self._items = self._sizes("request_items", "Items of a scored request", ITEMS)
+        self._tokens = self._sizes(
+            "request_prompt_tokens", "Prompt tokens of a scored request", TOKENS
+        )
+        self._rejected = self._counters(
+            "rejected",
+            "Score requests refused before the engine took them; reason is the answer's error code",
+            reason=ERROR_CODES,
+        )
+        self._cancelled = self._counters(
+            "cancelled",
+            "Requests whose client left before the answer, by how far they had come",
+            stage=PROGRESS,
+        )
+        self._lag = self._sizes(
+            "event_loop_lag_seconds",
+            "By how much a timer of the server's event loop was late, ten times a second",
+            LAG_SECONDS,
+        )
+        self._items_total = self._counter("items", "Items scored")
+        self._tokens_total = self._counter("prompt_tokens", "Prompt tokens of scored requests")
+        self._cached_total = self._counter(
+            "cached_tokens", "Prompt tokens that no forward pass computed"
+        )
+
+    def finished(self, record: RequestRecord) -> None:
+        self._requests.labels(record.route, record.method, str(record.status), record.code).inc()
+        self._duration.labels(record.route).observe(record.seconds)
+        if record.code == LEFT_CODE:
+            self._cancelled.labels(record.progress).inc()
+        elif record.code and record.route in DIALECT_OF and not record.accepted:
+            self._rejected.labels(record.code).inc()
+        if record.route in DIALECT_OF:
+            self._body.observe(record.bytes_in)
+            self._answer.observe(record.bytes_out)
+        for name, (_, seconds) in record.stages.items():
+            self._stages[name].observe(seconds)
+        if record.status == 200 and record.items is not None:
+            self._scored(record.items, record.prompt_tokens or 0, record.cached_tokens or 0)
+
+    def loop_was_late(self, seconds: float) -> None:
+        self._lag.observe(seconds)
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """All metrics, and their content type, in a format that the scraper takes."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
+
+    def _scored(self, items: int, tokens: int, cached: int) -> None:
+        self._items.observe(items)
+        self._tokens.observe(tokens)
+        self._items_total.inc(items)
+        self._tokens_total.inc(tokens)
+        self._cached_total.inc(cached)
+
+    def _stage(self, name: str) -> Histogram:
+        what = {
+            "tokenize": "Text to ids, checks and factoring, waiting for a thread included",
+            "queue": "In the engine, until the first batch was chosen",
+            "batch": "Until that batch was laid out and launched",
+            "device": "Until the last result was collected",
+            "respond": "Making and encoding the answer, waiting for a thread included",
+        }
+        return self._sizes(f"{name}_duration_seconds", what[name], SECONDS)
+
+    def _sizes(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"gpuscore_{name}", what, buckets=buckets, registry=self.registry)
+
+    def _counters(self, name: str, what: str, **labels: Iterable[str]) -> Counter:
+        """A counter with one label and a series for each of its values from the start: one that
+        begins at 1 would hide its first increase."""
+        ((label, values),) = labels.items()
+        counter = Counter(f"gpuscore_{name}", what, (label,), registry=self.registry)
+        for value in values:
+            counter.labels(value)
+        return counter
+
+    def _counter(self, name: str, what: str) -> Counter:
+        return Counter(f"gpuscore_{name}", what, registry=self.registry)
+
+
+class _StateCollector(Collector):
+    """Samples that are read at the time of a scrape."""
+
+    def __init__(self, state: Callable[[], ServerState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state()
+        yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
+        yield _gauge("up", "1 while the process and its engine are alive", state.up)
+        yield _gauge("ready", "1 while requests can be scored", state.ready)
+        yield _gauge("requests_running", "HTTP requests under way", state.running)
+        yield _count("log_lines_dropped", "Log lines that nobody read", state.log_lines_dropped)
+        yield _count("connections_refused", "Connections over the limit", state.connections_refused)
+        stats = state.engine or NO_STATS
+        yield from _engine_counters(stats.counters)
+        yield _count("engine_restarts", "Engine processes started after the first", stats.restarts)
+        if state.engine is not None:
+            what = "Time since the engine, when it was ready, last gave a sign of life"
+            yield _gauge("engine_heartbeat_age_seconds", what, stats.heartbeat_age)
+        if state.engine_alive:
+            yield from _engine_gauges(stats)
+
+
+def _engine_gauges(stats: EngineStats) -> Iterator[Metric]:
+    """What means nothing while there is no engine."""
+    pages = {"free": stats.pages_free, "cached": stats.pages_cached, "used": stats.pages_used}
+    yield _gauge("requests_waiting", "Admitted by the engine, not yet answered", stats.requests)
+    yield _gauge("tokens_waiting", "Tokens of these requests", stats.tokens)
+    by_state = GaugeMetricFamily("gpuscore_kv_pages", "Pages of the KV cache", labels=["state"])
+    for state, count in pages.items():
+        by_state.add_metric([state], count)
+    yield by_state
+    ratio = stats.pages_used / max(1, sum(pages.values()))
+    yield _gauge("kv_usage_ratio", "Share of the pages in use", ratio)
+    yield _gauge(
+        "tokens_per_second", "Engine speed while working, smoothed", stats.tokens_per_second
+    )
+    yield _gauge(
+        "capacity_tokens_per_second",
+        "The same of well filled batches, which expected waits follow from; 0 until there was one",
+        stats.capacity,
+    )
+
+
+def _engine_counters(done: EngineCounters) -> Iterator[Metric]:
+    """They are there before the first engine and go on when one is replaced."""
+    yield _count("batches", "Forward passes", done.batches)
+    yield _count("computed_tokens", "Tokens computed", done.computed_tokens)
+    yield _count("prefix_cache_tokens", "Tokens that the prefix cache held", done.cached_tokens)
+    yield _count("evictions", "Cached pages given up for others", done.evicted_pages)
+    yield _count(
+        "nonfinite_scores",
+        "Computed items that were not finite; each runs once more before its request fails",
+        done.nonfinite_rows,
+    )
+    oom = CounterMetricFamily(
+        "gpuscore_oom",
+        "Forward passes that ran out of memory: retried in smaller ones, or failed with a request",
+        labels=["outcome"],
+    )
+    oom.add_metric(["retried"], done.oom_retried)
+    oom.add_metric(["failed"], done.oom_failed)
+    yield oom
+    yield _histogram("batch_tokens", "Tokens of a forward pass", BATCH_TOKENS, done.batch_tokens)
+    yield _histogram("batch_items", "Items that a pass scored", BATCH_ITEMS, done.batch_items)
+
+
+def _histogram(name: str, what: str, bounds: tuple[int, ...], sizes: SizeCounts) -> Metric:
+    ends = [*(str(float(bound)) for bound in bounds), "+Inf"]
+    buckets = list(zip(ends, accumulate(sizes.counts), strict=True))
+    return HistogramMetricFamily(f"gpuscore_{name}", what, buckets, sizes.total)
+
+
+def _gauge(name: str, what: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"gpuscore_{name}", what, value)
+
+
+def _count(name: str, what: str, value: int) -> Metric:
+    return CounterMetricFamily(f"gpuscore_{name}", what, value)

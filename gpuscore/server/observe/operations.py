@@ -1,0 +1,131 @@
+"""Watches every request from its head to its end: its id, its record, and who is told of it."""
+
+import asyncio
+from collections.abc import Iterable
+from time import monotonic
+from typing import Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gpuscore.log import LogWriter
+from gpuscore.server.observe.lines import request_line
+from gpuscore.server.observe.metrics import Metrics, ServerState
+from gpuscore.server.observe.record import (
+    CLIENT_LEFT,
+    LEFT_CODE,
+    UNMATCHED,
+    Headers,
+    RequestRecord,
+    record_of,
+)
+from gpuscore.server.service import ScoringService
+
+LOOP_PERIOD = 0.1  # seconds between two looks at how late the event loop is
+
+
+class Tracer(Protocol):
+    """Makes spans of a finished request."""
+
+    def finished(self, record: RequestRecord, headers: Headers) -> str | None:
+        """Returns the trace's id, if the request is part of one."""
+
+
+class Operations:
+    """Metrics of one server, and its log and traces where they are wanted."""
+
+    def __init__(
+        self,
+        service: ScoringService,
+        log: LogWriter | None = None,
+        tracer: Tracer | None = None,
+        log_requests: bool = True,
+    ) -> None:
+        self.service, self.log, self.tracer = service, log, tracer
+        self.log_requests = log_requests
+        self.running = 0
+        self.connections_refused = 0
+        self.metrics = Metrics(self._state)
+
+    def finish(self, record: RequestRecord, headers: Headers = ()) -> None:
+        """Count, trace and log a request that is over."""
+        record.seconds = monotonic() - record.started
+        record.refuse(CLIENT_LEFT, LEFT_CODE)  # unless something was answered
+        self.metrics.finished(record)
+        if self.tracer is not None:
+            record.trace_id = self.tracer.finished(record, headers)
+        if self.log is not None and self.log_requests:
+            self.log.write(request_line(record))
+
+    async def watch_loop(self) -> None:
+        """Measure the event loop that this runs in, until cancelled."""
+        while True:
+            due = monotonic() + LOOP_PERIOD
+            await asyncio.sleep(LOOP_PERIOD)
+            self.metrics.loop_was_late(max(0.0, monotonic() - due))
+
+    def _state(self) -> ServerState:
+        model = self.service.model
+        return ServerState(
+            up=self.service.healthy,
+            ready=self.service.ready,
+            running=self.running,
+            log_lines_dropped=self.log.dropped if self.log is not None else 0,
+            connections_refused=self.connections_refused,
+            engine=model.engine.stats() if model is not None else None,
+            engine_alive=model is not None and model.engine.alive,
+        )
+
+
+class OperationsMiddleware:
+    """The outermost layer: no answer goes out without an id, no request goes unnoticed."""
+
+    def __init__(
+        self, app: ASGIApp, operations: Operations, routes: Iterable[str], timing_headers: bool
+    ) -> None:
+        self.app, self.operations = app, operations
+        self.routes = frozenset(routes)  # templates; none of ours has a parameter
+        self.timing_headers = timing_headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        record = record_of(scope)
+        record.route = scope["path"] if scope["path"] in self.routes else UNMATCHED
+        self.operations.running += 1
+        try:
+            await self.app(scope, _counted(receive, record), self._marked(send, record))
+        finally:
+            self.operations.running -= 1
+            record.tenant = scope["state"].get("tenant")
+            self.operations.finish(record, scope["headers"])
+
+    def _marked(self, send: Send, record: RequestRecord) -> Send:
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                more = [(b"x-request-id", record.request_id.encode())]
+                if self.timing_headers:
+                    more.append((b"server-timing", server_timing(record).encode()))
+                message["headers"] = [*message["headers"], *more]
+                record.status = record.status or message["status"]
+            else:
+                record.bytes_out += len(message.get("body", b""))
+            await send(message)
+
+        return marked
+
+
+def server_timing(record: RequestRecord) -> str:
+    """The stages so far and the time since the head, in milliseconds (W3C Server Timing)."""
+    parts = {name: seconds for name, (_, seconds) in record.stages.items()}
+    parts["total"] = monotonic() - record.started
+    return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in parts.items())
+
+
+def _counted(receive: Receive, record: RequestRecord) -> Receive:
+    async def counted() -> Message:
+        message = await receive()
+        record.bytes_in += len(message.get("body", b""))
+        return message
+
+    return counted

@@ -1,0 +1,76 @@
+"""OpenTelemetry spans of finished requests. Imported only where tracing is asked for."""
+
+import time
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from gpuscore import __version__
+from gpuscore.server.observe.record import Headers, RequestRecord
+
+_CONTEXT_HEADERS = ("traceparent", "tracestate")
+
+
+class SpanTracer:
+    """One server span per request, with a child for each stage."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("gpuscore", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def finished(self, record: RequestRecord, headers: Headers) -> str:
+        """Make the spans of a request that has just ended; returns the trace's id."""
+        end = time.time_ns()
+        begin = end - _nanoseconds(record.seconds)
+        span = self._tracer.start_span(
+            f"{record.method} {record.route}",
+            context=self._propagator.extract(_carrier(headers)),
+            kind=SpanKind.SERVER,
+            attributes=_attributes(record),
+            start_time=begin,
+        )
+        if record.status >= 500:
+            span.set_status(Status(StatusCode.ERROR))
+        if span.is_recording():
+            inside = set_span_in_context(span)
+            for name, (start, seconds) in record.stages.items():
+                at = begin + _nanoseconds(start - record.started)
+                child = self._tracer.start_span(name, inside, start_time=at)
+                child.end(at + _nanoseconds(seconds))
+        span.end(end)
+        return f"{span.get_span_context().trace_id:032x}"
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._provider.shutdown()
+
+
+def _carrier(headers: Headers) -> dict[str, str]:
+    """The trace headers; those given twice are joined, which no traceparent survives."""
+    carrier: dict[str, str] = {}
+    for wanted in _CONTEXT_HEADERS:
+        values = [value for name, value in headers if name == wanted.encode()]
+        if values:
+            carrier[wanted] = b",".join(values).decode("latin-1")
+    return carrier
+
+
+def _attributes(record: RequestRecord) -> dict[str, str | int]:
+    """Names of OpenTelemetry's HTTP conventions, and our own."""
+    known: dict[str, str | int | None] = {
+        "http.request.method": record.method.upper() if record.method != "other" else "_OTHER",
+        "http.route": record.route,
+        "http.response.status_code": record.status,
+        "error.type": record.code or None,
+        "gpuscore.request_id": record.request_id,
+        "gpuscore.items": record.items,
+        "gpuscore.prompt_tokens": record.prompt_tokens,
+        "gpuscore.cached_tokens": record.cached_tokens,
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

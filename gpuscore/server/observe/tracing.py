@@ -1,0 +1,69 @@
+"""Whether traces are asked for, and where they go (the extra gpuscore[otel])."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from gpuscore import __version__
+from gpuscore.config import ServerConfig
+from gpuscore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gpuscore.server.observe.spans import SpanTracer
+
+# OpenTelemetry's own variables. The exporter reads the address from them, and all its options.
+_ADDRESSES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_PROTOCOL = "http/protobuf"
+
+
+def read_tracer(config: ServerConfig, environment: Mapping[str, str]) -> "SpanTracer | None":
+    """The tracer that flags or OTEL_* variables ask for, or None.
+
+    Raises:
+        ConfigError: an address that is none, another protocol than HTTP, or the extra is missing.
+    """
+    asked = _asked_by(config, environment)
+    if asked is None:
+        return None
+    endpoint = config.otlp_endpoint
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError("--otlp-endpoint must begin with http:// or https://")
+    for name in _PROTOCOLS:
+        if environment.get(name, _PROTOCOL) != _PROTOCOL:
+            raise ConfigError(f"{name} must be {_PROTOCOL}, the only one that is supported")
+    try:
+        return _otlp_tracer(endpoint)
+    except ImportError as error:
+        raise ConfigError(
+            f"{asked} asks for traces, which need OpenTelemetry: pip install 'gpuscore[otel]', or "
+            "set OTEL_SDK_DISABLED=true"
+        ) from error
+
+
+def _asked_by(config: ServerConfig, environment: Mapping[str, str]) -> str | None:
+    """What asks for traces, if anything does."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if config.otlp_endpoint is not None:
+        return "--otlp-endpoint"
+    if environment.get("OTEL_TRACES_EXPORTER", "").strip() == "none":
+        return None
+    return next((name for name in _ADDRESSES if environment.get(name, "").strip()), None)
+
+
+def _otlp_tracer(endpoint: str | None) -> "SpanTracer":
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from gpuscore.server.observe.spans import SpanTracer
+
+    address = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
+    ours = Resource.create({"service.name": "gpuscore", "service.version": __version__})
+    # What the operator says in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES goes first.
+    provider = TracerProvider(
+        resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False
+    )
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=address)))
+    return SpanTracer(provider)

@@ -1,0 +1,217 @@
+"""The engine's process, from its first message to its last."""
+
+import gc
+import logging
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from time import monotonic, sleep
+
+from gpuscore.backends.base import Backend, Pending, Prepared
+from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.config import ModelConfig
+from gpuscore.engine.engine import Engine
+from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.limits import BackendLimits
+from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.worker.frames import FrameReader, FrameWriter, Make, ProtocolError
+from gpuscore.worker.messages import (
+    Cancel,
+    Close,
+    Failure,
+    Heartbeat,
+    Message,
+    Planned,
+    Ready,
+    Refused,
+    Result,
+    Score,
+    Start,
+    ToChild,
+    decode_to_child,
+    encode,
+    failure_message,
+    result_message,
+    to_request,
+)
+
+logger = logging.getLogger(__name__)
+
+BEAT = 0.25  # seconds
+EXIT_OK, EXIT_FAILED = 0, 1
+
+Prepare = Callable[[Path, ModelConfig], Prepared]
+
+
+def run(sock: socket.socket, prepare: Prepare) -> int:
+    """Load what the first message says, then score until told to close; returns the exit code.
+
+    The parent's end of the socket is its life line: when it closes, this process is over.
+    """
+    writer = FrameWriter(sock, "answers")
+    messages = _messages(FrameReader(sock))
+    try:
+        start, *more = next(messages)
+        if more or not isinstance(start, Start):
+            raise ProtocolError("the first message is not Start alone")
+        _Worker(start, prepare, writer).serve(messages)
+    except EOFError:
+        return EXIT_FAILED  # at once: a batch under way is for nobody
+    except ConfigError as error:
+        _send(writer, Refused(str(error)))
+    except Exception:
+        logger.exception("the engine's process failed")
+        return EXIT_FAILED
+    writer.close()
+    writer.join(1.0)
+    return EXIT_OK
+
+
+def _messages(reader: FrameReader) -> Iterator[list[ToChild]]:
+    """All that came in together, and so on."""
+    while True:
+        if frames := reader.read():
+            yield [decode_to_child(frame) for frame in frames]
+
+
+def _send(writer: FrameWriter, message: Message) -> None:
+    writer.put(lambda: encode(message))
+
+
+class _Worker:
+    """The engine, its heartbeat, and the requests that wait for an answer."""
+
+    def __init__(self, start: Start, prepare: Prepare, writer: FrameWriter) -> None:
+        prepared = prepare(Path(start.directory), start.model)
+        _send(writer, Planned(prepared.about))
+        backend = WatchedBackend(prepared.load())
+        backend.warmup()
+        self._answers: deque[Make] = deque()  # of the step under way
+        self._engine = Engine(backend, start.engine, after_step=self._send_answers)
+        self._backend, self._writer = backend, writer
+        self._futures: dict[int, Future[ScoreResult]] = {}
+        self._closing = False
+        # What is there now stays; collecting garbage from now on looks at requests only.
+        gc.collect()
+        gc.freeze()
+        _send(writer, Ready(backend.limits))
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def serve(self, messages: Iterator[list[ToChild]]) -> None:
+        for together in messages:
+            scores: list[Score] = []
+            for message in together:
+                match message:
+                    case Score():
+                        scores.append(message)
+                    case Cancel():
+                        self._score(scores)
+                        scores = []
+                        if future := self._futures.get(message.id):
+                            future.cancel()
+                    case Close():
+                        self._closing = True
+                        self._engine.close()
+                        return
+                    case Start():
+                        raise ProtocolError("Start twice")
+            self._score(scores)
+
+    def _score(self, messages: list[Score]) -> None:
+        limits = self._engine.limits
+        known: list[int] = []
+        requests: list[ScoreRequest] = []
+        for message in messages:
+            try:
+                requests.append(to_request(message, limits.vocab_rows, limits.label_rows))
+                known.append(message.id)
+            except ProtocolError as error:
+                logger.error("a request that does not hold together: %s", error)
+                _send(self._writer, failure_message(message.id, error))
+        for id, outcome in zip(known, self._engine.score_all(requests), strict=True):
+            if isinstance(outcome, GpuscoreError):
+                _send(self._writer, failure_message(id, outcome))
+            else:
+                self._futures[id] = outcome
+                outcome.add_done_callback(partial(self._answer, id))
+        self._send_answers()  # those that were there before their callback
+
+    def _answer(self, id: int, future: "Future[ScoreResult]") -> None:
+        """Runs in the engine's thread, or in `_score`; the encoding does not."""
+        del self._futures[id]
+        if not future.cancelled():
+            self._answers.append(lambda: encode(_outcome(id, future)))
+
+    def _send_answers(self) -> None:
+        """All of a step at once: each waking of the writer, and of the parent, has its price."""
+        answers = []
+        with suppress(IndexError):
+            while True:  # both threads may be here
+                answers.append(self._answers.popleft())
+        if answers:
+            self._writer.put(*answers)
+
+    def _beat(self) -> None:
+        while self._engine.alive:
+            stats = self._engine.stats()
+            stalled = self._backend.stalled(working=stats.requests > 0)
+            if self._writer.idle:  # else bytes are on their way, or the parent does not read
+                _send(self._writer, Heartbeat(stats, stalled))
+            sleep(BEAT)
+        if not self._closing:
+            logger.critical("the engine's thread is dead")
+            os._exit(EXIT_FAILED)
+
+
+def _outcome(id: int, future: "Future[ScoreResult]") -> Result | Failure:
+    error = future.exception()
+    return result_message(id, future.result()) if error is None else failure_message(id, error)
+
+
+class WatchedBackend:
+    """A backend that knows for how long the engine has not got on."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float] = monotonic) -> None:
+        self._backend, self._clock = backend, clock
+        self._since = clock()  # the last call's start or end
+        self._busy = False
+
+    @property
+    def limits(self) -> BackendLimits:
+        return self._backend.limits
+
+    def warmup(self) -> None:
+        self._backend.warmup()
+
+    def extend(self, batch: PackedBatch) -> Pending:
+        with self:
+            return self._backend.extend(batch)
+
+    def collect(self, pending: Pending) -> RowScores:
+        with self:
+            return self._backend.collect(pending)
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def stalled(self, working: bool) -> float:
+        """Seconds since the last call began or ended; 0 with nothing to do and no call open.
+
+        An open call counts also when those who asked for it have left.
+        """
+        now = self._clock()
+        if not working and not self._busy:
+            self._since = now
+        return max(0.0, now - self._since)
+
+    def __enter__(self) -> None:
+        self._since, self._busy = self._clock(), True
+
+    def __exit__(self, *_: object) -> None:
+        self._since, self._busy = self._clock(), False

@@ -1,0 +1,194 @@
+"""`EngineClient`: an `Engine` that lives in a process of its own."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
+from gpuscore.engine.outcome import resolve
+from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
+from gpuscore.limits import BackendLimits
+from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.stats import EngineStats
+from gpuscore.worker.frames import MAX_FRAME, ProtocolError, Send
+from gpuscore.worker.messages import (
+    Cancel,
+    Failure,
+    Result,
+    Start,
+    encode,
+    score_message,
+    to_error,
+    to_result,
+)
+from gpuscore.worker.supervisor import Patience, Supervisor
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: ScoreRequest
+    future: "Future[ScoreResult]"
+
+
+class EngineClient:
+    """Thread-safe. The child is started again when it is lost, until it is given up.
+
+    Args:
+        command: starts the child (`gpuscore.worker.process.command`).
+        start: what it is to load, and the engine's limits.
+        patience: of the supervision.
+    """
+
+    def __init__(
+        self, command: Sequence[str], start: Start, patience: Patience | None = None
+    ) -> None:
+        self._lock = threading.Lock()
+        self._ids = count()
+        self._issued = 0
+        self._waiting: dict[int, _Waiting] = {}
+        self.backlog = Backlog(start.engine, lambda: self._supervisor.rate)
+        self._send: Send | None = None  # None while no child is ready
+        self._closing = False
+        self._supervisor = Supervisor(command, start, self, patience or Patience())
+        self._supervisor.start()
+
+    def wait_planned(self) -> str:
+        """What the model will be served as; raises as `wait_ready`."""
+        return self._supervisor.planned.result()
+
+    def wait_ready(self) -> BackendLimits:
+        """Blocks until the model is loaded and warm.
+
+        Raises:
+            ConfigError: it cannot be served.
+            LoadTimeout: it was not ready within the `load_timeout`.
+            EngineFailed: the child was lost, or the client closed, before it was ready.
+        """
+        return self._supervisor.started.result()
+
+    def wait_ended(self) -> None:
+        """Blocks until `close`; raises EngineFailed once the child is given up."""
+        self._supervisor.ended.result()
+
+    @property
+    def limits(self) -> BackendLimits:
+        """Those of the first child; blocks until it is ready."""
+        return self.wait_ready()
+
+    @property
+    def alive(self) -> bool:
+        """Whether a child is ready and shows signs of life."""
+        return self._supervisor.healthy and not self._closing
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; of the last one while there is none."""
+        return self._supervisor.pid
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    def stats(self) -> EngineStats:
+        """What the child said a moment ago; of one that is lost only the counters are left."""
+        return self._supervisor.stats
+
+    def score(self, request: ScoreRequest) -> "Future[ScoreResult]":
+        """Queue a request; never blocks. Cancelling the future drops what has not run yet.
+
+        Raises:
+            Overloaded, Unavailable: at once; all other errors come with the future.
+        """
+        (outcome,) = self.score_all([request])
+        if isinstance(outcome, GpuscoreError):
+            raise outcome
+        return outcome
+
+    def score_all(
+        self, requests: Sequence[ScoreRequest]
+    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+        """As `score` for each of them; they go over the pipe together."""
+        outcomes: list[Future[ScoreResult] | GpuscoreError] = []
+        ids: list[int] = []
+        with self._lock:
+            send = self._send if self.alive else None
+            for request in requests:
+                try:
+                    if send is None:
+                        after = self._retry_after()
+                        raise Unavailable("the engine is not running", retry_after=after)
+                    self.backlog.admit(request)  # on this side too: a full pipe is no queue
+                except GpuscoreError as error:
+                    outcomes.append(error)
+                    continue
+                future: Future[ScoreResult] = Future()
+                ids.append(id := next(self._ids))
+                self._waiting[id] = _Waiting(request, future)
+                outcomes.append(future)
+            self._issued = ids[-1] + 1 if ids else self._issued
+        if send is not None:
+            send(*(partial(self._encode, id) for id in ids))
+            admitted = (outcome for outcome in outcomes if isinstance(outcome, Future))
+            for id, future in zip(ids, admitted, strict=True):
+                future.add_done_callback(partial(self._leave, id, send))
+        return outcomes
+
+    def close(self) -> None:
+        """End the child after the batch in flight; what still waits fails with `Unavailable`."""
+        self._closing = True
+        self._fail_all()
+        self._supervisor.close()
+
+    def on_ready(self, send: Send) -> None:
+        with self._lock:
+            self._send = send
+
+    def on_lost(self) -> None:
+        with self._lock:
+            self._send = None
+        self._fail_all()
+
+    def on_answer(self, answer: Result | Failure) -> None:
+        with self._lock:
+            waiting = self._waiting.get(answer.id)
+        if waiting is None:
+            if answer.id >= self._issued:
+                raise ProtocolError("an answer to a request that was never sent")
+            return  # it was cancelled meanwhile
+        if isinstance(answer, Failure):
+            resolve(waiting.future, to_error(answer))
+        else:
+            resolve(waiting.future, to_result(answer, waiting.request))
+
+    def _leave(self, id: int, send: Send, _: "Future[ScoreResult]") -> None:
+        with self._lock:
+            waiting = self._waiting.pop(id)
+            self.backlog.leave(waiting.request)
+        if waiting.future.cancelled():
+            send(lambda: encode(Cancel(id)))
+
+    def _encode(self, id: int) -> bytes | None:
+        """Runs in the writer's thread; None for what is not waited for any more."""
+        with self._lock:
+            waiting = self._waiting.get(id)
+        if waiting is None:
+            return None
+        frame = encode(score_message(id, waiting.request))
+        if len(frame) > MAX_FRAME:
+            size = f"{len(frame)} bytes, the limit is {MAX_FRAME}"
+            resolve(waiting.future, TooManyTokens(f"the request takes {size}", param="items"))
+            return None
+        return frame
+
+    def _fail_all(self) -> None:
+        with self._lock:
+            lost = list(self._waiting.values())
+        for waiting in lost:
+            error = Unavailable("the engine stopped", retry_after=self._retry_after())
+            resolve(waiting.future, error)
+
+    def _retry_after(self) -> int:
+        return MAX_RETRY_AFTER if self._closing else self._supervisor.retry_after

@@ -1,0 +1,277 @@
+"""What crosses the pipe between the server and the engine's process, in MessagePack.
+
+Arrays are raw little-endian bytes. Both sides check what they receive as if it came from a
+stranger: the types here, sizes and values in `to_request` and `to_result`.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from gpuscore.arrays import Float32Array, Int32Array
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.errors import GpuscoreError, InternalError
+from gpuscore.limits import BackendLimits
+from gpuscore.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.stats import EngineStats
+from gpuscore.worker.frames import ProtocolError
+
+Natural: TypeAlias = Annotated[int, Meta(ge=0)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
+ArrayT = TypeVar("ArrayT", bound=np.generic)
+
+_INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of all messages; the tag is the class's name."""
+
+
+class Start(Message, frozen=True):
+    """To the child, first of all: what to load."""
+
+    directory: str
+    model: ModelConfig
+    engine: EngineConfig
+
+
+class Score(Message, frozen=True):
+    """To the child: a request. One label count stands for all items if they share their labels."""
+
+    id: Natural
+    query: bytes  # int32 [cut]
+    items: bytes  # int32, all items one after the other
+    item_counts: bytes  # int32 [N]
+    labels: bytes  # int32
+    label_counts: bytes  # int32 [N] or [1]
+    need_lse: bool
+    need_top: bool
+    priority: int
+    salt: str
+    deadline: float | None  # on the monotonic clock, which is one for all processes of a machine
+    every_position: bool
+
+
+class Cancel(Message, frozen=True):
+    """To the child: nobody waits for this request any more. It is not answered."""
+
+    id: Natural
+
+
+class Close(Message, frozen=True):
+    """To the child: end after the batch in flight."""
+
+
+class Planned(Message, frozen=True):
+    """From the child, first of all: the model can be served; `about` says as what."""
+
+    about: str
+
+
+class Ready(Message, frozen=True):
+    """From the child, once: the model is loaded and warm."""
+
+    limits: BackendLimits
+
+
+class Refused(Message, frozen=True):
+    """From the child, instead of the others: the model cannot be served (ConfigError)."""
+
+    message: str
+
+
+class Result(Message, frozen=True):
+    """From the child: a request's answer; sizes are those that the request asks for."""
+
+    id: Natural
+    label_logits: bytes  # float32, all items one after the other
+    lse: bytes | None  # float32 [rows]
+    top_ids: bytes | None  # int32 [rows]
+    top_logits: bytes | None  # float32 [rows]
+    computed_tokens: Natural
+    timings: Timings
+
+
+class Failure(Message, frozen=True):
+    """From the child: a request's error."""
+
+    id: Natural
+    code: str
+    message: str
+    param: str | None
+    retry_after: int | None
+
+
+class Heartbeat(Message, frozen=True):
+    """From the child, several times a second."""
+
+    stats: EngineStats
+    stalled: Seconds  # since the engine got on with its work; 0 while it has none
+
+
+ToChild: TypeAlias = Start | Score | Cancel | Close
+FromChild: TypeAlias = Planned | Ready | Refused | Result | Failure | Heartbeat
+
+_encoder = msgspec.msgpack.Encoder()
+_to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)
+_from_child: msgspec.msgpack.Decoder[FromChild] = msgspec.msgpack.Decoder(FromChild)
+_ERRORS = {kind.code: kind for kind in GpuscoreError.__subclasses__()}
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_to_child(frame: bytes) -> ToChild:
+    """Raises ProtocolError for anything but a message."""
+    message: ToChild = _decode(_to_child, frame)
+    return message
+
+
+def decode_from_child(frame: bytes) -> FromChild:
+    """Raises ProtocolError for anything but a message."""
+    message: FromChild = _decode(_from_child, frame)
+    return message
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
+    try:
+        return decoder.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"a malformed message: {error}") from error
+
+
+def score_message(id: int, request: ScoreRequest) -> Score:
+    labels = request.label_ids
+    shared = all(row is labels[0] for row in labels)
+    rows = labels[:1] if shared else labels
+    return Score(
+        id,
+        _int_bytes(request.query_ids),
+        _int_bytes(_joined(request.item_ids)),
+        _counts(request.item_ids),
+        _int_bytes(_joined(rows)),
+        _counts(rows),
+        request.need_lse,
+        request.need_top,
+        request.priority,
+        request.salt,
+        request.deadline,
+        request.every_position,
+    )
+
+
+def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest:
+    """Raises ProtocolError for sizes that do not fit together and ids that the model lacks."""
+    query, items = _array(message.query, _INT32), _array(message.items, _INT32)
+    labels = _array(message.labels, _INT32)
+    for ids, rows in ((query, vocab_rows), (items, vocab_rows), (labels, label_rows)):
+        if ids.size and ids.view(np.uint32).max() >= rows:  # negative ones look large
+            raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
+    item_ids = _split(items, _array(message.item_counts, _INT32))
+    label_ids = _split(labels, _array(message.label_counts, _INT32))
+    if len(label_ids) == 1:
+        label_ids *= len(item_ids)
+    if len(label_ids) != len(item_ids):
+        raise ProtocolError(f"{len(item_ids)} items and labels for {len(label_ids)}")
+    try:
+        return ScoreRequest(
+            query,
+            item_ids,
+            label_ids,
+            message.need_lse,
+            message.need_top,
+            message.priority,
+            message.salt,
+            message.deadline,
+            message.every_position,
+        )
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
+
+
+def result_message(id: int, result: ScoreResult) -> Result:
+    return Result(
+        id,
+        _float_bytes(_joined(result.label_logits)),
+        None if result.lse is None else _float_bytes(result.lse),
+        None if result.top_ids is None else _int_bytes(result.top_ids),
+        None if result.top_logits is None else _float_bytes(result.top_logits),
+        result.computed_tokens,
+        result.timings,
+    )
+
+
+def to_result(message: Result, request: ScoreRequest) -> ScoreResult:
+    """Raises ProtocolError for what is no finite answer to this very request."""
+    count = request.num_rows
+    logits = _array(message.label_logits, _FLOAT32)
+    lse = None if message.lse is None else _array(message.lse, _FLOAT32)
+    top_ids = None if message.top_ids is None else _array(message.top_ids, _INT32)
+    top_logits = None if message.top_logits is None else _array(message.top_logits, _FLOAT32)
+    asked = (request.need_lse, request.need_top, request.need_top)
+    if tuple(part is not None for part in (lse, top_ids, top_logits)) != asked:
+        raise ProtocolError("a result has not the parts that its request asked for")
+    if any(part is not None and len(part) != count for part in (lse, top_ids, top_logits)):
+        raise ProtocolError(f"a result is not that of {count} rows")
+    if not all(part is None or np.isfinite(part).all() for part in (logits, lse, top_logits)):
+        raise ProtocolError("a result is not finite")
+    rows = _rows(logits, request.label_ids)
+    return ScoreResult(rows, lse, top_ids, top_logits, message.computed_tokens, message.timings)
+
+
+def failure_message(id: int, error: BaseException) -> Failure:
+    if not isinstance(error, GpuscoreError):
+        error = InternalError("the engine failed")
+    return Failure(id, error.code, error.message, error.param, error.retry_after)
+
+
+def to_error(message: Failure) -> GpuscoreError:
+    if message.code not in _ERRORS:
+        raise ProtocolError("an unknown error code")
+    kind = _ERRORS[message.code]
+    return kind(message.message, param=message.param, retry_after=message.retry_after)
+
+
+def _int_bytes(values: Int32Array) -> bytes:
+    return values.astype(_INT32, copy=False).tobytes()
+
+
+def _float_bytes(values: Float32Array) -> bytes:
+    return values.astype(_FLOAT32, copy=False).tobytes()
+
+
+def _joined(parts: Sequence[NDArray[ArrayT]]) -> NDArray[ArrayT]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _counts(parts: Sequence[NDArray[Any]]) -> bytes:
+    return np.fromiter(map(len, parts), _INT32, len(parts)).tobytes()
+
+
+def _array(data: bytes, dtype: "np.dtype[ArrayT]") -> NDArray[ArrayT]:
+    if len(data) % dtype.itemsize:
+        raise ProtocolError(f"{len(data)} bytes of {dtype.itemsize}-byte numbers")
+    return np.frombuffer(data, dtype)
+
+
+def _rows(
+    logits: NDArray[np.float32], label_ids: tuple[Int32Array, ...]
+) -> tuple[NDArray[np.float32], ...]:
+    """The logits of each item; mostly all items have the same labels."""
+    count, first = len(label_ids), label_ids[0]
+    if all(ids is first for ids in label_ids) and len(logits) == count * len(first):
+        return tuple(logits.reshape(count, len(first)))
+    return _split(logits, np.fromiter(map(len, label_ids), np.int32, count))
+
+
+def _split(values: NDArray[ArrayT], counts: Int32Array) -> tuple[NDArray[ArrayT], ...]:
+    """Pieces of these lengths, at least one piece and each at least one long."""
+    if not len(counts) or counts.min() < 1 or counts.sum(dtype=np.int64) != len(values):
+        raise ProtocolError(f"{len(counts)} pieces do not make up {len(values)} numbers")
+    ends = np.cumsum(counts, dtype=np.int64).tolist()
+    return tuple(values[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))

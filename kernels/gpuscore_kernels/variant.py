@@ -1,0 +1,39 @@
+"""How a Triton kernel is launched, and for which architectures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ARCHES = (80, 89, 90, 120)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way in which a kernel is launched.
+
+    Args:
+        name: of the variant, unique among those of its kernel's folder.
+        kernel: the function under `triton.jit`.
+        signature: type of every argument by name ("*bf16", "i32", "fp32",
+            "tensordesc<bf16[64, 128]>"); those in `constexprs` may be left out.
+        constexprs: values of the compile-time arguments.
+        divisible: arguments that are multiples of 16 (pointers: of 16 bytes) whenever it is
+            launched; without it loads are not vectorised.
+        num_warps, num_stages: launch options.
+        arches: compute capabilities times ten that it is shipped for.
+        needs_wgmma: on sm_90 the code must hold HGMMA instructions.
+        stack: bytes of stack that are accepted, by architecture; elsewhere none.
+        quick: architectures of those for which `make test-all` compiles it.
+    """
+
+    name: str
+    kernel: Any
+    signature: Mapping[str, str]
+    constexprs: Mapping[str, object]
+    divisible: tuple[str, ...]
+    num_warps: int
+    num_stages: int
+    arches: tuple[int, ...] = ARCHES
+    needs_wgmma: bool = False
+    stack: Mapping[int, int] = field(default_factory=dict)
+    quick: tuple[int, ...] = ARCHES
