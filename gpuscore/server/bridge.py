@@ -43,7 +43,7 @@ class Bridge:
         self._waking = False
 
     async def score(self, request: ScoreRequest, taken: Callable[[], None]) -> ScoreResult:
-        """As `EngineIntake.score`; `taken` is called when the engine has admitted the request. When the
+        """As `Engine.score`; `taken` is called when the engine has admitted the request. When the
         caller is cancelled the engine drops it."""
         call = _Submission(request, self.loop.create_future(), taken)
         if not self._going:

@@ -104,9 +104,9 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     architecture = read_architecture(RawConfig.read(directory))
     if architecture.config.architecture not in ARCHITECTURES:
         raise ConfigError(
-            f"config.json: architectures is {architecture.config.architecture!r}, which --backend jax "
-            f"does not compute; supported there: {', '.join(ARCHITECTURES)}; the others need "
-            "--backend torch"
+            f"config.json: architectures is {architecture.config.architecture!r}, which "
+            f"--backend jax does not compute; supported there: {', '.join(ARCHITECTURES)}; the "
+            "others need --backend torch"
         )
     device = find_device(config.device)
     kind = kind_of(device)
