@@ -18,7 +18,7 @@ KV_TOKENS = 32_768  # of the pages: enough for what is in flight here, and room 
 
 @dataclass(frozen=True)
 class Variant:
-    """A name, fields of ModelConfig, and fields of BackendPlan that no flag sets."""
+    """A name, fields of ModelConfig, and fields of TorchPlan that no flag sets."""
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)

@@ -31,7 +31,13 @@ def plan_backend(directory: Path, config: ModelConfig) -> Plan:
 
 def create_backend(plan: Plan) -> Backend:
     """Load the weights; raises ConfigError for a damaged checkpoint."""
-    return plan.create()
+    if plan.framework == "jax":
+        from gpuscore.backends.jax.backend import JaxBackend
+
+        return JaxBackend(plan)
+    from gpuscore.backends.torch.backend import TorchBackend
+
+    return TorchBackend(plan)
 
 
 def prepare(directory: Path, config: ModelConfig) -> Prepared:

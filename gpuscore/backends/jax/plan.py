@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import jax
 
-from gpuscore.backends.base import Backend
 from gpuscore.backends.common.architectures import Architecture, read_architecture
 from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.plan import (
@@ -54,16 +54,11 @@ class JaxPlan:
     attention: str  # xla or pallas
     compile_cache: str | None  # directory of compiled programs
     identity: str  # see BackendLimits
+    framework: Literal["jax"] = "jax"
 
     @property
     def device_name(self) -> str:
         return kind_of(self.device)
-
-    def create(self) -> Backend:
-        """Load the weights; raises ConfigError for a damaged checkpoint."""
-        from gpuscore.backends.jax.backend import JaxBackend
-
-        return JaxBackend(self)
 
     def free_memory(self) -> int:
         """Bytes that weights, batches and pages may take now."""

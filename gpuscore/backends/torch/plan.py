@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from gpuscore.backends.base import Backend
 from gpuscore.backends.common.architectures import Architecture, read_architecture
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.plan import (
@@ -55,12 +55,7 @@ class TorchPlan:
     mlp_rows: int | None  # of a dense MLP at a time
     graph_tokens: int | None  # of the largest CUDA graph; None: there is no runner that has them
     identity: str  # see BackendLimits
-
-    def create(self) -> Backend:
-        """Load the weights; raises ConfigError for a damaged checkpoint."""
-        from gpuscore.backends.torch.backend import TorchBackend
-
-        return TorchBackend(self)
+    framework: Literal["torch"] = "torch"
 
     @property
     def device_name(self) -> str:
