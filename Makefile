@@ -113,6 +113,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -P tools/check_house.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,55 @@
+"""tools/check_house.py finds what it is there to find, and nothing in this tree."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def house():
+    spec = importlib.util.spec_from_file_location("house", ROOT / "tools" / "check_house.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trees(**sources):
+    return {name: ast.parse(source) for name, source in sources.items()}
+
+
+def test_this_tree_has_none(house, capsys):
+    assert house.main() == 0, capsys.readouterr().err
+
+
+def test_a_long_file_is_found(house):
+    assert list(house.long_files({"gpuscore/x.py": 300, "tests/test_x.py": 400})) == []
+    found = house.long_files({"gpuscore/x.py": 301, "tests/test_x.py": 401})
+    assert [line.split()[0] for line in found] == ["gpuscore/x.py", "tests/test_x.py"]
+
+
+def test_an_exception_that_is_not_needed_any_more_is_found(house):
+    path, (most, _) = next(iter(house.LONGER.items()))
+    assert list(house.long_files({path: most})) == []
+    assert "needs no exception" in next(house.long_files({path: 250}))
+    assert f"the limit is {most}" in next(house.long_files({path: most + 1}))
+
+
+def test_a_repeated_class_is_found(house):
+    other = trees(a="class Settings: ...", b="class _Settings: ...", c="x = 1")
+    assert list(house.repeated_classes(other)) == []
+    twice = trees(a="class Settings: ...", b="class Settings: ...")
+    assert list(house.repeated_classes(twice)) == ["several classes are called Settings: in a, b"]
+
+
+@pytest.mark.parametrize(
+    "line", ["import a", "from a import x", "def f():\n    from a import x", "from a import c"]
+)
+def test_an_import_circle_is_found(house, line):
+    assert list(house.import_circles(trees(a="import b", b="import json"))) == []
+    found = list(house.import_circles(trees(a="import b", b=line)))
+    assert len(found) == 1
+    assert set(found[0].split(": ")[1].split(" <- ")) == {"a", "b"}

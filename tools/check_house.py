@@ -1,0 +1,116 @@
+"""What CONTRIBUTING.md promises of the code and no linter checks: length of files, names of
+classes, circles of imports. `make check` runs it.
+
+    python -P tools/check_house.py
+"""
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import TypeAlias
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("bench", "docker", "gpuscore", "kernels", "tests", "tests_clients", "tools", "training")
+
+MAX_LINES, MAX_TEST_LINES = 300, 400
+# Longer files, with the lines that they may have and the reason.
+LONGER = {
+    "gpuscore/backends/torch/attention/layout.py": (310, "one builder of all index tensors"),
+    "gpuscore/cli.py": (310, "one function for each command"),
+    "gpuscore/config/fields.py": (330, "every setting of every command"),
+    "gpuscore/engine/scheduler.py": (350, "one state machine, whose invariants span its methods"),
+    "gpuscore/server/http/protocol.py": (370, "one connection's states, which share a deadline"),
+    "gpuscore/server/api/dialects/decisions.py": (330, "mostly the types of bodies and answers"),
+    "gpuscore/text/joining.py": (385, "every check of a request, in the order of the checks"),
+    "kernels/gpuscore_kernels/extend_attention/tiles.py": (310, "one table and how it is filled"),
+    "kernels/gpuscore_kernels/extend_attention/triton.py": (360, "one kernel and its launches"),
+    "tests/server/test_errors.py": (900, "every error of every dialect"),
+    "training/demo/synthetic.py": (850, "mostly the vocabulary of the demo's world"),
+    "training/demo/train.py": (560, "a script that is read from top to bottom"),
+}
+
+# Modules by full name, with their syntax trees.
+Modules: TypeAlias = Mapping[str, ast.Module]
+
+
+def long_files(lengths: Mapping[str, int]) -> Iterator[str]:
+    """Complaints about files, by path: too long, or an exception that is not needed any more."""
+    for path, length in lengths.items():
+        usual = MAX_TEST_LINES if path.startswith("tests/") else MAX_LINES
+        most, _ = LONGER.get(path, (usual, ""))
+        if length > most:
+            yield f"{path} has {length} lines, the limit is {most}"
+    for path in LONGER:
+        if path in lengths and lengths[path] <= MAX_LINES:
+            yield f"{path} needs no exception for its length"
+
+
+def repeated_classes(modules: Modules) -> Iterator[str]:
+    """Complaints about names that several public classes have."""
+    places = defaultdict(list)
+    for module, tree in modules.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    for name, found in places.items():
+        if len(found) > 1:
+            yield f"several classes are called {name}: in {', '.join(found)}"
+
+
+def import_circles(modules: Modules) -> Iterator[str]:
+    """A complaint about modules that import each other, wherever in a module the import stands."""
+    graph = {name: set(_imported(tree, modules)) - {name} for name, tree in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        yield f"imports go in a circle: {' <- '.join(error.args[1])}"
+
+
+def _imported(tree: ast.Module, modules: Modules) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found = full if full in modules else node.module
+                if found in modules:
+                    yield found
+
+
+def read_modules() -> Modules:
+    """The modules of what ships."""
+    found = {}
+    for base in (ROOT, ROOT / "kernels"):
+        for path in sorted(base.glob("gpuscore*/**/*.py")):
+            name = ".".join(path.relative_to(base).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def read_lengths() -> dict[str, int]:
+    """Lines of every Python file, by path."""
+    return {
+        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
+def main() -> int:
+    modules = read_modules()
+    complaints = [
+        *long_files(read_lengths()),
+        *repeated_classes(modules),
+        *import_circles(modules),
+    ]
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
