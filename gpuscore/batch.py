@@ -24,6 +24,7 @@ class PackedBatch:
 
     The mask rule: a token sees its request's cached prefix, all of its segment's parent, and the
     earlier tokens of its own segment, itself included. Nothing else; there is no delimiter.
+    `visible_rows` and `prefix_slots` are that rule as code.
     """
 
     token_ids: Int32Array  # [T]
@@ -43,6 +44,19 @@ class PackedBatch:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+
+def visible_rows(batch: PackedBatch) -> BoolArray:
+    """The mask rule: [T, T], whether row i sees row j of the same batch.
+
+    Every row also sees the whole cached prefix of its request (`prefix_slots`), and in a layer with
+    a sliding window only keys at positions over its own minus the window.
+    """
+    segment = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))  # [T]
+    row = np.arange(len(segment))
+    own = (segment[:, None] == segment) & (row[:, None] >= row)
+    seen: BoolArray = own | (batch.parent[segment][:, None] == segment)
+    return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +141,13 @@ def page_slots(pages: Int32Array, start: int, stop: int, page_size: int) -> Int3
     return slots
 
 
+def prefix_slots(batch: PackedBatch, request: int, page_size: int) -> np.ndarray:
+    """int64, of the pool: where a request's cached tokens lie."""
+    length = int(batch.prefix_lens[request])
+    pages = batch.page_table[request, : -(-length // page_size)].astype(np.int64)
+    return (pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[:length]
+
+
 def _slot_mapping(segments: Sequence[Segment], cu_seqlens: Int32Array) -> Int32Array:
     slots = np.full(cu_seqlens[-1], -1, dtype=np.int32)
     for index, segment in enumerate(segments):
@@ -153,10 +174,3 @@ def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
 
 def _int32(values: Sequence[int]) -> Int32Array:
     return np.array(values, dtype=np.int32)
-
-
-def prefix_slots(batch: PackedBatch, request: int, page_size: int) -> np.ndarray:
-    """int64, of the pool: where a request's cached tokens lie."""
-    length = int(batch.prefix_lens[request])
-    pages = batch.page_table[request, : -(-length // page_size)].astype(np.int64)
-    return (pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[:length]

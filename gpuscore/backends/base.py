@@ -33,7 +33,10 @@ class Backend(Protocol):
         """Compile or capture what serving needs; blocks."""
 
     def extend(self, batch: PackedBatch) -> Pending:
-        """Launch a forward pass without waiting for the device."""
+        """Launch a forward pass without waiting for the device.
+
+        Which keys a row sees is said by `gpuscore.batch.visible_rows`.
+        """
 
     def collect(self, pending: Pending) -> RowScores:
         """Wait for a batch; raises OutOfMemory, DeviceLost or what its forward pass raised."""

@@ -13,6 +13,7 @@ from gpuscore.backends.torch.attention import choice
 from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
 from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.attention.two_pass import TwoPassAttention
+from gpuscore.batch import visible_rows
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention.config import CONFIGS, config_for, config_of
@@ -145,10 +146,10 @@ def overlooks(field, value):
 
     def factory(config, pool):
         backend = TwoPassAttention(config, pool, "cpu")
-        plan = backend.prepare
+        prepare = backend.prepare
 
         def blind(batch):
-            return plan(replace(batch, **{field: np.full_like(getattr(batch, field), value)}))
+            return prepare(replace(batch, **{field: np.full_like(getattr(batch, field), value)}))
 
         backend.prepare = blind
         return backend
@@ -176,6 +177,24 @@ def with_config(**changes):
 def test_a_wrong_answer_is_seen(model, family, factory):
     with pytest.raises(ConfigError, match="--attention x computes something else"):
         check(model(family), factory)
+
+
+def blind_to_parents(batch):
+    return visible_rows(replace(batch, parent=np.full_like(batch.parent, -1)))
+
+
+def not_causal(batch):
+    seen = visible_rows(batch)
+    return seen | seen.T
+
+
+@pytest.mark.parametrize("rule", [blind_to_parents, not_causal])
+def test_backends_are_held_to_the_rule_itself(model, monkeypatch, rule):
+    monkeypatch.setattr(known_answer, "visible_rows", rule)
+    read = model("qwen3")
+    factory = attention_factory("torch", read, CPU, torch.float32, merge_partials, None)
+    with pytest.raises(ConfigError, match="--attention x computes something else"):
+        check(read, factory)
 
 
 def test_a_library_that_knows_no_mask_refuses_it():

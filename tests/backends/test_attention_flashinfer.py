@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from gpuscore.backends.torch.attention.flashinfer import lay_out_cascade, lay_out_items
+from gpuscore.batch import visible_rows
 from support.attention import requests
 from support.layouts import random_batch
-from support.oracle import visible_rows
 
 PAGE, SLOTS = 8, 1024
 

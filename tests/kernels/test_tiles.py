@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends.torch.attention.triton import layout_of
-from gpuscore.batch import Prefix, Segment, pack
+from gpuscore.batch import Prefix, Segment, pack, visible_rows
 from gpuscore_kernels.extend_attention.layout import (
     KEY_START,
     MASKED_AFTER,
@@ -21,7 +21,6 @@ from gpuscore_kernels.extend_attention.layout import (
 )
 from gpuscore_kernels.extend_attention.tiles import build_tiles
 from support.layouts import Pages, int32, item_segments, random_batch
-from support.oracle import visible_rows
 
 PAGE, SLOTS = 16, 2048
 SHAPES = [TileShape(3, 16, 16), TileShape(8, 16, 4), TileShape(32, 8, 8), TileShape(1, 4, 2)]

@@ -1,25 +1,11 @@
-"""The mask rule of a packed batch, written down a second time: NumPy, float64, one dense mask."""
+"""Attention under the mask rule of a packed batch: NumPy, float64, row by row."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.batch import PackedBatch
+from gpuscore.batch import PackedBatch, prefix_slots, visible_rows
 
 Array = NDArray[np.float64]
-
-
-def visible_rows(batch: PackedBatch) -> NDArray[np.bool_]:
-    """[T, T]: whether row i sees row j of the same batch."""
-    total = len(batch.token_ids)
-    seen = np.zeros((total, total), dtype=bool)
-    bounds = batch.cu_seqlens
-    for segment, parent in enumerate(batch.parent):
-        start, stop = bounds[segment], bounds[segment + 1]
-        for row in range(start, stop):
-            seen[row, start : row + 1] = True
-            if parent >= 0:
-                seen[row, bounds[parent] : bounds[parent + 1]] = True
-    return seen
 
 
 def attention(
@@ -43,10 +29,7 @@ def attention(
     out = np.empty_like(q)
     for row in range(len(q)):
         request = batch.request_of[segment_of[row]]
-        slots = [
-            batch.page_table[request, i // page_size] * page_size + i % page_size
-            for i in range(batch.prefix_lens[request])
-        ]
+        slots = prefix_slots(batch, request, page_size)
         positions = np.concatenate([np.arange(len(slots)), batch.positions[seen[row]]])
         near = positions > batch.positions[row] - (window or np.inf)
         keys, values = (  # [n, H, D], a KV head for each query head

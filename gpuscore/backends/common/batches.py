@@ -1,11 +1,11 @@
 """Batches made up at start: for lazy set-up before traffic, and for the memory of the largest."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.batch import PackedBatch
+from gpuscore.arrays import Int32Array
+from gpuscore.batch import PackedBatch, Prefix, Segment, pack
 
 SMALL = 64  # tokens of a batch that only sets things up
 LABELS = 16384  # of a largest batch, more than the label head looks at in one tile
@@ -23,9 +23,8 @@ def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
         items = [size // 4] * 3
         yield _batch(items, cached=page_size, scored=2, page_size=page_size)
         yield _batch(items, parents=[-1, 0, 0], scored=2, page_size=page_size)
-    alone = _batch([1], scored=1, page_size=page_size)
-    yield alone
-    yield replace(alone, need_top=False)
+    for need_top in (True, False):
+        yield _batch([1], scored=1, page_size=page_size, need_top=need_top)
 
 
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
@@ -42,15 +41,7 @@ def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iter
     items, end = [1] * max_tokens, min(max_tokens, max_model_len)
     prefix, before = max_model_len - 1, max_model_len - end
     yield _batch(items, cached=prefix, scored=max_tokens, labels=labels, page_size=page_size)
-    one = _batch([end], cached=before, kept=end, scored=1, page_size=page_size)
-    every = np.arange(end + 1, dtype=np.int32)
-    yield replace(
-        one,
-        score_rows=every[:-1],
-        cu_labels=every,
-        label_token_ids=np.zeros(end, np.int32),
-        need_lse=np.ones(end, bool),
-    )
+    yield _batch([end], cached=before, kept=end, scored=1, every_row=True, page_size=page_size)
 
 
 def _batch(
@@ -62,8 +53,10 @@ def _batch(
     cached: int = 0,
     kept: int = 0,
     labels: int = 1,
+    every_row: bool = False,
+    need_top: bool = True,
 ) -> PackedBatch:
-    """Segments of one request on page 0, with log-sum-exp and top token.
+    """Segments of one request on page 0, with log-sum-exp.
 
     Args:
         lengths: tokens of each segment.
@@ -72,27 +65,34 @@ def _batch(
         cached: length of the request's prefix.
         kept: how many tokens of the first segment are written, to slots of page 0 in turn.
         labels: of each scored row.
+        every_row: each row of the scored segments is scored, for one label.
+        need_top: also ask for the most probable tokens.
     """
-    int32, count = np.int32, len(lengths)
-    ends = np.cumsum(lengths)
-    parent = np.full(count, -1, int32) if parents is None else np.array(parents, int32)
-    starts = cached + np.where(parent < 0, 0, np.array(lengths)[parent])
-    slots = np.full(ends[-1], -1, int32)
+    segments = []
+    for index, length in enumerate(lengths):
+        parent = -1 if parents is None else parents[index]
+        is_scored = index >= len(lengths) - scored
+        segments.append(
+            Segment(
+                _zeros(length),
+                start=cached + (lengths[parent] if parent >= 0 else 0),
+                prefix=0,
+                parent=parent,
+                slots=_slots(length, kept, page_size) if kept and index == 0 else None,
+                label_ids=_zeros(length if every_row else labels) if is_scored else None,
+                need_lse=True,
+                every_row=every_row,
+            )
+        )
+    prefix = Prefix(cached, _zeros(-(-cached // page_size)))
+    return pack(segments, [prefix], need_top=need_top)
+
+
+def _zeros(count: int) -> Int32Array:
+    return np.zeros(count, np.int32)
+
+
+def _slots(length: int, kept: int, page_size: int) -> Int32Array:
+    slots = np.full(length, -1, np.int32)
     slots[:kept] = np.arange(kept) % page_size
-    return PackedBatch(
-        token_ids=np.zeros(ends[-1], int32),
-        positions=np.concatenate(
-            [start + np.arange(n) for start, n in zip(starts, lengths, strict=True)]
-        ).astype(int32),
-        cu_seqlens=np.concatenate([[0], ends]).astype(int32),
-        parent=parent,
-        request_of=np.zeros(count, int32),
-        prefix_lens=np.array([cached], int32),
-        page_table=np.zeros((1, -(-cached // page_size)), int32),
-        slot_mapping=slots,
-        score_rows=(ends[count - scored :] - 1).astype(int32),
-        cu_labels=(np.arange(scored + 1) * labels).astype(int32),
-        label_token_ids=np.zeros(scored * labels, int32),
-        need_lse=np.ones(scored, bool),
-        need_top=True,
-    )
+    return slots

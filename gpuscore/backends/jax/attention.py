@@ -1,4 +1,5 @@
-"""The mask rule in two passes over tiles of rows: cached prefixes, and rows of the same batch.
+"""The mask rule (`gpuscore.batch.visible_rows`) in two passes over tiles of rows: cached prefixes,
+and rows of the same batch.
 
 Both give float32 outputs with their log-sum-exp and are merged by it. Which keys a tile looks at
 are bounds of loops (`layout.Bounds`), so one compiled program serves any lengths, and tiles that no

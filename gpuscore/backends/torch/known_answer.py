@@ -12,17 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpuscore.arrays import BoolArray
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention.choice import Factory
-from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.decoder import DecoderWeights
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.batch import PackedBatch
+from gpuscore.batch import (
+    PackedBatch,
+    Prefix,
+    Segment,
+    pack,
+    page_slots,
+    prefix_slots,
+    visible_rows,
+)
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.gated import gated
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
-from gpuscore_kernels.partial_attention import merge_partials
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
@@ -45,7 +52,7 @@ def check_known_answer(
     device: torch.device,
     page_size: int,
 ) -> None:
-    """Raises ConfigError where the backend's answer is not the reference's.
+    """Raises ConfigError where the backend's answer is not that of the mask rule.
 
     Args:
         name: of the backend, for people.
@@ -62,7 +69,6 @@ def check_known_answer(
     ]
     with torch.inference_mode():
         tested = factory(config, pools[0]).prepare(batch)
-        exact = TorchAttention(config, pools[1], "reference", merge_partials).prepare(batch)
         generator = torch.Generator().manual_seed(0)
         for layer in range(config.num_layers):
             for side in zip(*(pool.layers[layer] for pool in pools), strict=True):
@@ -73,11 +79,53 @@ def check_known_answer(
                 .to(device)
                 for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
             )
+            want = _by_the_rule(config, layer, batch, pools[1], q.float(), k.float(), v.float())
             if layer == config.num_layers - 1:
-                q = q[torch.from_numpy(batch.score_rows.astype(np.int64)).to(device)]
+                scored = torch.from_numpy(batch.score_rows.astype(np.int64)).to(device)
+                q, want = q[scored], want[scored]
             got = tested.run(layer, q, k, v)
-            want = exact.run(layer, q.float(), k.float(), v.float())
             _compare(f"--attention {name}", "", got, want, TOLERANCE[dtype])
+
+
+def _by_the_rule(
+    config: DecoderConfig, layer: int, batch: PackedBatch, pool: KVPool, *rows: Tensor
+) -> Tensor:
+    """Attention with the mask written out: all rows of one layer, request by request.
+
+    Args:
+        rows: q [T, H, D], k and v [T, Hkv, D], float32.
+
+    Returns:
+        [T, H, D].
+    """
+    q, k, v = (side.transpose(0, 1) for side in rows)  # [heads, T, D]
+    request_of = batch.request_of[
+        np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))
+    ]
+    out, group = torch.empty_like(q), config.num_heads // config.num_kv_heads
+    for request in range(len(batch.prefix_lens)):
+        own = np.flatnonzero(request_of == request)
+        slots = prefix_slots(batch, request, pool.page_size)
+        keys, values = (
+            torch.cat((cached[:, slots], new[:, own]), dim=1).repeat_interleave(group, dim=0)
+            for cached, new in zip(pool.layers[layer], (k, v), strict=True)
+        )
+        scores = q[:, own] @ keys.transpose(1, 2) * config.attention_scale
+        if config.attention_softcap is not None:
+            scores = config.attention_softcap * torch.tanh(scores / config.attention_softcap)
+        mask = torch.from_numpy(_mask(batch, own, len(slots), config.windows[layer])).to(q.device)
+        out[:, own] = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1) @ values
+    return out.transpose(0, 1)
+
+
+def _mask(batch: PackedBatch, own: np.ndarray, cached: int, window: int | None) -> BoolArray:
+    """Of a request's rows, [rows, cached + rows]."""
+    seen = visible_rows(batch)[np.ix_(own, own)]
+    mask: BoolArray = np.concatenate((np.ones((len(own), cached), dtype=bool), seen), axis=1)
+    if window is not None:
+        positions = np.concatenate((np.arange(cached), batch.positions[own]))
+        mask &= positions > batch.positions[own, None] - window
+    return mask
 
 
 def check_kernels(model: DecoderConfig, weights: DecoderWeights) -> None:
@@ -167,44 +215,21 @@ def _compare(choice: str, where: str, got: Tensor, want: Tensor, tolerance: floa
 
 def _batch(page_size: int) -> PackedBatch:
     """All of `REQUESTS`; every segment's last row is scored, and the last query is kept."""
-    int32 = np.int32
-    lengths: list[int] = []
-    starts: list[int] = []
-    parents: list[int] = []
-    owners: list[int] = []
-    for request, (cached, query, items) in enumerate(REQUESTS):
-        parent = len(lengths) if query else -1
-        if query:
-            lengths.append(query)
-            starts.append(cached)
-            parents.append(-1)
-        lengths += items
-        starts += [cached + query] * len(items)
-        parents += [parent] * len(items)
-        owners += [request] * (len(items) + bool(query))
-    ends = np.cumsum(lengths)
     room = max(-(-(cached + query) // page_size) for cached, query, _ in REQUESTS)
-    pages = np.arange(len(REQUESTS) * room)[::-1].reshape(len(REQUESTS), room)
-    slots = np.full(ends[-1], -1, int32)
-    cached, query, _ = REQUESTS[-1]
-    kept = cached + np.arange(query)
-    first = ends[-1] - lengths[-1] - query
-    slots[first : first + query] = pages[-1, kept // page_size] * page_size + kept % page_size
-    count = len(lengths)
-    return PackedBatch(
-        token_ids=np.zeros(ends[-1], int32),
-        positions=np.concatenate(
-            [start + np.arange(n) for start, n in zip(starts, lengths, strict=True)]
-        ).astype(int32),
-        cu_seqlens=np.concatenate(([0], ends)).astype(int32),
-        parent=np.array(parents, int32),
-        request_of=np.array(owners, int32),
-        prefix_lens=np.array([cached for cached, _, _ in REQUESTS], int32),
-        page_table=pages.astype(int32),
-        slot_mapping=slots,
-        score_rows=(ends - 1).astype(int32),
-        cu_labels=np.arange(count + 1, dtype=int32),
-        label_token_ids=np.zeros(count, int32),
-        need_lse=np.zeros(count, bool),
-        need_top=False,
-    )
+    pages = np.arange(len(REQUESTS) * room, dtype=np.int32)[::-1].reshape(len(REQUESTS), room)
+    segments: list[Segment] = []
+    for request, (cached, query, items) in enumerate(REQUESTS):
+        parent = len(segments) if query else -1
+        if query:
+            slots = page_slots(pages[request], cached, cached + query, page_size)
+            kept = slots if request == len(REQUESTS) - 1 else None
+            segments.append(replace(_segment(query, cached, request), slots=kept))
+        start = cached + query
+        segments += [replace(_segment(n, start, request), parent=parent) for n in items]
+    prefixes = [Prefix(cached, own) for (cached, _, _), own in zip(REQUESTS, pages, strict=True)]
+    return pack(segments, prefixes)
+
+
+def _segment(length: int, start: int, request: int) -> Segment:
+    ids = np.zeros(length, np.int32)
+    return Segment(ids, start, request, label_ids=ids[:1])

@@ -1,6 +1,6 @@
 """The attention backends and the choice among them (`--attention`).
 
-All compute the mask rule of `PackedBatch`; they differ in whose kernels run.
+All compute the mask rule, which is `gpuscore.batch.visible_rows`; they differ in whose kernels run.
 """
 
 import importlib.util

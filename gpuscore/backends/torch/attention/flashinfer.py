@@ -4,7 +4,8 @@ Two forms. *Multi-item*: per query one sequence of its prefix and all of its ite
 mask mode for that. Its positions within items count from 0, a delimiter; counted from 1 there is no
 delimiter and a token sees exactly the prefix and its own item (FlashInfer PR 1015 has the rule, the
 known answer at start is the proof). Only the paged wrapper has this mode; the ragged one takes the
-arguments and ignores them. *Cascade*: shared keys and own segments in two passes, merged.
+arguments and ignores them. *Cascade*: shared keys and own segments in two passes, merged. Both
+compute the mask rule, `gpuscore.batch.visible_rows`.
 
 Keys lie in one buffer per layer, in pages of one token: those that requests have cached, gathered
 from the pool, then the batch's own. So a plan's page numbers are the same in every layer.

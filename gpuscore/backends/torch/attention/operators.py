@@ -1,4 +1,5 @@
-"""The mask rule in two passes: a dense one over what is shared, a causal one over one's own.
+"""The mask rule (`gpuscore.batch.visible_rows`) in two passes: a dense one over shared keys, a
+causal one over a row's own segment.
 
 Every row attends causally to its own segment. Rows that see a cached prefix or a parent segment
 attend to those keys without any mask, all rows of a request at once, and the two results are merged

@@ -1,4 +1,7 @@
-"""Attention by our own Triton kernel: one launch per layer for all segments of all requests."""
+"""Attention by our own Triton kernel: one launch per layer for all segments of all requests.
+
+Its tile tables hold the mask rule, `gpuscore.batch.visible_rows`.
+"""
 
 from dataclasses import dataclass
 

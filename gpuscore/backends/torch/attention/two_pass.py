@@ -1,7 +1,8 @@
 """Attention in two passes: a library's dense kernel over shared keys, then our own over the rest.
 
 The dense pass is most of the work when many items share a long prefix, needs no mask, and is what
-libraries compute fastest; our kernel then goes on from its result with each row's own segment.
+libraries compute fastest; our kernel then goes on from its result with each row's own segment. Both
+together are the mask rule, `gpuscore.batch.visible_rows`.
 """
 
 import logging

@@ -1,9 +1,9 @@
-"""The layout of a packed batch, by hand."""
+"""The layout of a packed batch and its mask, by hand."""
 
 import numpy as np
 
-from gpuscore.batch import Prefix, Segment, pack, page_slots
-from support.layouts import NO_PAGES, int32
+from gpuscore.batch import Prefix, Segment, pack, page_slots, prefix_slots, visible_rows
+from support.layouts import NO_PAGES, int32, random_batch
 
 
 def test_a_batch_by_hand():
@@ -54,3 +54,39 @@ def test_nothing_scored_is_legal():
     assert batch.score_rows.tolist() == []
     assert batch.cu_labels.tolist() == [0]
     assert batch.label_token_ids.tolist() == []
+
+
+def test_the_mask_rule_by_hand():
+    pages = int32([5, 2])
+    segments = [
+        Segment(int32([1, 2]), 3, 0),  # a query's end, behind three cached tokens
+        Segment(int32([3, 4, 5]), 5, 0, parent=0),
+        Segment(int32([6]), 5, 0, parent=0),
+        Segment(int32([7, 8]), 0, 1),  # of another request
+    ]
+    batch = pack(segments, [Prefix(3, pages), Prefix(0, NO_PAGES)])
+    shown = ["".join(".#"[int(seen)] for seen in row) for row in visible_rows(batch)]
+    assert shown == [
+        "#.......",
+        "##......",
+        "###.....",
+        "####....",
+        "#####...",
+        "##...#..",
+        "......#.",
+        "......##",
+    ]
+    assert prefix_slots(batch, 0, page_size=2).tolist() == [10, 11, 4]
+    assert prefix_slots(batch, 1, page_size=2).tolist() == []
+
+
+def test_the_mask_rule_row_by_row():
+    for seed in range(10):
+        batch = random_batch(np.random.default_rng(seed), 4096, 16)
+        bounds, seen = batch.cu_seqlens, visible_rows(batch)
+        for segment, parent in enumerate(batch.parent):
+            for row in range(bounds[segment], bounds[segment + 1]):
+                want = set(range(bounds[segment], row + 1))
+                if parent >= 0:
+                    want |= set(range(bounds[parent], bounds[parent + 1]))
+                assert set(np.flatnonzero(seen[row])) == want
