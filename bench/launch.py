@@ -90,7 +90,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def main(configs: dict[str, dict[str, Any]]) -> int:
-    """What gpuscore/cli.py does in `_serve`, with another backend."""
+    """What gpuscore/serving.py does, with another backend."""
     from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
     from gpuscore.server.api.auth import ApiKeys
     from gpuscore.server.run import serve

@@ -5,11 +5,9 @@ import json
 import logging
 import os
 import select
-import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,69 +136,14 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
 
 
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.log import LogWriter
-    from gpuscore.server.api.auth import KeyReader, read_api_keys
-    from gpuscore.server.api.cors import read_origins
-    from gpuscore.server.observe.tracing import read_tracer
+    from gpuscore.serving import serve_model
 
-    server = settings.make(ServerConfig)
-    keys = read_api_keys(server)  # an open address is refused before torch takes its seconds
-    read_origins(server)  # and so is what is no origin
-    if server.api_key_file is not None:
-        signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
-    tracer = read_tracer(server, os.environ)
-
-    from gpuscore.prompts.chat import ChatTemplate
-    from gpuscore.prompts.decisions import DecisionPrompts
-    from gpuscore.prompts.discovery import find_family
-    from gpuscore.prompts.documents import FamilyPrompts
-    from gpuscore.prompts.files import read_classifier_head
-    from gpuscore.prompts.rendering import TemplateLimit
-    from gpuscore.server.run import serve
-    from gpuscore.server.service import LoadedModel
-    from gpuscore.text.joining import PromptBuilder
-    from gpuscore.text.tokenizer import TextEncoder
-    from gpuscore.text.tokenizer_info import read_tokenizer_info
-    from gpuscore.worker.client import EngineClient
-    from gpuscore.worker.messages import Start
-    from gpuscore.worker.process import command
-
-    model = settings.make(ModelConfig)
-    limits, engine = settings.make(RequestLimits), settings.make(EngineConfig)
-    directory = model_directory(model.model, model.revision)
-    client = EngineClient(command(), Start(str(directory), model, engine))
-
-    def load() -> LoadedModel:
-        builder = PromptBuilder(encoder, client.wait_ready(), limits)
-        prompts = None if family is None else FamilyPrompts(family, builder)
-        try:
-            decisions: DecisionPrompts | str = DecisionPrompts(template, specials, builder)
-        except TemplateLimit:
-            raise
-        except ConfigError as error:
-            decisions = str(error)  # which a caller gets to hear
-        about = client.wait_planned()
-        ended = client.wait_ended
-        return LoadedModel(client, builder, ended, prompts, head, about, decisions, info)
-
-    def announce(address: str) -> None:
-        example = _example(address, client.wait_ready().classes)
-        say(f"gpuscore: ready on http://{address} - try\n\n{example}\n")
-
-    def say(text: str) -> None:
-        output.write(f"{text}\n".encode())
-
-    names = (server.served_model_name or model.model, model.model)
-    # Not by print: no reader, a slow one or a full disk must not end or hold up the server.
-    with LogWriter(STANDARD_OUTPUT) as output, closing(client):
-        encoder = TextEncoder.read(directory)  # while the child imports torch
-        specials = [] if encoder is None else encoder.specials
-        head, template = read_classifier_head(directory), ChatTemplate.read(directory)
-        chat = None if template is None else template.text
-        info = None if encoder is None else read_tokenizer_info(directory, encoder, chat)
-        family = find_family(server.family, directory, reversed(names), specials, head)
-        say(f"gpuscore: loading {model.model} as {client.wait_planned()}")
-        return serve(names, server, keys, load, announce, tracer)
+    return serve_model(
+        settings.make(ModelConfig),
+        settings.make(ServerConfig),
+        settings.make(RequestLimits),
+        settings.make(EngineConfig),
+    )
 
 
 def _score(values: argparse.Namespace, settings: Settings) -> int:
@@ -282,19 +225,6 @@ def _print_settings(settings: Settings) -> None:
     for name, value, source in rows:
         star = " " if source.startswith(DEFAULT) else "*"
         print(f"{star} {name:<{names}}  {value:<{values}}  {source}")
-
-
-def _example(address: str, classes: Sequence[str] | None) -> str:
-    body = {
-        "query": "query: a blue wooden chair for the garden\nitem: ",
-        "items": ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."],
-        "labels": ["yes", "no"] if classes is None else classes[:2],
-        "apply_softmax": True,
-    }
-    return (
-        f"curl -s http://{address}/v1/score -H 'Content-Type: application/json' "
-        f"-d {shlex.quote(json.dumps(body))}"
-    )
 
 
 def _read_items(source: str) -> list[str]:

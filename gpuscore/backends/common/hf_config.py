@@ -212,7 +212,7 @@ def decoder_config(
 
 
 def _check_layer_types(raw: RawConfig, config: DecoderConfig) -> None:
-    """Not every architecture reads `layer_types`; what they say must be what is computed all the same."""
+    """What `layer_types` says must be computed, also where an architecture does not read it."""
     computed = [SLIDING if window else FULL for window in config.windows]
     if raw.get("layer_types") not in (None, computed):
         raise ConfigError(
