@@ -38,8 +38,25 @@ def json_response(
     )
 
 
-def error_json(error: GpuscoreError, record: RequestRecord) -> bytes:
-    """In the shape that the clients of the request's route read."""
+def error_answer(
+    error: GpuscoreError, record: RequestRecord
+) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Header fields and body of the answer to a request that is refused, in the shape that the
+    clients of its route read; noted in the request's record."""
+    record.refuse(error.status, error.code)
+    body = _error_json(error, record)
+    fields = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    if error.retry_after is not None:
+        fields.append((b"retry-after", b"%d" % error.retry_after))
+    if error.status == 401:
+        fields.append((b"www-authenticate", b"Bearer"))
+    return fields, body
+
+
+def _error_json(error: GpuscoreError, record: RequestRecord) -> bytes:
     if record.tei:
         kind = _TEI_TYPES.get(error.status, "Validation" if error.status < 500 else "Backend")
         return msgspec.json.encode(TeiError(error.message, kind))
@@ -48,49 +65,21 @@ def error_json(error: GpuscoreError, record: RequestRecord) -> bytes:
     return msgspec.json.encode(ErrorAnswer(body, *more))
 
 
-def error_headers(error: GpuscoreError) -> dict[str, str]:
-    """Headers that belong to the error's status."""
-    headers = {}
-    if error.retry_after is not None:
-        headers["Retry-After"] = str(error.retry_after)
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if error.status in (408, 413, 431):
-        headers["Connection"] = "close"  # the rest of the request is not going to be read
-    return headers
-
-
-def error_parts(
-    error: GpuscoreError, record: RequestRecord, timing: str | None
-) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Header fields and body, for a connection that answers by itself."""
-    body = error_json(error, record)
-    fields = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        (b"x-request-id", record.request_id.encode()),
-    ]
-    if error.retry_after is not None:
-        fields.append((b"retry-after", b"%d" % error.retry_after))
-    if timing is not None:
-        fields.append((b"server-timing", timing.encode()))
-    return fields, body
-
-
 class _ErrorResponse(Response):
-    """A response that notes its error in the request's record, which also says its shape."""
+    """An error as an ASGI response."""
 
     def __init__(self, error: GpuscoreError, headers: dict[str, str]) -> None:
-        super().__init__(None, error.status, headers, "application/json")
+        super().__init__(None, error.status, headers)
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = record_of(scope)
-        record.refuse(self._error.status, self._error.code)
-        self.body = error_json(self._error, record)
-        self.headers["content-length"] = str(len(self.body))
+        fields, self.body = error_answer(self._error, record_of(scope))
+        more = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self.raw_headers = fields + more
         await super().__call__(scope, receive, send)
 
 
 def error_response(error: GpuscoreError, headers: dict[str, str] | None = None) -> Response:
-    return _ErrorResponse(error, error_headers(error) | (headers or {}))
+    # After these the rest of the request is not going to be read.
+    close = {"Connection": "close"} if error.status in (408, 413, 431) else {}
+    return _ErrorResponse(error, close | (headers or {}))

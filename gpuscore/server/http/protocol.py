@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
-from gpuscore.server.api.answers import error_parts
+from gpuscore.server.api.answers import error_answer
 from gpuscore.server.api.cors import Origins
 from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.http.deadline import Deadline
@@ -354,9 +354,10 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self, record: RequestRecord, error: GpuscoreError, asked: Headers, keep_alive: bool
     ) -> None:
         """`asked` are the fields of the request."""
-        timing = server_timing(record) if self._config.timing_headers else None
-        record.refuse(error.status, error.code)
-        fields, body = error_parts(error, record, timing)
+        fields, body = error_answer(error, record)
+        fields.append((b"x-request-id", record.request_id.encode()))
+        if self._config.timing_headers:
+            fields.append((b"server-timing", server_timing(record).encode()))
         record.bytes_out = len(body)
         close = () if keep_alive else (CLOSE,)
         marks = self._origins.fields(asked)
