@@ -130,7 +130,7 @@ def serve(
         ConfigError: an address that cannot be bound, or what `load` raises.
         EngineFailed: the engine was lost at start, or too often since.
     """
-    service = ScoringService(names, config.max_inflight_per_key, config.max_queue_seconds)
+    service = ScoringService(names, config.max_queue_seconds)
     rounds = Rounds()
     service.answers_per_round = partial(rounds.pieces, ANSWERS)
     gate = Gate(service, config, keys, rounds)

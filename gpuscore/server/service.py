@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -13,7 +12,7 @@ from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from gpuscore.engine.admission import Backlog
-from gpuscore.errors import GpuscoreError, ModelNotFound, Overloaded, Unavailable
+from gpuscore.errors import GpuscoreError, ModelNotFound, Unavailable
 from gpuscore.limits import BackendLimits
 from gpuscore.prompts.decisions import DecisionPrompts
 from gpuscore.prompts.documents import FamilyPrompts
@@ -99,7 +98,6 @@ class ScoringService:
     def __init__(
         self,
         names: tuple[str, ...],
-        max_inflight_per_key: int,
         max_queue_seconds: float = math.inf,
     ) -> None:
         self.names = names  # first the one shown in /v1/models
@@ -109,8 +107,7 @@ class ScoringService:
         self.failed = False
         self.answers_per_round: Callable[[], int] = lambda: ANSWERS  # that the loop takes in
         self.turns = 0  # requests that are complete and wait until their work is begun
-        self._max_inflight, self._max_wait = max_inflight_per_key, max_queue_seconds
-        self._inflight: Counter[str] = Counter()
+        self._max_wait = max_queue_seconds
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridge: Bridge | None = None
         # Text and all that is large is worked on here, never on the event loop.
@@ -230,20 +227,6 @@ class ScoringService:
         if not self.model.engine.alive:  # before any work on its text
             raise Unavailable("the engine is not running", retry_after=LOADING_RETRY_AFTER)
         return self.model
-
-    @contextmanager
-    def admitted(self, tenant: str) -> Iterator[None]:
-        if self._inflight[tenant] >= self._max_inflight:
-            raise Overloaded(
-                f"{self._inflight[tenant]} requests of this API key are in flight", retry_after=1
-            )
-        self._inflight[tenant] += 1
-        try:
-            yield
-        finally:
-            self._inflight[tenant] -= 1
-            if not self._inflight[tenant]:
-                del self._inflight[tenant]
 
 
 def cache_salt(tenant: str, given: str | None) -> str:

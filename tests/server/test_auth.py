@@ -24,7 +24,7 @@ def stranger(limited_server):
 
 def routes():
     """(method, path) of every route of the application."""
-    app = create_app(ScoringService(("m",), 1), ServerConfig(), ApiKeys([b"k"]))
+    app = create_app(ScoringService(("m",)), ServerConfig(), ApiKeys([b"k"]))
     while not isinstance(app, FastAPI):
         app = app.app
     return sorted((m, r.path) for r in app.routes for m in r.methods)

@@ -68,7 +68,7 @@ def service_of(plan, directory):
     """A service over a real engine, in this process."""
     backend = create_backend(plan)
     engine = Engine(backend, EngineConfig())
-    service = ScoringService(("tiny",), 1)
+    service = ScoringService(("tiny",))
     builder = PromptBuilder(TextEncoder.read(directory), backend.limits, RequestLimits())
     service.model = LoadedModel(engine, builder)
     try:
@@ -868,7 +868,7 @@ class TestMemoryAndBugs:
 
     @covers("unavailable")
     def test_before_the_model_is_there(self):
-        service = ScoringService(("tiny",), 1)
+        service = ScoringService(("tiny",))
         for path in ("/ready", "/v1/score"):
             reply = ask_app(service, GOOD, path)
             check_error(reply, 503, "unavailable", None)

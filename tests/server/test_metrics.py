@@ -296,7 +296,7 @@ class TestMetrics:
     def test_before_the_model_is_there_and_after_its_engine_has_died(self):
         dead = stub_service()
         dead.model.engine.close()
-        for service, up in ((ScoringService(("m",), 1), 1), (dead, 0)):
+        for service, up in ((ScoringService(("m",)), 1), (dead, 0)):
             (reply,) = ask(service, {"method": "GET", "url": "/metrics"})
             assert reply.status_code == 200
             assert f"gpuscore_up {up}.0" in reply.text

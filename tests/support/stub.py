@@ -72,7 +72,7 @@ class StubEngine:
 
 
 def stub_service():
-    service = ScoringService(("tiny",), 10)
+    service = ScoringService(("tiny",))
     engine = StubEngine()
     service.model = LoadedModel(engine, PromptBuilder(None, engine.limits, RequestLimits()))
     return service

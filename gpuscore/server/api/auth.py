@@ -124,12 +124,14 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        tenant = self.keys.tenant(scope["headers"])
+        state = scope.setdefault("state", {})
+        # Of what asks for work the connection has looked at the key, before it took the body.
+        tenant = state.get("tenant") or self.keys.tenant(scope["headers"])
         if tenant is None and not self._is_open(scope):
             error = InvalidApiKey("a valid API key is required: Authorization: Bearer KEY")
             await error_response(error)(scope, receive, send)
             return
-        scope.setdefault("state", {})["tenant"] = tenant or NO_KEY
+        state["tenant"] = tenant or NO_KEY
         await self.app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:

@@ -159,7 +159,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
             self._looked = self._gate.round
             if refusal is not None and self._turn_away(head, tenant, refusal):
                 return
-        exchange = Exchange(self, self._loop, self._scope(head), head.keep_alive)
+        exchange = Exchange(self, self._loop, self._scope(head, tenant), head.keep_alive)
         expects = map(bytes.lower, head.values(b"expect"))
         exchange.expects_continue = head.version == "1.1" and b"100-continue" in expects
         exchange.scoring, exchange.tenant = scoring, tenant or ""
@@ -373,9 +373,10 @@ class ScoreProtocol(asyncio.BufferedProtocol):
             record.route = exchange.scope["path"] if exchange.scoring else UNMATCHED
             self._operations.finish(record, exchange.scope["headers"])
 
-    def _scope(self, head: RequestHead) -> Scope:
-        """As ASGI has it, with the request's record."""
+    def _scope(self, head: RequestHead, tenant: str | None) -> Scope:
+        """As ASGI has it, with the request's record and whose it is, as far as that is known."""
         scope = scope_of(head, self._addresses)
+        scope["state"]["tenant"] = tenant
         scope["state"]["draining"] = self._gate.draining
         record_of(scope)
         return scope

@@ -149,17 +149,16 @@ async def answer_classify(
     call.record.items = len(texts)
     name = service.model_name(body.model)
     model = service.loaded()
-    with service.admitted(call.tenant):
-        with call.record.stage(TOKENIZE):
-            question = await service.in_turns(call, partial(_asked, model, body, texts))
-        result = await service.run(model, question.request, body.cache_salt, call)
-        with call.record.stage(RESPOND):
-            tokens = question.request.num_prompt_tokens
-            call.record.prompt_tokens = tokens
-            call.record.cached_tokens = cached_tokens(question.request, result)
-            encode = partial(_encoded, call.record.request_id, name, body, question, result)
-            small = len(texts) <= SMALL_ITEMS
-            return encode() if small else await service.in_thread(call, encode)
+    with call.record.stage(TOKENIZE):
+        question = await service.in_turns(call, partial(_asked, model, body, texts))
+    result = await service.run(model, question.request, body.cache_salt, call)
+    with call.record.stage(RESPOND):
+        tokens = question.request.num_prompt_tokens
+        call.record.prompt_tokens = tokens
+        call.record.cached_tokens = cached_tokens(question.request, result)
+        encode = partial(_encoded, call.record.request_id, name, body, question, result)
+        small = len(texts) <= SMALL_ITEMS
+        return encode() if small else await service.in_thread(call, encode)
 
 
 def _asked(model: LoadedModel, body: ClassifyBody, texts: list[str], turns: Turns) -> Question:

@@ -160,33 +160,30 @@ async def answer_completion(
     model = service.loaded()
     if model.engine.limits.classes is not None:
         raise InvalidRequest("this model has classes and no next tokens; use /v1/score")
-    with service.admitted(call.tenant):
-        with call.record.stage(TOKENIZE):
-            prompts, request = await service.in_turns(
-                call, partial(_build, model.builder, body, given)
-            )
-        result = None
-        if request is not None:
-            result = await service.run(model, request, body.cache_salt, call)
-        with call.record.stage(RESPOND):
-            call.record.prompt_tokens = sum(map(len, prompts))
-            cached = 0
-            if request is not None and result is not None:
-                cached = cached_tokens(request, result)
-            call.record.cached_tokens = cached
-            texts = None if isinstance(given[0], list) else given
-            about = (call.record.request_id, int(time()), name)
-            encode = partial(
-                encode_completion,
-                prompts,
-                texts,
-                result,
-                asked,
-                model.builder.encoder,
-                cached,
-                about,
-            )
-            return await service.in_thread(call, encode)
+    with call.record.stage(TOKENIZE):
+        prompts, request = await service.in_turns(call, partial(_build, model.builder, body, given))
+    result = None
+    if request is not None:
+        result = await service.run(model, request, body.cache_salt, call)
+    with call.record.stage(RESPOND):
+        call.record.prompt_tokens = sum(map(len, prompts))
+        cached = 0
+        if request is not None and result is not None:
+            cached = cached_tokens(request, result)
+        call.record.cached_tokens = cached
+        texts = None if isinstance(given[0], list) else given
+        about = (call.record.request_id, int(time()), name)
+        encode = partial(
+            encode_completion,
+            prompts,
+            texts,
+            result,
+            asked,
+            model.builder.encoder,
+            cached,
+            about,
+        )
+        return await service.in_thread(call, encode)
 
 
 def _build(

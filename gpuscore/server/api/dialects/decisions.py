@@ -67,16 +67,15 @@ async def answer_decisions(
     prompts = model.decisions
     if not isinstance(prompts, DecisionPrompts):
         raise InvalidRequest(f"this model cannot be asked: {prompts}")
-    with service.admitted(call.tenant):
-        with call.record.stage(TOKENIZE):
-            request = await service.in_turns(call, partial(_build, prompts, body))
-        result = await service.run(model, request, body.cache_salt, call)
-        with call.record.stage(RESPOND):
-            call.record.prompt_tokens = request.num_prompt_tokens
-            call.record.cached_tokens = cached_tokens(request, result)
-            encode = partial(_encoded, name, body, request, result)
-            small = len(body.questions) <= SMALL_ITEMS
-            return encode() if small else await service.in_thread(call, encode)
+    with call.record.stage(TOKENIZE):
+        request = await service.in_turns(call, partial(_build, prompts, body))
+    result = await service.run(model, request, body.cache_salt, call)
+    with call.record.stage(RESPOND):
+        call.record.prompt_tokens = request.num_prompt_tokens
+        call.record.cached_tokens = cached_tokens(request, result)
+        encode = partial(_encoded, name, body, request, result)
+        small = len(body.questions) <= SMALL_ITEMS
+        return encode() if small else await service.in_thread(call, encode)
 
 
 def _build(prompts: DecisionPrompts, body: DecisionsBody, turns: Turns) -> ScoreRequest:

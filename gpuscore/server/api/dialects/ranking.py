@@ -70,19 +70,16 @@ async def answer_ranking(
     model = service.loaded()
     prompts, record = reranker_of(model), call.record
     record.items = len(given.documents)
-    with service.admitted(call.tenant):
-        with record.stage(TOKENIZE):
-            built = await service.in_turns(call, partial(prompts.build, given))
-        result = await service.run(model, built.request, body.cache_salt, call)
-        with record.stage(RESPOND):
-            record.prompt_tokens = built.request.num_prompt_tokens
-            record.cached_tokens = cached_tokens(built.request, result)
-            raw = prompts.raw_scores(result)
-            scores = raw if body.wants_raw else prompts.family.relevance(raw)
-            ranking = Ranking(
-                name, record.request_id, scores, built.truncated, record.prompt_tokens
-            )
-            small = len(given.documents) <= SMALL_ITEMS
-            if small:
-                return encode(ranking)
-            return await service.in_thread(call, partial(encode, ranking))
+    with record.stage(TOKENIZE):
+        built = await service.in_turns(call, partial(prompts.build, given))
+    result = await service.run(model, built.request, body.cache_salt, call)
+    with record.stage(RESPOND):
+        record.prompt_tokens = built.request.num_prompt_tokens
+        record.cached_tokens = cached_tokens(built.request, result)
+        raw = prompts.raw_scores(result)
+        scores = raw if body.wants_raw else prompts.family.relevance(raw)
+        ranking = Ranking(name, record.request_id, scores, built.truncated, record.prompt_tokens)
+        small = len(given.documents) <= SMALL_ITEMS
+        if small:
+            return encode(ranking)
+        return await service.in_thread(call, partial(encode, ranking))

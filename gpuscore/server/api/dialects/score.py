@@ -183,19 +183,18 @@ async def answer_score(
     check_temperature(temperature, body.softmax)
     name = service.model_name(body.model)
     model = service.loaded()
-    with service.admitted(call.tenant):
-        with call.record.stage(TOKENIZE):
-            request = await _build(service, model.builder, given, call)
-        result = None
-        if request is not None:
-            result = await service.run(model, request, body.cache_salt, call)
-        with call.record.stage(RESPOND):
-            answer = partial(_answer, name, body, request, result, temperature)
-            small = request is None or len(request.item_ids) <= SMALL_ITEMS
-            encoded, usage = answer() if small else await service.in_thread(call, answer)
-        call.record.prompt_tokens = usage.prompt_tokens
-        call.record.cached_tokens = usage.prompt_tokens_details.cached_tokens
-        return encoded
+    with call.record.stage(TOKENIZE):
+        request = await _build(service, model.builder, given, call)
+    result = None
+    if request is not None:
+        result = await service.run(model, request, body.cache_salt, call)
+    with call.record.stage(RESPOND):
+        answer = partial(_answer, name, body, request, result, temperature)
+        small = request is None or len(request.item_ids) <= SMALL_ITEMS
+        encoded, usage = answer() if small else await service.in_thread(call, answer)
+    call.record.prompt_tokens = usage.prompt_tokens
+    call.record.cached_tokens = usage.prompt_tokens_details.cached_tokens
+    return encoded
 
 
 async def _build(

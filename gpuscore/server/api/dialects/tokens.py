@@ -86,7 +86,7 @@ async def _in_turns(
 ) -> bytes:
     service.model_name(name)
     model = service.loaded()
-    with service.admitted(call.tenant), call.record.stage(TOKENIZE):
+    with call.record.stage(TOKENIZE):
         return await service.in_turns(call, lambda turns: msgspec.json.encode(work(model, turns)))
 
 
