@@ -1,7 +1,7 @@
 """Configuration: frozen dataclasses whose fields carry all that is known about a value.
 
 A default, its help, its type and its range are written here and nowhere else; `options` reads them
-for the command line (`flags`), the environment and the file (`settings`).
+for the command line (`flags`), the environment and the file (`sources`).
 """
 
 from dataclasses import dataclass, field

@@ -33,7 +33,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 def add_flags(parser: argparse.ArgumentParser, *configs: type) -> None:
     """Add a group per configuration dataclass, with one flag per field.
 
-    A flag that is not given leaves no trace in the namespace: defaults belong to `settings`.
+    A flag that is not given leaves no trace in the namespace: defaults belong to `sources`.
     """
     for config in configs:
         group = parser.add_argument_group((config.__doc__ or "").rstrip("."))

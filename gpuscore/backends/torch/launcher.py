@@ -1,6 +1,6 @@
 """How a batch goes through the device: what is launched at once, and what is waited for.
 
-`PlainLauncher` is for any device and any kernels; `graph_runner` is for our own on CUDA.
+`PlainLauncher` is for any device and any kernels; `graph_launcher` is for our own on CUDA.
 """
 
 from collections.abc import Callable, Sequence

@@ -51,7 +51,7 @@ class TorchPlan:
     compile: bool
     kernels: bool  # Triton's, for what is computed row by row
     deterministic: bool
-    attention: str  # one of attention_backends.NAMES
+    attention: str  # one of attention.choice.NAMES
     mlp_rows: int | None  # of a dense MLP at a time
     graph_tokens: int | None  # of the largest CUDA graph; None: there is no runner that has them
     identity: str  # see BackendLimits
