@@ -14,7 +14,7 @@ from gpuscore.server.service import ScoringService
 
 def openapi() -> dict[str, Any]:
     config = ServerConfig()
-    service = ScoringService(("demo",), config.max_inflight_per_key)
+    service = ScoringService(("demo",))
     try:
         document = asyncio.run(_fetched(create_app(service, config, ApiKeys(()))))
     finally:

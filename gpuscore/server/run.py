@@ -52,9 +52,10 @@ class DrainingServer(uvicorn.Server):
         operations: Operations,
         drain_timeout: float,
         stops: Sequence[signal.Signals],
+        gate: Gate,
     ) -> None:
         super().__init__(config)
-        self.service, self._operations = service, operations
+        self.service, self._operations, self._gate = service, operations, gate
         self.exit_code = EXIT_OK
         self._drain_timeout, self._stops = drain_timeout, stops
         self._drain_end = self._forced_end = 0.0
@@ -72,7 +73,7 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.service.draining:
             self._signal, self._drain_end = sig, monotonic() + self._drain_timeout
-            self.service.draining = True
+            self.service.drain()
         elif not self.force_exit:  # a second signal: do not wait for what is in flight
             self.force_exit, self._forced_end = True, monotonic() + LAST_ANSWERS
             threading.Thread(target=self._exit_anyway, daemon=True).start()
@@ -92,9 +93,10 @@ class DrainingServer(uvicorn.Server):
     def _drained(self) -> bool:
         """Whether there is no reason to stay; what is still in flight at the end is answered."""
         left = self._drain_end - monotonic()
-        if self.service.busy and not self.force_exit and left > 0:
+        busy = self.service.busy or self._gate.waiting > 0
+        if busy and not self.force_exit and left > 0:
             return False
-        if self.service.busy:
+        if busy:
             self.exit_code = EXIT_SIGNAL + self._signal
             self.service.abandon()
             if self.force_exit and monotonic() < self._forced_end:
@@ -130,9 +132,8 @@ def serve(
         ConfigError: an address that cannot be bound, or what `load` raises.
         EngineFailed: the engine was lost at start, or too often since.
     """
-    service = ScoringService(names, config.max_queue_seconds)
     rounds = Rounds()
-    service.answers_per_round = partial(rounds.pieces, ANSWERS)
+    service = ScoringService(names, config.max_queue_seconds, partial(rounds.pieces, ANSWERS))
     gate = Gate(service, config, keys, rounds)
     with LogWriter() as log, json_logging(log):
         operations = Operations(service, log, tracer, config.log_requests)
@@ -147,7 +148,7 @@ def serve(
         )
         uvicorn_config = _uvicorn_config(app, config, protocol)
         server = DrainingServer(
-            uvicorn_config, service, operations, config.drain_seconds, _stops(config)
+            uvicorn_config, service, operations, config.drain_seconds, _stops(config), gate
         )
         listener = _bind(config)
         listener.rounds = rounds
@@ -204,11 +205,11 @@ def _load(
         model = load()
         gc.collect()
         gc.freeze()  # what is there now stays; collecting garbage looks at requests only
-        service.model = model
+        service.serve(model)
         announce()
         model.wait_ended()
     except BaseException as error:  # noqa: BLE001  (raised again by serve, in the main thread)
-        service.failed = True
+        service.fail()
         outcome.append(error)
         server.should_exit = True
 

@@ -74,6 +74,14 @@ class LoadedModel:
     decisions: DecisionPrompts | str = "not prepared"  # or why there are none
     tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
 
+    @property
+    def default_labels(self) -> list[int] | None:
+        """What /v1/score asks for where a body names no labels; None: it must name some."""
+        if self.family is not None:
+            return self.family.label_ids
+        classes = self.engine.limits.classes
+        return None if classes is None else list(range(len(classes)))
+
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
@@ -93,21 +101,26 @@ class RequestContext:
 
 
 class ScoringService:
-    """Serves one model, from before it is loaded until after it is drained."""
+    """Serves one model, from before it is loaded until after it is drained.
+
+    Args:
+        names: the model's names on the wire, first the one shown in /v1/models.
+        max_queue_seconds: that a request may have to wait for the engine.
+        answers_per_round: answers of the engine that the next round of the event loop takes in.
+    """
 
     def __init__(
         self,
         names: tuple[str, ...],
         max_queue_seconds: float = math.inf,
+        answers_per_round: Callable[[], int] = lambda: ANSWERS,
     ) -> None:
-        self.names = names  # first the one shown in /v1/models
+        self.names = names
         self.model: LoadedModel | None = None
         self.draining = False
         self.abandoned = False
         self.failed = False
-        self.answers_per_round: Callable[[], int] = lambda: ANSWERS  # that the loop takes in
-        self.turns = 0  # requests that are complete and wait until their work is begun
-        self._max_wait = max_queue_seconds
+        self._max_wait, self._answers_per_round = max_queue_seconds, answers_per_round
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridge: Bridge | None = None
         # Text and all that is large is worked on here, never on the event loop.
@@ -125,18 +138,8 @@ class ScoringService:
 
     @property
     def busy(self) -> bool:
-        """Whether a request that came before the drain is not answered yet."""
-        return bool(self._handlers) or self.turns > 0
-
-    @property
-    def default_labels(self) -> list[int] | None:
-        """What /v1/score asks for where a body names no labels."""
-        if self.model is None:
-            return None
-        if self.model.family is not None:
-            return self.model.family.label_ids
-        classes = self.model.engine.limits.classes
-        return None if classes is None else list(range(len(classes)))
+        """Whether a request is being worked on."""
+        return bool(self._handlers)
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
@@ -153,6 +156,18 @@ class ScoringService:
             raise self.shutting_down() from None
         finally:
             self._handlers.discard(task)
+
+    def serve(self, model: LoadedModel) -> None:
+        """The model is loaded and warm."""
+        self.model = model
+
+    def fail(self) -> None:
+        """There is no engine, and there will be none."""
+        self.failed = True
+
+    def drain(self) -> None:
+        """Answer what has come, and nothing that comes from now on."""
+        self.draining = True
 
     def abandon(self) -> None:
         """Answer what is in flight with `Unavailable`, in the event loop's next round."""
@@ -186,7 +201,7 @@ class ScoringService:
 
     def _bridge_to(self, engine: ScoringEngine) -> Bridge:
         if self._bridge is None or self._bridge.loop is not asyncio.get_running_loop():
-            self._bridge = Bridge(engine, self.answers_per_round)
+            self._bridge = Bridge(engine, self._answers_per_round)
         return self._bridge
 
     async def in_turns(self, call: RequestContext, work: Callable[[Turns], ResultT]) -> ResultT:
@@ -237,11 +252,6 @@ def cache_salt(tenant: str, given: str | None) -> str:
     so that neither a caller's text nor a key's digest goes any further.
     """
     return hashlib.sha256(f"{tenant}:{given or ''}".encode()).hexdigest()
-
-
-def cached_tokens(request: ScoreRequest, result: ScoreResult) -> int:
-    """Tokens of the prompts that no forward pass computed for this request."""
-    return max(0, request.num_prompt_tokens - result.computed_tokens)
 
 
 def _taken(record: RequestRecord) -> None:

@@ -70,7 +70,7 @@ def service_of(plan, directory):
     engine = Engine(backend, EngineConfig())
     service = ScoringService(("tiny",))
     builder = PromptBuilder(TextEncoder.read(directory), backend.limits, RequestLimits())
-    service.model = LoadedModel(engine, builder)
+    service.serve(LoadedModel(engine, builder))
     try:
         yield service
     finally:

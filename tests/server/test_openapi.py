@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from gpuscore import errors
-from gpuscore.server.api.answers import ErrorAnswer
+from gpuscore.server.api.errors import ErrorAnswer
 from gpuscore.server.api.openapi import ERRORS
 from gpuscore.server.api.paths import GENERATING_PATHS
 from support.wire import KEYS, connected

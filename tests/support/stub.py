@@ -74,7 +74,7 @@ class StubEngine:
 def stub_service():
     service = ScoringService(("tiny",))
     engine = StubEngine()
-    service.model = LoadedModel(engine, PromptBuilder(None, engine.limits, RequestLimits()))
+    service.serve(LoadedModel(engine, PromptBuilder(None, engine.limits, RequestLimits())))
     return service
 
 

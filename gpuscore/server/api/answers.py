@@ -1,33 +1,13 @@
-"""Errors as JSON: one shape, to which /rerank adds what its clients read, and TEI's own."""
+"""Answers of the application: JSON, and errors in the shape of the route's dialect."""
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.api.paths import FLAT_ERROR_PATHS
+from gpuscore.server.api.dialects.table import DIALECT_OF
+from gpuscore.server.api.errors import encode_error
 from gpuscore.server.observe.record import RequestRecord, record_of
-
-
-class ErrorBody(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorAnswer(msgspec.Struct, omit_defaults=True):
-    error: ErrorBody
-    detail: str | None = None  # read by Jina's and Infinity's clients
-    message: str | None = None  # by Cohere's
-
-
-class TeiError(msgspec.Struct):
-    error: str
-    error_type: str
-
-
-_TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
 
 
 def json_response(
@@ -57,12 +37,9 @@ def error_answer(
 
 
 def _error_json(error: GpuscoreError, record: RequestRecord) -> bytes:
-    if record.tei:
-        kind = _TEI_TYPES.get(error.status, "Validation" if error.status < 500 else "Backend")
-        return msgspec.json.encode(TeiError(error.message, kind))
-    body = ErrorBody(error.message, error.type, error.param, error.code)
-    more = (error.message, error.message) if record.route in FLAT_ERROR_PATHS else ()
-    return msgspec.json.encode(ErrorAnswer(body, *more))
+    dialect = DIALECT_OF.get(record.route)
+    encode = encode_error if dialect is None else dialect.encode_error
+    return encode(error, record.variant)
 
 
 class _ErrorResponse(Response):

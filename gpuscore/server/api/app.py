@@ -29,7 +29,7 @@ from gpuscore.server.api.answers import error_response, json_response
 from gpuscore.server.api.auth import ApiKeys, AuthMiddleware
 from gpuscore.server.api.body import check_content_type, read_body
 from gpuscore.server.api.cors import read_origins
-from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.dialects.dialect import Dialect, answer
 from gpuscore.server.api.dialects.table import DIALECTS
 from gpuscore.server.api.info import server_info
 from gpuscore.server.api.openapi import DocumentedApp
@@ -112,9 +112,9 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             try:
                 body = dialect.decode(received, call.record)
                 del received  # it may be large, and the text is in `body`
-                running = dialect.answer(service, body, call)
-                answer = await _in_time(running, deadline, seconds)
-                return Response(answer, media_type="application/json")
+                running = answer(service, dialect, body, call)
+                content = await _in_time(running, deadline, seconds)
+                return Response(content, media_type="application/json")
             finally:
                 ids = BYTES_PER_ID * (call.record.prompt_tokens or 0)
                 service.memory.used(max(size, ids))

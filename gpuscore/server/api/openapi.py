@@ -2,16 +2,19 @@
 the headers that are read and written, and who needs a key."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from fastapi import FastAPI
 
 from gpuscore import errors
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.api.answers import ErrorAnswer, TeiError
-from gpuscore.server.api.paths import FLAT_ERROR_PATHS, GENERATING_PATHS, OPEN_PATHS
+from gpuscore.server.api.dialects.table import DIALECT_OF
+from gpuscore.server.api.errors import ErrorAnswer
+from gpuscore.server.api.paths import GENERATING_PATHS, OPEN_PATHS
 
+Errors: TypeAlias = tuple[type[msgspec.Struct], ...]
+PLAIN: Errors = (ErrorAnswer,)  # of routes that have no dialect
 ERRORS = tuple(
     one
     for one in vars(errors).values()
@@ -130,19 +133,26 @@ def _complete_operation(operation: dict[str, Any], path: str, method: str, has_k
         answers["200"]["headers"] = _header_references("X-Request-Id", "Server-Timing")
     if method == "get":
         answers["200"]["content"] = _PAGES.get(path, _OBJECT)
-    kind = "ranking" if path in FLAT_ERROR_PATHS else "plain"
+    dialect = DIALECT_OF.get(path)
+    types = PLAIN if dialect is None else dialect.errors
     for status in sorted({error.status for error in refusals(path, method, has_keys)}):
-        answers[str(status)] = _reference("responses", f"{kind}-{status}")
+        answers[str(status)] = _reference("responses", _response_name(types, status))
+
+
+def _response_name(types: Errors, status: int) -> str:
+    return "-".join([*(one.__name__ for one in types), str(status)])
 
 
 def _responses() -> Iterator[tuple[str, dict[str, Any]]]:
-    """An answer for each status, in the words of each kind of route."""
-    plain, tei = _reference("schemas", "ErrorAnswer"), _reference("schemas", "TeiError")
+    """A response for each status, and each set of shapes that its body may have."""
+    kinds = dict.fromkeys([PLAIN, *(dialect.errors for dialect in DIALECT_OF.values())])
     for status in sorted({error.status for error in ERRORS}):
         codes = ", ".join(error.code for error in ERRORS if error.status == status)
-        for kind, schema in (("plain", plain), ("ranking", {"anyOf": [plain, tei]})):
+        for types in kinds:
+            schemas = [_reference("schemas", one.__name__) for one in types]
+            schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
             yield (
-                f"{kind}-{status}",
+                _response_name(types, status),
                 {
                     "description": codes,
                     "headers": _header_references("X-Request-Id", *_more_headers(status)),
@@ -185,9 +195,9 @@ def _parameters(longest: int) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    return msgspec.json.schema_components(
-        (ErrorAnswer, TeiError), ref_template="#/components/schemas/{name}"
-    )[1]
+    types = {one for dialect in DIALECT_OF.values() for one in dialect.errors} | {ErrorAnswer}
+    ordered = sorted(types, key=lambda one: one.__name__)
+    return msgspec.json.schema_components(ordered, ref_template="#/components/schemas/{name}")[1]
 
 
 def _header_references(*names: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ TOKENIZER_INFO_PATH = "/tokenizer_info"
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
 # Infinity's clients want a document that is text, where all others want an object.
 INFINITY_RERANK_PATH = "/infinity/rerank"
-FLAT_ERROR_PATHS = frozenset((*RERANK_PATHS, INFINITY_RERANK_PATH))
 CLASSIFY_PATHS = ("/classify", "/v1/classify")
 DECISIONS_PATH = "/v1/decisions"
 # Routes that need no key: probes, and pages that are the same for everyone.

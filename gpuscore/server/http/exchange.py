@@ -77,24 +77,37 @@ class Exchange:
     """The application's `receive` and `send`; the connection brings the body by `feed` and `end`.
 
     An answer's head waits for its body, so that both go out in one write.
+
+    Args:
+        channel: the connection.
+        loop: the connection's.
+        scope: the request's head as ASGI has it.
+        keep_alive: whether the connection stays open after the answer.
+        expects_continue: the client sends the body once it is told to.
+        scoring: it is a POST to a dialect's path.
+        tenant: whose it is, if it is scoring and has a valid key.
     """
 
     __slots__ = (
-        *("scope", "keep_alive", "expects_continue", "scoring", "tenant", "counted"),
-        *("size", "complete", "begun", "gone", "over", "written", "task"),
+        *("scope", "keep_alive", "scoring", "tenant"),
+        *("complete", "begun", "gone", "over", "written", "task", "_expects_continue"),
         *("_channel", "_loop", "_parts", "_unread", "_proceeds", "_delivered", "_error"),
         *("_waiter", "_start", "_running"),
     )
 
     def __init__(
-        self, channel: Channel, loop: asyncio.AbstractEventLoop, scope: Scope, keep_alive: bool
+        self,
+        channel: Channel,
+        loop: asyncio.AbstractEventLoop,
+        scope: Scope,
+        *,
+        keep_alive: bool,
+        expects_continue: bool,
+        scoring: bool,
+        tenant: str,
     ) -> None:
         self.scope, self.keep_alive = scope, keep_alive
-        self.expects_continue = False
-        self.scoring = False  # POST /v1/score
-        self.tenant = ""  # whose it is, if it is scoring and has a valid key
-        self.counted = False  # by the gate, as in flight
-        self.size = 0  # bytes of the body, as far as the gate has counted them
+        self.scoring, self.tenant = scoring, tenant
         self.complete = False  # the whole request is here
         self.begun = False  # let in, or about to be in its turn
         self.gone = False  # the client has left, or somebody else has answered it
@@ -109,7 +122,16 @@ class Exchange:
         self._error: GpuscoreError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._start: Message | None = None
+        self._expects_continue = expects_continue
         self._running = False
+
+    def begin(self) -> None:
+        """It is let in, or about to be in its turn."""
+        self.begun = True
+
+    def close_after(self) -> None:
+        """The connection ends with this answer."""
+        self.keep_alive = False
 
     def start(self, app: ASGIApp) -> asyncio.Task[None]:
         self._proceeds = self.complete
@@ -150,9 +172,9 @@ class Exchange:
         self._wake()
 
     async def receive(self) -> Message:
-        if self.expects_continue and not self.complete and not self.gone:
+        if self._expects_continue and not self.complete and not self.gone:
             self._channel.write(CONTINUE)
-            self.expects_continue = False
+            self._expects_continue = False
         while self._error is None and self._unread <= HIGH_WATER and not self._has_end:
             if self.gone or self.over:
                 return {"type": "http.disconnect"}

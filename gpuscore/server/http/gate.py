@@ -35,6 +35,8 @@ class Gate:
         self.bytes = 0
         self.tenant = keys.tenant
         self._tenants: Counter[str] = Counter()  # requests in flight of each
+        self._entered: set[Exchange] = set()
+        self._sizes: Counter[Exchange] = Counter()  # bytes of bodies
         self._service, self._config, self._rounds = service, config, rounds
         self._turns: deque[tuple[Exchange, Callable[[], None]]] = deque()
         # Too many requests at one time of a round are so for the rest of it, however many ask.
@@ -45,6 +47,11 @@ class Gate:
     @property
     def round(self) -> int:
         return self._rounds.number
+
+    @property
+    def waiting(self) -> int:
+        """Complete requests whose work has not begun."""
+        return len(self._turns)
 
     @property
     def draining(self) -> bool:
@@ -92,36 +99,38 @@ class Gate:
     def received(self, exchange: Exchange, size: int) -> Overloaded | None:
         """Count a part of a body; an error if there is no memory for it."""
         self.bytes += size
-        exchange.size += size
+        self._sizes[exchange] += size
         full = self.bytes > self._config.max_queued_bytes
-        return self.refusal(exchange.tenant, 0, exchange.size) if full else None
+        return self.refusal(exchange.tenant, 0, self._sizes[exchange]) if full else None
+
+    def size(self, exchange: Exchange) -> int:
+        """Bytes of its body so far."""
+        return self._sizes[exchange]
 
     def enter(self, exchange: Exchange, start: Callable[[], None]) -> None:
         """Count a complete request, and call `start` in its turn: now, if nobody waits."""
-        exchange.counted = True
+        self._entered.add(exchange)
         self.requests += 1
         self._tenants[exchange.tenant] += 1
         if not self._turns and self._has_time():
             self._start(exchange, start)
             return
-        self._service.turns += 1
         self._turns.append((exchange, start))
         if len(self._turns) == 1:
             asyncio.get_running_loop().call_soon(self._next)
 
     def leave(self, exchange: Exchange) -> None:
         """An exchange is over, however it ended."""
-        if exchange.counted:
+        if exchange in self._entered:
+            self._entered.remove(exchange)
             self.requests -= 1
             self._tenants[exchange.tenant] -= 1
             if not self._tenants[exchange.tenant]:
                 del self._tenants[exchange.tenant]
-        self.bytes -= exchange.size
-        exchange.counted, exchange.size = False, 0
+        self.bytes -= self._sizes.pop(exchange, 0)
 
     def _next(self) -> None:
         while self._turns and self._has_time():
-            self._service.turns -= 1
             self._start(*self._turns.popleft())
         if self._turns:
             asyncio.get_running_loop().call_soon(self._next)  # in the next round
@@ -133,5 +142,5 @@ class Gate:
 
     def _start(self, exchange: Exchange, start: Callable[[], None]) -> None:
         self._starts += 1
-        self._start_bytes += exchange.size
+        self._start_bytes += self._sizes[exchange]
         start()

@@ -47,6 +47,11 @@ class RequestHead(NamedTuple):
     keep_alive: bool
     length: int | None
 
+    @property
+    def expects_continue(self) -> bool:
+        expects = map(bytes.lower, self.values(b"expect"))
+        return self.version == "1.1" and b"100-continue" in expects
+
     def values(self, name: bytes) -> list[bytes]:
         return [value for key, value in self.fields if key == name]
 

@@ -86,7 +86,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101
         if len(self._state.connections) >= self._config.max_connections:
-            self._operations.connections_refused += 1
+            self._operations.refuse_connection()
             transport.abort()
             return
         self._transport, self._open = transport, True
@@ -111,7 +111,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         exchange = self._exchange
         if exchange is None or not exchange.complete:
             return False
-        exchange.keep_alive = False
+        exchange.close_after()
         self._parser.stop()
         self._departure = Departure(self._loop, self._transport, exchange)
         return True
@@ -143,7 +143,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
     def shutdown(self) -> None:
         """uvicorn is about to end: answer what is under way, then close."""
         if self._exchange is not None:
-            self._exchange.keep_alive = False
+            self._exchange.close_after()
         elif self._open:
             self._transport.close()
 
@@ -159,18 +159,22 @@ class ScoreProtocol(asyncio.BufferedProtocol):
             self._looked = self._gate.round
             if refusal is not None and self._turn_away(head, tenant, refusal):
                 return
-        exchange = Exchange(self, self._loop, self._scope(head, tenant), head.keep_alive)
-        expects = map(bytes.lower, head.values(b"expect"))
-        exchange.expects_continue = head.version == "1.1" and b"100-continue" in expects
-        exchange.scoring, exchange.tenant = scoring, tenant or ""
-        self._exchange = exchange
+        self._exchange = Exchange(
+            self,
+            self._loop,
+            self._scope(head, tenant),
+            keep_alive=head.keep_alive,
+            expects_continue=head.expects_continue,
+            scoring=scoring,
+            tenant=tenant or "",
+        )
         self._deadline.set(self._config.body_timeout)
 
     def on_part(self, data: bytes) -> None:
         exchange = self._exchange
         if exchange is None or exchange.over or exchange.gone:
             return
-        if exchange.size <= self._config.max_body_bytes:  # beyond it nobody keeps them
+        if self._gate.size(exchange) <= self._config.max_body_bytes:  # beyond it nobody keeps them
             refusal = self._gate.received(exchange, len(data))
             if refusal is not None:
                 exchange.refuse(refusal)
@@ -278,7 +282,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
 
     def _begin(self, exchange: Exchange) -> None:
         """Its head is here, and what came in with it."""
-        exchange.begun = True
+        exchange.begin()
         if exchange.complete:
             self._admit(exchange, lambda: self._start(exchange))
         else:
@@ -287,9 +291,9 @@ class ScoreProtocol(asyncio.BufferedProtocol):
     def _admit(self, exchange: Exchange, proceed: Callable[[], None]) -> None:
         """Its body is complete."""
         looked = self._looked == self._gate.round  # at its head, just now
-        refusal = None
-        if exchange.scoring and not looked and exchange.size <= self._config.max_body_bytes:
-            refusal = self._gate.refusal(exchange.tenant, 0, exchange.size)
+        refusal, size = None, self._gate.size(exchange)
+        if exchange.scoring and not looked and size <= self._config.max_body_bytes:
+            refusal = self._gate.refusal(exchange.tenant, 0, size)
         if refusal is not None:
             exchange.refuse(refusal)
         if exchange.scoring and refusal is None:

@@ -43,8 +43,12 @@ class Operations:
         self.service, self.log, self.tracer = service, log, tracer
         self.log_requests = log_requests
         self.running = 0
-        self.connections_refused = 0
+        self._connections_refused = 0
         self.metrics = Metrics(self._state)
+
+    def refuse_connection(self) -> None:
+        """Count a connection over the limit."""
+        self._connections_refused += 1
 
     def finish(self, record: RequestRecord, headers: Headers = ()) -> None:
         """Count, trace and log a request that is over."""
@@ -70,7 +74,7 @@ class Operations:
             ready=self.service.ready,
             running=self.running,
             log_lines_dropped=self.log.dropped if self.log is not None else 0,
-            connections_refused=self.connections_refused,
+            connections_refused=self._connections_refused,
             engine=model.engine.stats() if model is not None else None,
             engine_alive=model is not None and model.engine.alive,
         )

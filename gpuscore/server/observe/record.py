@@ -41,7 +41,7 @@ class RequestRecord:
     seconds: float = 0.0  # set when it is over, like the next two
     status: int = 0  # 499 where the client left before its answer
     code: str = ""  # of the error that was answered, as in the contract
-    tei: bool = False  # its body is TEI's, so its errors are too
+    variant: str = ""  # which of its dialect's kinds of bodies it has, if errors differ by that
     tenant: str | None = None
     bytes_in: int = 0  # of the body, as far as it was read
     bytes_out: int = 0  # of the answer's body

@@ -2,7 +2,6 @@
 prompts themselves where the model has classes or the body names labels."""
 
 from dataclasses import dataclass
-from functools import partial
 from time import time
 from typing import Annotated
 
@@ -14,8 +13,7 @@ from gpuscore.errors import InvalidRequest, MissingLabels
 from gpuscore.probabilities import label_mass, softmax
 from gpuscore.prompts.documents import RerankInput
 from gpuscore.prompts.family import sigmoid
-from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.fields import (
     AnsweredModel,
     AnswerId,
@@ -30,14 +28,8 @@ from gpuscore.server.api.fields import (
 )
 from gpuscore.server.api.paths import CLASSIFY_PATHS
 from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors
-from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
-from gpuscore.server.service import (
-    SMALL_ITEMS,
-    LoadedModel,
-    RequestContext,
-    ScoringService,
-    cached_tokens,
-)
+from gpuscore.server.observe.record import RequestRecord
+from gpuscore.server.service import LoadedModel
 from gpuscore.text.joining import ScoreInput
 from gpuscore.text.turns import Turns
 
@@ -85,6 +77,14 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
     user: Unused = None
     request_id: Unused = None
 
+    @property
+    def texts(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else self.input
+
+    @property
+    def num_items(self) -> int:
+        return len(self.texts)
+
 
 class ClassifiedText(msgspec.Struct, omit_defaults=True):
     """One text's classes."""
@@ -112,17 +112,15 @@ class ClassifyAnswer(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What the model is asked, and how its answer is read.
+class Classes:
+    """How the engine's answer is read.
 
     Args:
-        request: to the engine.
         labels: names of the classes.
         exclusive: probabilities are a softmax over them, else each is a sigmoid.
-        truncated: texts that were cut.
+        truncated: numbers of the texts that were cut.
     """
 
-    request: ScoreRequest
     labels: list[str]
     exclusive: bool
     truncated: tuple[int, ...] = ()
@@ -141,87 +139,71 @@ def decode_classify(body: bytes, record: RequestRecord) -> ClassifyBody:
     return decoded
 
 
-async def answer_classify(
-    service: ScoringService, body: ClassifyBody, call: RequestContext
-) -> bytes:
+def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> PreparedBody:
     """Raises GpuscoreError, also where neither model nor body say what classes there are."""
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    call.record.items = len(texts)
-    name = service.model_name(body.model)
-    model = service.loaded()
-    with call.record.stage(TOKENIZE):
-        question = await service.in_turns(call, partial(_asked, model, body, texts))
-    result = await service.run(model, question.request, body.cache_salt, call)
-    with call.record.stage(RESPOND):
-        tokens = question.request.num_prompt_tokens
-        call.record.prompt_tokens = tokens
-        call.record.cached_tokens = cached_tokens(question.request, result)
-        encode = partial(_encoded, call.record.request_id, name, body, question, result)
-        small = len(texts) <= SMALL_ITEMS
-        return encode() if small else await service.in_thread(call, encode)
-
-
-def _asked(model: LoadedModel, body: ClassifyBody, texts: list[str], turns: Turns) -> Question:
     guard = model.family
     if guard is not None and not guard.family.ranks and body.labels is None:
-        given = RerankInput(
-            query=body.query,
-            documents=texts,
-            most_tokens=body.max_tokens_per_doc or None,
-            fit=bool(body.truncate),
-            priority=body.priority or 0,
-            need_lse=bool(body.return_label_mass),
-            name="input",
-        )
-        built = guard.build(given, turns)
-        return Question(built.request, list(guard.family.classes), True, built.truncated)
+        built = guard.build(_guarded(body), turns)
+        classes = Classes(list(guard.family.classes), True, built.truncated)
+        return PreparedBody.of(built.request, body.cache_salt, classes)
     for field in ("query", "truncate", "max_tokens_per_doc"):
         if getattr(body, field):
             raise InvalidRequest(f"{field} is for models with a prompt of their own", param=field)
-    classes = model.engine.limits.classes
-    labels = body.labels if body.labels is not None or classes is None else list(classes)
+    known = model.engine.limits.classes
+    labels = body.labels if body.labels is not None or known is None else list(known)
     if labels is None:
         raise MissingLabels(NO_CLASSES, param="labels")
-    ids = None if body.labels is not None else range(len(labels))
     score = ScoreInput(
         query="",
-        items=texts,
+        items=body.texts,
         labels=body.labels,
-        label_token_ids=ids,
+        label_token_ids=None if body.labels is not None else range(len(labels)),
         need_lse=bool(body.return_label_mass),
         priority=body.priority or 0,
     )
     request = model.builder.build(score, turns)
     assert request is not None  # noqa: S101  (there is a text)
-    return Question(request, labels, model.head is None or model.head.exclusive)
+    classes = Classes(labels, model.head is None or model.head.exclusive)
+    return PreparedBody.of(request, body.cache_salt, classes)
 
 
-def _encoded(
-    id: str, name: str, body: ClassifyBody, question: Question, result: ScoreResult
-) -> bytes:
+def _guarded(body: ClassifyBody) -> RerankInput:
+    """The texts, for a guard's own prompt."""
+    return RerankInput(
+        query=body.query,
+        documents=body.texts,
+        most_tokens=body.max_tokens_per_doc or None,
+        fit=bool(body.truncate),
+        priority=body.priority or 0,
+        need_lse=bool(body.return_label_mass),
+        name="input",
+    )
+
+
+def encode_classify(scored: Scored[ClassifyBody]) -> bytes:
+    body, result, classes = scored.body, scored.scores, scored.prepared.notes
     logits = np.stack(result.label_logits).astype(np.float64)
     best = logits.argmax(axis=1).tolist()
     raw = body.use_activation is False
-    rows = logits if raw else probabilities(logits, question.exclusive)
-    masses = None
+    rows = logits if raw else probabilities(logits, classes.exclusive)
+    masses = [None] * len(best)
     if body.return_label_mass:
-        masses = label_mass(result, question.request.label_ids).tolist()
-    cut = set(question.truncated)
-    labels = question.labels
+        masses = label_mass(result, scored.request.label_ids).tolist()
+    cut, labels = set(classes.truncated), classes.labels
     data = [
-        ClassifiedText(
-            index,
-            labels[best[index]],
-            probs,
-            len(labels),
-            None if masses is None else masses[index],
-            index in cut,
-        )
-        for index, probs in enumerate(rows.tolist())
+        ClassifiedText(i, labels[best[i]], probs, len(labels), mass, i in cut)
+        for i, (probs, mass) in enumerate(zip(rows.tolist(), masses, strict=True))
     ]
-    tokens = question.request.num_prompt_tokens
-    usage = ShortUsage(tokens, tokens)
-    answer = ClassifyAnswer(id, "list", int(time()), name, labels, data, usage)
+    tokens = scored.prompt_tokens
+    answer = ClassifyAnswer(
+        scored.request_id,
+        "list",
+        int(time()),
+        scored.model,
+        labels,
+        data,
+        ShortUsage(tokens, tokens),
+    )
     return msgspec.json.encode(answer)
 
 
@@ -237,7 +219,8 @@ CLASSIFY = Dialect(
     bodies=(ClassifyBody,),
     answers=(ClassifyAnswer,),
     decode=decode_classify,
-    answer=answer_classify,
+    prepare=prepare_classify,
+    encode=encode_classify,
     example={
         "input": ["query: blue lamp\nitem: A red steel lamp.", "query: lamp\nitem: A lamp."],
         "labels": ["yes", "no"],

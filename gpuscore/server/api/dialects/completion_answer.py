@@ -93,7 +93,7 @@ class TokenTexts:
         return {one: value, two: of_other}
 
 
-def encode_completion(
+def completion_json(
     prompts: Sequence[Int32Array],
     texts: Sequence[str] | None,
     result: ScoreResult | None,

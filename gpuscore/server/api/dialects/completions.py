@@ -5,9 +5,7 @@ decoding. What a client sends by habit is accepted at values that change nothing
 name at others.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from time import time
 from typing import Annotated, Any
 
@@ -19,16 +17,16 @@ from gpuscore.request import ScoreRequest
 from gpuscore.server.api.dialects.completion_answer import (
     CompletionAnswer,
     CompletionOptions,
-    encode_completion,
+    completion_json,
     following,
 )
-from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored, never
 from gpuscore.server.api.dialects.refused import SCORES_ONLY
 from gpuscore.server.api.fields import CacheSalt, ModelName, Priority, Unused, about, only
 from gpuscore.server.api.paths import COMPLETIONS_PATH
 from gpuscore.server.api.schema import decoding_errors
-from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
-from gpuscore.server.service import RequestContext, ScoringService, cached_tokens
+from gpuscore.server.observe.record import RequestRecord
+from gpuscore.server.service import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.turns import Turns
 
@@ -83,6 +81,18 @@ class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
     user: Unused = None
 
     @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """Of a body that was checked."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        prompts: Any = self.prompt
+        return [prompts] if isinstance(prompts[0], int) else prompts
+
+    @property
+    def num_items(self) -> int:
+        return len(self.prompts)
+
+    @property
     def asked(self) -> CompletionOptions:
         return CompletionOptions(bool(self.echo), self.max_tokens == 1, self.logprobs)
 
@@ -112,7 +122,16 @@ def decode_completion(body: bytes, record: RequestRecord) -> CompletionBody:
         if value is not None and value not in harmless:
             raise InvalidRequest(f"{field}: {SCORES_ONLY}", param=field)
     _check_tokens(decoded)
+    _check_prompt(decoded)
     return decoded
+
+
+def _check_prompt(body: CompletionBody) -> None:
+    """Raises InvalidRequest for none, MixedInputTypes for different kinds."""
+    if not body.prompt and body.prompt != "":
+        raise InvalidRequest("prompt is required", param="prompt")
+    if isinstance(body.prompt, list) and len(set(map(type, body.prompt))) > 1:
+        raise MixedInputTypes("prompts must be all text or all token ids", param="prompt")
 
 
 def _check_tokens(body: CompletionBody) -> None:
@@ -138,72 +157,30 @@ def _check_tokens(body: CompletionBody) -> None:
         )
 
 
-def prompts_of(body: CompletionBody) -> list[str] | list[list[int]]:
-    """Raises InvalidRequest for none, MixedInputTypes for different kinds."""
-    if not body.prompt and body.prompt != "":
-        raise InvalidRequest("prompt is required", param="prompt")
-    if isinstance(body.prompt, str):
-        return [body.prompt]
-    kinds = set(map(type, body.prompt))
-    if len(kinds) > 1:
-        raise MixedInputTypes("prompts must be all text or all token ids", param="prompt")
-    return [body.prompt] if kinds == {int} else body.prompt  # type: ignore[return-value]
-
-
-async def answer_completion(
-    service: ScoringService, body: CompletionBody, call: RequestContext
-) -> bytes:
-    """Raises GpuscoreError."""
-    given, asked = prompts_of(body), body.asked
-    call.record.items = len(given)
-    name = service.model_name(body.model)
-    model = service.loaded()
+def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -> PreparedBody:
+    """Raises GpuscoreError, also where the model has classes in the place of tokens."""
     if model.engine.limits.classes is not None:
         raise InvalidRequest("this model has classes and no next tokens; use /v1/score")
-    with call.record.stage(TOKENIZE):
-        prompts, request = await service.in_turns(call, partial(_build, model.builder, body, given))
-    result = None
-    if request is not None:
-        result = await service.run(model, request, body.cache_salt, call)
-    with call.record.stage(RESPOND):
-        call.record.prompt_tokens = sum(map(len, prompts))
-        cached = 0
-        if request is not None and result is not None:
-            cached = cached_tokens(request, result)
-        call.record.cached_tokens = cached
-        texts = None if isinstance(given[0], list) else given
-        about = (call.record.request_id, int(time()), name)
-        encode = partial(
-            encode_completion,
-            prompts,
-            texts,
-            result,
-            asked,
-            model.builder.encoder,
-            cached,
-            about,
-        )
-        return await service.in_thread(call, encode)
+    builder, special = model.builder, body.add_special_tokens is not False
+    prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
+    request = _request(builder, body, prompts, turns)
+    total = sum(map(len, prompts))
+    return PreparedBody(request, body.cache_salt, total, (prompts, builder.encoder))
 
 
-def _build(
-    builder: PromptBuilder,
-    body: CompletionBody,
-    given: list[str] | list[list[int]],
-    turns: Turns,
-) -> tuple[tuple[Int32Array, ...], ScoreRequest | None]:
-    """The prompts, and what the engine is asked, if anything."""
-    special = body.add_special_tokens is not False
-    prompts = builder.whole_prompts(given, special=special, name="prompt", turns=turns)
+def _request(
+    builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...], turns: Turns
+) -> ScoreRequest | None:
+    """What the engine is asked, if anything."""
     if not body.asked.every_position:
-        return prompts, _next_token(builder, body, prompts, turns) if body.max_tokens else None
+        return _next_token(builder, body, prompts, turns) if body.max_tokens else None
     total = sum(map(len, prompts))
     if total > MAX_ECHO_TOKENS:
         raise TooManyTokens(
             f"{total} tokens, the limit for log-probabilities of prompts is {MAX_ECHO_TOKENS}",
             param="prompt",
         )
-    return prompts, ScoreRequest(
+    return ScoreRequest(
         NO_TOKENS,
         prompts,
         tuple(map(following, prompts)),
@@ -215,14 +192,13 @@ def _build(
 
 
 def _next_token(
-    builder: PromptBuilder, body: CompletionBody, prompts: Iterable[Int32Array], turns: Turns
+    builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...], turns: Turns
 ) -> ScoreRequest:
     """Asks for the most probable one only, so that the prefix cache may serve the rest."""
-    every = tuple(prompts)
     request = builder.from_prompts(
-        iter(every),
-        num_prompts=len(every),
-        num_shared=len(every[0]) if len(every) == 1 else 0,
+        iter(prompts),
+        num_prompts=len(prompts),
+        num_shared=len(prompts[0]) if len(prompts) == 1 else 0,
         label_ids=[0],
         need_lse=True,
         priority=body.priority or 0,
@@ -230,6 +206,21 @@ def _next_token(
         turns=turns,
     )
     return replace(request, need_top=True)
+
+
+def encode_completion(scored: Scored[CompletionBody]) -> bytes:
+    """What is known of each prompt, made one prompt at a time."""
+    prompts, encoder = scored.prepared.notes
+    sent = scored.body.prompts
+    return completion_json(
+        prompts,
+        sent if isinstance(sent[0], str) else None,
+        scored.result,
+        scored.body.asked,
+        encoder,
+        scored.cached_tokens,
+        (scored.request_id, int(time()), scored.model),
+    )
 
 
 COMPLETIONS = Dialect(
@@ -240,7 +231,9 @@ COMPLETIONS = Dialect(
     bodies=(CompletionBody,),
     answers=(CompletionAnswer,),
     decode=decode_completion,
-    answer=answer_completion,
+    prepare=prepare_completion,
+    encode=encode_completion,
+    has_small_answer=never,
     example={
         "prompt": "query: a red lamp\nitem: A red steel lamp.",
         "max_tokens": 0,

@@ -117,6 +117,10 @@ class DecisionsBody(msgspec.Struct, forbid_unknown_fields=True):
     safety_identifier: Unused = None
     user: Unused = None
 
+    @property
+    def num_items(self) -> int:
+        return len(self.questions)
+
 
 AnsweredName = Annotated[str | None, about("The question's name.")]
 Confidence = Annotated[float, about("The largest of the probabilities.")]

@@ -1,7 +1,5 @@
 """The wire of /v1/decisions: OpenAI's typed questions over one shared input."""
 
-from functools import partial
-
 import msgspec
 import numpy as np
 
@@ -16,7 +14,6 @@ from gpuscore.prompts.decisions import (
     level,
     predicate,
 )
-from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.api.dialects.decision_types import (
     MAX_QUESTIONS,
     ChoiceAnswer,
@@ -35,11 +32,11 @@ from gpuscore.server.api.dialects.decision_types import (
     PredicateQuestion,
     Question,
 )
-from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.paths import DECISIONS_PATH
 from gpuscore.server.api.schema import decoding_errors
-from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
-from gpuscore.server.service import SMALL_ITEMS, RequestContext, ScoringService, cached_tokens
+from gpuscore.server.observe.record import RequestRecord
+from gpuscore.server.service import LoadedModel
 from gpuscore.text.turns import Turns
 
 _decoder = msgspec.json.Decoder(DecisionsBody)
@@ -57,30 +54,14 @@ def decode_decisions(body: bytes, record: RequestRecord) -> DecisionsBody:
     return decoded
 
 
-async def answer_decisions(
-    service: ScoringService, body: DecisionsBody, call: RequestContext
-) -> bytes:
+def prepare_decisions(model: LoadedModel, body: DecisionsBody, turns: Turns) -> PreparedBody:
     """Raises GpuscoreError, also where the model cannot say the labels."""
-    call.record.items = len(body.questions)
-    name = service.model_name(body.model)
-    model = service.loaded()
     prompts = model.decisions
     if not isinstance(prompts, DecisionPrompts):
         raise InvalidRequest(f"this model cannot be asked: {prompts}")
-    with call.record.stage(TOKENIZE):
-        request = await service.in_turns(call, partial(_build, prompts, body))
-    result = await service.run(model, request, body.cache_salt, call)
-    with call.record.stage(RESPOND):
-        call.record.prompt_tokens = request.num_prompt_tokens
-        call.record.cached_tokens = cached_tokens(request, result)
-        encode = partial(_encoded, name, body, request, result)
-        small = len(body.questions) <= SMALL_ITEMS
-        return encode() if small else await service.in_thread(call, encode)
-
-
-def _build(prompts: DecisionPrompts, body: DecisionsBody, turns: Turns) -> ScoreRequest:
     questions = [_asked(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
-    return prompts.build(_input_text(body.input), questions, body.priority or 0, turns)
+    request = prompts.build(_input_text(body.input), questions, body.priority or 0, turns)
+    return PreparedBody.of(request, body.cache_salt)
 
 
 def _asked(question: Question, param: str) -> DecisionQuestion:
@@ -149,16 +130,17 @@ def _part(part: ContentPart, param: str) -> str:
     raise InvalidRequest(f"{param} must be text or JSON; this server reads no more", param=param)
 
 
-def _encoded(name: str, body: DecisionsBody, request: ScoreRequest, result: ScoreResult) -> bytes:
+def encode_decisions(scored: Scored[DecisionsBody]) -> bytes:
+    result = scored.scores
     rows = label_scores(result, apply_softmax=True)
-    masses = label_mass(result, request.label_ids).tolist()
+    masses = label_mass(result, scored.request.label_ids).tolist()
     answers = [
         _answer(question, row.tolist(), mass)
-        for question, row, mass in zip(body.questions, rows, masses, strict=True)
+        for question, row, mass in zip(scored.body.questions, rows, masses, strict=True)
     ]
-    tokens = request.num_prompt_tokens
-    usage = DecisionsUsage(tokens, InputDetails(cached_tokens(request, result)), tokens)
-    return msgspec.json.encode(DecisionsAnswer(name, answers, usage))
+    tokens = scored.prompt_tokens
+    usage = DecisionsUsage(tokens, InputDetails(scored.cached_tokens), tokens)
+    return msgspec.json.encode(DecisionsAnswer(scored.model, answers, usage))
 
 
 def _answer(
@@ -190,7 +172,8 @@ DECISIONS = Dialect(
     bodies=(DecisionsBody,),
     answers=(DecisionsAnswer,),
     decode=decode_decisions,
-    answer=answer_decisions,
+    prepare=prepare_decisions,
+    encode=encode_decisions,
     example={
         "input": "I ordered a red lamp and got a blue chair.",
         "questions": [

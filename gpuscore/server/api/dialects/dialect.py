@@ -1,30 +1,137 @@
-"""What a dialect is to the rest of the server."""
+"""What a dialect supplies, and the one way on which its requests are answered."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from gpuscore.server.observe.record import RequestRecord
-from gpuscore.server.service import RequestContext, ScoringService
+from gpuscore.errors import GpuscoreError
+from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.server.api.errors import ErrorAnswer, encode_error
+from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
+from gpuscore.server.service import SMALL_ITEMS, LoadedModel, RequestContext, ScoringService
+from gpuscore.text.turns import ALONE, Turns
 
-BodyT = TypeVar("BodyT")
+
+class CheckedBody(Protocol):
+    """What every dialect's checked body tells."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def num_items(self) -> int | None:
+        """Items, documents or questions; None where nothing is scored."""
+
+
+BodyT = TypeVar("BodyT", bound=CheckedBody)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBody:
+    """A body as the engine gets it.
+
+    Args:
+        request: to the engine; None if it need not be asked.
+        salt: the body's `cache_salt`.
+        prompt_tokens: of all prompts, for the usage; None where nothing is scored.
+        notes: whatever else the dialect's `encode` needs.
+    """
+
+    request: ScoreRequest | None
+    salt: str | None = None
+    prompt_tokens: int | None = None
+    notes: Any = None
+
+    @staticmethod
+    def of(request: ScoreRequest, salt: str | None, notes: Any = None) -> "PreparedBody":
+        return PreparedBody(request, salt, request.num_prompt_tokens, notes)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(Generic[BodyT]):
+    """A body and what the engine said.
+
+    Args:
+        body: as `decode` returned it.
+        prepared: as `prepare` returned it.
+        result: None if the engine was not asked.
+        model: the served model, by the name that the caller used.
+        request_id: for answers that have an id.
+        path: to which the body was posted.
+    """
+
+    body: BodyT
+    prepared: PreparedBody
+    result: ScoreResult | None
+    model: str
+    request_id: str
+    path: str
+
+    @property
+    def request(self) -> ScoreRequest:
+        """Raises ValueError where the engine was not asked; so does `scores`."""
+        if self.prepared.request is None:
+            raise ValueError("the engine was not asked")
+        return self.prepared.request
+
+    @property
+    def scores(self) -> ScoreResult:
+        if self.result is None:
+            raise ValueError("the engine was not asked")
+        return self.result
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.prepared.prompt_tokens or 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompts that no forward pass computed for this request."""
+        if self.result is None:
+            return 0
+        return max(0, self.request.num_prompt_tokens - self.result.computed_tokens)
+
+
+def never(_: object) -> bool:
+    return False
+
+
+def nothing_more(body: object, model: LoadedModel | None) -> None:
+    """`decode` has checked everything."""
+
+
+def has_few_items(scored: Scored[Any]) -> bool:
+    return (scored.body.num_items or 0) <= SMALL_ITEMS
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect(Generic[BodyT]):
-    """Bodies that are sent with POST to some paths, and what answers them.
+    """Bodies that are posted to some paths, and how they are read and answered.
+
+    `decode`, `check`, `prepare` and `encode` are called in this order, the last three by `answer`.
+    Small bodies are worked on in the event loop, all others in a thread.
 
     Args:
-        paths: where.
+        paths: that take these bodies.
         summary: a few words, for /docs.
         description: a sentence, for /docs.
-        bodies: what may be sent, for /docs.
-        answers: what comes back, for /docs; nothing for a route that is always refused.
-        decode: a body as sent to one that is checked; raises InvalidRequest.
-        answer: the answer as JSON; raises GpuscoreError.
+        bodies: types of the bodies, for /docs.
+        answers: types of the answers, for /docs; empty for a route that is always refused.
         example: a body that the demo model answers, for /docs.
+        decode: reads and checks the bytes of a body, as far as that needs no model. May set
+            `variant` of the record. Raises InvalidRequest.
+        check: whatever can be wrong with a body's fields and depends on the served model, which is
+            None while it is loaded. Raises GpuscoreError.
+        prepare: makes the engine's request; asks `Turns` before each piece of work on text. Raises
+            GpuscoreError.
+        encode: the answer as JSON.
+        is_small: whether `prepare` takes no longer than handing the body to a thread.
+        has_small_answer: whether `encode` does.
+        errors: types of the error bodies, for /docs.
+        encode_error: an error as JSON, for the record's `variant`.
     """
 
     paths: tuple[str, ...]
@@ -32,6 +139,43 @@ class Dialect(Generic[BodyT]):
     description: str
     bodies: tuple[type[msgspec.Struct], ...]
     answers: tuple[Any, ...]
-    decode: Callable[[bytes, RequestRecord], BodyT]
-    answer: Callable[[ScoringService, BodyT, RequestContext], Coroutine[Any, Any, bytes]]
     example: dict[str, Any]
+    decode: Callable[[bytes, RequestRecord], BodyT]
+    prepare: Callable[[LoadedModel, BodyT, Turns], PreparedBody]
+    encode: Callable[[Scored[BodyT]], bytes]
+    check: Callable[[BodyT, LoadedModel | None], None] = nothing_more
+    is_small: Callable[[BodyT], bool] = never
+    has_small_answer: Callable[[Scored[BodyT]], bool] = has_few_items
+    errors: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,)
+    encode_error: Callable[[GpuscoreError, str], bytes] = encode_error
+
+
+async def answer(
+    service: ScoringService, dialect: Dialect[BodyT], body: BodyT, call: RequestContext
+) -> bytes:
+    """The answer as JSON.
+
+    Raises:
+        GpuscoreError: the subclass that the wire contract names.
+    """
+    record = call.record
+    record.items = body.num_items
+    dialect.check(body, service.model)
+    name = service.model_name(body.model)
+    model = service.loaded()
+    with record.stage(TOKENIZE):
+        if dialect.is_small(body):
+            prepared = dialect.prepare(model, body, ALONE)
+        else:
+            prepared = await service.in_turns(call, partial(dialect.prepare, model, body))
+    result = None
+    if prepared.request is not None:
+        result = await service.run(model, prepared.request, prepared.salt, call)
+    scored = Scored(body, prepared, result, name, record.request_id, call.path)
+    if prepared.prompt_tokens is None:
+        return dialect.encode(scored)
+    with record.stage(RESPOND):
+        record.prompt_tokens, record.cached_tokens = scored.prompt_tokens, scored.cached_tokens
+        if dialect.has_small_answer(scored):
+            return dialect.encode(scored)
+        return await service.in_thread(call, partial(dialect.encode, scored))

@@ -1,13 +1,14 @@
 """The wire of vLLM's /v1/score: texts in pairs, each judged by the model's own prompt."""
 
 from time import time
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.documents import RerankInput
-from gpuscore.server.api.dialects.ranking import Ranking, answer_ranking
+from gpuscore.server.api.dialects.dialect import Scored
+from gpuscore.server.api.dialects.ranking import CheckedRanking, ranking_of
 from gpuscore.server.api.fields import (
     AnsweredModel,
     AnswerId,
@@ -23,7 +24,6 @@ from gpuscore.server.api.fields import (
     refused,
 )
 from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors
-from gpuscore.server.service import RequestContext, ScoringService
 
 Texts = str | list[str]
 # Names of both sides; vLLM has changed them twice and takes all.
@@ -86,6 +86,9 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
         return False in (self.use_activation, self.activation, self.softmax)
 
 
+CheckedPairs: TypeAlias = CheckedRanking[PairsBody]
+
+
 class PairScore(msgspec.Struct, omit_defaults=True):
     index: Annotated[int, about("Number of the pair in the request, from 0.")]
     object: Annotated[str, about("Always `score`.")]
@@ -126,13 +129,14 @@ def are_pairs(body: bytes) -> bool:
     return any(getattr(keys, name) is not msgspec.UNSET for name in FIRST)
 
 
-def decode_pairs(body: bytes) -> PairsBody:
+def decode_pairs(body: bytes) -> CheckedPairs:
     """Raises InvalidRequest whose message never holds the body's text."""
     with decoding_errors():
-        return _decoder.decode(body)
+        fields = _decoder.decode(body)
+    return CheckedRanking(fields, _to_input(fields))
 
 
-def to_pairs_input(body: PairsBody) -> RerankInput:
+def _to_input(body: PairsBody) -> RerankInput:
     """Raises InvalidRequest for fields that do not go together or are not supported."""
     for field in _UNSUPPORTED:
         if getattr(body, field):
@@ -169,16 +173,11 @@ def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
     return given[0]
 
 
-async def answer_pairs(service: ScoringService, body: PairsBody, call: RequestContext) -> bytes:
-    """Raises GpuscoreError as `answer_ranking`."""
-    return await answer_ranking(service, to_pairs_input(body), body, call, _encoded)
-
-
-def _encoded(ranking: Ranking) -> bytes:
-    cut, tokens = set(ranking.truncated), ranking.prompt_tokens
-    scores = ranking.scores.tolist()
+def encode_pairs(scored: Scored[CheckedPairs]) -> bytes:
+    ranking, tokens = ranking_of(scored), scored.prompt_tokens
+    cut, scores = set(ranking.truncated), ranking.scores.tolist()
     data = [PairScore(i, "score", score, i in cut) for i, score in enumerate(scores)]
     answer = PairsAnswer(
-        ranking.request_id, "list", int(time()), ranking.model, data, ShortUsage(tokens, tokens)
+        scored.request_id, "list", int(time()), scored.model, data, ShortUsage(tokens, tokens)
     )
     return msgspec.json.encode(answer)

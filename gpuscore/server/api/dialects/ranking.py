@@ -1,21 +1,14 @@
-"""What dialects that judge documents by the model's own prompt have in common."""
+"""What dialects share that judge documents by the model's own prompt."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from gpuscore.arrays import Float64Array
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.documents import FamilyPrompts, RerankInput
-from gpuscore.server.observe.record import RESPOND, TOKENIZE
-from gpuscore.server.service import (
-    SMALL_ITEMS,
-    LoadedModel,
-    RequestContext,
-    ScoringService,
-    cached_tokens,
-)
+from gpuscore.server.api.dialects.dialect import PreparedBody, Scored
+from gpuscore.server.service import LoadedModel
+from gpuscore.text.turns import Turns
 
 NO_RERANKER = (
     "this model is of no known family of rerankers, so its prompt is not known; start the server "
@@ -23,8 +16,8 @@ NO_RERANKER = (
 )
 
 
-class RerankerBody(Protocol):
-    """What the bodies of all such dialects say."""
+class RankingFields(Protocol):
+    """Fields that the bodies of all such dialects have."""
 
     @property
     def model(self) -> str | None: ...
@@ -36,7 +29,53 @@ class RerankerBody(Protocol):
     def wants_raw(self) -> bool: ...
 
 
-def reranker_of(model: LoadedModel) -> FamilyPrompts:
+FieldsT = TypeVar("FieldsT", bound=RankingFields)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRanking(Generic[FieldsT]):
+    """A checked body, and what it asks in the words of prompt families."""
+
+    fields: FieldsT
+    given: RerankInput
+
+    @property
+    def model(self) -> str | None:
+        return self.fields.model
+
+    @property
+    def num_items(self) -> int:
+        return len(self.given.documents)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Scores of a request's documents, in the order of the request.
+
+    Args:
+        scores: float64 [documents]: relevance from 0 to 1, or raw scores if those were asked for.
+        truncated: numbers of the documents that were cut.
+    """
+
+    scores: Float64Array
+    truncated: tuple[int, ...]
+
+
+def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns) -> PreparedBody:
+    """Raises GpuscoreError, also where the model is of no known family of rerankers."""
+    prompts = _reranker_of(model)
+    built = prompts.build(body.given, turns)
+    return PreparedBody.of(built.request, body.fields.cache_salt, (prompts, built.truncated))
+
+
+def ranking_of(scored: Scored[CheckedRanking[Any]]) -> Ranking:
+    prompts, truncated = scored.prepared.notes
+    raw = prompts.raw_scores(scored.scores)
+    wants_raw = scored.body.fields.wants_raw
+    return Ranking(raw if wants_raw else prompts.family.relevance(raw), truncated)
+
+
+def _reranker_of(model: LoadedModel) -> FamilyPrompts:
     """The model's prompts; raises InvalidRequest where nothing says that it ranks documents."""
     if model.family is None:
         raise InvalidRequest(NO_RERANKER)
@@ -45,41 +84,3 @@ def reranker_of(model: LoadedModel) -> FamilyPrompts:
             f"{model.family.family.name} is a guard and ranks nothing: use /v1/classify"
         )
     return model.family
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """What is known of a request's documents, in their order."""
-
-    model: str  # as the caller calls it
-    request_id: str
-    scores: Float64Array
-    truncated: tuple[int, ...]
-    prompt_tokens: int
-
-
-async def answer_ranking(
-    service: ScoringService,
-    given: RerankInput,
-    body: RerankerBody,
-    call: RequestContext,
-    encode: Callable[[Ranking], bytes],
-) -> bytes:
-    """Raises GpuscoreError, also where the model is of no known family of rerankers."""
-    name = service.model_name(body.model)
-    model = service.loaded()
-    prompts, record = reranker_of(model), call.record
-    record.items = len(given.documents)
-    with record.stage(TOKENIZE):
-        built = await service.in_turns(call, partial(prompts.build, given))
-    result = await service.run(model, built.request, body.cache_salt, call)
-    with record.stage(RESPOND):
-        record.prompt_tokens = built.request.num_prompt_tokens
-        record.cached_tokens = cached_tokens(built.request, result)
-        raw = prompts.raw_scores(result)
-        scores = raw if body.wants_raw else prompts.family.relevance(raw)
-        ranking = Ranking(name, record.request_id, scores, built.truncated, record.prompt_tokens)
-        small = len(given.documents) <= SMALL_ITEMS
-        if small:
-            return encode(ranking)
-        return await service.in_thread(call, partial(encode, ranking))

@@ -9,7 +9,6 @@ from gpuscore.server.api.dialects.dialect import Dialect
 from gpuscore.server.api.fields import ModelName
 from gpuscore.server.api.paths import GENERATING_PATHS
 from gpuscore.server.observe.record import RequestRecord
-from gpuscore.server.service import RequestContext, ScoringService
 
 SCORES_ONLY = "this server scores only and generates nothing"
 
@@ -19,6 +18,10 @@ class RefusedBody(msgspec.Struct):
 
     model: ModelName = None
 
+    @property
+    def num_items(self) -> None:
+        return None
+
 
 def _refuse(body: bytes, record: RequestRecord) -> RefusedBody:
     raise InvalidRequest(
@@ -27,7 +30,7 @@ def _refuse(body: bytes, record: RequestRecord) -> RefusedBody:
     )
 
 
-async def _never(service: ScoringService, body: RefusedBody, call: RequestContext) -> NoReturn:
+def _never(*_: object) -> NoReturn:
     raise AssertionError("the body was refused")
 
 
@@ -38,6 +41,7 @@ GENERATING = Dialect(
     bodies=(RefusedBody,),
     answers=(),
     decode=_refuse,
-    answer=_never,
+    prepare=_never,
+    encode=_never,
     example={"model": "default"},
 )

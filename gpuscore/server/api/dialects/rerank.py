@@ -5,17 +5,19 @@
 at values that change nothing, and refused by name at others.
 """
 
+from collections.abc import Callable
 from functools import partial
 from time import time
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import numpy as np
 
-from gpuscore.errors import InvalidRequest
+from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.documents import RerankInput
-from gpuscore.server.api.dialects.dialect import Dialect
-from gpuscore.server.api.dialects.ranking import Ranking, answer_ranking
+from gpuscore.server.api.dialects.dialect import Dialect, Scored
+from gpuscore.server.api.dialects.ranking import CheckedRanking, prepare_ranking, ranking_of
+from gpuscore.server.api.errors import ErrorAnswer, error_body
 from gpuscore.server.api.fields import (
     AnsweredModel,
     AnswerId,
@@ -36,7 +38,6 @@ from gpuscore.server.api.fields import (
 from gpuscore.server.api.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
 from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors
 from gpuscore.server.observe.record import RequestRecord
-from gpuscore.server.service import RequestContext, ScoringService
 
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 
@@ -103,6 +104,9 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
         )
 
 
+CheckedRerank: TypeAlias = CheckedRanking[RerankBody]
+
+
 class RankedDocument(msgspec.Struct, omit_defaults=True):
     index: Index
     relevance_score: Annotated[float, about("From 0 to 1, or the raw score if asked for.")]
@@ -139,19 +143,28 @@ class RankedText(msgspec.Struct, omit_defaults=True):
     truncated: Truncated = False
 
 
+class TeiError(msgspec.Struct):
+    """TEI's error, for a body with `texts`."""
+
+    error: str
+    error_type: str
+
+
+TEI = "tei"  # the variant of a request whose body is TEI's
+_TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
 _decoder = msgspec.json.Decoder(RerankBody)
 
 
-def decode_rerank(body: bytes, record: RequestRecord) -> RerankBody:
+def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
     """Raises InvalidRequest whose message never holds the body's text."""
-    record.tei = b'"texts"' in body  # in a text its quotes would be escaped
+    record.variant = TEI if b'"texts"' in body else ""  # in a text its quotes would be escaped
     with decoding_errors():
-        decoded = _decoder.decode(body)
-    record.tei = decoded.is_tei
-    return decoded
+        fields = _decoder.decode(body)
+    record.variant = TEI if fields.is_tei else ""
+    return CheckedRanking(fields, _to_input(fields))
 
 
-def to_rerank_input(body: RerankBody) -> RerankInput:
+def _to_input(body: RerankBody) -> RerankInput:
     """Raises InvalidRequest for fields that do not go together or are not supported."""
     if (body.documents is None) == (body.texts is None):
         raise InvalidRequest("either documents or texts is required", param="documents")
@@ -166,7 +179,7 @@ def to_rerank_input(body: RerankBody) -> RerankInput:
     check_not_negative(body, "top_n", "top_k", "max_tokens_per_doc")
     return RerankInput(
         query=body.query,
-        documents=texts_of(body),
+        documents=_texts_of(body),
         instruction=body.instruction,
         most_tokens=body.max_tokens_per_doc or None,
         fit=_flag(body.truncate, "truncate"),
@@ -183,7 +196,7 @@ _UNSUPPORTED = (
 )
 
 
-def texts_of(body: RerankBody) -> list[str]:
+def _texts_of(body: RerankBody) -> list[str]:
     """The documents as text; of objects their `text`, or what `rank_fields` names, as YAML-like
     lines, which is what Cohere does with them."""
     if body.texts is not None:
@@ -206,38 +219,44 @@ def _object_text(document: dict[str, Any], fields: list[str] | None, index: int)
     return "\n".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
 
 
-def encode_ranking(body: RerankBody, path: str, ranking: Ranking) -> bytes:
-    """The answer, best first, equal ones in the order in which they came.
-
-    Infinity's clients want documents as text, and "rerank" as the object's kind; Jina says "list".
-    """
+def encode_rerank(scored: Scored[CheckedRerank]) -> bytes:
+    """The answer, best first; equal scores keep the order of the request."""
+    fields, ranking = scored.body.fields, ranking_of(scored)
     order = np.argsort(-ranking.scores, kind="stable")
-    most = body.top_n or body.top_k or len(order)
-    chosen = order[:most].tolist()
-    scores = ranking.scores.tolist()
-    cut = set(ranking.truncated)
-    if body.is_tei:
-        texts = texts_of(body) if body.wants_documents else [None] * len(order)
-        return msgspec.json.encode([RankedText(i, scores[i], texts[i], i in cut) for i in chosen])
-    shown = texts_of(body).__getitem__ if path == INFINITY_RERANK_PATH else partial(_shown, body)
-    results = [
-        RankedDocument(i, scores[i], shown(i) if body.wants_documents else None, i in cut)
-        for i in chosen
-    ]
-    tokens = ranking.prompt_tokens
-    searches = -(-len(order) // DOCUMENTS_OF_A_SEARCH)
-    meta = {
-        "api_version": {"version": "2"},
-        "billed_units": {"search_units": searches},
-        "tokens": {"input_tokens": tokens, "output_tokens": 0},
-        "warnings": [f"{len(cut)} documents were truncated"] if cut else [],
-    }
-    usage = ShortUsage(tokens, tokens)
-    kind = "list" if path == JINA_RERANK_PATH else "rerank"
-    answer = RerankAnswer(
-        ranking.request_id, kind, int(time()), ranking.model, results, usage, meta
-    )
+    chosen = order[: fields.top_n or fields.top_k or len(order)].tolist()
+    scores, cut = ranking.scores.tolist(), set(ranking.truncated)
+    document = _document_of(scored)
+    if fields.is_tei:
+        return msgspec.json.encode(
+            [RankedText(i, scores[i], document(i), i in cut) for i in chosen]
+        )
+    results = [RankedDocument(i, scores[i], document(i), i in cut) for i in chosen]
+    tokens = scored.prompt_tokens
+    kind = "list" if scored.path == JINA_RERANK_PATH else "rerank"
+    usage, meta = ShortUsage(tokens, tokens), _meta(len(order), tokens, len(cut))
+    answer = RerankAnswer(scored.request_id, kind, int(time()), scored.model, results, usage, meta)
     return msgspec.json.encode(answer)
+
+
+def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
+    """By number, what the answer shows of a document. TEI's and Infinity's clients want text, all
+    others an object."""
+    fields = scored.body.fields
+    if not fields.wants_documents:
+        return lambda index: None
+    if fields.is_tei or scored.path == INFINITY_RERANK_PATH:
+        return scored.body.given.documents.__getitem__
+    return partial(_shown, fields)
+
+
+def _meta(documents: int, tokens: int, truncated: int) -> dict[str, Any]:
+    """Cohere's."""
+    return {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": -(-documents // DOCUMENTS_OF_A_SEARCH)},
+        "tokens": {"input_tokens": tokens, "output_tokens": 0},
+        "warnings": [f"{truncated} documents were truncated"] if truncated else [],
+    }
 
 
 def _shown(body: RerankBody, index: int) -> dict[str, Any]:
@@ -254,10 +273,12 @@ def _flag(value: bool | str | None, field: str) -> bool:
     return bool(value)
 
 
-async def answer_rerank(service: ScoringService, body: RerankBody, call: RequestContext) -> bytes:
-    """Raises GpuscoreError as `answer_ranking`."""
-    encode = partial(encode_ranking, body, call.path)
-    return await answer_ranking(service, to_rerank_input(body), body, call, encode)
+def encode_rerank_error(error: GpuscoreError, variant: str) -> bytes:
+    """TEI's shape, or ours with the fields that the other clients read."""
+    if variant == TEI:
+        kind = _TEI_TYPES.get(error.status, "Validation" if error.status < 500 else "Backend")
+        return msgspec.json.encode(TeiError(error.message, kind))
+    return msgspec.json.encode(ErrorAnswer(error_body(error), error.message, error.message))
 
 
 RERANK = Dialect(
@@ -267,7 +288,10 @@ RERANK = Dialect(
     bodies=(RerankBody,),
     answers=(RerankAnswer, list[RankedText]),
     decode=decode_rerank,
-    answer=answer_rerank,
+    prepare=prepare_ranking,
+    encode=encode_rerank,
+    errors=(ErrorAnswer, TeiError),
+    encode_error=encode_rerank_error,
     example={
         "query": "a blue wooden chair for the garden",
         "documents": ["A red steel lamp.", "A wooden garden chair in blue."],

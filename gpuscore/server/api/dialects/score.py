@@ -1,22 +1,22 @@
 """The wire of /v1/score: SGLang's body and answer, with fields of ours (docs/dialects/score.md)."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.probabilities import check_temperature, label_logprobs, label_mass, label_scores
-from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.dialects.pairs import (
+    CheckedPairs,
     PairsAnswer,
     PairsBody,
-    answer_pairs,
     are_pairs,
     decode_pairs,
+    encode_pairs,
 )
+from gpuscore.server.api.dialects.ranking import CheckedRanking, prepare_ranking
 from gpuscore.server.api.fields import (
     AnsweredModel,
     CacheSalt,
@@ -28,15 +28,10 @@ from gpuscore.server.api.fields import (
 )
 from gpuscore.server.api.paths import SCORE_PATH
 from gpuscore.server.api.schema import PromptTokensDetails, TokenUsage, decoding_errors
-from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
-from gpuscore.server.service import (
-    SMALL_ITEMS,
-    SMALL_TOKENS,
-    RequestContext,
-    ScoringService,
-    cached_tokens,
-)
-from gpuscore.text.joining import PromptBuilder, ScoreInput
+from gpuscore.server.observe.record import RequestRecord
+from gpuscore.server.service import SMALL_ITEMS, SMALL_TOKENS, LoadedModel
+from gpuscore.text.joining import ScoreInput
+from gpuscore.text.turns import Turns
 
 Text = str
 Ids = list[int]
@@ -100,6 +95,11 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     item_embed_overrides: Annotated[list[list[list[float]] | None] | None, refused()] = None
 
     @property
+    def num_items(self) -> int:
+        """Of a body that was checked."""
+        return 1 if isinstance(self.items, str) else len(self.items or ())
+
+    @property
     def softmax(self) -> bool:
         return bool(self.apply_softmax)
 
@@ -137,7 +137,7 @@ _UNSUPPORTED = (
 _decoder = msgspec.json.Decoder(ScoreBody)
 
 
-def decode_score(body: bytes, record: RequestRecord) -> ScoreBody | PairsBody:
+def decode_score(body: bytes, record: RequestRecord) -> ScoreBody | CheckedPairs:
     """Raises InvalidRequest whose message never holds the body's text."""
     try:
         with decoding_errors():
@@ -150,19 +150,20 @@ def decode_score(body: bytes, record: RequestRecord) -> ScoreBody | PairsBody:
         value = getattr(decoded, field)
         if value is not None and value is not False:  # 0 == False, and 0 is a token id
             raise InvalidRequest(f"{field} is not supported by this server", param=field)
+    if decoded.items is None:
+        raise InvalidRequest("items is required", param="items")
+    check_temperature(_temperature(decoded), decoded.softmax)
     return decoded
 
 
-def to_input(body: ScoreBody, default_labels: Sequence[int] | None) -> ScoreInput:
-    """The request in the words of `text.prompts`; raises for fields that do not go together."""
-    if body.items is None:
-        raise InvalidRequest("items is required", param="items")
+def _to_input(body: ScoreBody, default_labels: Sequence[int] | None) -> ScoreInput:
+    """The request in the words of `text.joining`."""
     label_ids: Sequence[Any] | None = body.label_token_ids
     if label_ids is None and body.labels is None:
         label_ids = default_labels
     return ScoreInput(
         query=body.query if body.query is not None else "",
-        items=[body.items] if isinstance(body.items, str) else body.items,
+        items=[body.items] if isinstance(body.items, str) else body.items or [],
         label_token_ids=label_ids,
         labels=body.labels,
         item_first=bool(body.item_first),
@@ -171,87 +172,65 @@ def to_input(body: ScoreBody, default_labels: Sequence[int] | None) -> ScoreInpu
     )
 
 
-async def answer_score(
-    service: ScoringService, body: ScoreBody | PairsBody, call: RequestContext
-) -> bytes:
-    """Raises GpuscoreError: the subclass that the wire contract names."""
-    if isinstance(body, PairsBody):
-        return await answer_pairs(service, body, call)
-    given = to_input(body, service.default_labels)
-    call.record.items = len(given.items)
-    temperature = 1.0 if body.temperature is None else body.temperature
-    check_temperature(temperature, body.softmax)
-    name = service.model_name(body.model)
-    model = service.loaded()
-    with call.record.stage(TOKENIZE):
-        request = await _build(service, model.builder, given, call)
-    result = None
-    if request is not None:
-        result = await service.run(model, request, body.cache_salt, call)
-    with call.record.stage(RESPOND):
-        answer = partial(_answer, name, body, request, result, temperature)
-        small = request is None or len(request.item_ids) <= SMALL_ITEMS
-        encoded, usage = answer() if small else await service.in_thread(call, answer)
-    call.record.prompt_tokens = usage.prompt_tokens
-    call.record.cached_tokens = usage.prompt_tokens_details.cached_tokens
-    return encoded
+def check_score(body: ScoreBody | CheckedPairs, model: LoadedModel | None) -> None:
+    """Raises InvalidRequest for fields that do not go together: a model may have default labels."""
+    if not isinstance(body, CheckedRanking):
+        _to_input(body, None if model is None else model.default_labels)
 
 
-async def _build(
-    service: ScoringService, builder: PromptBuilder, given: ScoreInput, call: RequestContext
-) -> ScoreRequest | None:
-    if _is_small(given):
-        return builder.build(given)
-    return await service.in_turns(call, partial(builder.build, given))
+def prepare_score(model: LoadedModel, body: ScoreBody | CheckedPairs, turns: Turns) -> PreparedBody:
+    """Raises GpuscoreError."""
+    if isinstance(body, CheckedRanking):
+        return prepare_ranking(model, body, turns)
+    request = model.builder.build(_to_input(body, model.default_labels), turns)
+    if request is None:  # no items
+        return PreparedBody(None, prompt_tokens=0)
+    return PreparedBody.of(request, body.cache_salt)
 
 
-def _is_small(given: ScoreInput) -> bool:
-    """Whether a request takes less time to build than to hand to a thread and back; never text."""
-    if given.labels is not None or len(given.items) > SMALL_ITEMS:
+def _is_small(body: ScoreBody | CheckedPairs) -> bool:
+    """Whether a body takes less time to build than to hand to a thread and back; never text."""
+    if isinstance(body, CheckedRanking) or body.labels is not None or isinstance(body.items, str):
         return False
-    if any(isinstance(item, str) for item in given.items):
+    items = body.items or []
+    if len(items) > SMALL_ITEMS or any(isinstance(item, str) for item in items):
         return False
-    return len(given.query) + sum(map(len, given.items)) <= SMALL_TOKENS
+    return len(body.query or ()) + sum(map(len, items)) <= SMALL_TOKENS
 
 
-def _answer(
-    name: str,
-    body: ScoreBody,
-    request: ScoreRequest | None,
-    result: ScoreResult | None,
-    temperature: float,
-) -> tuple[bytes, TokenUsage]:
-    """The answer as JSON, and what it says of the tokens."""
-    if request is None or result is None:
-        answer = _empty_answer(name, body)
-    else:
-        answer = _full_answer(name, body, request, result, temperature)
-    return msgspec.json.encode(answer), answer.usage
-
-
-def _full_answer(
-    name: str, body: ScoreBody, request: ScoreRequest, result: ScoreResult, temperature: float
-) -> ScoreAnswer:
+def encode_score(scored: Scored[Any]) -> bytes:
+    """The scores, or for pairs vLLM's answer."""
+    body: ScoreBody | CheckedPairs = scored.body
+    if isinstance(body, CheckedRanking):
+        return encode_pairs(scored)
+    if scored.result is None:
+        logprobs: list[list[float]] | None = [] if body.return_label_logprobs else None
+        mass: list[float] | None = [] if body.return_label_mass else None
+        return _encoded(scored, [], logprobs, mass)
+    result, temperature = scored.result, _temperature(body)
     rows = label_scores(result, apply_softmax=body.softmax, temperature=temperature)
     logprobs = mass = None
     if body.return_label_logprobs:
         logprobs = [row.tolist() for row in label_logprobs(result)]
     if body.return_label_mass:
-        mass = label_mass(result, request.label_ids).tolist()
-    prompt_tokens = request.num_prompt_tokens
-    cached = cached_tokens(request, result)
-    scores = [row.tolist() for row in rows]
-    return ScoreAnswer(scores, name, _usage(prompt_tokens, cached), "scoring", logprobs, mass)
+        mass = label_mass(result, scored.request.label_ids).tolist()
+    return _encoded(scored, [row.tolist() for row in rows], logprobs, mass)
 
 
-def _empty_answer(name: str, body: ScoreBody) -> ScoreAnswer:
-    logprobs: list[list[float]] | None = [] if body.return_label_logprobs else None
-    mass: list[float] | None = [] if body.return_label_mass else None
-    return ScoreAnswer([], name, _usage(0, 0), "scoring", logprobs, mass)
+def _encoded(
+    scored: Scored[Any],
+    scores: list[list[float]],
+    logprobs: list[list[float]] | None,
+    mass: list[float] | None,
+) -> bytes:
+    tokens = scored.prompt_tokens
+    usage = TokenUsage(tokens, tokens, 0, PromptTokensDetails(scored.cached_tokens))
+    answer = ScoreAnswer(scores, scored.model, usage, "scoring", logprobs, mass)
+    return msgspec.json.encode(answer)
 
 
-def _usage(prompt_tokens: int, cached_tokens: int) -> TokenUsage:
-    return TokenUsage(prompt_tokens, prompt_tokens, 0, PromptTokensDetails(cached_tokens))
+def _temperature(body: ScoreBody) -> float:
+    return 1.0 if body.temperature is None else body.temperature
 
 
 SCORE = Dialect(
@@ -261,7 +240,10 @@ SCORE = Dialect(
     bodies=(ScoreBody, PairsBody),
     answers=(ScoreAnswer, PairsAnswer),
     decode=decode_score,
-    answer=answer_score,
+    prepare=prepare_score,
+    encode=encode_score,
+    check=check_score,
+    is_small=_is_small,
     example={
         "query": "query: a blue wooden chair for the garden\nitem: ",
         "items": ["A wooden garden chair in blue.", "A red steel lamp."],

@@ -1,18 +1,16 @@
 """The wire of /tokenize and /detokenize, which are vLLM's."""
 
-from collections.abc import Callable
-from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
 from gpuscore.errors import InvalidRequest, TooManyTokens
-from gpuscore.server.api.dialects.dialect import Dialect
+from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.fields import ModelName, about
 from gpuscore.server.api.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.server.api.schema import decoding_errors
-from gpuscore.server.observe.record import TOKENIZE, RequestRecord
-from gpuscore.server.service import LoadedModel, RequestContext, ScoringService
+from gpuscore.server.observe.record import RequestRecord
+from gpuscore.server.service import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.pieces import OverLimit
 from gpuscore.text.turns import Turns
@@ -26,6 +24,10 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     add_special_tokens: Annotated[
         bool | None, about("Whether the text gets the tokenizer's special tokens.", True)
     ] = None
+
+    @property
+    def num_items(self) -> None:
+        return None
 
 
 class TokenizeAnswer(msgspec.Struct):
@@ -41,6 +43,10 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
 
     tokens: Annotated[list[int], about("Token ids.")]
     model: ModelName = None
+
+    @property
+    def num_items(self) -> None:
+        return None
 
 
 class DetokenizeAnswer(msgspec.Struct):
@@ -63,52 +69,36 @@ def decode_detokenize(body: bytes, record: RequestRecord) -> DetokenizeBody:
         return _detokenize_decoder.decode(body)
 
 
-async def answer_tokenize(
-    service: ScoringService, body: TokenizeBody, call: RequestContext
-) -> bytes:
+def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> PreparedBody:
     """Raises InvalidRequest without a tokenizer, and TooManyTokens."""
-    special = body.add_special_tokens is not False
-    return await _in_turns(service, body.model, call, partial(_tokenize, body.prompt, special))
-
-
-async def answer_detokenize(
-    service: ScoringService, body: DetokenizeBody, call: RequestContext
-) -> bytes:
-    """Raises InvalidRequest without a tokenizer, TokenIdOutOfRange and TooManyTokens."""
-    return await _in_turns(service, body.model, call, partial(_detokenize, body.tokens))
-
-
-async def _in_turns(
-    service: ScoringService,
-    name: str | None,
-    call: RequestContext,
-    work: Callable[[LoadedModel, Turns], msgspec.Struct],
-) -> bytes:
-    service.model_name(name)
-    model = service.loaded()
-    with call.record.stage(TOKENIZE):
-        return await service.in_turns(call, lambda turns: msgspec.json.encode(work(model, turns)))
-
-
-def _tokenize(prompt: str, special: bool, model: LoadedModel, turns: Turns) -> TokenizeAnswer:
     encoder = model.builder.need_encoder("prompt")
     limit = model.builder.limits.max_request_tokens
+    special = body.add_special_tokens is not False
     try:
-        (ids,) = encoder.prompts([prompt], special, turns, limit)
+        (ids,) = encoder.prompts([body.prompt], special, turns, limit)
     except OverLimit as over:
         raise TooManyTokens(
             f"at least {over.least} tokens, the limit is {limit}", param="prompt"
         ) from None
     _check_count(len(ids), "prompt", model.builder)
-    return TokenizeAnswer(len(ids), model.engine.limits.max_model_len, ids.tolist())
+    answer = TokenizeAnswer(len(ids), model.engine.limits.max_model_len, ids.tolist())
+    return PreparedBody(None, notes=msgspec.json.encode(answer))
 
 
-def _detokenize(tokens: list[int], model: LoadedModel, turns: Turns) -> DetokenizeAnswer:
-    _check_count(len(tokens), "tokens", model.builder)
+def prepare_detokenize(model: LoadedModel, body: DetokenizeBody, turns: Turns) -> PreparedBody:
+    """Raises InvalidRequest without a tokenizer, TokenIdOutOfRange and TooManyTokens."""
+    _check_count(len(body.tokens), "tokens", model.builder)
     if model.builder.encoder is None:
         raise InvalidRequest("this model has no tokenizer", param="tokens")
-    ids = model.builder.ids(tokens, "tokens")
-    return DetokenizeAnswer(model.builder.encoder.text(ids.tolist()))
+    ids = model.builder.ids(body.tokens, "tokens")
+    answer = DetokenizeAnswer(model.builder.encoder.text(ids.tolist()))
+    return PreparedBody(None, notes=msgspec.json.encode(answer))
+
+
+def _encoded(scored: Scored[Any]) -> bytes:
+    """`prepare` has made the answer: no engine is asked."""
+    answer: bytes = scored.prepared.notes
+    return answer
 
 
 def _check_count(count: int, param: str, builder: PromptBuilder) -> None:
@@ -124,7 +114,8 @@ TOKENIZE_TEXT = Dialect(
     bodies=(TokenizeBody,),
     answers=(TokenizeAnswer,),
     decode=decode_tokenize,
-    answer=answer_tokenize,
+    prepare=prepare_tokenize,
+    encode=_encoded,
     example={"prompt": "A red steel lamp."},
 )
 DETOKENIZE = Dialect(
@@ -134,6 +125,7 @@ DETOKENIZE = Dialect(
     bodies=(DetokenizeBody,),
     answers=(DetokenizeAnswer,),
     decode=decode_detokenize,
-    answer=answer_detokenize,
+    prepare=prepare_detokenize,
+    encode=_encoded,
     example={"tokens": [32, 33]},
 )

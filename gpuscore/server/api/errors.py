@@ -1,0 +1,27 @@
+"""Errors as JSON, in the shape that all dialects share but for those with their own."""
+
+import msgspec
+
+from gpuscore.errors import GpuscoreError
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(msgspec.Struct, omit_defaults=True):
+    error: ErrorBody
+    detail: str | None = None  # Jina's and Infinity's clients read it
+    message: str | None = None  # Cohere's clients read it
+
+
+def error_body(error: GpuscoreError) -> ErrorBody:
+    return ErrorBody(error.message, error.type, error.param, error.code)
+
+
+def encode_error(error: GpuscoreError, variant: str = "") -> bytes:
+    """`{"error": {...}}`, whatever the variant."""
+    return msgspec.json.encode(ErrorAnswer(error_body(error)))
