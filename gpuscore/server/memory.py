@@ -12,6 +12,21 @@ from collections.abc import Callable
 LARGE = 1 << 18  # bytes of a body or of ids, or characters, after which memory is given back
 PAUSE = 0.5  # seconds from a large request to giving back, and so at least between two
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
+
+
+def fix_thresholds() -> None:
+    """Have blocks of LARGE bytes and more go back to the system as soon as they are freed.
+
+    By default glibc raises its thresholds with the largest block that was freed, to 64 MiB. From
+    then on bodies come from the heaps of threads, and `malloc_trim` leaves the upper end of these
+    alone. Applies to the whole process.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(M_MMAP_THRESHOLD, LARGE)
+        library.mallopt(M_TRIM_THRESHOLD, LARGE)
+
 
 def find_trim() -> Callable[[], None]:
     """What gives back free memory, in some milliseconds."""

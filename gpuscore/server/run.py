@@ -25,6 +25,7 @@ from gpuscore.server.api.cors import read_origins
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
+from gpuscore.server.memory import fix_thresholds
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ANSWERS, LoadedModel, ScoringService
 
@@ -132,6 +133,7 @@ def serve(
         ConfigError: an address that cannot be bound, or what `load` raises.
         EngineFailed: the engine was lost at start, or too often since.
     """
+    fix_thresholds()
     rounds = Rounds()
     service = ScoringService(names, config.max_queue_seconds, partial(rounds.pieces, ANSWERS))
     gate = Gate(service, config, keys, rounds)

@@ -152,6 +152,7 @@ class TextWork:
                 self._take_permit(job)
                 job.large = large
                 self._wait(job, self._tenants[job.tenant].paused)
+                self._hand_out(but=job)
                 self._hand_out()
         if not job.given_up:
             job.permit.acquire()
@@ -188,9 +189,9 @@ class TextWork:
             job.future.cancel()
             self._forget(job.tenant)
 
-    def _hand_out(self) -> None:
-        """Give free permits to jobs that may have them."""
-        while len(self._permitted) < PERMITS and (job := self._next()) is not None:
+    def _hand_out(self, but: AnyJob | None = None) -> None:
+        """Give free permits to jobs that may have them, other than `but`, which had its turn."""
+        while len(self._permitted) < PERMITS and (job := self._next(but)) is not None:
             self._leave(job)
             self._permitted.add(job)
             self._tenants[job.tenant].permitted += 1
@@ -200,22 +201,24 @@ class TextWork:
             else:
                 self._begin(job)
 
-    def _next(self) -> AnyJob | None:
+    def _next(self, but: AnyJob | None) -> AnyJob | None:
         """Of the tenant with the fewest permits; among these, of whose last turn is longest ago."""
         for name, tenant in sorted(self._tenants.items(), key=lambda pair: pair[1].permitted):
-            job = self._next_of(tenant)
+            job = self._next_of(tenant, but)
             if job is not None:
                 tenant.was_new = not job.begun
                 self._tenants[name] = self._tenants.pop(name)
                 return job
         return None
 
-    def _next_of(self, tenant: _Tenant) -> AnyJob | None:
+    def _next_of(self, tenant: _Tenant, but: AnyJob | None) -> AnyJob | None:
         """New jobs and those that have begun take turns; each of the two in their own order."""
         room = tenant.begun < BEGUN_OF_TENANT and self._begun < BEGUN
         new = tenant.new[0] if tenant.new and room else None
         no_large = sum(job.large for job in self._permitted) >= PERMITS - 1
-        paused = next((job for job in tenant.paused if not (job.large and no_large)), None)
+        paused = next(
+            (job for job in tenant.paused if job is not but and not (job.large and no_large)), None
+        )
         return (paused or new) if tenant.was_new else (new or paused)
 
     def _begin(self, job: AnyJob) -> None:

@@ -8,6 +8,7 @@ from gpuscore.errors import DeadlineExceeded
 from gpuscore.server.text_work import BEGUN_OF_TENANT, LARGE, PERMITS, TURN, TextWork
 
 WAIT = 20  # seconds, at most
+SOON = 10  # seconds; well before the work gives up waiting for the test
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_short_text_waits_for_one_piece(work):
     _, done = work.submit("b", lambda turns: turns.before(5) or "answer")
     assert not done.done()
     jobs[0][0].go_on()
-    assert done.result(WAIT) == "answer"
+    assert done.result(SOON) == "answer"
     assert jobs[0][0].at_work(), "then it goes on"
     assert [long.pieces for long, _ in jobs] == [2, 1]
     end(work, jobs)
@@ -77,7 +78,7 @@ def test_a_short_text_of_the_same_tenant_waits_for_one_piece(work):
     jobs = busy(work)
     _, done = work.submit("a", lambda turns: "answer")
     jobs[1][0].go_on()
-    assert done.result(WAIT) == "answer"
+    assert done.result(SOON) == "answer"
     end(work, jobs)
 
 
@@ -88,7 +89,7 @@ def test_who_has_nothing_running_is_next(work):
     order = []
     _, done = work.submit("b", lambda turns: order.append([f.done() for _, f in more]))
     jobs[0][0].go_on()
-    done.result(WAIT)
+    done.result(SOON)
     assert order == [[False] * 50]
     end(work, jobs)
 
@@ -109,7 +110,7 @@ def test_large_pieces_leave_a_permit(work):
     assert other.begins_nothing()
     for _ in range(20):  # the other permit
         _, done = work.submit("b", lambda turns: "answer")
-        assert done.result(WAIT) == "answer"
+        assert done.result(SOON) == "answer"
     for _ in range(2):
         jobs[0][0].go_on()
     assert other.at_work(), "they take turns"
@@ -142,7 +143,7 @@ def test_given_up_while_it_waits_ends_at_once(work):
     assert other.begins_nothing()
     work.give_up(job)
     with pytest.raises(DeadlineExceeded):
-        future.result(WAIT)
+        future.result(SOON)
     assert other.pieces == 0
     end(work, jobs)
 
@@ -168,9 +169,9 @@ def test_errors_and_order(work):
 
     _, failed = work.submit("a", fails)
     with pytest.raises(ValueError, match="no"):
-        failed.result(WAIT)
+        failed.result(SOON)
     results = [work.submit(str(i % 7), lambda turns, i=i: i)[1] for i in range(500)]
-    assert [future.result(WAIT) for future in results] == [*range(500)]
+    assert [future.result(SOON) for future in results] == [*range(500)]
 
 
 def test_close_gives_up_everything():
