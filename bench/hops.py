@@ -29,9 +29,7 @@ ROOT = Path(__file__).parents[1]
 OURS = (str(ROOT / "gpuscore"), str(ROOT / "kernels"))
 WARM = 20  # requests before the one that is counted
 PATIENCE = 120.0  # seconds until the server is ready
-ITEMS = [
-    f"a {color} lamp" for color in "red blue green black white grey pink gold teal tan".split()
-]
+COLORS = ("red", "blue", "green", "black", "white", "grey", "pink", "gold", "teal", "tan")
 BODIES = {
     "10 items of token ids": {
         "query": list(range(2, 34)),
@@ -40,7 +38,7 @@ BODIES = {
     },
     "10 items of text": {
         "query": "query: a red lamp\nitem: ",
-        "items": ITEMS,
+        "items": [f"a {color} lamp" for color in COLORS],
         "labels": ["yes", "no"],
     },
 }
