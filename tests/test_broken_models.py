@@ -18,9 +18,10 @@ from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.tokenizer_info import read_tokenizer_info
 from support.broken import CASES, broken, make_bases
+from support.slow import slow
 
 # These take up to seconds of processor time each, and are left to the long form.
-SLOW = {
+LONG = {
     f"template-{how}"
     for how in ("loops", "loops-unasked", "power", "grows", "brackets", "format", "center")
 }
@@ -60,7 +61,11 @@ def test_what_is_broken_here_was_good(bases, base):
     load(bases[base])
 
 
-@pytest.mark.parametrize("name", sorted(CASES.keys() - SLOW))
+NAMES = sorted(CASES.keys() - LONG)
+SHORT = NAMES[::3]
+
+
+@pytest.mark.parametrize("name", [*SHORT, *slow(*(name for name in NAMES if name not in SHORT))])
 def test_a_broken_directory(bases, tmp_path, name):
     case = CASES[name]
     directory = broken(case, bases, tmp_path / "model")
