@@ -32,6 +32,7 @@ ALLOWED = {
     "gpuscore.limits": set(),
     "gpuscore.request": {"gpuscore.arrays"},
     "gpuscore.stats": set(),
+    "gpuscore.heap": set(),
     "gpuscore.log": set(),
     "gpuscore.model_files": {"gpuscore.errors"},
     "gpuscore.probabilities": {"gpuscore.arrays", "gpuscore.errors", "gpuscore.request"},
@@ -48,6 +49,7 @@ ALLOWED = {
         "gpuscore.backends.base",
         "gpuscore.config",
         "gpuscore.engine",
+        "gpuscore.heap",
         "gpuscore.log",
         "gpuscore.worker",
     },
@@ -64,6 +66,7 @@ ALLOWED = {
         "gpuscore",  # the package itself: its version
         "gpuscore.config",
         "gpuscore.engine",
+        "gpuscore.heap",
         "gpuscore.log",
         "gpuscore.probabilities",
         "gpuscore.prompts",
@@ -88,6 +91,7 @@ ALLOWED = {
         *DATA,
         "gpuscore.backends.common",
         "gpuscore.config",
+        "gpuscore.heap",
         "gpuscore.model_files",
     },
     "gpuscore.backends.torch": {

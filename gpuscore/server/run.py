@@ -18,6 +18,7 @@ import uvicorn
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
+from gpuscore.heap import return_large_blocks
 from gpuscore.log import LogWriter, json_logging
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
@@ -25,7 +26,7 @@ from gpuscore.server.api.cors import read_origins
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
-from gpuscore.server.memory import fix_thresholds
+from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ANSWERS, LoadedModel, ScoringService
 
@@ -133,7 +134,7 @@ def serve(
         ConfigError: an address that cannot be bound, or what `load` raises.
         EngineFailed: the engine was lost at start, or too often since.
     """
-    fix_thresholds()
+    return_large_blocks(LARGE)
     rounds = Rounds()
     service = ScoringService(names, config.max_queue_seconds, partial(rounds.pieces, ANSWERS))
     gate = Gate(service, config, keys, rounds)

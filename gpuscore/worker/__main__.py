@@ -24,6 +24,7 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
+from gpuscore.heap import use_one_arena
 from gpuscore.log import LogWriter, json_logging
 from gpuscore.worker.child import run
 
@@ -32,6 +33,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(factory: str, descriptor: str, parent: str) -> int:
     _die_with(int(parent))
+    use_one_arena()
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("gpuscore").setLevel(logging.INFO)
     module, function = factory.split(":")

@@ -18,8 +18,10 @@ from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.heap import collect_and_trim
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.stats import EngineStats
 from gpuscore.worker.frames import FrameReader, FrameWriter, Make, ProtocolError
 from gpuscore.worker.messages import (
     Cancel,
@@ -44,6 +46,9 @@ from gpuscore.worker.messages import (
 logger = logging.getLogger(__name__)
 
 BEAT = 0.25  # seconds
+TRIM = (
+    10.0  # seconds of requests, at least, after which free memory goes back once nothing is to do
+)
 EXIT_OK, EXIT_FAILED = 0, 1
 
 Prepare = Callable[[Path, ModelConfig], Prepared]
@@ -158,8 +163,10 @@ class _Worker:
             self._writer.put(*answers)
 
     def _beat(self) -> None:
+        idle = IdleTrimmer()
         while self._engine.alive:
             stats = self._engine.stats()
+            idle.seen(stats)
             stalled = self._backend.stalled(working=stats.requests > 0)
             if self._writer.idle:  # else bytes are on their way, or the parent does not read
                 _send(self._writer, Heartbeat(stats, stalled))
@@ -167,6 +174,22 @@ class _Worker:
         if not self._closing:
             logger.critical("the engine's thread is dead")
             os._exit(EXIT_FAILED)
+
+
+class IdleTrimmer:
+    """Uses an engine's idle moments to give memory back, which batches of many sizes leave in
+    pieces. The next batch takes some of it again: a few milliseconds, at most once in TRIM."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock, self._trimmed = clock, clock()
+        self._batches = 0  # that had run then
+
+    def seen(self, stats: EngineStats) -> None:
+        batches = stats.counters.batches
+        if stats.requests or batches == self._batches or self._clock() - self._trimmed < TRIM:
+            return
+        collect_and_trim()
+        self._trimmed, self._batches = self._clock(), batches
 
 
 def _outcome(id: int, future: "Future[ScoreResult]") -> Result | Failure:

@@ -1,11 +1,12 @@
 """How much memory there is, and how much a run takes at its peak; one reader per kind of device."""
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
+
+from gpuscore.heap import trim
 
 _RESET_PEAK = "5"  # what resets VmHWM, see proc_pid_clear_refs(5)
 # What glibc's heaps of 64 MiB may hold in fragments after batches of many sizes: as much again as
@@ -67,9 +68,7 @@ class HostMemory:
         return grown + min(grown, _FRAGMENTS)
 
     def trim(self) -> None:
-        """glibc keeps freed memory for later; other C libraries have no such call."""
-        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-            trim(0)
+        trim()
 
     def _reset_peak(self) -> bool:
         try:

@@ -1,0 +1,61 @@
+"""Promise: an engine with nothing to do gives memory back that batches left in pieces."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuscore.stats import NO_COUNTERS, NO_STATS
+from gpuscore.worker.child import TRIM, IdleTrimmer
+from support.vitals import MIB, vitals
+
+BLOCK, BLOCKS = 100_000, 600  # bytes, too few for a mapping of their own; 57 MiB in all
+
+
+def stats(requests, batches):
+    return replace(NO_STATS, requests=requests, counters=replace(NO_COUNTERS, batches=batches))
+
+
+def resident():
+    return vitals("self").rss
+
+
+def in_pieces():
+    """Free memory below a block that lives on; glibc keeps it."""
+    blocks = [np.ones(BLOCK, np.uint8) for _ in range(BLOCKS)]
+    del blocks[:-1]
+    return blocks
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's heap and /proc")
+def test_when_it_gives_memory_back():
+    now = [0.0]
+    idle = IdleTrimmer(lambda: now[0])
+    held = in_pieces()
+    full = resident()
+    now[0] = TRIM - 1
+    idle.seen(stats(requests=0, batches=1))
+    now[0] = TRIM + 1
+    idle.seen(stats(requests=1, batches=1))
+    idle.seen(stats(requests=0, batches=0))
+    assert resident() > full - 20 * MIB, "too early, busy, and nothing has run"
+    idle.seen(stats(requests=0, batches=1))
+    assert resident() < full - 40 * MIB
+    assert held
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's heap and /proc")
+def test_once_for_what_has_run():
+    now = [0.0]
+    idle = IdleTrimmer(lambda: now[0])
+    now[0] = 3 * TRIM
+    idle.seen(stats(requests=0, batches=5))
+    held = in_pieces()
+    full = resident()
+    now[0] = 6 * TRIM
+    idle.seen(stats(requests=0, batches=5))
+    assert resident() > full - 20 * MIB
+    idle.seen(stats(requests=0, batches=6))
+    assert resident() < full - 40 * MIB
+    assert held
