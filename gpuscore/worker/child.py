@@ -46,9 +46,7 @@ from gpuscore.worker.messages import (
 logger = logging.getLogger(__name__)
 
 BEAT = 0.25  # seconds
-TRIM = (
-    10.0  # seconds of requests, at least, after which free memory goes back once nothing is to do
-)
+TRIM = 10.0  # seconds, at least, between two times that free memory is given back
 EXIT_OK, EXIT_FAILED = 0, 1
 
 Prepare = Callable[[Path, ModelConfig], Prepared]
