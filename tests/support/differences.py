@@ -1,4 +1,4 @@
-"""docs/http.md: made by `python -m support.differences > ../docs/http.md` in tests/."""
+"""The source of docs/http.md: run `python -m support.differences > ../docs/http.md` in tests/."""
 
 from collections.abc import Iterator
 
@@ -43,7 +43,7 @@ def _row(entry: Entry) -> str:
 
 
 def _right(entry: Entry) -> str:
-    """Such as "100 x 404, 400 or 413"."""
+    """Return the right answers as text, such as "100 x 404, 400 or 413"."""
     texts = [" or ".join(map(str, sorted(allowed))) for allowed in entry.answers]
     runs: list[tuple[str, int]] = []
     for text in texts:
