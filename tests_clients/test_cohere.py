@@ -1,3 +1,5 @@
+"""Promise: Cohere's clients, v1, v2 and async, get the ranking, the errors and Retry-After."""
+
 import asyncio
 
 import cohere
