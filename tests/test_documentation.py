@@ -119,7 +119,7 @@ def test_pages_cite_files_that_exist():
     wrong = {}
     for page in pages():
         if str(page.relative_to(ROOT)) not in HISTORY:
-            text = re.sub(r"\]\([^)]*\)", "]", page.read_text(encoding="utf-8"))  # no links
+            text = re.sub(r"\]\([^)]*\)", "]", page.read_text(encoding="utf-8"))  # without links
             wrong[page] = missing(text, page.parent)
     assert not {page: found for page, found in wrong.items() if found}
 

@@ -1,7 +1,5 @@
-"""Promise: closed, full and unread standard streams and signals at any time end no server, and no
-command ends with a traceback.
-
-Real processes are started by the console script.
+"""Promise: standard streams that are closed, full or unread stop no server, and neither they nor
+signals end a command with a traceback. The console script starts real processes.
 """
 
 import os
@@ -138,7 +136,7 @@ def check_refused(running, keys, content, log):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_the_imports(number):
-    """Signals count from our first line on; before it, Python has no handlers."""
+    """A signal is handled from our first line on; before it, Python itself is still starting."""
     for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8):
         process = subprocess.Popen(
             [COMMAND, "serve", "demo", "--port", "0"],

@@ -1,5 +1,5 @@
-"""Promise: the engine answers every request exactly once, whether it is admitted, refused,
-cancelled or cut off by closing."""
+"""Promise: the engine admits requests up to its limits, drops cancelled ones, reports progress, and
+answers every request when it closes."""
 
 import threading
 import time

@@ -1,5 +1,4 @@
-"""Promise: the documentation's requests get the answers it shows, the tests it names exist, and its
-prompts are in use."""
+"""Promise: the documentation's requests get the answers it shows, the tests it names exist, and the prompts it shows are in use."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""Promise: every row of the contract's error table has one shape and never echoes the input.
+"""Promise: the server gives every error of the contract's table, in one shape, and never echoes the
+input.
 
 After every test both servers still answer the canary as at the start, bit for bit.
 """

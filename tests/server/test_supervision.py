@@ -38,8 +38,7 @@ from support.wire import (
 
 
 def test_silence_is_noticed_within_two_seconds():
-    """The sum of the default times is below 2 s; tests of real silence allow a busy machine
-    more."""
+    """The default silence plus a tick is below 2 s; tests of real silence wait longer."""
     assert Patience().silent + TICK < 2
 
 

@@ -219,7 +219,7 @@ def _json_files() -> dict[str, Case]:
 
 
 def _in_place_of_weights(name: str, change: Break) -> Break:
-    """Remove the weights as well for an index, which is read only without a single file."""
+    """For an index remove the weights too: it is read only if there is no single file."""
 
     def both(directory: Path) -> None:
         change(directory)
@@ -230,7 +230,7 @@ def _in_place_of_weights(name: str, change: Break) -> Break:
 
 
 def _not_files() -> dict[str, Case]:
-    """Return cases in which something else is in the place of each file that is read."""
+    """Return cases for each file that is read, with something else in its place."""
     cases = {}
     for name, base in (
         ("config.json", "plain"),

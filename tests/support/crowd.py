@@ -31,9 +31,9 @@ class Crowd:
     """Callers that go on until told to stop.
 
     Args:
-        address: of the server.
-        known: bodies and the scores that are right for them.
-        size: callers, which is requests in flight.
+        address: the server's address.
+        known: bodies and their right scores.
+        size: number of callers, and so of requests in flight.
     """
 
     def __init__(
