@@ -1,4 +1,4 @@
-"""Promise: Cohere's clients, v1, v2 and async, get the ranking, the errors and Retry-After."""
+"""Promise: Cohere's clients get the ranking and the errors, and honour Retry-After."""
 
 import asyncio
 

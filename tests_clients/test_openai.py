@@ -1,4 +1,4 @@
-"""Promise: OpenAI's client gets log-probabilities, model names and errors; it cannot generate text."""
+"""Promise: OpenAI's client gets log-probabilities, model names and errors; nothing is generated."""
 
 import openai
 import pytest
