@@ -204,7 +204,7 @@ class TestGates:
         assert "float32" in self.judged(workload, exact, noise, one, "float32")
 
     def test_rank_is_about_clear_pairs(self, workload, exact, noise):
-        """An error of 0.02 is allowed: items 0.03 apart may swap places, items 0.3 apart may not."""
+        """An error of 0.02 is allowed: items 0.03 apart may swap, items 0.3 apart may not."""
         order = np.argsort(exact[:, 0])
         for gap, want in ((0.03, set()), (0.3, {"rank"})):
             spread = exact.copy()

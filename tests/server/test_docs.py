@@ -1,4 +1,5 @@
-"""Promise: the documentation's requests get the answers it shows, the tests it names exist, and the prompts it shows are in use."""
+"""Promise: the documentation's requests get the answers it shows, the tests it names exist, and the
+prompts it shows are in use."""
 
 import json
 import re

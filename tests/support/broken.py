@@ -219,7 +219,7 @@ def _json_files() -> dict[str, Case]:
 
 
 def _in_place_of_weights(name: str, change: Break) -> Break:
-    """For an index remove the weights too: it is read only if there is no single file."""
+    """Remove the weights too for an index: it is read only if there is no single file."""
 
     def both(directory: Path) -> None:
         change(directory)
