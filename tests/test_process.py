@@ -115,7 +115,7 @@ def test_a_hangup_reads_the_keys_again(tmp_path):
                 hang_up(running.process)
                 wait_until(lambda: status(running, BOB) == 200)
                 assert status(running, ALICE) == 401
-                assert connection.reply().status == 200, "admitted with a key valid at the time"
+                assert connection.reply().status == 200, "let in with a key of then"
             for broken in (b"", b"\n \n", b"\xff\xfe", None):
                 check_refused(running, keys, broken, log)
             ends(running, signal.SIGTERM)

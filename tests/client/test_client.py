@@ -90,7 +90,7 @@ def test_requests_keep_within_both_limits(url):
         client = Client(url, KEY, http=http, max_concurrent_requests=1, **options)
         client.score(QUERY, items, labels=LABELS)
     counts = [len(json.loads(body)["items"]) for body in bodies]
-    assert counts[0] == max(counts) == 5, "the number of items binds"
+    assert counts[0] == max(counts) == 5, "the number binds"
     assert min(counts[1:-1]) < 4, "the bytes bind"
     *within, last = map(len, bodies)
     assert max(within) <= 170 < last, "one item is larger than that"

@@ -55,7 +55,7 @@ def check_logprobs(found, ids, want, names=None):
         np.testing.assert_allclose(max(top.values()), row.max(), atol=TOLERANCE)
         is_best = token == best[place]
         assert len(top) == (1 if is_best else 2)
-        assert (value == max(top.values())) == is_best, "lm-eval's test for greedy"
+        assert (value == max(top.values())) == is_best, "greedy as lm-eval finds it"
         assert top[found["tokens"][place + 1]] == value
         if names is not None and not is_best:
             assert set(top) - {found["tokens"][place + 1]} <= {names(int(best[place]))} | {
