@@ -1,11 +1,11 @@
 import os
 
-# Set before anything imports the libraries that read them.
+# These must be set before the libraries that read them are imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
-# A run starts some hundred processes: each module is compiled once, not in each of them.
+# A run starts some hundred processes: write .pyc files, so that each module is compiled only once.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-# XLA optimises a program for two seconds and compiles it in one; tests run it a few times.
+# XLA takes two seconds to optimise a program and one to compile it; tests run it only a few times.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import sys
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-if TYPE_CHECKING:  # they take seconds, and the process that hands out the tests needs neither
+if TYPE_CHECKING:  # slow to import, and the process that hands out the tests needs neither
     from transformers import PreTrainedModel
 
     from support.backends import SharedBackends
@@ -23,14 +23,14 @@ if TYPE_CHECKING:  # they take seconds, and the process that hands out the tests
 sys.dont_write_bytecode = False
 
 for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
-    del os.environ[name]  # what a developer has set must not change a test
+    del os.environ[name]  # a developer's settings must not change a test
 
 ModelFactory: TypeAlias = "Callable[..., tuple[Path, PreTrainedModel]]"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    """Tiny models: a second thread only waits."""
+    """Limit torch to one thread: with tiny models a second one only waits."""
     import torch
 
     torch.set_num_threads(1)
@@ -63,15 +63,16 @@ def shared_backends(tiny_model: ModelFactory) -> "Iterator[SharedBackends]":
     backends.close()
 
 
-# ---- how make test spreads the tests over its workers ----
+# ---- distribution of the tests over the workers of make test ----
 
-# Servers that the tests of tests/server share. What uses one runs in one worker, which starts it;
-# servers that do not answer yet leave time to others, so these tests begin first.
+# Servers that the tests of tests/server share. All tests that use one run in the same worker, which
+# starts it. They begin first, because starting servers leave the CPU to other workers.
 SERVERS = ("limited_server", "watched", "demo", "server")
 
 
 def group_of(item: pytest.Item) -> str:
-    """What runs in one worker: tests of one shared server, or else of one file."""
+    """Return the name of the group of tests that run in one worker: users of a shared server, or a
+    file."""
     used = getattr(item, "fixturenames", ())
     if item.nodeid.startswith("tests/server/"):
         for server in SERVERS:
@@ -82,7 +83,7 @@ def group_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For `--dist loadgroup`, in the workers."""
+    """Mark the groups for `--dist loadgroup`, in the workers."""
     if not getattr(config.option, "loadgroup", False):
         return
     for item in items:
@@ -95,7 +96,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """xdist puts "@group" behind a test's name; without it, the name can be given to pytest."""
+    """Remove the "@group" that xdist appends, so that a test's name can be given to pytest."""
     report = yield
     for mark in item.iter_markers("xdist_group"):
         report.nodeid = report.nodeid.removesuffix(f"@{mark.args[0]}")
@@ -104,7 +105,8 @@ def pytest_runtest_makereport(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """On Linux workers are forks of one process that has imported torch, transformers and JAX."""
+    """Fork the workers, on Linux, from one process that has imported torch, transformers and
+    JAX."""
     config = session.config
     workers = getattr(config.option, "tx", None)
     if not workers or hasattr(config, "workerinput") or sys.platform != "linux":
@@ -118,6 +120,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: while a deadline passes in one worker, the others compute."""
-    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    """Return one more than there are cores: while one worker waits for a deadline, the others
+    compute."""
+    affinity = getattr(os, "sched_getaffinity", None)  # does not exist on every system
     return (len(affinity(0)) if affinity else os.cpu_count() or 1) + 1

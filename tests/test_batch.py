@@ -1,4 +1,4 @@
-"""The layout of a packed batch and its mask, by hand."""
+"""Promise: the layout of a packed batch and its mask are those worked out by hand."""
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def test_nothing_scored_is_legal():
 def test_the_mask_rule_by_hand():
     pages = int32([5, 2])
     segments = [
-        Segment(int32([1, 2]), 3, 0),  # a query's end, behind three cached tokens
+        Segment(int32([1, 2]), 3, 0),  # the query's last part, behind three cached tokens
         Segment(int32([3, 4, 5]), 5, 0, parent=0),
         Segment(int32([6]), 5, 0, parent=0),
         Segment(int32([7, 8]), 0, 1),  # of another request

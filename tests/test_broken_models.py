@@ -1,6 +1,6 @@
-"""Promise: a model directory that is broken in any way is refused in one sentence that says how.
+"""Promise: a model directory that is broken in any way is refused with one sentence that says how.
 
-The short form, in this process; tests/hostile/test_models.py starts a server for each.
+This is the short form, in one process; tests/hostile/test_models.py starts a server for each case.
 """
 
 import pytest
@@ -20,7 +20,7 @@ from gpuscore.text.tokenizer_info import read_tokenizer_info
 from support.broken import CASES, broken, make_bases
 from support.slow import slow
 
-# These take up to seconds of processor time each, and are left to the long form.
+# Each of these takes up to seconds of processor time, so only the long form runs them.
 LONG = {
     f"template-{how}"
     for how in ("loops", "loops-unasked", "power", "grows", "brackets", "format", "center")
@@ -33,7 +33,7 @@ def bases(tmp_path_factory):
 
 
 def load(directory, wanted="auto"):
-    """What `gpuscore serve` reads, in its order; the prompts' family."""
+    """Read everything that `gpuscore serve` reads, in its order; return the family's prompts."""
     encoder = TextEncoder.read(directory)
     specials = [] if encoder is None else encoder.specials
     head, template = read_classifier_head(directory), ChatTemplate.read(directory)

@@ -38,7 +38,7 @@ def check(model, prompts, result, labels):
     np.testing.assert_allclose(result.scores, np.exp(logprobs[:, labels]), atol=TOLERANCE, rtol=0)
 
 
-# 24 tokens: smaller than the query and than some items; 512: everything in one batch.
+# 24 tokens: less than the query and some items have; 512: everything in one batch.
 @pytest.mark.parametrize("max_batch_tokens", [24, 512])
 @pytest.mark.parametrize("family", sorted(CLASSIFIERS))
 def test_as_transformers(tiny_model, rng, family, max_batch_tokens):
@@ -63,7 +63,7 @@ def test_one_class_and_several(tiny_model, rng, backend, count):
 
 
 def test_a_reranker_as_one_class_scores_the_same(tiny_model, tmp_path, rng):
-    """score.weight = W_yes - W_no, as conversions of yes/no rerankers have it."""
+    """Conversions of yes/no rerankers make score.weight = W_yes - W_no."""
     yes, no = 17, 399
     directory, _ = tiny_model("qwen3", tie_word_embeddings=True)
     converted = copy_of(directory, tmp_path)
@@ -114,7 +114,8 @@ def test_a_name_of_two_classes(tiny_model):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_same_bits_in_every_batch(tiny_model, rng, count):
-    """The start tries it as well; a product with so few columns takes other paths in libraries."""
+    """The check at start covers this too: libraries compute products with so few columns
+    differently."""
     directory, _ = tiny_model("qwen3_classes", id2label=names(count), num_hidden_layers=1)
     query, items = random_ids(rng, 30), [random_ids(rng, int(n)) for n in rng.integers(1, 40, 9)]
     with Scorer(str(directory), deterministic=True, compile="off") as scorer:
@@ -149,7 +150,7 @@ def edit_config(directory, **fields):
         ({"id2label": None, "num_labels": 0}, "num_labels must be a positive integer, found 0"),
         ({"is_causal": False}, "is_causal is False; supported: causal models"),
         ({"architectures": ["Qwen3ForTokenClassification"]}, "Qwen3ForSequenceClassification"),
-        # As many as there are by default.
+        # The default number of classes.
         ({"id2label": None}, r"score.weight has shape \[3, 48\], config.json asks for \[2, 48\]"),
     ],
 )

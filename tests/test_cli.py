@@ -1,4 +1,7 @@
-"""The `gpuscore` command, in this process where that shows the same."""
+"""Promise: the `gpuscore` command ranks, explains itself and reports errors in one sentence.
+
+It runs in this process where that makes no difference.
+"""
 
 import fcntl
 import io
@@ -81,7 +84,7 @@ def test_the_whole_vocabulary_and_item_first(items_file, capsys):
 
 
 def test_a_progress_bar_on_long_input(tmp_path, capsys, monkeypatch):
-    """On a terminal, on standard error, and only there."""
+    """The bar is shown only on a terminal and only on standard error."""
     path = tmp_path / "many.txt"
     path.write_text("A red lamp.\n" * 300)
     parent, child = os.openpty()
@@ -90,7 +93,7 @@ def test_a_progress_bar_on_long_input(tmp_path, capsys, monkeypatch):
         monkeypatch.setattr("sys.stderr", terminal)
         assert score("--items", str(path), "--json") == 0
     shown = ""
-    with suppress(OSError):  # at the end, because the other side is closed
+    with suppress(OSError):  # raised at the end, when the other side is closed
         while True:
             shown += os.read(parent, 65536).decode()
     os.close(parent)

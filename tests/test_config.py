@@ -1,4 +1,4 @@
-"""Promise: a value may be set in three places, and the strongest wins."""
+"""Promise: an option may be set in three places, and the strongest wins."""
 
 import itertools
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_every_option_explains_itself(item):
     if item.kind in (int, float):
         assert item.minimum is not None
     if item.kind is float:
-        assert item.maximum is not None  # which also keeps nan and inf away
+        assert item.maximum is not None  # a maximum also excludes nan and inf
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Promise: the program shows where its values come from, and refuses what it cannot serve."""
+"""Promise: the program shows where its settings come from, and refuses those it cannot use."""
 
 import os
 import socket
@@ -108,7 +108,7 @@ def test_so_does_what_only_the_engines_process_finds():
 
 
 def table(output):
-    """{name: (star, value, source)} of the second section of `gpuscore info`."""
+    """Return {name: (star, value, source)} from the second section of `gpuscore info`."""
     _, _, section = output.partition("\n\n")
     head, *lines = section.splitlines()
     assert head.split() == ["setting", "value", "source"]

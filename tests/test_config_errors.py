@@ -1,4 +1,4 @@
-"""Promise: no mistake in a configuration passes, and every one is named with its place."""
+"""Promise: every mistake in a configuration is refused, and the error names its place."""
 
 import json
 
@@ -70,7 +70,7 @@ def wrong_values(item):
     ],
 )
 def test_a_wrong_variable(name, text, want):
-    if want is None:  # any text may be a model's name; what it is not is for others to say
+    if want is None:  # any text may name a model; loading decides whether there is one
         assert read_settings({}, {f"GPUSCORE_{name}": text}).chosen["model"].value == text
         return
     with pytest.raises(ConfigError) as error:
@@ -127,7 +127,7 @@ def test_an_unknown_variable(variable, value, want):
     ],
 )
 def test_what_kubernetes_injects_is_recognised(variable, value):
-    """Named as such before anything else that is wrong, GPUSCORE_PORT for a port included."""
+    """They are reported before any other mistake, even a GPUSCORE_PORT that is no number."""
     environment = {f"GPUSCORE_{variable}": value, "GPUSCORE_AAA": "1", "GPUSCORE_HOST": "0.0.0.0"}
     with pytest.raises(ConfigError, match="set by Kubernetes") as error:
         read_settings({}, environment)

@@ -1,4 +1,4 @@
-"""The embedded model: ranks visibly well, and is inside the installed wheel."""
+"""Promise: the embedded model ranks far better than chance, and the wheel contains it."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from gpuscore.errors import InvalidRequest
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "gpuscore" / "demo"
-TEST_SEED = 2026  # neither the one of training nor that of its own evaluation
+TEST_SEED = 2026  # differs from the seeds of training and of its own evaluation
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_it_ranks_far_better_than_chance(demo):
 
 
 def test_one_text_is_one_item(demo):
-    """As over HTTP, and no list of its characters."""
+    """Over HTTP a text is one item too, and not a list of its characters."""
     text, options = "A red steel lamp.", {"labels": ["yes", "no"]}
     alone = demo.score("query: a lamp\nitem: ", text, **options)
     assert (alone.scores == demo.score("query: a lamp\nitem: ", [text], **options).scores).all()
@@ -66,7 +66,7 @@ def test_training_never_sees_a_held_out_combination():
 def test_ndcg():
     assert ndcg_at_k([3, 2, 1], [3, 1, 0], 10) == 1
     assert ndcg_at_k([1, 2, 3], [3, 1, 0], 1) == 0
-    # By hand: gains 1, 7, 0 at discounts 1, log2(3), 2 against 7, 1, 0.
+    # By hand: gains 1, 7, 0 at discounts 1, log2(3), 2; the best order has gains 7, 1, 0.
     want = (1 + 7 / np.log2(3)) / (7 + 1 / np.log2(3))
     assert ndcg_at_k([2, 3, 1], [3, 1, 0], 10) == pytest.approx(want)
 
@@ -100,9 +100,9 @@ def test_it_equals_transformers(demo):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built by the hook that pip calls, which would take as long again to start."""
+    """A wheel built by the hook that pip calls; starting pip would take as long again."""
     folder = tmp_path_factory.mktemp("wheel")
-    # Not in the checkout: what an earlier build left there would be packed again.
+    # Outside of the checkout, where files of an earlier build would be packed again.
     (folder / "build.cfg").write_text(f"[build]\nbuild_base = {folder / 'build'}\n")
     hook = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Promises: nothing in the tree runs code that came as data, and every dependency may be shipped.
+"""Promise: nothing in the tree runs code that arrives as data, and every dependency may be shipped.
 
 Known vulnerabilities need the network: `make audit`.
 """
@@ -22,13 +22,13 @@ UNSAFE_MODULES = {
     *("multiprocessing", "code", "codeop", "imp", "runpy"),
 }
 UNSAFE_NAMES = {"eval", "exec", "compile", "__import__", "breakpoint"}
-# As they end: torch.load, numpy.load of objects, yaml.load, os.system.
+# The ends of dotted names: torch.load, numpy.load of objects, yaml.load, os.system.
 UNSAFE_CALLS = {
     *("torch.load", "torch.jit.load", "torch.export.load", "torch.hub.load", "yaml.load"),
     *("yaml.unsafe_load", "os.system", "os.popen", "pd.read_pickle"),
 }
 COMPILE_CHECK = "kernels/gpuscore_kernels/compile_check.py"
-# Each with the reason why it is none of a stranger's words that gets there.
+# Each use with the reason why no stranger's data reaches it.
 ALLOWED = {
     (
         "gpuscore/worker/__main__.py",
@@ -37,7 +37,7 @@ ALLOWED = {
     (COMPILE_CHECK, "import_module"): "a development tool; names of its own folders",
     (COMPILE_CHECK, "multiprocessing"): "a development tool; processes that it starts itself",
 }
-# Licences that let the images be passed on. Anything else deserves a look first.
+# Licences that allow the images to be passed on. Look at any other licence before adding it.
 PERMISSIVE = re.compile(
     r"MIT|BSD|Apache|PSF|Python Software Foundation|ISC|MPL|Mozilla|Unlicense|Zlib|CNRI-Python|0BSD"
     r"|Public Domain",
@@ -47,7 +47,7 @@ COPYLEFT = re.compile(r"(?<!L)GPL|AGPL|SSPL|Commons Clause|NonCommercial", re.IG
 
 
 def name_of(node: ast.expr) -> str:
-    """A dotted name, such as torch.load; empty for anything else."""
+    """Return a dotted name, such as torch.load; empty for any other expression."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -78,7 +78,7 @@ def unsafe_call(node: ast.Call) -> str | None:
 
 
 def unsafe(source: str) -> list[str]:
-    """What a module does that could run what it reads."""
+    """Return the names in a module that could run what it reads."""
     found = []
     for node in ast.walk(ast.parse(source)):
         found += [name for name in imports(node) if name.split(".")[0] in UNSAFE_MODULES]
@@ -123,14 +123,14 @@ def test_what_only_sounds_like_it_is_not(source):
 
 
 def needed() -> dict[str, set[str]]:
-    """What serving installs, by name: with the dependencies of dependencies; and their licences."""
+    """Return the licences of each package that serving installs, indirect dependencies included."""
     found: dict[str, set[str]] = {}
     waiting = ["gpuscore"]
     while waiting:
         name = waiting.pop()
         try:
             package = distribution(name)
-        except PackageNotFoundError:  # for another platform
+        except PackageNotFoundError:  # a package for another platform
             continue
         found[name] = licences(package.metadata)
         for text in package.requires or []:
@@ -142,7 +142,7 @@ def needed() -> dict[str, set[str]]:
 
 
 def licences(metadata) -> set[str]:
-    """As the package names them, in whichever of the three places it does."""
+    """Return the licences that a package names in any of the three places."""
     fields = metadata.get_all("Classifier") or []
     named = {field for field in fields if field.startswith("License ::")}
     for field in ("License-Expression", "License"):

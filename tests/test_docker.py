@@ -1,4 +1,5 @@
-"""What can be known of the images without building them; `make image-test` builds and runs them."""
+"""Promise: the images' files hold what can be checked without building them. `make image-test`
+builds and runs the images."""
 
 import re
 import tomllib
@@ -11,7 +12,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "docker" / "locks"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# Each Dockerfile, the locks it installs, the optional part of gpuscore that must be in them.
+# Each Dockerfile with the locks that it installs and the extra of gpuscore that they must contain.
 IMAGES = {
     "Dockerfile.cpu": (["torch-cpu", "cpu"], None),
     "Dockerfile": (["cuda"], "cuda"),
@@ -22,7 +23,7 @@ ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f
 
 
 def entries(lock):
-    """Version by name; anything but pinned packages with hashes, and comments, is an error."""
+    """Return version by name; refuse anything but comments and pinned packages with hashes."""
     text = re.sub(r"^#.*\n", "", (LOCKS / f"{lock}.txt").read_text(), flags=re.MULTILINE)
     found = {}
     while text:
@@ -35,7 +36,7 @@ def entries(lock):
 
 
 def instructions(dockerfile):
-    """Lines with their continuations, without comments."""
+    """Return the instructions of a Dockerfile, continuation lines joined and comments removed."""
     text = (ROOT / "docker" / dockerfile).read_text()
     text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
     return [line for line in re.sub(r"\\\n", " ", text).splitlines() if line.strip()]
@@ -48,7 +49,8 @@ def last_stage(dockerfile):
 
 @pytest.mark.parametrize("lock", LOCK_NAMES)
 def test_locks_pin_and_hash_and_name_no_place(lock):
-    """No index, address or path of the machine that wrote them: they must hold anywhere."""
+    """Locks must hold anywhere: they name no index, address or path of the machine that wrote
+    them."""
     assert entries(lock)
     text = (LOCKS / f"{lock}.txt").read_text()
     assert not re.search(r"://|^-|file:|/(home|root|tmp|opt|var|mnt)/", text, re.MULTILINE)
@@ -67,7 +69,8 @@ def test_locks_hold_what_pyproject_asks_for(dockerfile):
 
 
 def test_the_images_agree():
-    """One version of a package in all images, so that what one showed holds for the others."""
+    """All images have the same version of a package, so that a result in one holds for the
+    others."""
     seen = {}
     for lock in ("torch-cpu", "cpu", "cuda", "tpu"):
         for name, version in entries(lock).items():
@@ -84,7 +87,7 @@ def test_only_what_is_locked_is_installed(dockerfile):
     for command in installs:
         assert "--require-hashes" in command or "--no-index --no-deps" in command, command
     (wheel,) = (command for command in commands if " wheel " in command)
-    assert "--no-index" in wheel  # or it would download what builds the wheel
+    assert "--no-index" in wheel  # otherwise pip would download the packages that build the wheel
     text = "\n".join(lines)
     for lock in IMAGES[dockerfile][0]:
         assert f"docker/locks/{lock}.txt" in text
@@ -111,13 +114,13 @@ def test_the_shipped_stage_is_confined_and_watched(dockerfile):
     health = stage[kinds.index("HEALTHCHECK")]
     assert 'CMD ["python"' in health
     assert "'/livez'" in health
-    # Exec forms: process 1 is the server, which the signals reach.
+    # In exec form process 1 is the server, so signals reach it.
     assert 'ENTRYPOINT ["gpuscore"]' in stage
     assert 'CMD ["serve", "--host", "0.0.0.0"]' in stage
 
 
 def test_no_base_is_chosen_behind_the_argument():
-    """Every stage starts from BASE, so that one digest pins all of an image's base."""
+    """Every stage starts from BASE, so that one digest pins the base of a whole image."""
     for dockerfile in IMAGES:
         starts = [line for line in instructions(dockerfile) if line.startswith("FROM")]
         assert [line.split()[1] for line in starts] == ["${BASE}", "${BASE}"]

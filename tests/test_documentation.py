@@ -1,4 +1,5 @@
-"""The documentation's pages: made from the code, all in the site, citing only what exists."""
+"""Promise: the documentation's pages are up to date with the code, all in the site, and cite only
+what exists."""
 
 import ast
 import io
@@ -22,16 +23,16 @@ from gpuscore.server.api.dialects.table import DIALECT_OF
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 REFERENCE = "reference"
-# A file's path: at least one folder, and an ending that the repository uses.
+# A file's path: at least one folder, and an extension that the repository uses.
 PATH = re.compile(
     r"(?<![\w./{<~-])((?:[\w.-]+/)+[\w.-]+\.(?:py|md|json|toml|ya?ml|svg|txt|css|sh))(?![\w/])"
 )
-# Where a path may begin, beside the folder of the file that cites it.
+# Folders in which a cited path may begin, besides the folder of the citing file.
 FOLDERS = ("", "gpuscore", "kernels/gpuscore_kernels", "docs", "docker", "tests")
 STARTS = tuple(ROOT / folder for folder in FOLDERS)
-# Made by a command, or named because it must not exist.
+# Paths that a command creates, or that are named because they must not exist.
 ABSENT = ("site/", "docs/reference/", "scratch/", "secrets/", "kernels/__init__.py")
-HISTORY = ("bench/LOG.md", "CHANGELOG.md")  # say what was true on a day
+HISTORY = ("bench/LOG.md", "CHANGELOG.md")  # they say what was true on a day
 SOURCES = ("gpuscore", "kernels", "tests", "bench", "docker", "examples", "docs/generate")
 
 
@@ -40,7 +41,7 @@ def files(folder: str, pattern: str) -> list[Path]:
 
 
 def pages() -> list[Path]:
-    """All Markdown of the repository that is not made from code."""
+    """Return all Markdown files of the repository that are not generated from code."""
     found = [*ROOT.glob("*.md"), *files("docs", "*.md"), *files("docker", "*.md")]
     found += [*files("kernels", "*.md"), *files("bench", "*.md"), *files("examples", "*.md")]
     return [path for path in found if REFERENCE not in path.relative_to(ROOT).parts]
@@ -48,7 +49,7 @@ def pages() -> list[Path]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory) -> Path:
-    """The generated pages, made as make docs makes them."""
+    """The generated pages, made the way `make docs` makes them."""
     directory = tmp_path_factory.mktemp("docs") / REFERENCE
     environment = os.environ | {"PYTHONPATH": str(DOCS)}
     command = [sys.executable, "-P", "-m", "generate", str(directory)]
@@ -105,7 +106,7 @@ def cited(text: str) -> set[str]:
 
 
 def missing(text: str, folder: Path) -> set[str]:
-    """Paths that a text cites and that do not exist."""
+    """Return the paths that a text cites and that do not exist."""
     return {
         path
         for path in cited(text)
@@ -118,7 +119,7 @@ def test_pages_cite_files_that_exist():
     wrong = {}
     for page in pages():
         if str(page.relative_to(ROOT)) not in HISTORY:
-            text = re.sub(r"\]\([^)]*\)", "]", page.read_text(encoding="utf-8"))  # links: above
+            text = re.sub(r"\]\([^)]*\)", "]", page.read_text(encoding="utf-8"))  # without links
             wrong[page] = missing(text, page.parent)
     assert not {page: found for page, found in wrong.items() if found}
 
@@ -134,7 +135,7 @@ def test_docstrings_and_comments_cite_files_that_exist():
 
 
 def said_in(path: Path) -> str:
-    """A module's docstrings and comments."""
+    """Return a module's docstrings and comments."""
     source = path.read_text(encoding="utf-8")
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]

@@ -1,4 +1,5 @@
-"""tools/check_house.py finds what it is there to find, and nothing in this tree."""
+"""Promise: tools/check_house.py finds every kind of breach that it looks for, and none in this
+tree."""
 
 import ast
 import importlib.util

@@ -1,4 +1,5 @@
-"""Model names to directories; the hub is unreachable here, which is one of the cases."""
+"""Promise: a model's name becomes a directory, or an error says what to do. The hub is unreachable
+here, which is one of the cases."""
 
 import pytest
 

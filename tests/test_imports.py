@@ -1,4 +1,4 @@
-"""The lines of ARCHITECTURE.md: who may import whom, and that kernels/ shadows nothing."""
+"""Promise: imports follow the table of ARCHITECTURE.md, and kernels/ shadows no package."""
 
 import ast
 import subprocess
@@ -20,10 +20,10 @@ DATA = {
     "gpuscore.request",
     "gpuscore.stats",
 }
-# Granted as it stands, without what lies below it.
+# Granted alone, without the modules below.
 EXACT = {"gpuscore", "gpuscore.config"}
 
-# module or package -> what of gpuscore and of HEAVY it may import (prefixes)
+# module or package -> the modules of gpuscore and of HEAVY that it may import (prefixes)
 ALLOWED = {
     "gpuscore.__main__": {"gpuscore.cli"},
     "gpuscore.arrays": set(),
@@ -43,7 +43,7 @@ ALLOWED = {
     "gpuscore.config.sources": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
     "gpuscore.hub": {"gpuscore.errors"},
     "gpuscore.engine": {*DATA, "gpuscore.config", "gpuscore.engine", "gpuscore.backends.base"},
-    # A backend by its name only.
+    # The worker imports a backend only by its name.
     "gpuscore.worker": {
         *DATA,
         "gpuscore.backends.base",
@@ -63,7 +63,7 @@ ALLOWED = {
     "gpuscore.prompts": {*DATA, "gpuscore.model_files", "gpuscore.prompts", "gpuscore.text"},
     "gpuscore.server": {
         *DATA,
-        "gpuscore",  # the package itself: its version
+        "gpuscore",  # the package itself, for its version
         "gpuscore.config",
         "gpuscore.engine",
         "gpuscore.heap",
@@ -77,7 +77,7 @@ ALLOWED = {
         "uvicorn",
         "prometheus_client",
     },
-    # Imported on demand only: what they need is an extra.
+    # Imported on demand only, because they need an extra.
     "gpuscore.server.observe.spans": {"gpuscore", "gpuscore.server", "opentelemetry"},
     "gpuscore.server.observe.tracing": {
         "gpuscore",
@@ -111,7 +111,7 @@ ALLOWED = {
         "gpuscore.config",
         "jax",
     },
-    # A machine that only asks needs neither torch nor the server.
+    # A machine that only sends requests needs neither torch nor the server.
     "gpuscore.client": {"gpuscore.arrays", "gpuscore.client", "gpuscore.config", "httpx"},
     "gpuscore.parity": {
         *DATA,
@@ -126,7 +126,7 @@ ALLOWED = {
         "gpuscore.scorer",
         "tokenizers",
     },
-    # What the command line imports at every start.
+    # The command line imports this at every start.
     "gpuscore.parity.arguments": {
         "gpuscore.config",
         "gpuscore.config.flags",
@@ -149,7 +149,7 @@ def modules():
 
 
 def imports(source):
-    """Modules a file imports, by full name; `from a.b import c` counts as a.b."""
+    """Yield the modules that a file imports, by full name; `from a.b import c` counts as a.b."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -159,7 +159,7 @@ def imports(source):
 
 
 def broken_lines(name, source):
-    """Imports of a module that its row of ALLOWED does not grant."""
+    """Return a module's imports that its row of ALLOWED does not grant."""
     rows = [prefix for prefix in ALLOWED if name == prefix or name.startswith(prefix + ".")]
     if not rows:
         return []
@@ -206,7 +206,7 @@ def test_a_wrong_import_is_seen(name, line):
 
 
 def test_every_module_has_its_row():
-    """What may import everything is listed here, so that a new module is placed on purpose."""
+    """Modules that may import everything are listed here, so that every new module gets a row."""
     free = {"gpuscore", "gpuscore.cli", "gpuscore.scorer", "gpuscore.serving", "gpuscore.backends"}
     for name, _ in modules():
         placed = any(name == row or name.startswith(row + ".") for row in ALLOWED)
@@ -234,7 +234,8 @@ def python(code, *flags, cwd=ROOT):
 
 
 def test_kernels_is_no_package():
-    """PyPI has a package `kernels` that transformers probes; ours must never answer for it."""
+    """transformers probes for PyPI's package `kernels`; our folder must not be found in its
+    place."""
     assert not (ROOT / "kernels" / "__init__.py").exists()
     code = (
         "import importlib.util as u\n"

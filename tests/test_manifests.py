@@ -1,6 +1,6 @@
-"""Promise: docker/'s files agree with the server that they start, and with each other.
+"""Promise: docker/'s files agree with each other and with the server that they start.
 
-Whether Kubernetes, Compose, Prometheus and Grafana take them is `make manifests-test`.
+`make manifests-test` checks that Kubernetes, Compose, Prometheus and Grafana accept them.
 """
 
 import json
@@ -23,8 +23,8 @@ from gpuscore.worker.supervisor import Patience
 DOCKER = Path(__file__).parents[1] / "docker"
 KUBERNETES, OBSERVABILITY = DOCKER / "kubernetes", DOCKER / "observability"
 MACHINES = {"l4": "nvidia.com/gpu", "rtx-pro-6000": "nvidia.com/gpu", "tpu-v6e": "google.com/tpu"}
-AFTER_THE_DRAIN = LAST_ANSWERS + 2 * Patience().close  # the engine's process takes a moment more
-SPARE = 10.0  # seconds of a stop behind the drain, of which 3 are planned for
+AFTER_THE_DRAIN = LAST_ANSWERS + 2 * Patience().close  # the engine's process ends a little later
+SPARE = 10.0  # seconds of a stop after the drain, of which 3 are planned for
 assert AFTER_THE_DRAIN < SPARE / 2
 SUFFIXES = {
     "counter": ("_total",),
@@ -60,7 +60,8 @@ def compose():
 
 
 def settings_of(arguments, config=None):
-    """What the server would make of its command line, if `config` lay where it looks for a file."""
+    """Return the server's settings for its command line, with `config` as its configuration
+    file."""
     known = {"/models/$(MODEL)": "demo", "${MODEL:-demo}": "demo"}
     given = [known.get(argument, argument) for argument in arguments]
     given = [re.sub(r"^--config=.*", f"--config={config}", argument) for argument in given]
@@ -108,7 +109,8 @@ def test_a_start_and_an_engines_restart_are_waited_for(deployment, server):
     engine = EngineConfig()
     assert seconds(server["startupProbe"]) >= 300
     assert deployment["progressDeadlineSeconds"] > engine.load_timeout + 300
-    # Of the server's own process, which waits for nothing: a minute of silence is no slow node.
+    # The probe is of the server's own process, which waits for nothing: a minute of silence means
+    # more than a slow node.
     assert seconds(server["livenessProbe"]) >= 60
 
 
@@ -178,7 +180,7 @@ def test_prometheus_reads_the_secret_that_compose_mounts(compose):
 
 
 def exposed_names():
-    """Every sample that /metrics may have."""
+    """Return the names of all samples that /metrics may have."""
     state = ServerState(True, True, 0, 0, 0, NO_STATS, True)
     families = list(Metrics(lambda: state).registry.collect())
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}

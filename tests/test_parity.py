@@ -31,7 +31,7 @@ def check(model, scorer, prompts, result, labels=LABELS, reference=reference_log
 
 
 def by_length(model, prompts):
-    """transformers' log-probabilities [N, V], all prompts of one length in one batch."""
+    """Return transformers' log-probabilities [N, V], all prompts of one length in one batch."""
     lengths, out = np.array([*map(len, prompts)]), np.empty((len(prompts), VOCAB))
     for length in np.unique(lengths):
         rows = np.flatnonzero(lengths == length)
@@ -46,7 +46,7 @@ def ids_of(model_dir, texts):
     return [tokenizer.encode(text).ids for text in texts]
 
 
-# 24 tokens: smaller than the query and than some items; 512: everything in one batch.
+# 24 tokens: less than the query and some items have; 512: everything in one batch.
 @pytest.mark.parametrize("max_batch_tokens", [24, *slow(512)])
 def test_token_ids(tiny_model, family, rng, max_batch_tokens):
     directory, model = tiny_model(family)
@@ -173,7 +173,7 @@ QWEN_WINDOW = {"use_sliding_window": True, "max_window_layers": 1}
         *(("gemma3", {}, window) for window in (1, 33)),
         *slow(*(("gemma2", {}, window) for window in (1, 33, 400))),
         *slow(*(("gemma3", {}, window) for window in (9, 80, 400))),
-        # These have windows where Gemma has, and nothing of their own to do with them.
+        # These have windows by the same rules as Gemma, without special cases.
         ("mistral", {}, 80),
         *((family, QWEN_WINDOW, 9) for family in ("qwen2", "qwen3", "qwen3_moe")),
         *slow(("mistral", {}, 9)),
@@ -181,11 +181,11 @@ QWEN_WINDOW = {"use_sliding_window": True, "max_window_layers": 1}
     ],
 )
 def test_sliding_windows(tiny_model, rng, family, overrides, window):
-    """Shorter than an item, than the query, than both together, and longer than all."""
+    """Windows are shorter than an item, than the query, than both together, and longer than all."""
     directory, model = tiny_model(family, sliding_window=window, **overrides)
     query, items = random_ids(rng, 50), [random_ids(rng, n) for n in (1, 8, 8, 21, 60, 150)]
     prompts = [query + i for i in items]
-    for max_batch_tokens in (24, 512):  # query and items in chunks, and all in one batch
+    for max_batch_tokens in (24, 512):  # query and items in chunks, then all in one batch
         with Scorer(str(directory), max_batch_tokens=max_batch_tokens) as scorer:
             result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
             check(model, scorer, prompts, result)

@@ -1,6 +1,7 @@
-"""Defects planted on purpose: each must move scores by far more than any tolerance in the suite.
+"""Promise: every defect planted on purpose moves scores by far more than any tolerance in the
+suite.
 
-This keeps the parity tests honest: a comparison that these defects slip through proves nothing.
+This keeps the parity tests honest: a comparison that misses these defects would prove nothing.
 """
 
 import dataclasses
@@ -26,7 +27,8 @@ def patched(monkeypatch, module, name, change):
 
 
 def worst_error(tiny_model, family="qwen3", max_batch_tokens=64):
-    """Max |delta log p| against transformers; a query in chunks, items packed beside it."""
+    """Return max |delta log p| against transformers for a query in chunks with items packed beside
+    it."""
     directory, model = tiny_model(family)
     rng = np.random.default_rng(0)
     query, items = random_ids(rng, 75), [random_ids(rng, n) for n in (3, 9, 1, 20, 33)]
@@ -81,7 +83,7 @@ def items_see_their_future(monkeypatch):
 
 
 def items_see_each_other(monkeypatch):
-    """All segments of a batch run as one, causally."""
+    """All segments of a batch run as one causal segment."""
 
     def blur(make):
         def groups(planner):
@@ -117,7 +119,7 @@ def item_positions_are_shifted(monkeypatch):
 
 
 def all_positions_are_scaled(monkeypatch):
-    """A shift of all positions would be invisible to a rotary embedding; a stretch is not."""
+    """Stretch all positions; a rotary embedding would hide a shift."""
     patched(
         monkeypatch,
         decoder,
@@ -180,7 +182,7 @@ def norm_weights_are_ignored(monkeypatch):
 
 
 def the_rotary_embedding_interleaves(monkeypatch):
-    """GPT-J's pairing instead of NeoX's."""
+    """Pair elements as GPT-J does instead of GPT-NeoX."""
 
     def interleave(rotate):
         def rotated(x, cos, sin):
@@ -225,7 +227,7 @@ def a_window_is_one_longer(monkeypatch):
 
 
 def a_window_counts_rows(monkeypatch):
-    """From a segment's own start instead of the prompt's."""
+    """Count rows from the start of the segment instead of the prompt."""
 
     def from_own_start(first):
         return lambda positions, window: first(positions - positions.min(), window)

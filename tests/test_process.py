@@ -1,5 +1,5 @@
-"""Promise: closed, full and unread standard streams, and signals at any time, end no server, and no
-command with a traceback. Real processes, started by the console script.
+"""Promise: standard streams that are closed, full or unread stop no server, and neither they nor
+signals end a command with a traceback. The console script starts real processes.
 """
 
 import os
@@ -27,14 +27,14 @@ def free_port():
 
 
 def hang_up(process):
-    """The end of a terminal: a signal to every process, from the first that the server starts."""
+    """Send the signal of a closing terminal to every process, as soon as the server has a child."""
     if children(process.pid):
         os.killpg(process.pid, signal.SIGHUP)
 
 
 @contextmanager
 def server(*flags, prefix="", meanwhile=lambda process: None, **streams):
-    """A server of the demo model whose streams are the caller's business; ready."""
+    """Start a server of the demo model with the caller's streams and yield it when it is ready."""
     port = free_port()
     words = [COMMAND, "serve", "demo", "--threads", "1", "--port", str(port), *flags]
     command = ["/bin/sh", "-c", f'{prefix} exec "$@"', "sh", *words]
@@ -83,7 +83,7 @@ def test_closed_streams_are_opened_before_a_socket_can_take_their_place():
 
 
 def test_streams_that_nobody_reads():
-    """Standard output has lost its reader, standard error is a full pipe."""
+    """Standard output has lost its reader, and standard error is a full pipe."""
     reading, broken = os.pipe()
     os.close(reading)
     unread, full = os.pipe()
@@ -95,14 +95,14 @@ def test_streams_that_nobody_reads():
     with server(stdout=broken, stderr=full) as running:
         for _ in range(20):
             assert status(running) == 200
-        ends(running, signal.SIGHUP)  # as SIGTERM, where there are no keys to read again
+        ends(running, signal.SIGHUP)  # works like SIGTERM if there are no keys to read again
     for number in (broken, unread, full):
         os.close(number)
 
 
 def test_a_hangup_reads_the_keys_again(tmp_path):
-    """Also while the model is loaded, and where it reaches the engine, as a terminal's does.
-    Standard output finds no room."""
+    """Signals arrive also while the model loads, and reach the engine too, as a terminal's do.
+    Standard output has no room."""
     keys, log = tmp_path / "keys", tmp_path / "log"
     keys.write_text(ALICE)
     with log.open("wb") as errors, open("/dev/full", "wb") as full:
@@ -124,7 +124,7 @@ def test_a_hangup_reads_the_keys_again(tmp_path):
 
 
 def check_refused(running, keys, content, log):
-    """A key file that cannot be used leaves the keys as they were, and one line."""
+    """A key file that cannot be used leaves the keys as they were and logs one line."""
     refused = log.read_text().count("the API keys stay as they are")
     keys.unlink()
     if content is not None:
@@ -136,14 +136,14 @@ def check_refused(running, keys, content, log):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_the_imports(number):
-    """From the first line of ours on; before it, Python itself is not awake."""
+    """A signal is handled from our first line on; before it, Python itself is still starting."""
     for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8):
         process = subprocess.Popen(
             [COMMAND, "serve", "demo", "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        # The last one to be set: Python has one for SIGINT from the start.
+        # SIGHUP's handler is set last; Python itself handles SIGINT from the start.
         wait_until(lambda pid=process.pid: catches(pid, signal.SIGHUP))
         time.sleep(delay)
         process.send_signal(number)
@@ -153,25 +153,26 @@ def test_a_signal_during_the_imports(number):
 
 
 def catches(pid, number):
-    """Whether a process has a handler for a signal."""
+    """Return True if the process has a handler for the signal."""
     found = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_finds_no_reader_or_no_room(unbuffered):
-    """Shells say 141 for a command whose reader has seen enough."""
+    """Shells report 141 for a command whose reader has closed the pipe."""
     assert run("info", "broken", unbuffered) == (128 + signal.SIGPIPE, b"")
     full = b"gpuscore: the output cannot be written: No space left on device\n"
     assert run("info", "full", unbuffered) == (1, full)
-    for kind in ("broken", "full"):  # argparse itself lets errors of help pass
+    for kind in ("broken", "full"):  # argparse itself ignores errors when it prints help
         code, errors = run("--help", kind, unbuffered)
         assert code in (0, 1, 128 + signal.SIGPIPE)
         assert errors in (b"", full)
 
 
 def run(word, kind, unbuffered):
-    """Exit code and standard error of a command whose output is a broken pipe or a full disk."""
+    """Return the exit code and standard error of a command whose output is a broken pipe or a full
+    disk."""
     reading, broken = os.pipe()
     os.close(reading)
     stream = broken if kind == "broken" else os.open("/dev/full", os.O_WRONLY)

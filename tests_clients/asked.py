@@ -1,4 +1,5 @@
-"""What every client asks. The demo model knows chairs, lamps and scarves."""
+"""The query and the documents that every client sends. The demo model knows chairs, lamps and
+scarves."""
 
 QUERY = "a blue wooden chair for the garden"
 DOCUMENTS = (

@@ -1,5 +1,5 @@
-"""What every client's tests share. These run in the client's own environment, so this is the
-standard library and pytest; run.py names the server."""
+"""Fixtures of all client tests. They run in the client's own environment, so they use only the
+standard library and pytest; run.py passes the server's address."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import pytest
 
 from asked import DOCUMENTS, QUERY
 
-IN_FLIGHT = 2  # --max-inflight-per-key of the server
+IN_FLIGHT = 2  # the server's --max-inflight-per-key
 RELEASE_AFTER = 0.5  # seconds; the server asks for one
 
 
@@ -27,7 +27,7 @@ class Server:
     key: str
 
     def post(self, path: str, body: object) -> Any:
-        """The answer's JSON, by nobody's client."""
+        """Post a body without any client library and return the answer's JSON."""
         with urllib.request.urlopen(self._request(path, body), timeout=60) as answer:
             return json.load(answer)
 
@@ -36,7 +36,7 @@ class Server:
         return urllib.request.Request(self.url + path, json.dumps(body).encode(), fields)
 
     def in_flight(self) -> int:
-        """Requests that the engine has taken and not yet answered."""
+        """Return the number of requests that the engine has taken and not yet answered."""
         request = urllib.request.Request(
             self.url + "/metrics", headers={"Authorization": f"Bearer {self.key}"}
         )
@@ -46,7 +46,8 @@ class Server:
         return int(float(line.split()[1]))
 
     def hold(self) -> socket.socket:
-        """A request of 50,000 tokens, seconds of work, in flight until the socket is closed."""
+        """Send a request of 50,000 tokens, seconds of work; it is in flight until the socket is
+        closed."""
         request = self._request(
             "/v1/score",
             {"items": [[i % 90 + 5] * 500 for i in range(100)], "label_token_ids": [1]},
@@ -67,8 +68,8 @@ def server() -> Server:
 
 @pytest.fixture(scope="session")
 def ranking(server: Server) -> list[tuple[int, float]]:
-    """Index and score of every document, best first, by POST /v1/score with the whole prompts:
-    what every client has to see."""
+    """Index and score of every document, best first, from POST /v1/score with the whole prompts:
+    the result that every client must get."""
     prompts = [f"query: {QUERY}\nitem: {document}" for document in DOCUMENTS]
     body = {"items": prompts, "labels": ["yes", "no"], "apply_softmax": True}
     scores = [row[0] for row in server.post("/v1/score", body)["scores"]]
@@ -79,7 +80,8 @@ def ranking(server: Server) -> list[tuple[int, float]]:
 
 @pytest.fixture(scope="session")
 def is_same():
-    """is_same(found, expected): equal order, and scores up to float32's rounding in a batch."""
+    """is_same(found, expected) -> True for equal order and scores equal up to float32 rounding in a
+    batch."""
 
     def same(found: list[tuple[int, float]], expected: list[tuple[int, float]]) -> bool:
         return [i for i, _ in found] == [i for i, _ in expected] and [s for _, s in found] == (
@@ -100,7 +102,7 @@ class Stopwatch:
 
 @pytest.fixture
 def full(server: Server) -> Iterator[Stopwatch]:
-    """The server has no room for this key's next request, which gets a 429 with a Retry-After of
+    """The server has no room for this key's next request, refuses it with 429 and a Retry-After of
     one second, and has room again before that second is over."""
     with ExitStack() as stack:
         for _ in range(IN_FLIGHT):

@@ -1,9 +1,10 @@
-"""Other people's clients against this server: `make test-clients`, or some of the environments:
+"""Other people's clients against this server: `make test-clients`, or for some environments only
 `make test-clients ARGS='cohere litellm'`.
 
-Every environment is a virtual one of its own, because the clients exclude each other's versions. It
-is made of a file of exact versions, once, and found again as long as that file stays the same.
-Nothing of gpuscore is installed in any: all they share is the server's address. Standard library.
+Every client has a virtual environment of its own, because the clients exclude each other's
+versions. It is made once from a file of exact versions and reused as long as that file is
+unchanged. None contains any part of gpuscore: the tests know only the server's address. This script
+uses only the standard library.
 """
 
 import argparse
@@ -21,7 +22,8 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / ".venv-clients"
 MODEL = str(HERE.parent / "gpuscore" / "models" / "demo")
 KEY = "the key of the clients"
-# conftest.py fills the server of one key, and the wait for that work must not count as too long.
+# conftest.py fills the server's room for one key; the expected wait for that work must not lead to
+# a refusal.
 LIMITS = ["--threads=1", "--max-inflight-per-key=2", "--max-queue-seconds=3600"]
 LIMITS += ["--request-timeout=3600"]
 TESTS = {
@@ -32,7 +34,7 @@ TESTS = {
     "llama_index": ("test_llama_index.py",),
     "lm_eval": ("test_lm_eval.py",),
 }
-# Fetched by some client at import or start, or reported home.
+# Settings for clients that otherwise download something at import or start, or report home.
 OFFLINE = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "HF_HUB_OFFLINE": "1",
@@ -65,7 +67,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Torch:
-    """The CPU build, for environments whose requirements say `# torch`: no file of versions can
+    """The CPU build for environments whose requirements say `# torch`: a file of versions cannot
     name it, because its name depends on the platform and its index."""
 
     requirement: str
@@ -80,7 +82,7 @@ class Torch:
 
 
 def environment(name: str, torch: Torch) -> Path:
-    """The Python of an environment, which is made if there is none of its requirements yet."""
+    """Return the Python of an environment, which is made if none has these requirements yet."""
     requirements = HERE / "requirements" / f"{name}.txt"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     content = requirements.read_bytes() + version.encode() + torch.requirement.encode()
@@ -91,7 +93,7 @@ def environment(name: str, torch: Torch) -> Path:
         subprocess.run([sys.executable, "-m", "venv", "--clear", path], check=True)
         if b"# torch" in content:
             torch.install(python)
-        # The files name all there is, so nothing is left to be resolved.
+        # The files name every package, so there is nothing to resolve.
         command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "-r", requirements]
         subprocess.run(command, check=True)
         done.touch()
@@ -110,7 +112,7 @@ def run_tests(python: Path, files: tuple[str, ...], url: str) -> int:
 
 @contextmanager
 def serving() -> Iterator[str]:
-    """The address of `gpuscore serve demo`, by this Python's own installation."""
+    """Serve the demo model with this Python's own installation and yield the address."""
     command = [Path(sys.executable).with_name("gpuscore"), "serve", "demo", "--port", "0"]
     ENVIRONMENTS.mkdir(exist_ok=True)
     log = ENVIRONMENTS / "server.log"

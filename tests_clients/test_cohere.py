@@ -1,3 +1,5 @@
+"""Promise: Cohere's clients get the ranking and the errors, and honour Retry-After."""
+
 import asyncio
 
 import cohere

@@ -1,3 +1,5 @@
+"""Promise: Haystack's ranker for Cohere gets the ranking, and an error for a wrong key."""
+
 import pytest
 from cohere.errors import UnauthorizedError
 from haystack import Document

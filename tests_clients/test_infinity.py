@@ -1,3 +1,5 @@
+"""Promise: Infinity's client gets the ranking, with documents as text."""
+
 from infinity_client import AuthenticatedClient, Client
 from infinity_client.api.default import rerank
 from infinity_client.models import RerankInput

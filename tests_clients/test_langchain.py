@@ -1,3 +1,5 @@
+"""Promise: LangChain's compressors for Cohere, Jina and Infinity get the ranking and the errors."""
+
 import cohere
 import pytest
 from infinity_client import Client
@@ -27,7 +29,7 @@ def test_cohere(server, ranking, is_same):
     compressor = CohereRerank(**asked, top_n=5)
     assert is_same(compressed(compressor), ranking)
     assert is_same(pairs(compressor.rerank(TEXTS, QUERY, top_n=2)), ranking[:2])
-    everything = compressor.rerank(list(DOCUMENTS), QUERY, top_n=None)  # sent as null
+    everything = compressor.rerank(list(DOCUMENTS), QUERY, top_n=None)  # sends null
     assert is_same(pairs(everything), ranking)
 
 
@@ -48,7 +50,7 @@ def test_jina(server, ranking, is_same, monkeypatch):
     compressor = JinaRerank(model="demo", jina_api_key=server.key, top_n=4)
     assert is_same(compressed(compressor), ranking[:4])
     wrong = JinaRerank(model="demo", jina_api_key="wrong")
-    with pytest.raises(RuntimeError, match="API key"):  # it reads `detail`
+    with pytest.raises(RuntimeError, match="API key"):  # the client reads `detail`
         wrong.rerank(TEXTS, QUERY)
 
 

@@ -1,3 +1,5 @@
+"""Promise: LiteLLM gets the ranking and the errors through each of its providers."""
+
 import litellm
 import pytest
 
@@ -5,7 +7,7 @@ from asked import DOCUMENTS, QUERY
 
 ASKED = {"query": QUERY, "documents": list(DOCUMENTS)}
 
-# provider -> path of the base, and whether it takes an instruction
+# provider -> path of the base URL
 PROVIDERS = {
     "cohere": "",
     "hosted_vllm": "",
@@ -31,7 +33,7 @@ def pairs(answer):
 def test_rerank(server, ranking, is_same, provider):
     url = server.url + PROVIDERS[provider]
     if provider == "infinity":
-        url = server.url + "/infinity"  # documents come back as text there
+        url = server.url + "/infinity"  # /infinity returns documents as text
     answer = rerank(url, server.key, provider)
     assert is_same(pairs(answer), ranking)
     best = rerank(url, server.key, provider, top_n=2, return_documents=True)

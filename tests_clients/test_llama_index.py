@@ -1,3 +1,5 @@
+"""Promise: LlamaIndex's rerankers for Cohere, Jina and TEI get the ranking and the errors."""
+
 import pytest
 from cohere.errors import UnauthorizedError
 from llama_index.core.schema import NodeWithScore, TextNode
@@ -25,7 +27,7 @@ def test_cohere(server, ranking, is_same):
 
 
 def test_cohere_honours_retry_after(server, full, ranking, is_same):
-    """Cohere's client does; the retries of llama-index itself leave 429 out."""
+    """Cohere's client honours it; the retries of llama-index itself leave 429 out."""
     asked = {"model": "demo", "api_key": server.key, "base_url": server.url}
     assert is_same(ranked(CohereRerank(top_n=5, **asked)), ranking)
     assert 1.0 <= full.seconds < 5
@@ -34,13 +36,13 @@ def test_cohere_honours_retry_after(server, full, ranking, is_same):
 def test_jina(server, ranking, is_same):
     asked = {"model": "demo", "base_url": server.url + "/v1"}
     assert is_same(ranked(JinaRerank(api_key=server.key, top_n=4, **asked)), ranking[:4])
-    with pytest.raises(RuntimeError, match="API key"):  # it reads `detail`
+    with pytest.raises(RuntimeError, match="API key"):  # the client reads `detail`
         ranked(JinaRerank(api_key="wrong", **asked))
 
 
 def test_tei(server, ranking, is_same):
-    for token in (server.key, f"Bearer {server.key}"):  # sent as it is
+    for token in (server.key, f"Bearer {server.key}"):  # the client sends the token unchanged
         postprocessor = TextEmbeddingInference(base_url=server.url, top_n=5, auth_token=token)
         assert is_same(ranked(postprocessor), ranking)
-    with pytest.raises(AssertionError):  # it looks at the number of results only
+    with pytest.raises(AssertionError):  # the client checks only the number of results
         ranked(TextEmbeddingInference(base_url=server.url, auth_token="wrong"))

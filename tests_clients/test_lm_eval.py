@@ -1,4 +1,5 @@
-"""lm-evaluation-harness over HTTP says what it says of the same model in its own process."""
+"""Promise: lm-evaluation-harness gives the same results over HTTP as for the same model in its own
+process."""
 
 import json
 import os
@@ -54,7 +55,7 @@ def tasks(tmp_path_factory):
 
 
 def evaluate(tasks: Path, model: str, arguments: dict[str, str]):
-    """Accuracy or perplexity, and the log-likelihoods of every sample of each task."""
+    """Return accuracy or perplexity, and the log-likelihoods of every sample of each task."""
     found = lm_eval.simple_evaluate(
         model=model,
         model_args=arguments,
@@ -73,7 +74,7 @@ def evaluate(tasks: Path, model: str, arguments: dict[str, str]):
 
 @pytest.fixture(scope="module")
 def expected(tasks):
-    """By transformers, in lm-eval's own process."""
+    """The results of transformers in lm-eval's own process."""
     directory = os.environ["MODEL_DIRECTORY"]
     return evaluate(tasks, "hf", {"pretrained": directory, "dtype": "float32"})
 
@@ -102,5 +103,5 @@ def test_log_likelihoods(server, tasks, expected, backend, monkeypatch):
 
 
 def test_the_tokenizer_needs_the_key(server):
-    """The harness looks for a tokenizer without OPENAI_API_KEY; `auth_token` is what it sends."""
+    """The harness looks for a tokenizer without OPENAI_API_KEY; it sends `auth_token` instead."""
     assert requests.get(server.url + "/tokenizer_info", timeout=30).status_code == 401

@@ -1,3 +1,5 @@
+"""Promise: OpenAI's client gets log-probabilities, model names and errors; nothing is generated."""
+
 import openai
 import pytest
 
@@ -13,7 +15,8 @@ def client(server):
 
 
 def logprobs_by_score(server, ids):
-    """Log-probability of each id after those before it, one /v1/score item per position."""
+    """Return each id's log-probability after the ids before it, from one /v1/score item per
+    position."""
     items = [ids[:position] for position in range(1, len(ids))]
     labels = [[ids[position]] for position in range(1, len(ids))]
     if not items:

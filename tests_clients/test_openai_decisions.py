@@ -1,3 +1,5 @@
+"""Promise: OpenAI's client and its tool runner get decisions, and errors for impossible ones."""
+
 import math
 
 import openai
@@ -92,7 +94,7 @@ def test_decisions_that_cannot_be_made(client):
 
 
 def test_openais_tool_runner(client):
-    """It checks every field of an answer before it acts."""
+    """The runner checks every field of an answer before it acts."""
     sat = []
     sit = {"id": "sit", "description": "sit on the chair", "execute": lambda: sat.append(1)}
     stop = {"id": "stop", "description": "nothing is left to do", "done": True}
@@ -101,6 +103,6 @@ def test_openais_tool_runner(client):
         candidates=lambda seen: [stop] if sat else [sit, stop],
     )
     result = runner.run(client, {"model": "demo", "input": "Sit down."})
-    assert result["status"] == "unverified"  # done, and nobody asked for more
+    assert result["status"] == "unverified"  # the runner is done, and nobody asked it to verify
     (decision,) = result["decisions"]
     assert (decision.answers[0].choice == "sit") == bool(sat)

@@ -1,3 +1,5 @@
+"""Promise: the rerankers library gets the ranking through each of its API providers."""
+
 import pytest
 from rerankers.models.api_rankers import APIRanker
 
@@ -17,5 +19,5 @@ def test_rank(server, ranking, is_same, provider):
 
 def test_wrong_key(server):
     ranker = APIRanker("demo", "wrong", "cohere", url=server.url + "/v1/rerank")
-    with pytest.raises(KeyError, match="results"):  # it looks at nothing else
+    with pytest.raises(KeyError, match="results"):  # the client looks at nothing else
         ranker.rank(QUERY, list(DOCUMENTS))

@@ -1,4 +1,4 @@
-"""`TorchPass` against the oracle of the mask rule, layer by layer."""
+"""Promise: in every layer `TorchPass` computes what the oracle of the mask rule computes."""
 
 from dataclasses import replace
 
@@ -23,7 +23,8 @@ IMPLEMENTATIONS = ("cpu", "reference")
 
 
 def poisoned_pool(batch, generator):
-    """Random keys and values in the cached slots, NaN everywhere else, page tails included."""
+    """Return a pool with random keys and values in the cached slots and NaN everywhere else, page
+    tails included."""
     pool = KVPool(CONFIG, NUM_SLOTS // PAGE_SIZE, PAGE_SIZE, torch.float32, CPU)
     cached = [
         batch.page_table[r, i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE
@@ -43,7 +44,8 @@ def as_oracle(side):
 
 
 def run(batch, seed, window=None, softcap=None):
-    """All layers of CONFIG on random q, k, v against the oracle; the last one scores some rows."""
+    """Run all layers of CONFIG on random q, k, v against the oracle; the last layer gives only the
+    scored rows."""
     generator = torch.Generator().manual_seed(seed)
     pool = poisoned_pool(batch, generator)
     before = [[as_oracle(side) for side in sides] for sides in pool.layers]

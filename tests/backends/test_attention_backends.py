@@ -1,4 +1,5 @@
-"""The choice of `--attention`, the known answer at start, and `two-pass` end to end."""
+"""Promise: `--attention` picks a backend that can run or refuses with the reason; a backend whose
+known answer is wrong is refused at start; `two-pass` scores as torch does."""
 
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def model(tiny_model):
-    """The configuration of a family's tiny model."""
+    """A function that returns the configuration of a family's tiny model."""
 
     def read(family="qwen3"):
         directory, _ = tiny_model(family)
@@ -102,7 +103,7 @@ def test_the_interpreter_computes_no_bfloat16(model, monkeypatch):
 
 def test_launch_configurations():
     assert config_of(90, 100, 2) is CONFIGS[90, 2][128]
-    assert config_of(103, 64, 2) is CONFIGS[90, 2][64]  # unknown: as the one before
+    assert config_of(103, 64, 2) is CONFIGS[90, 2][64]  # 103 is unknown and gets the row of 90
     assert config_for(CPU, 7, torch.float32).keys == 16
     with pytest.raises(ValueError, match=r"7\.5; supported: 8\.0"):
         config_of(75, 64, 2)
@@ -142,7 +143,7 @@ def test_a_right_answer(model, family, page_size):
 
 
 def overlooks(field, value):
-    """A backend that takes something of a batch for `value`."""
+    """Make a backend that reads every value of a batch's field as `value`."""
 
     def factory(config, pool):
         backend = TwoPassAttention(config, pool, "cpu")

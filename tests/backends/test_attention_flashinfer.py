@@ -1,4 +1,5 @@
-"""Plans for FlashInfer against the mask rule, read as its documentation says."""
+"""Promise: the plans for FlashInfer, executed as its documentation describes, give every row the
+keys of the mask rule."""
 
 import importlib.util
 
@@ -22,7 +23,7 @@ def batches():
 
 
 def wanted(batch):
-    """Keys of each row: slots, then the batch's rows counted on from all slots."""
+    """Yield the keys of each row: slots, then rows of the batch, numbered from SLOTS on."""
     seen = visible_rows(batch)
     requests = np.repeat(batch.request_of, np.diff(batch.cu_seqlens))
     for row, request in enumerate(requests):
@@ -32,7 +33,7 @@ def wanted(batch):
 
 
 def key_numbers(plan, sequences, index):
-    """What the buffer holds at a sequence's pages."""
+    """Return the numbers of the keys that the buffer holds at a sequence's pages."""
     numbers = sequences.keys[sequences.starts[index] : sequences.starts[index + 1]]
     buffer = np.concatenate((plan.slots, SLOTS + np.arange(len(plan.rows))))
     return buffer[numbers]
@@ -44,7 +45,8 @@ def rows_of(plan, sequences, index):
 
 @pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
 def test_items(batch):
-    """Query rows are the last ones of their keys; p sees k <= p and, behind the prefix, its own."""
+    """A sequence's rows are the last of its keys; row p sees k <= p and, behind the prefix, only
+    its own item."""
     plan = lay_out_items(batch, PAGE)
     assert sorted(plan.rows) == list(range(batch.num_tokens))
     found = {}
@@ -62,7 +64,7 @@ def test_items(batch):
 
 @pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
 def test_cascade(batch):
-    """Level 0 without a mask, level 1 causally."""
+    """Level 0 has no mask, level 1 is causal."""
     plan = lay_out_cascade(batch, PAGE)
     found = {row: [] for row in range(batch.num_tokens)}
     for index in range(len(plan.shared.queries) - 1):

@@ -1,4 +1,5 @@
-"""What the torch backend makes of torch's own errors."""
+"""Promise: the torch backend tells lack of memory and a lost device apart from other errors of
+torch."""
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from support.models import random_ids
 
 
 def test_what_this_torch_says_when_memory_is_short():
-    """Here and now: releases and systems have words of their own."""
+    """Check the installed release on this system: the wording differs between them."""
     with pytest.raises(OutOfMemory):
         _translated(lambda: torch.empty(2**45, dtype=torch.uint8))
 
@@ -31,7 +32,7 @@ def test_what_this_torch_says_when_memory_is_short():
 )
 @pytest.mark.parametrize("late", [False, True])
 def test_errors(tiny_model, monkeypatch, raised, expected, late):
-    """At the launch, or only when its result is waited for; the next batch is not harmed."""
+    """An error at the launch and one that shows only in `collect`; the next batch is unharmed."""
     directory, _ = tiny_model()
     backend = create_backend(plan_backend(directory, ModelConfig(str(directory))))
     rng = np.random.default_rng(0)

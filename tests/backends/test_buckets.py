@@ -1,4 +1,5 @@
-"""The sizes of CUDA graphs, and who may have them."""
+"""Promise: every batch within the bound has a CUDA graph that is little larger, and a choice that
+cannot run graphs is refused."""
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_places_do_not_overlap(sizes):
     assert used.max() == 1
     starts = [part.start for part in (places.tokens, places.positions, places.slots)]
     starts += [table.start for table in places.tables]
-    assert all(start % 16 == 0 for start in starts)  # words: where kernels want them
+    assert all(start % 16 == 0 for start in starts)  # in int32 words: kernels want aligned starts
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_places_do_not_overlap(sizes):
 )
 def test_a_choice_that_cannot_run(tiny_model, monkeypatch, options, reason):
     pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")  # for the choice; nothing is computed
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # only to get past the choice; nothing is computed
     directory, _ = tiny_model(options.get("family", "qwen3"))
     flags = {k: v for k, v in options.items() if k != "family"}
     config = ModelConfig(str(directory), dtype="float32", cuda_graph_tokens=64, **flags)

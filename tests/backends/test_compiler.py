@@ -1,4 +1,5 @@
-"""Promise: compiled or eager, the scores are the same; without a compiler it says so, once."""
+"""Promise: compiled and eager code give the same scores; if there is no compiler, one warning says
+so."""
 
 import logging
 
@@ -24,14 +25,15 @@ def test_compiled_scores_equal_transformers(tiny_model):
     rng = np.random.default_rng(0)
     query, items = random_ids(rng, 75), [random_ids(rng, n) for n in (3, 9, 1, 20, 33)]
     with Scorer(str(directory), compile="on", max_batch_tokens=64) as scorer:
-        for some in (items, items[:1], items[2:3]):  # several rows, and a single one
+        for some in (items, items[:1], items[2:3]):  # several rows, then a single one
             result = scorer.score(query, some, label_token_ids=LABELS, logprobs=True)
             want = reference_logprobs(model, [query + item for item in some])[:, LABELS]
             np.testing.assert_allclose(result.logprobs, want, atol=1e-4, rtol=0)
 
 
 def test_compiled_for_any_number_of_rows():
-    """One function serves all sizes; 0 and 1 rows, which torch.compile would specialise on, too."""
+    """One function serves all sizes, also 0 and 1 rows, for which torch.compile would
+    specialise."""
     fast = compiler.compiled(add_and_norm)
     weight = torch.randn(48)
     for rows in (0, 1, 2, 7, 100):

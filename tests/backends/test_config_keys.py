@@ -22,7 +22,7 @@ from support.differential import CLOSE, changed, difference, ours, theirs
 from support.models import FAMILIES, make_model
 
 ARCHITECTURES = {model.__name__: config for config, model, _ in FAMILIES.values()}
-# Keys that today's transformers does not mention for a family, and why they have a row.
+# Keys that today's transformers does not have for a family, and why the table still lists them.
 OLD = {
     ("Qwen2", "attention_bias"): "its projections always have one",
     ("Qwen3Moe", "max_window_layers"): "in the hub's files",
@@ -37,7 +37,7 @@ def test_every_architecture_has_its_keys():
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_a_new_field_of_transformers_is_seen(architecture):
-    """Fails where a release adds a field: decide what it does, and give it a row."""
+    """Fail when a transformers release adds a field: find out what it does and give it a row."""
     config = ARCHITECTURES[architecture]
     assert config.model_type == keys_of(architecture).model_type
     names = {field.name for field in fields(config)} | set(config.attribute_map)
@@ -183,12 +183,12 @@ def qwen3(tmp_path_factory):
     ("scaling", "message"),
     [
         ({"type": "linear", "factor": 2.0}, "rope_parameters and rope_scaling differ"),
-        ({"type": "default"}, "rope_parameters and rope_scaling differ"),  # of another theta
+        ({"type": "default"}, "rope_parameters and rope_scaling differ"),  # with another theta
         ({"rope_type": "yarn", "factor": 4.0}, "rope_type is 'yarn'"),
     ],
 )
 def test_two_ropes(qwen3, scaling, message):
-    """transformers takes the old key, which files of transformers 5 do not have by themselves."""
+    """transformers prefers the old key, which files written by transformers 5 do not have."""
     directory, base = qwen3
     changed(directory, base, {"rope_scaling": scaling})
     assert message in ours(directory)

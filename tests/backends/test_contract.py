@@ -1,6 +1,6 @@
-"""What every backend owes the engine; the same tests run over each of them.
+"""Promise: every backend keeps the contract with the engine; the same tests run on each of them.
 
-The reference is transformers, every prompt alone.
+The reference is transformers, with every prompt alone.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ def rng():
     return np.random.default_rng(1)
 
 
-# On a CUDA device warm, so that small batches run as graphs.
+# On a CUDA device the backend is warm, so that small batches run as graphs.
 ON_CUDA = {"device": "cuda", "warm": True, "cuda_graph_tokens": 256, "kv_cache_size": 2**27}
 
 
@@ -66,7 +66,8 @@ def close_to(scores, want):
 
 
 def test_any_layout_gives_the_same_scores(make_backend, tiny_model, rng):
-    """In one batch; the query cached, whole or in chunks; part cached and part as the parent."""
+    """All in one batch; the query cached, whole or in chunks; a part of it cached and a part as
+    parent."""
     backend = make_backend()
     query, items = random_ids(rng, 45), [random_ids(rng, n) for n in (1, 2, 7, 20, 63, 7)]
     want = reference_logprobs(tiny_model()[1], [query + item for item in items])
@@ -117,9 +118,9 @@ def test_requests_share_a_batch(make_backend, tiny_model, rng):
 )
 @pytest.mark.parametrize("cached", [False, True])
 def test_isolation_is_exact(make_backend, rng, family, dtype, cached):
-    """Invariant 2: with shapes unchanged, another item or request changes not a single bit.
+    """Invariant 2: with unchanged shapes, another item or request changes not a single bit.
 
-    The mixture of experts holds it although the rows per expert do change.
+    The mixture of experts keeps it although its rows per expert do change.
     """
     backend = make_backend(dtype, family)
     size, cut = backend.limits.page_size, 37
@@ -153,7 +154,7 @@ def test_isolation_is_exact(make_backend, rng, family, dtype, cached):
 
 
 def test_poisoned_memory_changes_nothing(make_backend, rng):
-    """NaN in every slot that is not this request's own, page tails included."""
+    """NaN fills every slot that is not this request's own, page tails included."""
     backend, size = make_backend(), make_backend().limits.page_size
     cut = 2 * size + 3
     query, items = random_ids(rng, cut), [random_ids(rng, n) for n in (4, 19)]
@@ -200,7 +201,8 @@ def test_ragged_labels_lse_and_top(make_backend, tiny_model, rng):
 
 
 def test_every_row_of_a_segment_can_be_scored(make_backend, tiny_model, rng):
-    """Each for its next token; a prompt in two chunks, beside a short one and other items."""
+    """Every row is scored for its next token: a prompt in two chunks, beside a short one and other
+    items."""
     backend, size = make_backend(), make_backend().limits.page_size
     long, short, other = random_ids(rng, 63), random_ids(rng, 5), random_ids(rng, 7)
     pages = Pages.shuffled(rng, 64, size).of(2, 40)

@@ -1,4 +1,4 @@
-"""The decoder's own choices, which no score may depend on."""
+"""Promise: no score depends on how the decoder divides its work."""
 
 from dataclasses import replace
 

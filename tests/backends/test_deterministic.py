@@ -1,4 +1,5 @@
-"""`--deterministic`: the same bits alone, packed, cached, chunked and beside other requests."""
+"""Promise: with `--deterministic` a score has the same bits alone, packed, cached, chunked and
+beside other requests."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -22,7 +23,7 @@ UNLIMITED = RequestLimits(max_items=10**6, max_labels=10**6, max_request_tokens=
 
 
 class Scoring:
-    """An engine with a model; `bits` of a request are all float32 numbers that it gave."""
+    """An engine with a model. `bits` returns all float32 numbers of a request's result."""
 
     def __init__(self, directory, **options):
         config = ModelConfig(str(directory), deterministic=True, compile="off", **options)
@@ -32,7 +33,7 @@ class Scoring:
         self.salts = 0
 
     def submit(self, query, items, salt=None) -> Future:
-        """Queue a request; without a salt it finds nothing in the cache."""
+        """Queue a request; without a salt it finds nothing in the prefix cache."""
         if salt is None:
             self.salts += 1
             salt = f"only {self.salts}"
@@ -86,7 +87,7 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype):
     one = scoring(family, dtype=dtype, max_batch_tokens=600, max_model_len=600)
     query, items = random_ids(rng, 301), [*some_items(rng, 11), random_ids(rng, 290)]
     alone = np.concatenate([one.bits(query, [item]) for item in items])
-    assert len(np.unique(alone[:, 0])) == len(items)  # not all the same by mistake
+    assert len(np.unique(alone[:, 0])) == len(items)  # the items' scores differ
 
     order = rng.permutation(len(items))
     packed = one.bits(query, [items[i] for i in order])
@@ -109,7 +110,7 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype):
 
 @pytest.mark.parametrize("family", ["qwen3", *slow("gemma2")])
 def test_chunks_do_not_show(scoring, rng, family):
-    """A budget so small that queries and items run in chunks, and one where nothing does."""
+    """One budget is so small that queries and items run in chunks; with another nothing does."""
     query, items = random_ids(rng, 417), [random_ids(rng, n) for n in (1, 130, 260, 300, 5)]
     small = scoring(family, dtype="float32", max_batch_tokens=128, max_model_len=720)
     whole = scoring(family, dtype="float32", max_batch_tokens=1300, max_model_len=720)
@@ -122,7 +123,7 @@ def test_chunks_do_not_show(scoring, rng, family):
 
 
 def test_another_query_with_the_same_beginning(scoring, rng):
-    """Its last block is shorter, so what the other one cached of it must not be used."""
+    """The last block of the first query is shorter, so its cached pages must not be used."""
     one = scoring(dtype="float32", max_batch_tokens=600, max_model_len=600)
     start, items = random_ids(rng, 300), some_items(rng, 4)
     query = start + random_ids(rng, 100)
@@ -159,7 +160,7 @@ def test_close_to_the_usual_scores(scoring, rng, tiny_model):
 
 
 def test_threads_share_work_evenly(tiny_model):
-    directory, _ = tiny_model("qwen3", hidden_size=1208)  # 128 x 1208 / 3 is no whole vector
+    directory, _ = tiny_model("qwen3", hidden_size=1208)  # 128 x 1208 / 3 is no integer
     config = ModelConfig(str(directory), deterministic=True, threads=3)
     with pytest.raises(ConfigError, match="--threads 3 .* the next lower number that does is 2"):
         plan_backend(directory, config)
@@ -168,7 +169,8 @@ def test_threads_share_work_evenly(tiny_model):
 
 
 def test_a_false_claim_is_refused(tiny_model, monkeypatch):
-    """Products over all rows at once, whatever their number: caught before anything is served."""
+    """Products over all rows at once, whatever their number, are caught before anything is
+    served."""
     monkeypatch.setattr("gpuscore.backends.torch.backend.in_tiles", lambda size: all_at_once)
     directory, _ = tiny_model("qwen3", hidden_size=96)
     config = ModelConfig(str(directory), deterministic=True, dtype="float32", max_batch_tokens=512)

@@ -1,4 +1,5 @@
-"""Promise: the log-probability of every token of a prompt is transformers', in bounded memory."""
+"""Promise: the log-probability of every token of a prompt equals transformers', in bounded
+memory."""
 
 import json
 import subprocess
@@ -48,7 +49,7 @@ def split(values):
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 def test_as_transformers_in_chunks_packed_and_alone(engine, tiny_model, family):
-    """Gemma 2 has windows and soft-caps."""
+    """Gemma 2 has windows and soft caps."""
     rng = np.random.default_rng(0)
     prompts = [random_ids(rng, n) for n in LENGTHS]
     request = request_of(prompts)
@@ -70,7 +71,7 @@ def test_as_transformers_in_chunks_packed_and_alone(engine, tiny_model, family):
 
 
 def test_deterministic(engine):
-    """The same bits packed, alone and in chunks."""
+    """The bits are the same packed, alone and in chunks."""
     rng = np.random.default_rng(1)
     prompts = [random_ids(rng, n) for n in LENGTHS]
 
@@ -117,7 +118,7 @@ engine.close()
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_is_not_tokens_times_vocabulary(tiny_model):
-    """4,000 tokens at once: their logits would take 0.6 GB, their keys row by row 0.5 GB."""
+    """Score 4,000 tokens at once: their logits would take 0.6 GB, their keys row by row 0.5 GB."""
     tokens, vocab = 4000, 40_000
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
     directory, _ = tiny_model("qwen3", vocab_size=vocab, max_position_embeddings=4096, **sizes)

@@ -1,4 +1,5 @@
-"""The known answer of every attention backend on a CUDA device, in the formats that models have."""
+"""Promise: on a CUDA device every attention backend gives the known answer, in the dtypes of real
+models."""
 
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ def test_known_answer(model, name, dtype):
     try:
         choose_attention(name, config, device, dtype, False)
     except ConfigError as error:
-        assert name != "triton"  # which is for all of them
+        assert name != "triton"  # triton supports all of them
         pytest.skip(str(error))
     factory = attention_factory(name, config, device, dtype, merge_partials, None)
     check_known_answer(name, factory, config, dtype, device, page_size=64)

@@ -1,6 +1,7 @@
-"""The runner on a CUDA device: its graphs, that only `collect` waits, and memory that others take.
+"""Promise: on a CUDA device the runner's graphs score as launches do, only `collect` waits, and a
+batch that finds no memory fails alone.
 
-What it computes is in the contract's tests, which run on the device as well.
+The contract's tests, which also run on the device, check the scores.
 """
 
 import shutil
@@ -87,7 +88,7 @@ SIZES = [(300, 1), (17, 3), (120, 20), (1, 1), (700, 60)]
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "gemma3"])
 def test_graphs_score_as_launches(make, rng, family):
-    """Filled up to a bucket, matrix products may round differently, but not by more than a bit."""
+    """A batch padded to its bucket may be rounded differently, but by no more than a bit."""
     graphs, launches = make(family, cuda_graph_tokens=2048), make(family, cuda_graph_tokens=0)
     exact = make(family, dtype="float32", attention="torch", kernels="torch")
     assert isinstance(graphs.launcher, GraphLauncher)
@@ -101,12 +102,12 @@ def test_graphs_score_as_launches(make, rng, family):
 
 
 def test_only_collect_waits(make, rng):
-    """A copy from the device, or anything else that waits for it, is an error meanwhile."""
+    """Meanwhile a copy from the device, or anything else that waits for it, is an error."""
     backend = make(cuda_graph_tokens=2048)
     for sizes in (SIZES, [(1900, 20), (2000, 3)]):  # with graphs, and too large for them
         batches = [replace(b, need_top=True) for b in some_batches(rng, sizes)]
         for batch in batches:
-            backend.collect(backend.extend(batch))  # what stays for good
+            backend.collect(backend.extend(batch))  # allocate what stays allocated
         torch.cuda.set_sync_debug_mode("error")
         try:
             pending = [backend.extend(batch) for batch in batches]
@@ -123,7 +124,7 @@ def test_nothing_is_compiled_after_the_warm_up(make, rng, monkeypatch):
 
     backend = make()
     compiled = []
-    hook = lambda **given: compiled.append(given["repr"])  # noqa: E731  (returns None: go on)
+    hook = lambda **given: compiled.append(given["repr"])  # noqa: E731  (None means: go on)
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", hook)
     for batch in some_batches(rng, [(n, n % 7 + 1) for n in (1, 15, 16, 17, 64, 100, 333)]):
         some = rng.random(len(batch.score_rows)) < 0.5
@@ -138,7 +139,7 @@ def test_nothing_is_compiled_after_the_warm_up(make, rng, monkeypatch):
 
 
 def test_deterministic_bit_for_bit(tiny_model, rng):
-    """Items alone, together, and among other requests; cold and warm."""
+    """Items score alone, together and among other requests, with a cold and a warm prefix cache."""
     directory, _ = tiny_model("qwen3")
     config = ModelConfig(
         str(directory), device="cuda", dtype="bfloat16", deterministic=True, kv_cache_size=2**26
@@ -167,7 +168,7 @@ def test_deterministic_bit_for_bit(tiny_model, rng):
 
 @contextmanager
 def memory_hog(leave):
-    """Another process that has all of the device's memory but so many bytes."""
+    """Run another process that takes all of the device's memory except `leave` bytes."""
     command = [sys.executable, "-c", HOG, str(leave)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -181,7 +182,8 @@ def memory_hog(leave):
 
 
 def test_memory_that_others_take_and_give_back(make, rng):
-    """A batch that does not fit fails as such, the next one runs, and so does it afterwards."""
+    """A batch that does not fit fails alone; the next one runs, and so does the same batch
+    afterwards."""
     backend = make(max_batch_tokens=16384, dtype="float32")
     (large,) = some_batches(rng, [(16, 400)])
     (small,) = some_batches(rng, [(16, 2)])

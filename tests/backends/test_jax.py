@@ -1,4 +1,5 @@
-"""The JAX backend beyond the contract: parity, what it refuses, what it compiles, its memory."""
+"""Promise: the JAX backend scores as transformers, refuses options it does not support, compiles
+only at warm-up and never copies its pool."""
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def rng():
 
 @pytest.fixture
 def small(shared_backends):
-    """Shared by the tests that need any backend, and closed by none of them."""
+    """A backend shared by the tests that any backend would do for; none of them closes it."""
     backend = shared_backends.get("jax", "qwen3", **SMALL)
     backend.warmup()
     return backend
@@ -50,7 +51,7 @@ def run(backend, batch):
     ],
 )
 def test_as_transformers(tiny_model, rng, family, overrides):
-    """Query and items longer than a batch among them, so that prefixes and chunks are too."""
+    """The query and some items are longer than a batch, so prefixes and chunks occur."""
     directory, model = tiny_model(family, **overrides)
     query = random_ids(rng, 90)
     items = [random_ids(rng, n) for n in (1, 2, 5, 20, 20, 41, 111, 3)]
@@ -82,7 +83,7 @@ def test_bfloat16_is_no_worse_than_twice_transformers_own(tiny_model, rng):
 
 
 def test_nothing_is_compiled_after_warmup(small, tiny_model):
-    """Random requests, in flight together; what they score is right as well."""
+    """Random requests are in flight together, and their scores are right as well."""
     import jax
 
     rng = np.random.default_rng(5)
@@ -236,7 +237,7 @@ def test_the_cache_of_programs(tiny_model, tmp_path):
 
 
 def test_a_lost_pool_ends_the_engine(small, rng):
-    """A batch that fails may take the pool with it, and with it what other requests need."""
+    """A batch that fails may lose the pool, and with it the pages that other requests need."""
     engine = Engine(small, EngineConfig())
     for side in small.pool:
         side.delete()

@@ -1,4 +1,5 @@
-"""Attention of the JAX backend against float64 NumPy; the Pallas kernel is interpreted."""
+"""Promise: attention of the JAX backend equals float64 NumPy; the Pallas kernel runs
+interpreted."""
 
 from functools import partial
 
@@ -17,7 +18,8 @@ PAGE, SLOTS, HEADS, KV_HEADS, DIM, LAYERS = 4, 512, 4, 2, 16, 2
 
 @pytest.fixture(scope="module")
 def attention():
-    """attention(seed, window, prefix pass) -> (found, wanted) of all rows, and of scored rows."""
+    """attention(seed, window, prefix pass) -> pairs (found, wanted): of all rows, and of scored
+    rows."""
     import jax
     import jax.numpy as jnp
 
@@ -45,7 +47,7 @@ def attention():
         q = rng.normal(size=(1024, HEADS, DIM))
         k, v = rng.normal(size=(2, 1024, KV_HEADS, DIM))
         held = np.full((2, LAYERS, SLOTS, KV_HEADS, DIM), np.nan)
-        for row, length in enumerate(batch.prefix_lens):  # NaN wherever nothing was kept
+        for row, length in enumerate(batch.prefix_lens):  # NaN in all slots that hold nothing
             slots = [batch.page_table[row, i // PAGE] * PAGE + i % PAGE for i in range(length)]
             held[:, 1, slots] = rng.normal(size=(2, length, KV_HEADS, DIM))
         pool = Pool(*held.reshape(2, LAYERS, -1, PAGE, KV_HEADS, DIM).astype(np.float32))
@@ -68,14 +70,15 @@ def attention():
     ("name", "window"), [("xla", None), ("pallas", 9), *slow(("xla", 9), ("pallas", None))]
 )
 def test_against_the_oracle(attention, name, window):
-    """Several requests in a tile, with and without prefix; long segments; parents anywhere."""
+    """Several requests share a tile, with and without prefix; segments are long, parents
+    anywhere."""
     for seed in range(3 if name == "xla" else 2):
         for found, want in attention(seed, window, name):
             np.testing.assert_allclose(found, want, atol=2e-5, rtol=0)
 
 
 def test_the_kernel_lowers_for_tpus():
-    """As far as it goes without one: to the TPU compiler's input, at the sizes of a real model."""
+    """Lower to the TPU compiler's input, at the sizes of a real model: as far as a CPU can go."""
     import jax
     import jax.numpy as jnp
 

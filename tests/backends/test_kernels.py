@@ -1,4 +1,4 @@
-"""The choice of `--kernels`: an explicit one that cannot run is an error with the reason."""
+"""Promise: an explicit `--kernels` that cannot run is an error with the reason."""
 
 import logging
 

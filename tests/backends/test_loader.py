@@ -1,4 +1,5 @@
-"""Promise: what is not supported is refused at start, in one sentence that names the field."""
+"""Promise: an unsupported or damaged checkpoint is refused at start, in one sentence that names the
+field."""
 
 import json
 import shutil
@@ -21,7 +22,7 @@ SLIDING = ["sliding_attention"] * 3
 
 @pytest.fixture
 def copy(tiny_model, tmp_path):
-    """copy("llama") -> a directory of its own to damage."""
+    """copy("llama") -> the directory of a copy of the model, for a test to damage."""
 
     def make(family="qwen3", **overrides):
         target = tmp_path / f"{family}{len(list(tmp_path.iterdir()))}"
@@ -178,7 +179,7 @@ def test_weights(copy, change, message):
 
 
 def test_shards_and_the_hubs_older_rope_fields(copy, tiny_model):
-    """A sharded checkpoint with `rope_theta` and `rope_scaling` gives the very same scores."""
+    """A sharded checkpoint with `rope_theta` and `rope_scaling` gives exactly the same scores."""
     directory, (_, model) = copy("llama"), tiny_model("llama")
     tensors = load_file(directory / "model.safetensors")
     names = sorted(tensors)
@@ -204,7 +205,7 @@ def test_shards_and_the_hubs_older_rope_fields(copy, tiny_model):
     )
 
 
-OLDER_FILES = {  # fields of the hub's files, and those of transformers 5 that they stand for
+OLDER_FILES = {  # fields of files on the hub, and the transformers 5 fields they stand for
     "gemma": (
         {"rope_theta": 1e4, "hidden_act": "gelu", "hidden_activation": None},
         ("rope_parameters", "tie_word_embeddings"),
@@ -267,7 +268,7 @@ def test_auto_dtype_is_the_checkpoints_where_the_cpu_has_it(copy, monkeypatch, n
 
 
 def test_a_tied_head_that_is_another_one_is_refused(copy):
-    """transformers does not tie then, whatever config.json says."""
+    """transformers does not tie weights in this case, whatever config.json says."""
     directory = copy()
     edit_config(directory, tie_word_embeddings=True)
     with pytest.raises(ConfigError, match=r"lm_head.weight differs from model.embed_tokens"):
@@ -280,7 +281,7 @@ def test_a_tied_head_that_is_another_one_is_refused(copy):
 
 
 def test_a_single_file_goes_before_an_index(copy):
-    """As in transformers, where both are there."""
+    """transformers also reads the single file where both exist."""
     directory = copy()
     index = {"weight_map": {"model.norm.weight": "nowhere.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -1,4 +1,5 @@
-"""Promise: pages take what weights and the largest batch leave, as measured, and no batch more."""
+"""Promise: pages take the memory that weights and the largest batch leave; that batch is measured,
+and no other takes more."""
 
 import logging
 import re
@@ -25,13 +26,13 @@ from support.layouts import int32, item_segments
 from support.models import random_ids
 
 MIB = 2**20
-WIDE = {  # a model whose batches take tens of megabytes, nearly all of it in attention
+WIDE = {  # a model whose batches take tens of megabytes, nearly all of them for attention
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 64,
     "max_position_embeddings": 1024,
 }
-LARGEST = 1024  # tokens of its batches
+LARGEST = 1024  # tokens of the largest batches
 PAGE = 16 * 2 * 3 * 2 * 16 * 4  # bytes: tokens, sides, layers, KV heads, head size, float32
 NEEDED = 512 // 16 + 1  # pages of a prompt of full length
 
@@ -39,7 +40,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the
 
 
 class SetMemory:
-    """So much memory, and batches that take so much."""
+    """Memory with a fixed number of free bytes, in which every batch takes a fixed number."""
 
     def __init__(self, free, batch):
         self.left, self.batch, self.trims = free, batch, 0
@@ -76,12 +77,12 @@ def backend_of(tiny_model):
 @pytest.mark.parametrize(
     ("memory", "options", "pages"),
     [
-        (SetMemory(2**40, 5 * MIB), {}, 65536 // 16),  # more are of no use on a CPU
+        (SetMemory(2**40, 5 * MIB), {}, 65536 // 16),  # a CPU has no use for more
         (SetMemory(5 * MIB + 100 * PAGE, 5 * MIB), {}, 70),
         (SetMemory(5 * MIB + 100 * PAGE, 5 * MIB), {"memory_fraction": 0.5}, 50),
         (SetMemory(5 * MIB + 100 * PAGE, 5 * MIB), {"kv_cache_size": 99 * PAGE + 1}, 99),
         (SetMemory(2**40, 5 * MIB), {"kv_cache_size": 5000 * PAGE}, 5000),
-        (SetMemory(200 * PAGE, None), {}, 70),  # not known: half is for a batch
+        (SetMemory(200 * PAGE, None), {}, 70),  # unknown growth: half is kept for a batch
     ],
 )
 def test_the_number_of_pages(memory, options, pages, backend_of, caplog):
@@ -146,7 +147,7 @@ def test_a_batch_that_does_not_fit(backend_of):
 
 
 def test_what_cannot_fit_is_refused_before_the_weights_are_read(tiny_model, tmp_path, monkeypatch):
-    """In a container that is too small, from config.json alone."""
+    """A container that is too small is detected from config.json alone."""
     directory, _ = tiny_model()
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
     (tmp_path / "memory.max").write_text(str(50 * MIB))
@@ -158,7 +159,8 @@ def test_what_cannot_fit_is_refused_before_the_weights_are_read(tiny_model, tmp_
 
 
 def random_batch(rng, backend):
-    """A full batch: a query part that is kept, and items of many lengths over a long prefix."""
+    """Return a full batch: a query part that is kept, and items of many lengths over a long
+    prefix."""
     longest = int(rng.choice([1, 2, 5, 20, 63, 300]))
     prefix = int(rng.integers(0, 512 - longest))
     size, pages = backend.limits.page_size, int32(np.arange(64))
@@ -195,7 +197,7 @@ def test_no_batch_takes_more_than_was_measured(backend_of):
     before = memory._status("VmRSS")
     assert memory._reset_peak()
     backend._run_all(batches)
-    pages = 64 * backend.plan.pages.page_bytes  # those that the queries write
+    pages = 64 * backend.plan.pages.page_bytes  # the pages that the queries write
     assert memory._status("VmHWM") - before < measured + pages + 16 * MIB
 
 
@@ -212,8 +214,8 @@ def test_the_peak_counts_though_it_is_over(tmp_path):
 
 @linux_only
 def test_freed_memory_is_given_back():
-    """Also between blocks that are still in use, where the C library keeps it by itself, wherever
-    in a worn heap they are."""
+    """Memory between blocks still in use is given back too, wherever in a worn heap they lie; the C
+    library alone would keep it."""
     memory = HostMemory()
     blocks = [bytes(100_000) for _ in range(1000)]
     kept = blocks[::10]
@@ -226,7 +228,7 @@ def test_freed_memory_is_given_back():
 
 @linux_only
 def test_unused_pages_cost_nothing(backend_of):
-    """And they are zeros, in every dtype."""
+    """Unused pages read as zeros, in every dtype."""
     config = backend_of(SetMemory(2**40, 0)).plan.architecture.config
     memory = HostMemory()
     for dtype in (torch.float32, torch.bfloat16):
@@ -254,7 +256,7 @@ def test_a_shortened_model_has_a_layer_of_each_kind(backend_of):
 
 
 def test_the_largest_batches_are_within_the_limits(backend_of):
-    """Also where a prompt is shorter than a batch, or a batch a single token."""
+    """Also where a prompt is shorter than a batch, or a batch is a single token."""
     for max_batch_tokens, max_model_len in ((1, 512), (7, 1), (2048, 3), (63, 64)):
         backend = backend_of(
             SetMemory(2**40, 0), max_batch_tokens=max_batch_tokens, max_model_len=max_model_len
@@ -268,7 +270,7 @@ def test_the_largest_batches_are_within_the_limits(backend_of):
 
 
 def test_memory_of_a_container(tmp_path):
-    """The cgroup's limit counts where there is one, else what the machine has available."""
+    """The cgroup's limit counts if there is one, else the memory available on the machine."""
     assert cgroup_bytes(tmp_path) == sys.maxsize
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("300\n")
@@ -299,7 +301,7 @@ def test_mapped_weights_are_not_free(tmp_path):
 
 
 def test_arithmetic_of_a_device(monkeypatch):
-    """No CUDA here: what torch would say is set. The allocator takes 300, others 40 beside it."""
+    """Without CUDA: torch's answers are set. The allocator takes 300, other users 40 beside it."""
     state = {"free": 1000, "reserved": 100, "peak": 100}
     calls = {
         "mem_get_info": lambda device: (state["free"], 2000),

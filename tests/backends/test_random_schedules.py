@@ -1,7 +1,8 @@
-"""Scores do not depend on what else happens: cold, warm, chunked, packed, alone, co-batched.
+"""Promise: a score does not depend on what else happens: cold, warm, chunked, packed, alone or
+beside other requests.
 
-Worlds of random requests with shared beginnings, in flight together over a small pool of pages,
-some of them cancelled; every answer is compared with transformers on each prompt alone, and with
+Random requests with shared beginnings are in flight together over a small pool of pages, and some
+are cancelled. Every answer is compared with transformers on each prompt alone, and with
 `--deterministic` bit for bit with an engine that scores nothing else.
 """
 
@@ -22,7 +23,8 @@ LABELS = np.array([3, 17, 399], np.int32)
 
 
 def make_engine(directory, **options):
-    """With room for little more than the longest prompt: requests wait, pages are evicted."""
+    """Return an engine with room for little more than the longest prompt: requests wait, pages are
+    evicted."""
     config = ModelConfig(
         str(directory), dtype="float32", compile="off", max_model_len=512, **options
     )
@@ -32,14 +34,15 @@ def make_engine(directory, **options):
 
 
 def some_requests(rng, count, fixed_cut):
-    """Queries that begin alike in part; items of 1 token up to more than a batch."""
+    """Yield requests whose queries share beginnings, with items from 1 token to more than a
+    batch."""
     stems = [random_ids(rng, n) for n in (150, 290)]
     for _ in range(count):
         stem = stems[rng.integers(2)]
         query = stem[: int(rng.integers(0, len(stem) + 1))] + random_ids(rng, int(rng.integers(30)))
         longest = int(rng.choice([2, 20, 190]))
         items = [random_ids(rng, int(n)) for n in rng.integers(1, longest, int(rng.integers(1, 7)))]
-        if fixed_cut and query:  # where a builder would cut, from the query alone
+        if fixed_cut and query:  # cut where a builder would, by the query alone
             items, query = [query[-1:] + item for item in items], query[:-1]
         yield ScoreRequest(
             np.array(query, np.int32),
@@ -56,7 +59,7 @@ def rows_of(result):
 
 
 def in_flight_together(engine, rng, requests):
-    """Their results, None for those that were given up; submitted from several threads."""
+    """Submit requests from several threads and return their results, None for cancelled ones."""
     futures = [None] * len(requests)
 
     def submit(indices):

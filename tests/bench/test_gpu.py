@@ -1,4 +1,5 @@
-"""bench/gpu.py on a CPU: the script that runs on a card, though no figure of it means anything."""
+"""Promise: bench/gpu.py runs every section and rejects wrong results. Here it runs on a CPU, where
+its figures mean nothing."""
 
 import ast
 import sys

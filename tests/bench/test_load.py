@@ -1,4 +1,5 @@
-"""The load bench must see what is wrong: its backend, its oracle, its generator."""
+"""Promise: the load bench notices wrong scores, errors, lost answers and lateness, and loads only
+this machine."""
 
 import asyncio
 import sys
@@ -53,7 +54,8 @@ def test_every_token_and_place_changes_the_fake_scores():
 
 @pytest.fixture
 def answering():
-    """Starts a server whose answers are made by a function of the request's number."""
+    """A function that starts a server whose answers are made by a function of the request's
+    body."""
     loops = []
 
     def start(answer):
@@ -135,12 +137,12 @@ def test_right_wrong_refused_failed_and_lost_are_told_apart(answering, kind):
 
 
 def test_latency_counts_from_the_scheduled_arrival(answering):
-    """A server that answers one after the other after 20 ms, while requests are due every 10."""
+    """A server answers one request after the other, 20 ms each, while one is due every 10 ms."""
     traffic = make(SHAPE, 20, fake.VOCAB, fake.oracle, np.random.default_rng(4))
     number = {wire.split(b"\r\n\r\n")[1]: i for i, wire in enumerate(traffic.wires)}
 
     def answer(body):
-        threading.Event().wait(0.02)  # blocks the whole server
+        threading.Event().wait(0.02)  # blocks the server's event loop
         return reply(200, scores(traffic.expected[number[body]]))
 
     offsets = np.arange(20) / 100

@@ -1,4 +1,4 @@
-"""Promise: the soak knows a wrong answer from a right one, and growth from noise."""
+"""Promise: the soak tells a wrong answer from a right one, and growth from noise."""
 
 import sys
 from pathlib import Path
@@ -37,7 +37,8 @@ def test_answers_are_compared(want, got, right):
 
 
 def samples(server, engine, lives=1, minutes=60):
-    """MiB per hour of both processes; the engine is replaced by one of another size."""
+    """Return samples of two processes that grow by `server` and `engine` MiB per hour; `lives`
+    engines of different sizes follow each other."""
     rng = np.random.default_rng(3)
     found = []
     for second in range(0, 60 * minutes, 5):

@@ -20,5 +20,5 @@ def _run(url, method, *arguments, client=None, **options):
 
 @pytest.fixture(params=[_wait_for, _run], ids=["sync", "async"])
 def call(request):
-    """call(url, method, *arguments, client={...}, **options), with either client."""
+    """call(url, method, *arguments, client={...}, **options) calls the sync or the async client."""
     return request.param

@@ -1,4 +1,4 @@
-"""Both clients against a real server: what comes back is what `Scorer` says, split or not."""
+"""Promise: both clients return what `Scorer` returns, whether or not they split the call."""
 
 import json
 
@@ -36,7 +36,7 @@ def scorer():
 
 
 def same(found, expected):
-    """To the last bit: the server is deterministic, so a split must not show."""
+    """Compare bit for bit: the server is deterministic, so a split must not show."""
     np.testing.assert_array_equal(found, expected)
 
 
@@ -81,7 +81,7 @@ def test_labels_of_every_item_go_with_it(url, scorer, call):
 
 
 def test_requests_keep_within_both_limits(url):
-    """Counted where they leave the client."""
+    """Requests are counted as they leave the client."""
     bodies = []
     hooks = {"request": [lambda request: bodies.append(request.content)]}
     items = [*"abcdefgh", *(f"{i} a wooden chair, blue and red" for i in range(6)), "chair" * 40]

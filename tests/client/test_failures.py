@@ -1,4 +1,5 @@
-"""Both clients against a server that misbehaves: what is tried again, when, and what is not."""
+"""Promise: both clients retry what may succeed, with growing waits and within the deadline, and
+raise everything else at once."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -117,7 +118,7 @@ def test_rankings_that_cannot_be_used(call, indices):
 
 
 def test_one_failure_ends_all_of_a_call(call):
-    """And it is the one that is raised, at once, whichever part waits for its next attempt."""
+    """Its error is raised at once, while other parts wait for their next attempt."""
 
     def script(body):
         return {"busy": refusal(429, "overloaded", Retry_After="30"), "bad": Step(400, "no")}.get(
@@ -144,7 +145,7 @@ def test_requests_at_a_time_are_bounded(call):
 
 
 def test_backoff_grows_and_is_jittered():
-    """Without a server: the core says how long to wait."""
+    """No server is needed: the core computes the wait."""
     refused = Reply(503, {}, b"", "r")
     for attempts in (1, 2, 5, 30):
         waits = []

@@ -1,4 +1,5 @@
-"""Promise: what is too much is refused with the numbers in the error, and when to come again."""
+"""Promise: a request over a limit is refused with the numbers and the seconds after which to
+retry."""
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_when_to_come_again(rate, seconds):
 
 
 def test_a_small_request_does_not_wait_for_all_of_a_large_one():
-    """Tokens are dealt out evenly: until 20 are done, each of the others gets 20 at most."""
+    """Tokens are dealt out evenly: until 20 are done, each other request gets at most 20."""
     counted = backlog(10.0)
     for size in (1000, 900, 7):
         counted.admit(request(size))

@@ -1,5 +1,5 @@
-"""Promise: an engine in a process of its own answers as one in this process, and its loss is
-known at once, costs what was in flight and nothing else."""
+"""Promise: an engine in a child process answers as one in this process; losing the child is noticed
+at once and fails only the requests in flight."""
 
 import os
 import signal
@@ -33,19 +33,19 @@ from support.tape import tape_logit
 from support.tape_child import MARK, MischievousTape
 
 LABELS = np.array([3, 1, 500], dtype=np.int32)
-# A child that was lost counts as forgiven, so that the tests can share one client.
+# A lost child is forgiven at once, so that the tests can share one client.
 PATIENCE = Patience(stopped=2.0, first_delay=0.2, forgiven=0.0)
 
 
 def request_of(*tokens, items=1, query=3, labels=LABELS):
-    """Item i is i and then these tokens."""
+    """Return a request whose item i is i followed by these tokens."""
     rows = tuple(np.array([i % 800, *tokens], dtype=np.int32) for i in range(items))
     return ScoreRequest(np.arange(query, dtype=np.int32) % 800, rows, (labels,) * items, True)
 
 
 @pytest.fixture(scope="module")
 def make_client(tmp_path_factory):
-    """A factory of clients; children find the tape by PYTHONPATH."""
+    """A factory of clients; children import the tape backend through PYTHONPATH."""
     made = []
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     patch = pytest.MonkeyPatch()
@@ -76,7 +76,7 @@ def client(shared):
 
 @pytest.fixture(scope="module")
 def here():
-    """The same engine in this process."""
+    """The same engine, run in this process."""
     backend = tape_child.prepare(None, None).load()
     assert isinstance(backend, MischievousTape)
     engine = Engine(backend, EngineConfig())
@@ -135,7 +135,7 @@ def test_cancelling_frees_queued_work_at_once(client):
     assert 1 <= refusal.value.retry_after <= 30
     for future in waiting:
         future.cancel()
-    last = client.score(request_of())  # room at once, while the batch still runs
+    last = client.score(request_of())  # there is room at once, while the batch still runs
     wait_until(lambda: client.stats().requests == 2)  # and in the child
     assert not held.done()
     MARK.unlink()
@@ -153,7 +153,7 @@ def test_it_knows_no_api_key_and_has_frozen_its_objects(client):
     "harm", ["CRASH", "DEAD_LOOP", "STUCK", "GARBAGE", "HALF_FRAME", "HUGE_FRAME"]
 )
 def test_a_lost_child(client, here, harm):
-    """However it is lost: known, answered, replaced."""
+    """Any loss is noticed, fails the requests in flight, and a new child takes over."""
     pid, restarts = client.pid, client.restarts
     start = time.monotonic()
     futures = [client.score(request_of(items=5)) for _ in range(3)]
@@ -174,10 +174,10 @@ def test_a_lost_child(client, here, harm):
 
 
 def test_a_stopped_child(client):
-    """Silence is noticed, ends what waits, and nothing blocks on the full pipe."""
+    """The silence is noticed and fails the waiting requests; nothing blocks on the full pipe."""
     os.kill(client.pid, signal.SIGSTOP)
     large = request_of(items=1, query=100_000)
-    futures = [client.score(large) for _ in range(20)]  # 8 MB, the pipe takes 0.2
+    futures = [client.score(large) for _ in range(20)]  # 8 MB; the pipe takes 0.2
     assert client.alive, "all of them are queued before anybody has noticed"
     wait_until(lambda: not client.alive, seconds=3)
     with pytest.raises(Unavailable):
@@ -252,7 +252,7 @@ def test_a_load_that_hangs(make_client, factory, seconds, doing):
 
 
 def test_a_later_load_that_hangs_is_a_loss(make_client, tmp_path, monkeypatch):
-    """The first child was ready, so it is tried again like any other that is lost."""
+    """The first child was ready, so a later one that hangs is restarted like any lost child."""
     monkeypatch.setenv("TAPE_MARK", str(tmp_path / "mark"))
     patience = Patience(first_delay=0.05, max_failures=2)
     client = make_client("slow_second_load", patience, load_timeout=4)
@@ -290,7 +290,7 @@ def test_closing_answers_what_waits(make_client):
 
 
 def test_a_program_that_is_no_child(make_client):
-    """Whatever the command does, it is an error and not a wait."""
+    """Whatever the command does, the result is an error and not a wait."""
     patience = Patience()
     start = Start("/nowhere", ModelConfig(), EngineConfig())
     for program, reason in (["/nonexistent/program"], "cannot be started"), (["false"], "code 1"):

@@ -1,4 +1,5 @@
-"""The engine's thread: admission, cancelling, progress, closing."""
+"""Promise: the engine admits requests up to its limits, drops cancelled ones, reports progress, and
+answers every request when it closes."""
 
 import threading
 import time
@@ -77,7 +78,7 @@ def test_cancelled_work_does_not_run(make_engine, gate):
     waiting = engine.score(request_of(1000))
     wait_until(lambda: engine._runner.backend.batches)
     waiting.cancel()
-    third = engine.score(request_of())  # its place in the queue is free at once
+    third = engine.score(request_of())  # there is room in the queue at once
     gate.set()
     running.result(timeout=30)
     third.result(timeout=30)
@@ -144,7 +145,7 @@ def test_a_dead_loop_tells_the_truth(make_engine, gate, monkeypatch):
 
 
 def test_a_lost_device_ends_it(make_engine, gate):
-    """What waits is answered with 503, and the process can be replaced; no 500 for ever."""
+    """Waiting requests get 503 and the process can be replaced; it does not answer 500 for ever."""
     gate.set()
     engine = make_engine(fault=lambda step: DeviceLost("gone") if step == 1 else None)
     engine.score(request_of()).result(timeout=30)

@@ -1,4 +1,5 @@
-"""Promise: every position of a prompt is scored once, in chunks or beside others, from no cache."""
+"""Promise: every position of a prompt is scored once, in chunks or beside others, and never from
+the prefix cache."""
 
 from dataclasses import replace
 
@@ -99,7 +100,7 @@ def test_a_failed_chunk_costs_itself_and_the_one_launched_since(failing):
 @pytest.mark.parametrize("always", [False, True])
 @pytest.mark.parametrize("spoilt", [0, 2, 4])
 def test_a_chunk_that_is_not_finite_runs_again(spoilt, always):
-    """It, and what was launched since on its pages; not the chunks before."""
+    """The spoilt chunk and what was launched since on its pages run again, but no earlier chunk."""
     backend = TapeBackend(max_tokens=32, num_pages=128)
     plain, steps = backend._run, []
 
@@ -138,7 +139,8 @@ def test_a_small_request_is_not_stuck_behind_a_large_one():
 
 
 def test_greedy_is_exactly_the_best_token():
-    """Logits of labels and of best tokens are sums in another order: either may be larger."""
+    """Logits of labels and of best tokens are summed in different orders, so either may be
+    larger."""
     labels = np.array([7, 5, 5, 9, 3], np.int32)
     logits = np.array([1.0000001, 2, 2, 3, 4.0000005], np.float32)
     best_ids = np.array([7, 5, 6, 1, 4], np.int32)

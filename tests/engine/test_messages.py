@@ -1,4 +1,4 @@
-"""Promise: what crosses the pipe arrives as it was, and nothing else gets through."""
+"""Promise: a message arrives over the pipe as it was sent, and anything malformed is refused."""
 
 import socket
 import threading
@@ -107,7 +107,7 @@ def test_a_million_tokens():
 
 @pytest.mark.parametrize("sizes", ["batch_tokens", "batch_items"])
 def test_statistics_with_other_bounds_are_no_message(sizes):
-    """Adding them to those of an earlier process would be wrong."""
+    """Adding such statistics to those of an earlier process would give wrong sums."""
     assert decode_from_child(encode(Heartbeat(NO_STATS, 0.0))).stats == NO_STATS
     stats = msgspec.to_builtins(NO_STATS)
     stats["counters"][sizes]["counts"] += (0,)
@@ -215,7 +215,7 @@ def frames_of(reader, count):
 
 
 def test_frames_in_pieces(pair):
-    """Partial writes of a large frame, and partial reads of small ones."""
+    """A large frame is written in parts and small ones are read in parts."""
     sent = [b"", b"x", bytes(5_000_000), b"last"]
     writer, reader = FrameWriter(pair[0], "test"), FrameReader(pair[1])
     for frame in sent:

@@ -1,4 +1,5 @@
-"""Promise: whatever is split, packed or mixed, every item is scored once, for its whole prompt."""
+"""Promise: however requests are split, packed or mixed, every item is scored once, for its whole
+prompt."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ def test_random_requests_side_by_side(seed):
 
 def test_ten_thousand_items_need_one_chunk_of_memory():
     rng = np.random.default_rng(0)
-    backend = TapeBackend(max_tokens=2048, page_size=16, num_pages=3)  # the query's, no more
+    backend = TapeBackend(max_tokens=2048, page_size=16, num_pages=3)  # only the query's pages
     runner = Runner(backend)
     ticket = submit(runner, request_of(rng, 40, [20] * 10_000, need_lse=False))
     run(runner)
@@ -122,7 +123,7 @@ def test_a_failed_batch_fails_its_requests_only():
 
 
 def with_nan(backend, monkeypatch, broken, times):
-    """The third row of the first `times` batches that have one, or the lone row later, is NaN."""
+    """Put NaN into the third row, or else the last, of the first `times` batches."""
     plain, left = backend._run, [times]
 
     def run_with_nan(batch):
@@ -166,7 +167,7 @@ def copy_of(request, **changes):
 
 
 def test_a_prefix_is_computed_once(monkeypatch):
-    """Full pages of a query are found again; what follows the last full page is not kept."""
+    """A query's full pages are found again; tokens after its last full page are not kept."""
     rng = np.random.default_rng(0)
     backend = TapeBackend(max_tokens=64, page_size=4)
     runner = Runner(backend)
@@ -203,7 +204,7 @@ def test_salts_and_the_switch_separate_caches():
 
 
 def test_a_burst_of_one_query_computes_it_once():
-    """The second request waits for the pages that the first is about to publish."""
+    """The later requests wait for the pages that the first one is about to publish."""
     rng = np.random.default_rng(0)
     backend = TapeBackend(max_tokens=64, page_size=4, num_pages=256)
     runner = Runner(backend)
@@ -272,7 +273,7 @@ def test_a_failed_chunk_of_a_long_item_costs_itself_and_the_one_launched_since(f
     ticket = submit(runner, request)
     run(runner)
     check(ticket)
-    once = 10 + 2 + 400  # the query, its last part page again, the item
+    once = 10 + 2 + 400  # the query, its last partial page again, the item
     assert once < sum(batch.num_tokens for batch in backend.batches) <= once + 2 * 32
 
 
@@ -322,7 +323,8 @@ def test_a_long_item_that_is_not_finite_runs_again_in_chunks(always):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_small_requests_are_not_tried_for_ever(count):
-    """Where nothing fits, however little, nobody waits for it to fit."""
+    """If even the smallest batch does not fit, the requests fail instead of being retried for
+    ever."""
     rng = np.random.default_rng(0)
     runner = Runner(TapeBackend(fault=lambda step: OutOfMemory("always")))
     tickets = [submit(runner, request_of(rng, 2, [1, 1])) for _ in range(count)]
@@ -372,7 +374,7 @@ def test_the_least_recently_used_pages_are_evicted_first_and_ends_before_beginni
         pool.release(pages)
     assert pool.num_cached == 5
     pool.release(pool.find(other))
-    pool.release(pool.find(keys))  # now used last
+    pool.release(pool.find(keys))  # now the most recently used
     pool.release(pool.allocate(1))
     assert len(pool.find(other)) == 1, "its end went first"
     pool.check_integrity()

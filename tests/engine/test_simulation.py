@@ -23,7 +23,7 @@ BLOCK = 100
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Every simulated failure would be logged with its traceback."""
+    """Silence the engine's log: every simulated failure would be logged with its traceback."""
     logger = logging.getLogger("gpuscore.engine.runner")
     logger.setLevel(logging.CRITICAL)
     yield
@@ -54,12 +54,13 @@ def test_a_seed_replays_exactly():
 
 
 def taken_back(job):
-    """The chunks of long items that taking back a job's work now would undo, in order."""
+    """Return the chunks of long items that taking back a job's work now would undo, in order."""
     return [share.long for share in job.running if share.valid and share.long]
 
 
 def test_the_worlds_hold_failing_chunks_of_long_items(monkeypatch):
-    """An item that goes on from the failed chunk, and one whose pages the next item has taken."""
+    """The worlds contain an item that resumes at the failed chunk, and one whose pages the next
+    item has overwritten."""
     take_back = Scheduler._take_back
     seen = Counter()
 
@@ -71,7 +72,7 @@ def test_the_worlds_hold_failing_chunks_of_long_items(monkeypatch):
 
     monkeypatch.setattr(Scheduler, "_take_back", counted)
     for seed in range(500):
-        if seed % 3:  # the others have no faults
+        if seed % 3:  # every third seed has no faults
             simulate(seed)
         if seen["goes on"] >= 10 and seen["overwritten"] >= 3:
             return
@@ -105,7 +106,7 @@ def a_reference_is_lost(monkeypatch):
 
 
 def a_stale_page_is_found(monkeypatch):
-    """Eviction forgets to take the page from the index."""
+    """Leave an evicted page in the index."""
 
     def evict(self, count):
         for _ in range(min(count, len(self._idle))):
@@ -148,7 +149,7 @@ def tenants_share_pages(monkeypatch):
 
 
 def what_ran_meanwhile_counts(monkeypatch):
-    """A batch that read the pages of a failed one is believed."""
+    """Accept the result of a batch that read the pages of a failed one."""
     take_back = Scheduler._take_back
 
     def without_epoch(self, job):
@@ -159,7 +160,7 @@ def what_ran_meanwhile_counts(monkeypatch):
 
 
 def the_failed_chunk_of_a_long_item_is_left_out(monkeypatch):
-    """It goes back, but not far enough."""
+    """Take back the work, but not far enough."""
     take_back = Scheduler._take_back
 
     def too_late(self, job):
@@ -203,7 +204,8 @@ def a_chunk_that_was_not_finite_is_left_out(monkeypatch):
     monkeypatch.setattr(Scheduler, "retry_chunk", too_late)
 
 
-# With the first seed that finds it, which is tried first; when worlds change, another one may.
+# Each plant with the first seed that finds it, which is tried first. When the worlds change,
+# another seed may be the first.
 PLANTS = {
     shared_before_collect: 2,
     a_reference_is_lost: 0,
@@ -222,5 +224,5 @@ PLANTS = {
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_bug_is_found(monkeypatch, plant):
     plant(monkeypatch)
-    with pytest.raises(Exception):  # noqa: B017, PT011  (whatever the bug leads to)
+    with pytest.raises(Exception):  # noqa: B017, PT011  (any failure will do)
         all_of_them(PLANTS[plant], *range(SEEDS))

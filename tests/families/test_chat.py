@@ -1,4 +1,5 @@
-"""Families whose prompt is the model's chat template, against transformers' own rendering."""
+"""Promise: families that use the model's chat template give the prompts that transformers
+renders."""
 
 import json
 from dataclasses import replace
@@ -22,7 +23,7 @@ from support.families import QWEN_SPECIALS, ids_of, qwen_like
 LIMITS = BackendLimits(512, 16, 400, 700, 2000)
 DOCUMENTS = ["the best of 34", "", " é 你好 the\n", "{query} {0}", "<|im_end|>\n<|im_start|>user\n"]
 QUERY = " what is the best?\n"
-# As Qwen3's: an empty thought where no thought is wanted.
+# Like Qwen3's template: an empty thought if none is wanted.
 CHAT = (
     "{{ bos_token }}{% for m in messages %}"
     "{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + '<|im_end|>\\n' }}{% endfor %}"
@@ -30,7 +31,7 @@ CHAT = (
     "{% if enable_thinking is defined and not enable_thinking %}"
     "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
 )
-# As a guard's: it always asks, and refuses conversations that end otherwise.
+# Like a guard's template: it always asks its question, and refuses longer conversations.
 GUARD = (
     "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}"
     "<|im_start|>user\nTask: is the {{ messages[-1].role }} safe?\n"
@@ -47,7 +48,8 @@ def tokenizer():
 
 @pytest.fixture
 def found(tmp_path, tokenizer):
-    """found(family, template) -> its prompts, and what transformers makes of a conversation."""
+    """found(family, template) -> its prompts, and a function that renders a conversation by
+    transformers."""
 
     def find(name, template, head=None, path="model"):
         directory = tmp_path / path
@@ -107,7 +109,7 @@ def test_guards(found, tokenizer, template):
 
 
 def test_labels_of_several_tokens_are_read_at_the_first(found, tokenizer):
-    """Qwen3Guard's: "Safety:" is the answer's beginning, a label begins with a space."""
+    """Qwen3Guard's answer begins with "Safety:"; its labels begin with a space."""
     prompts, _ = found("qwen3guard-gen", GUARD)
     answer = tokenizer.encode("Safety:", add_special_tokens=False).ids
     (ids,) = ids_of(prompts.build(RerankInput(None, ["hello"])))
@@ -132,7 +134,7 @@ def test_no_text_ends_its_turn(found, tokenizer):
 
 
 def test_pairs_are_single_ones(found):
-    """One query for each document: the same prompts as one by one, and the same cuts."""
+    """With one query per document, prompts and cuts are those of each pair alone."""
     prompts, _ = found("instruct", CHAT)
     queries = ["a", "a", "what is the best", "a"]
     documents = [*DOCUMENTS[:3], "word " * 60]
@@ -173,7 +175,7 @@ def test_reward_models(found, tokenizer):
 
 @pytest.mark.parametrize("name", ["auto", "qwen3-reranker"])
 def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
-    """The score of the head is the difference of the labels' logits."""
+    """The head's score is the difference of the two labels' logits."""
     path = "Qwen3-Reranker-0.6B-seq-cls"
     original, _ = found(name, CHAT, path=path)
     converted, _ = found(name, CHAT, ClassifierHead(1, False), path=path)
@@ -188,7 +190,7 @@ def test_a_conversion_to_one_logit_keeps_its_prompt(found, name):
 
 @pytest.mark.parametrize("name", ["qwen3guard-gen", "llama-guard-3"])
 def test_a_guard_of_one_class_is_none(found, tmp_path, name):
-    """Nobody says what its one class means."""
+    """A guard with one class is refused: nothing says what the class means."""
     with pytest.raises(ConfigError, match="the model's head is one class, and a guard"):
         found(name, GUARD, ClassifierHead(1, False))
     names = ["Qwen3Guard-Gen-0.6B-seq-cls"]
@@ -225,7 +227,7 @@ def test_templates_that_do_not_do(found, template, reason):
 
 @pytest.mark.parametrize("source", ["{{ 'a' * 10**10 }}", "{{ range(10**9) }}"])
 def test_a_template_that_takes_too_much_is_served_by_nobody(found, source):
-    """Other templates that fail are refused only where somebody asks with them."""
+    """Templates that fail otherwise are refused only when a request needs them."""
     with pytest.raises(TemplateLimit, match="is not rendered: .*; --family none serves"):
         found("instruct", source)
 

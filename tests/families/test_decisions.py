@@ -1,4 +1,5 @@
-"""Prompts of typed questions, where the model can answer them and where it cannot."""
+"""Promise: typed questions become prompts that the model can answer, and models that cannot answer
+them are refused."""
 
 import pytest
 from tokenizers import Tokenizer, models

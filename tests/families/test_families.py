@@ -1,4 +1,5 @@
-"""Prompts of every family, token by token, and what a model directory is found to be."""
+"""Promise: every family's prompt is its model card's, token by token, and each model directory is
+recognised as the right family."""
 
 import json
 from dataclasses import fields
@@ -46,7 +47,7 @@ def prompts_of(tokenizer):
     return make
 
 
-# The prompts of the model cards, written down a second time.
+# The prompts of the model cards, written out independently of the registry.
 QWEN3 = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
@@ -77,7 +78,7 @@ DOCUMENTS = ["the best of 34", "yes", "", " é 你好 the\n", "x" * 90]
     ("family", "parts"), [(registry.QWEN3_RERANKER, QWEN3), (registry.MXBAI_RERANK_V2, MXBAI)]
 )
 def test_prompts_of_the_model_cards(prompts_of, tokenizer, family, parts, query):
-    """Prefix, body and suffix encoded one by one, as the model cards do."""
+    """Encode prefix, body and suffix one by one, as the model cards do."""
     got = ids_of(prompts_of(family).build(RerankInput(query, DOCUMENTS)))
     for ids, document in zip(got, DOCUMENTS, strict=True):
         texts = [part.format(i=INSTRUCTION, q=query, d=document) for part in parts]
@@ -85,7 +86,8 @@ def test_prompts_of_the_model_cards(prompts_of, tokenizer, family, parts, query)
 
 
 def test_bge_is_flag_embeddings(prompts_of, tokenizer):
-    """Each piece is encoded by itself behind one <bos>, and the question by itself at the end."""
+    """FlagEmbedding encodes each piece by itself, with one <bos> in front and the question at the
+    end."""
     question = (
         "Given a query A and a passage B, determine whether the passage contains an answer to the "
         "query by providing a prediction of either 'Yes' or 'No'."
@@ -125,7 +127,7 @@ WRITTEN = [family for family in registry.FAMILIES.values() if isinstance(family,
 
 @pytest.mark.parametrize("family", WRITTEN, ids=lambda family: family.name)
 def test_no_text_is_special(prompts_of, tokenizer, family):
-    """What a caller writes cannot end its turn, and braces in it are no fields."""
+    """A caller's text cannot end its turn, and braces in it are not read as fields."""
     prompts = prompts_of(family)
     own = [tokenizer.token_to_id(token) for token in QWEN_SPECIALS]
     plain = ids_of(prompts.build(RerankInput("q", ["d", "e"])))
@@ -139,7 +141,7 @@ def test_no_text_is_special(prompts_of, tokenizer, family):
 
 @pytest.mark.parametrize("chunk", [0, 128])
 def test_documents_share_what_is_before_them(prompts_of, chunk):
-    """With --deterministic the cut follows from the query alone."""
+    """With --deterministic the cut depends on the query alone."""
     limits = BackendLimits(512, 16, 400, MAX_LEN, 2000, deterministic_chunk=chunk)
     prompts = prompts_of(registry.QWEN3_RERANKER, limits)
     several = prompts.build(RerankInput("what is the best", ["abc", "abd", "xyz"])).request
@@ -310,7 +312,8 @@ def sentence_transformers(directory, template=TEMPLATE, **score):
 
 
 def test_files_of_sentence_transformers_come_first(tmp_path, prompts_of, tokenizer):
-    """Though the name says otherwise; the prompt is what transformers renders."""
+    """They decide although the name says otherwise; the prompt is the one that transformers
+    renders."""
     sentence_transformers(tmp_path, false_token_id=9)
     family = find_family("auto", tmp_path, ["Qwen/Qwen3-Reranker-0.6B"], QWEN_SPECIALS)
     assert family.instruction == "Judge {it}."
@@ -331,7 +334,7 @@ def test_files_of_sentence_transformers_come_first(tmp_path, prompts_of, tokeniz
 
 
 def test_token_0_is_a_token_like_others(tmp_path, prompts_of):
-    """And not the class of a head that has one."""
+    """Token id 0 is not mistaken for the class of a head that has one."""
     sentence_transformers(tmp_path)
     write(tmp_path, {"1_LogitScore/config.json": {"true_token_id": 0, "false_token_id": 3}})
     family = find_family("auto", tmp_path, [], QWEN_SPECIALS)

@@ -1,7 +1,7 @@
-"""A server with short times that is attacked, and what it must be like after every attack.
+"""A server with short timeouts that is attacked, and checks of its health after every attack.
 
-Tests that take minutes carry `pytest.mark.hostile`, those that measure how late answers are also
-`pytest.mark.alone`. `make test` runs neither, `make test-hostile` everything in this folder.
+Tests that take minutes carry `pytest.mark.hostile`; those that measure latency also carry
+`pytest.mark.alone`. `make test` runs neither, `make test-hostile` runs everything in this folder.
 """
 
 import resource
@@ -16,10 +16,10 @@ from support.serving import RunningServer, serving
 from support.vitals import Patient
 from support.wire import canary, connected, score
 
-DESCRIPTORS = 8192  # of the tests and, as they inherit it, of the servers: thousands of connections
+DESCRIPTORS = 8192  # thousands of connections: a limit of the tests that the servers inherit
 TIMES = ("--header-timeout", "1", "--body-timeout", "1", "--send-timeout", "1")
 LIMITS = ("--max-body-bytes", "1048576")
-WARM = 8  # requests at a time, until threads that are made when needed are there
+WARM = 8  # concurrent requests that make the server start all of its threads
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,27 +41,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `server` writes to its standard error, one JSON object per line."""
+    """The file to which `server` writes its standard error, one JSON object per line."""
     return tmp_path_factory.mktemp("log") / "log"
 
 
 @pytest.fixture(scope="session")
 def server(model: Path, log: Path) -> Iterator[RunningServer]:
-    """No key, short times, a narrow limit of bodies; its log is the fixture `log`."""
+    """A server without a key, with short timeouts and a low limit for bodies; it logs to the
+    fixture `log`."""
     with serving(model, "--threads", "1", *TIMES, *LIMITS, log=log) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def patient_of() -> Iterator[Callable[..., Patient]]:
-    """A factory: patient_of(server, key=None) -> Patient, whose `check(attack)` comes after each
-    attack. Call it before the first one."""
+    """patient_of(server, key=None) -> Patient, whose `check(attack)` follows each attack. Call it
+    before the first attack."""
     clients = []
 
     def make(server: RunningServer, key: str | None = None) -> Patient:
         client = connected(server, key)
         clients.append(client)
-        with ThreadPoolExecutor(WARM) as threads:  # text, metrics: in threads of the server
+        with ThreadPoolExecutor(WARM) as threads:  # start the threads for text and metrics
             for _ in range(WARM):
                 threads.submit(score, client, query="a", items=["b"], label_token_ids=[3])
                 threads.submit(client.get, "/metrics")
@@ -74,12 +75,12 @@ def patient_of() -> Iterator[Callable[..., Patient]]:
 
 @pytest.fixture(scope="session")
 def patient(server: RunningServer, patient_of: Callable[..., Patient]) -> Patient:
-    """Of `server`."""
+    """The `Patient` of `server`."""
     return patient_of(server)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests have noted with record_property("said", text): figures that a run is to show."""
+    """Print the figures that tests noted with record_property("said", text)."""
     for report in terminalreporter.getreports("passed"):
         for name, text in report.user_properties:
             if name == "said":

@@ -1,5 +1,7 @@
 """Promise: a wall clock that jumps changes timestamps and nothing else: no deadline, no heartbeat,
-no `Retry-After`. The clock is a library before libc's own, in the server and its engine.
+no `Retry-After`.
+
+A library loaded before libc supplies the clock to the server and its engine.
 """
 
 import asyncio
@@ -30,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture
 def clock(tmp_path, monkeypatch):
-    """A function that sets how far the wall clock of servers is off."""
+    """A function that sets the offset of the servers' wall clock, in seconds."""
     library, offset = tmp_path / "clock.so", tmp_path / "offset"
     command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
     subprocess.run(command, check=True, timeout=60)
@@ -75,7 +77,7 @@ def test_a_clock_that_jumps(clock):
 
 
 def check_deadlines(client, clock):
-    """A request waits as long as it says, wherever the clock goes meanwhile."""
+    """Check that a request waits its full timeout, wherever the clock jumps meanwhile."""
     for jump in (DAY, -DAY):
         with in_flight(client, tape_child.HELD) as held:
             began = time.monotonic()

@@ -1,4 +1,5 @@
-"""Every key of config.json at many values: our scores are transformers', or the file is refused."""
+"""Promise: for every key of config.json, at many values, our scores are transformers', or the file
+is refused."""
 
 import json
 from collections.abc import Iterator
@@ -39,15 +40,15 @@ VALUES = (True, 3, 0.5, "x")
 
 @pytest.fixture(params=KINDS)
 def model(request, tmp_path):
-    """A directory, and its config.json as it is good."""
+    """A model directory and the content of its valid config.json."""
     directory = tmp_path / request.param
     make_model(directory, request.param)
     return directory, json.loads((directory / "config.json").read_text())
 
 
 def tried(kind: str, base: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    """Keys and values. What all architectures share is tried on every third kind, each value on
-    others; what an architecture has of its own, on its own."""
+    """Yield keys and values to try. Keys of all architectures are tried on every third kind, each
+    value on other kinds; keys of one architecture on that one."""
     own = keys_of(base["architectures"][0]).used
     for number, name in enumerate(sorted(EVERY_USED | own | NEUTRAL.keys() | {"model_type"})):
         values = [v for v in (*ODD, *MORE.get(name, ())) if v is not ABSENT or name in base]
@@ -68,12 +69,13 @@ def test_what_is_read_changes_nothing_unseen(model):
 
 
 def test_what_is_said_to_have_no_effect_has_none(model):
-    """transformers' own answer, with such keys at odd values; private names as well."""
+    """transformers' own answer stays the same with such keys at odd values, private names
+    included."""
     directory, base = model
     want = theirs(directory)
 
     def harmful(names: list[str], value: object) -> list[str]:
-        """Of names that are all given the value: those that change the answer by themselves."""
+        """Return those names that, set to the value, change the answer by themselves."""
         changed(directory, base, dict.fromkeys(names, value))
         found = theirs(directory)
         if not isinstance(found, str) and np.allclose(found, want, atol=CLOSE):

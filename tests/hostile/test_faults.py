@@ -1,8 +1,8 @@
-"""Promise: whatever is done to the engine, the streams or the server itself, each of 1,024
-requests in flight gets exactly one answer: the right scores, or an error of the contract. Only a
-server that is killed breaks connections, and its child goes with it.
+"""Promise: whatever happens to the engine, the streams or the server itself, each of 1,024 requests
+in flight gets exactly one answer: the right scores, or an error of the contract. Only killing the
+server breaks connections, and its child ends with it.
 
-Seeded: SEED=... of the environment gives another schedule; failures name it.
+Seeded: SEED=... in the environment gives another schedule; failures name it.
 """
 
 import asyncio
@@ -22,14 +22,15 @@ from support.vitals import GROWTH, SETTLE, vitals
 from support.wire import canary
 
 SEED = int(os.environ.get("SEED", "14"))
-SECONDS = 20.0  # of faults
+SECONDS = 20.0  # of injected faults
 PATIENCE = {"first_delay": 0.3, "max_delay": 0.3, "stopped": 2.5, "forgiven": 0}
 SERVER = {"max_inflight_per_key": 4096, "log_requests": True}
 pytestmark = pytest.mark.hostile
 
 
 def known(client):
-    """Requests of one to forty tokens in up to nine items, with what they get while all is well."""
+    """Return requests of one to forty tokens in up to nine items, with their scores on a healthy
+    server."""
     rng, found = random.Random(SEED), []
     for _ in range(64):
         items = [rng.choices(range(1, 800), k=rng.randint(1, 40)) for _ in range(rng.randint(1, 9))]
@@ -52,17 +53,17 @@ async def load(server, requests, answers):
 
 
 def at_rest(server):
-    """The server's own process: the tape in its child keeps every batch that it has seen."""
+    """Return the vitals of the server's own process; the tape in its child keeps every batch."""
     time.sleep(SETTLE)
     return vitals(server.process.pid)
 
 
 async def harm(server, rng):
-    """One fault to the engine's process, if there is one."""
+    """Inject one fault into the engine's process, if there is one."""
     pids = children(server.process.pid)
     if not pids:
         return
-    with suppress(ProcessLookupError):  # the server may have replaced it meanwhile
+    with suppress(ProcessLookupError):  # the server may just have replaced it
         kind = rng.choice(("kill", "pause", "stop", "terminate"))
         number = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM}.get(kind, signal.SIGSTOP)
         os.kill(pids[0], number)
@@ -72,11 +73,11 @@ async def harm(server, rng):
 
 
 def test_a_thousand_requests_while_the_engine_is_harmed():
-    """Standard error is a pipe that nobody reads, and then one that nobody can read any more."""
+    """Standard error is first a pipe that nobody reads, then one without a reader."""
     with tape_server(PATIENCE, server=SERVER) as (server, client):
         requests, rng = known(client), random.Random(SEED)
         said = canary(client)
-        asyncio.run(load(server, requests, 3000))  # what a first crowd allocates stays
+        asyncio.run(load(server, requests, 3000))  # memory of a first crowd stays allocated
         before = at_rest(server)
 
         async def attack():
@@ -107,7 +108,8 @@ def test_a_thousand_requests_while_the_engine_is_harmed():
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_stop_under_load(signals):
-    """Once: what came is answered, the exit code is 0. Twice: at once, and all have an answer."""
+    """After one signal, requests already received are answered and the exit code is 0. After two,
+    the server stops at once, and every request still has an answer."""
     with tape_server(PATIENCE, server=SERVER | {"log_requests": False}) as (server, client):
         requests = known(client)
 
@@ -124,7 +126,7 @@ def test_a_stop_under_load(signals):
 
         engine = engine_of(server)
         outcome = asyncio.run(attack())
-        # A connection that is opened while the listener closes is nobody's request.
+        # A connection that opens while the listener closes carries no accepted request.
         check(outcome, broken=outcome.unsent)
         code = server.process.returncode
         assert code in ((0,) if signals == 1 else (0, 128 + signal.SIGTERM)), outcome
@@ -144,5 +146,5 @@ def test_the_servers_own_death_under_load():
             return crowd.outcome
 
         outcome = asyncio.run(attack())
-        check(outcome, broken=1024 + outcome.unsent)  # one for each caller, and no more
+        check(outcome, broken=1024 + outcome.unsent)  # at most one for each caller
         wait_until(lambda: not running(engine), seconds=10)

@@ -1,8 +1,8 @@
-"""Promise: no flood of bytes, however it is framed, makes a probe wait or takes memory.
+"""Promise: no flood of bytes, however it is framed, delays a probe or takes memory.
 
-Each flood comes from a process of its own, over connections that are opened again when the server
-closes them. Before the server took turns, /health waited 15 seconds for pipelines, 3 for one-byte
-chunks, and trailers took 400 MB within seconds.
+Each flood comes from a process of its own, over connections that it reopens when the server closes
+them. Before the server took turns between connections, /health waited 15 seconds during a flood of
+pipelines and 3 during one of one-byte chunks, and trailers took 400 MB within seconds.
 """
 
 import socket
@@ -18,8 +18,8 @@ from support.wire import canary, connected
 pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 
 SECONDS = 8
-# Seconds that a probe may take in half of all cases, and at most; besides, ten times what it takes
-# without a flood, because the machine may be slow and have others to serve.
+# Seconds that the median probe and the slowest may take. Ten times what it takes without a flood is
+# allowed too, because the machine may be slow and busy with other work.
 USUAL, LATE, FACTOR = 0.5, 1.0, 10
 TIMES = ("--header-timeout", "1", "--body-timeout", "2")
 
@@ -34,7 +34,7 @@ def flooded():
 
 
 def probe(address):
-    """Seconds that /health takes on a connection of its own."""
+    """Return the seconds that /health takes on a connection of its own."""
     start = time.monotonic()
     with socket.create_connection(address, timeout=60) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
@@ -48,7 +48,7 @@ def probe(address):
 @pytest.mark.parametrize(
     ("kind", "width", "megabytes", "least"),
     [
-        ("pipelined", 40, 0.3, 1000),  # 10,000 requests over each
+        ("pipelined", 40, 0.3, 1000),  # 10,000 requests on each connection
         ("trailers", 30, 30, 30),
         ("extensions", 30, 30, 30),
         ("one-byte chunks", 30, 30, 0),

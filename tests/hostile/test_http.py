@@ -1,6 +1,6 @@
-"""Promise: whatever bytes come, each request gets the answer that is right.
+"""Promise: whatever bytes arrive, each request gets the right answer.
 
-`http/*.toml` are the requests; tests/server/test_corpus.py sends the quick ones with every run.
+The requests are in `http/*.toml`; tests/server/test_corpus.py sends the quick ones with every run.
 """
 
 import json
@@ -30,7 +30,8 @@ def test_entry(server: RunningServer, patient: Patient, entry: Entry) -> None:
 
 
 def test_noise(server: RunningServer, patient: Patient) -> None:
-    """Seeded changes of good requests: an answer of HTTP, no 5xx but 501 and 505, and an end."""
+    """Seeded changes of good requests get an answer in HTTP, no 5xx except 501 and 505, and an
+    end."""
 
     def harm(data: bytes) -> str:
         outcome = told(server.address, data)
@@ -45,6 +46,6 @@ def test_noise(server: RunningServer, patient: Patient) -> None:
 
 
 def test_no_traceback(server: RunningServer, log: Path) -> None:
-    """The last of this file: nothing that was sent is an error of the server."""
+    """Runs last in this file: no request caused an error of the server."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [line for line in lines if line["level"] not in ("info", "warning")] == []

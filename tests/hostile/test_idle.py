@@ -1,4 +1,4 @@
-"""Promise: connections that say nothing cost little, and end by themselves."""
+"""Promise: idle connections cost little, and the server closes them."""
 
 import socket
 from contextlib import ExitStack
@@ -15,12 +15,12 @@ pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 CONNECTIONS = 2_000
 MEMORY = 64 * 2**20  # bytes for all of them
 BEGUN = b"POST /v1/score HTTP/1.1\r\nHost: a\r\n"
-OPEN = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"  # and the connection stays open
+OPEN = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"  # then the connection stays open
 
 
 @pytest.mark.parametrize("said", [b"", BEGUN, OPEN], ids=["nothing", "half a head", "a request"])
 def test_idle_connections(server: RunningServer, patient: Patient, said: bytes) -> None:
-    """2,000 of them: others are served meanwhile, and the server closes every one in time."""
+    """While 2,000 are open, others are served; the server closes every one in time."""
     with ExitStack() as opened, connected(server) as client:
         idle = []
         for _ in range(CONNECTIONS):
@@ -31,7 +31,7 @@ def test_idle_connections(server: RunningServer, patient: Patient, said: bytes) 
         assert patient.grew() < MEMORY
         assert monotonic() - began < 5
         for connection in idle:
-            while connection.recv(4096):  # a timeout where the server never closes
+            while connection.recv(4096):  # times out if the server never closes
                 pass
         assert monotonic() - began < 30
     sleep(0.5)

@@ -1,6 +1,6 @@
-"""Promise: memory and disks that run out cost the request that needed them, not the server.
+"""Promise: running out of memory or disk fails the request that needed it, not the server.
 
-A real model in a real process: the kernel refuses, nothing is simulated.
+A real model runs in a real process: the kernel refuses, nothing is simulated.
 """
 
 import json
@@ -18,7 +18,7 @@ from support.wire import canary, check_error, connected, large_request, metric, 
 MIB = 2**20
 JSON = {"content-type": "application/json"}
 FLAGS = ("--threads", "1", "--kv-cache-size", "16MiB")
-CGROUPS = (  # version 2, then 1: the folder in which groups are made, and the file of the limit
+CGROUPS = (  # version 2, then 1: the folder to create groups in, and the file that limits memory
     ("/sys/fs/cgroup", "memory.max"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
 )
@@ -34,7 +34,7 @@ def address_space(pid):
 
 
 def limit(pid, spare):
-    """Let a process have so much more memory than now, and no more; None takes the limit away."""
+    """Let a process take at most `spare` more bytes of memory than now; None removes the limit."""
     most = resource.RLIM_INFINITY if spare is None else address_space(pid) + spare
     resource.prlimit(pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
@@ -72,14 +72,15 @@ def test_a_batch_that_the_engine_has_no_memory_for_is_halved(served):
 
 
 def test_a_request_that_does_not_fit_at_all_fails_alone(served):
-    """One item of 4,000 tokens is never split below a page; small ones beside it are answered."""
+    """One item of 4,000 tokens cannot be split below a page; small requests beside it are
+    answered."""
     server, client = served
     (pid,) = children(server.process.pid)
     said = canary(client)
     item = [[(7 * n) % 500 for n in range(4000)]]
     body = json.dumps({"items": item, "label_token_ids": [3]}).encode()
     failed = 0
-    limit(pid, -256 * MIB)  # below what it has: every new block is refused
+    limit(pid, -256 * MIB)  # below what it already uses: every new block is refused
     try:
         reply = ask(client, body)
         if reply.status_code != 200:
@@ -104,14 +105,14 @@ def metric_of(client, outcome):
 
 @contextmanager
 def memory_group(pid, spare):
-    """A control group that kills the process when it takes so many bytes more."""
+    """Put the process in a control group in which it is killed when it takes `spare` more bytes."""
     for folder, name in CGROUPS:
         group = Path(folder, f"gpuscore-test-{os.getpid()}")
         try:
             group.mkdir()
         except OSError:
             continue
-        if not (group / name).exists():  # no control group, or none that limits memory
+        if not (group / name).exists():  # no control groups here, or none that limit memory
             group.rmdir()
             continue
         try:
@@ -164,7 +165,7 @@ def small_disk(tmp_path):
 
 
 def test_a_log_on_a_full_disk(small_disk):
-    """Lines are dropped and counted; once there is room again, each line is whole."""
+    """Lines are dropped and counted; when there is room again, each line is whole."""
     filler, log = small_disk / "filler", small_disk / "log"
     filler.write_bytes(bytes(40_000))
     with serving("demo", *FLAGS, log=log) as server, connected(server) as client:
@@ -192,7 +193,7 @@ def whole(line):
 
 
 def test_a_compile_cache_on_a_full_disk(small_disk, tmp_path):
-    """Programs are compiled all the same, and what was half written misleads no later start."""
+    """Programs are compiled all the same, and a half-written file misleads no later start."""
     (small_disk / "filler").write_bytes(bytes(60_000))
     flags = ("--backend", "jax", "--compile-cache", str(small_disk), *FLAGS[2:])
     flags += ("--max-batch-tokens", "64", "--max-model-len", "64")

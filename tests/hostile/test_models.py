@@ -1,4 +1,5 @@
-"""Broken model directories, each served by a real process: exit 78, one sentence, within 20 s."""
+"""Promise: a server of a broken model directory ends with exit code 78 and one sentence within 20
+s."""
 
 import subprocess
 import time
@@ -11,14 +12,15 @@ from support.broken import CASES, broken, make_bases
 from support.serving import COMMAND
 
 EXIT_CONFIG, SECONDS = 78, 20
-# One that hung before the port was bound, one that was served as if it had no tokenizer, one that
-# ended in a traceback.
+# In earlier versions the first hung before the port was bound, the second was served as if it had
+# no tokenizer, the third ended in a traceback.
 SHORT = ("template-loops", "tokenizer.json-dangling", "config.json-nested")
 
 
 def chosen() -> list[str]:
-    """All but the same harm to one file after the other, of which each file has one here; the
-    short form has them all."""
+    """Return the cases for real processes. Some harms are done to every file (as in
+    config.json-truncated); here each file suffers only one of them, in tests/test_broken_models.py
+    all."""
     names, seen = [], Counter()
     for name in CASES:
         file = name.rpartition("-")[0]

@@ -1,5 +1,8 @@
-"""Promise: the OpenAPI document is true. Schemathesis makes requests of it, right ones and wrong
-ones, and holds every answer against it: status, content type, headers, body; and no 5xx."""
+"""Promise: the OpenAPI document is true.
+
+Schemathesis generates valid and invalid requests from it and compares every answer with it: status,
+content type, headers and body, and no 5xx.
+"""
 
 import os
 import re

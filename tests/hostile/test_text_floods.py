@@ -1,6 +1,6 @@
-"""Promise: nobody's text, however long, holds up the texts of another key, and memory comes back.
+"""Promise: no text of one key, however long, delays the texts of another, and its memory is freed.
 
-Each attack goes on for `SECONDS`, after the same time without one. Figures are printed: pytest -s.
+Each attack lasts `SECONDS`, after the same time without one. pytest -s prints the figures.
 """
 
 import json
@@ -26,8 +26,8 @@ SECONDS = float(os.environ.get("FLOOD_SECONDS", "6"))
 AT_ONCE = 4
 SIZE = 16_000_000  # bytes of a text; a body may have 16 MiB
 PATIENCE = "X-Request-Timeout-Ms: 1000"
-MEDIAN, TIMES = 0.2, 5  # seconds, or times as long as without the attack
-LONGEST = 3.0  # seconds; of a handful of requests on a machine that does other things as well
+MEDIAN, TIMES = 0.2, 5  # seconds; or times as long as without the attack
+LONGEST = 3.0  # seconds, for one of a handful of requests on a machine with other work
 
 ENGLISH = "The quick brown fox jumps over the lazy dogs, and nobody knows who has told it to. "
 LABELS = ["yes", "no"]
@@ -89,7 +89,7 @@ TINY = {
 
 @dataclass
 class Figures:
-    """Seconds of the victim's requests, by kind, and of /health; statuses of the attacker's."""
+    """Seconds of the victim's requests by kind, `/health` included, and the attacker's statuses."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     statuses: dict[int, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ def server(tmp_path_factory) -> Iterator[RunningServer]:
 
 
 def measured(client: httpx.Client, seconds: float) -> Figures:
-    """The victim asks for one thing after the other, as fast as it is answered, ten a second."""
+    """Send the victim's requests one after another, about ten a second, and return the figures."""
     figures, end = Figures(), time.monotonic() + seconds
     while time.monotonic() < end:
         for kind, (path, body) in TINY.items():
@@ -153,7 +153,7 @@ def test_another_key_does_not_notice(server, name):
     path, content = ATTACKS[name]()
     body = json.dumps(content, ensure_ascii=False).encode()
     with connected(server, ATTACKER) as attacker, connected(server, VICTIM) as victim:
-        measured(victim, 0.5)  # what the first texts take, threads included, stays
+        measured(victim, 0.5)  # the first texts start threads and allocate memory that stays
         patient = Patient(server.process.pid, lambda: canary(victim))
         quiet = measured(victim, SECONDS)
         stop, seen = threading.Event(), {}

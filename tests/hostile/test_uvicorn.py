@@ -1,4 +1,5 @@
-"""What plain uvicorn answers to the same requests is known: docs/http.md says why ours differ."""
+"""Promise: plain uvicorn's differences on the same requests are known; docs/http.md says why ours
+differ."""
 
 import pytest
 

@@ -1,4 +1,5 @@
-"""Every kernel compiles for every architecture, and the check itself sees what it must."""
+"""Promise: every kernel compiles for every architecture, and the check refuses what does not
+fit."""
 
 import importlib.util
 import os

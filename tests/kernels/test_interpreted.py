@@ -1,4 +1,7 @@
-"""Starts a pytest process in which Triton interprets the kernels: the flag is read at import."""
+"""Promise: the kernels pass their tests in Triton's interpreter.
+
+A pytest process of its own runs them, because Triton reads the flag at import.
+"""
 
 import importlib.util
 import os
@@ -22,7 +25,7 @@ def test_kernels_in_the_interpreter(which, least):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which]
     command.append(str(folder))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed, and they take a second
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed; loading takes a second
     done = subprocess.run(
         command,
         cwd=ROOT,

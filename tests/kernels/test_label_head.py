@@ -1,4 +1,4 @@
-"""The label head against NumPy float64, with tiles far smaller than the vocabulary."""
+"""Promise: the label head equals NumPy float64, with tiles far smaller than the vocabulary."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ def make(rows, vocab, width, dtype):
     ("rows", "vocab", "max_tile"),
     [
         *((r, v, tile) for r, v in ((1, 1), (3, 63), (111, 5)) for tile in (1, 100, 1 << 22)),
-        *((63, 257, tile) for tile in (100, 1 << 22)),  # with tiles of 1 it takes seconds
+        *((63, 257, tile) for tile in (100, 1 << 22)),  # tiles of 1 would take seconds
     ],
 )
 def test_statistics(rows, vocab, max_tile, dtype):

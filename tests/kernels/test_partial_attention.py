@@ -1,4 +1,4 @@
-"""`partial_attention` and the merge against NumPy float64."""
+"""Promise: `partial_attention` and the merge equal NumPy float64."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,8 @@ SHAPES = [  # batch, heads, KV heads, rows, keys, head size
 
 
 def expected(q, k, v, scale, visible, softcap=None):
-    """float64 [B, H, M, D] and [B, H, M]; `visible` is bool, broadcastable to [B, H, M, S]."""
+    """Return float64 [B, H, M, D] and [B, H, M]; `visible` is bool, broadcastable to [B, H, M,
+    S]."""
     q, k, v = (x.double().numpy() for x in (q, k, v))
     group = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
@@ -87,7 +88,7 @@ def test_key_mask_with_a_row_that_sees_nothing(dtype, impl):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("rows", "keys"), [(1, 1), (63, 63), (600, 111), (300, 600)])
 def test_first_keys_and_soft_cap(rows, keys, causal, softcap, dtype):
-    """Windows whose lower edge moves, in both directions, beyond the last key as well."""
+    """The windows' lower edge moves in both directions, also beyond the last key."""
     keys = rows if causal else keys
     q, k, v = inputs((2, 2, 1, rows, keys, 16), dtype)
     first = torch.arange(rows) - 5 if causal else torch.arange(rows).flip(0) * keys // rows + 3
@@ -118,7 +119,7 @@ def test_soft_cap_with_and_without_a_key_mask(shape, impl):
 @pytest.mark.parametrize("impl", IMPLEMENTATIONS)
 @pytest.mark.parametrize("shape", [(1, 2, 1, 0, 7, 8), (1, 2, 1, 7, 0, 8), (0, 2, 1, 7, 7, 8)])
 def test_empty_passes(shape, impl):
-    """No rows, no keys or no batch at all: the operator below would crash the process."""
+    """No rows, no keys or no batch: the operator below would crash the process."""
     q, k, v = inputs(shape, torch.float32)
     out, lse = partial_attention(q, k, v, scale=1.0, impl=impl)
     assert out.shape == q.shape

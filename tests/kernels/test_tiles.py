@@ -1,4 +1,5 @@
-"""Tile tables against the mask rule written out: every visible (row, key) pair exactly once."""
+"""Promise: tile tables hold every (row, key) pair that the mask rule makes visible, exactly
+once."""
 
 from dataclasses import replace
 
@@ -27,7 +28,8 @@ SHAPES = [TileShape(3, 16, 16), TileShape(8, 16, 4), TileShape(32, 8, 8), TileSh
 
 
 def wanted(batch, rows, window, shared=True):
-    """Keys of each row: slots as they are, rows of the batch after all slots; by position."""
+    """Return each row's keys by position: slots as they are, rows of the batch numbered from SLOTS
+    on."""
     seen = visible_rows(batch)
     segment_of = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))
     found = {}
@@ -46,7 +48,7 @@ def wanted(batch, rows, window, shared=True):
 
 
 def looked_at(table):
-    """Keys of each row in the order in which the kernel looks at them."""
+    """Return each row's keys in the order in which the kernel reads them."""
     size, found = table.shape.keys, {}
     for tile in table.tiles:
         row_start, count, before, after, end, pool, pool_end, packed, parent = tile[:9]
@@ -99,7 +101,7 @@ def test_every_visible_pair_once(seed, window, shape):
 
 
 def query_and_items(prefix, query, items):
-    """A query chunk behind `prefix` cached tokens, and its items."""
+    """Return a batch with a query chunk behind `prefix` cached tokens, and its items."""
     pages = Pages.shuffled(np.random.default_rng(0), SLOTS // PAGE, PAGE)
     parent = [Segment(int32(range(query)), prefix, 0)] if query else []
     tokens = [list(range(n)) for n in items]
@@ -134,7 +136,7 @@ def test_no_rows():
 
 
 def test_what_all_see_is_full():
-    """A long query beside many items: nearly all columns are full tiles."""
+    """With a long query beside many items nearly all columns are full tiles."""
     shape = TileShape(rows=64, keys=64, own=32)
     batch = query_and_items(0, 1000, [])
     batch = replace(batch, parent=batch.parent)
@@ -156,10 +158,8 @@ def test_prefix_pages_are_shared_by_all_tiles():
 
 @pytest.mark.parametrize("window", [None, 40])
 def test_tiles_of_a_row_do_not_depend_on_neighbours(window):
-    """With masked tiles as wide as full ones: which keys are added up together, and in which order.
-
-    Alone or in a crowd; the query cached or beside the item.
-    """
+    """If masked tiles are as wide as full ones, a row's keys are summed in the same groups and
+    order: alone or with others, with the query cached or beside the item."""
     shape, item = TileShape(6, 16, 16), 21
     alone = query_and_items(0, 48, [item])
     crowd = query_and_items(0, 48, [4, 9, item, 2, 30])
@@ -172,7 +172,7 @@ def test_tiles_of_a_row_do_not_depend_on_neighbours(window):
 
 
 def columns_of(table, segment):
-    """Per position of a segment: its visible keys' positions within each tile, in order."""
+    """Return, per position of a segment, its visible keys' positions within each tile, in order."""
     result = {}
     for tile in table.tiles:
         rows = table.rows[:, tile[ROW_START] : tile[ROW_START] + tile[1]]
@@ -196,7 +196,7 @@ def positions_in_order(table, tile, position, segment):
                 yield seen
 
     def full():
-        # Neither windows nor borders within: counted on from the keys before.
+        # Full tiles hold no edges of windows or segments: positions count on from the keys before.
         count = tile[POOL_END] - tile[POOL_START] + tile[NUM_PACKED]
         before = list(masked(tile[MASKED_START], tile[MASKED_AFTER]))
         first = before[-1][-1][1] + 1 if before else -(-max(edge + 1, 0) // 16) * 16
@@ -219,7 +219,7 @@ def test_tiles_that_cross_pages_are_refused():
 
 @pytest.mark.parametrize("column", [KEY_START, NUM_PACKED, OWN_BASE])
 def test_a_defect_is_seen(column):
-    """What this file compares with is not fooled by a table that is off by one."""
+    """The comparison of this file fails for a table that is off by one."""
     batch = query_and_items(16, 40, [2, 50])
     table = build_tiles(layout_of(batch, PAGE), TileShape(8, 16, 4))
     (table.masked if column == KEY_START else table.tiles)[:, column] += 1

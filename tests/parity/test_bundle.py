@@ -1,5 +1,5 @@
-"""Promise: a bundle comes back as it was written; a changed one, and one of another model or
-workload, is refused."""
+"""Promise: a bundle reads back as it was written; one that was changed, or that is of another model
+or workload, is refused."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def compare(a, b, *flags):
 
 
 def sums(directory):
-    """What somebody who edits a file and its digest would write."""
+    """Write the digests anew, as someone who edits a file and its digest would."""
     lines = [f"{bundles._sha256((directory / n).read_bytes())}  {n}\n" for n in FILES]
     (directory / "SHA256SUMS").write_text("".join(lines))
 
@@ -106,7 +106,7 @@ def test_two_that_differ(recorded, capsys, tmp_path):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_changed_file_is_refused(recorded, tmp_path, capsys, name):
-    """One bit, anywhere in it."""
+    """One bit changes, in the middle of the file."""
     copy = tmp_path / "copy"
     shutil.copytree(recorded[0], copy)
     content = bytearray((copy / name).read_bytes())

@@ -1,4 +1,5 @@
-"""Promise: check-server finds nothing on a right server and names what a wrong one does wrong."""
+"""Promise: check-server finds nothing wrong with a right server and names what a wrong one does
+wrong."""
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from support.wrong_server import VOCAB, WrongServer, running
 TOLERANCE = 1e-5
 C14 = {one.id for one in SUITE if one.id.startswith("C14.")}
 LOOSE = {"C14.label-boolean", "C14.mixed-types", "C14.softmax-number", "C14.no-tokens"}
-# What each defect of the stub has to be called; together they name every check.
+# The checks that must fail for each defect of the stub; together they name every check.
 NAMES = {
     "another object": {"C1.envelope"},
     "answers are lists": {"C1.envelope", "C1.usage", "C2.items", "C13.no-items"},
@@ -61,7 +62,7 @@ NAMES = {
 
 
 class BytesTokenizer:
-    """The stub's text; and labels of one token, which bytes are not."""
+    """A tokenizer for the stub: a text's tokens are its bytes, and a label is one token."""
 
     def __init__(self, ids):
         self.ids = ids
@@ -79,7 +80,7 @@ def stub():
 
 @pytest.fixture(scope="module")
 def met(stub, tmp_path_factory):
-    """The stub as the suite sees it, met while it was right."""
+    """The facts that the suite finds out about the stub while it is right."""
     right = WrongServer()
 
     def probabilities(prompts, labels):
@@ -93,7 +94,7 @@ def met(stub, tmp_path_factory):
 
 @pytest.fixture
 def plant(stub):
-    """plant("defect", ...): for the rest of the test."""
+    """plant("defect", ...) plants defects until the test ends."""
     stub.seen.clear()
     yield stub.defects.update
     stub.defects.clear()
@@ -158,7 +159,7 @@ def test_default_labels_that_are_wrong(met, plant, defect):
 
 
 def test_our_demo_server_passes():
-    """Its family has labels of its own."""
+    """The demo model's family has default labels."""
     with serving("demo", "--threads", "1") as server:
         demo = meet(PlainClient(server.url, None, 60.0), TOLERANCE, None, None, seed=0)
         found = states(demo, {one.id for one in SUITE})
@@ -172,7 +173,7 @@ def test_without_a_reference_some_checks_are_skipped(stub):
 
 
 def test_labels_that_are_never_refused(stub, plant):
-    """The number of ids stays unknown, and the checks at its edge say so or fail."""
+    """The number of ids stays unknown; the checks at its edge are skipped or fail."""
     plant({"labels are not looked at"})
     server = meet(PlainClient(stub.url, None, 10.0), TOLERANCE, None, None, seed=0)
     assert not server.vocab_known
@@ -186,7 +187,8 @@ def test_a_server_that_is_not_there():
 
 
 class TestCommand:
-    """Over the command line; the stub's own name makes C20 fail, so that is taken for granted."""
+    """Checks through the command line. The stub's model name makes C20 fail, so that is
+    expected."""
 
     @pytest.fixture(autouse=True)
     def _only_some(self, monkeypatch):

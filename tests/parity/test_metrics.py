@@ -1,4 +1,4 @@
-"""The numbers of the table against their definitions, written out pair by pair."""
+"""Promise: the numbers of the table follow their definitions, written out pair by pair."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ def pairs(a, b):
 
 
 def tau_b(a, b):
-    """Kendall (1945), as the textbooks have it: with the numbers of tied pairs."""
+    """Return Kendall's tau-b (1945), by the textbook formula with counts of tied pairs."""
     concordant = discordant = tied_a = tied_b = total = 0
     for (a1, b1), (a2, b2) in pairs(a, b):
         total += 1
@@ -37,7 +37,7 @@ def inverted(want, got, gap):
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("values", [3, 6, 1000])  # few different ones: many ties
+@pytest.mark.parametrize("values", [3, 6, 1000])  # few distinct values give many ties
 def test_against_pairs(seed, values):
     rng = np.random.default_rng(seed)
     a, noise = rng.integers(0, values, 41), rng.integers(-2, 3, 41)
@@ -64,7 +64,7 @@ def test_errors():
 
 
 def test_nan_and_infinity_are_no_small_errors():
-    """A gate that asks whether NaN is over its limit would let it pass."""
+    """A gate that asks whether NaN is over its limit would accept it."""
     for wrong in (np.nan, np.inf, -np.inf):
         assert errors(np.array([0.0] * 5 + [wrong])).maximum == np.inf
     assert errors(np.array([0.0, np.nan])).p99 == np.inf

@@ -1,4 +1,4 @@
-"""Promise: `parity run` passes what is right and fails, with exit code 1, what is planted."""
+"""Promise: `parity run` passes right scores and fails, with exit code 1, for planted defects."""
 
 import dataclasses
 import sys
@@ -35,7 +35,7 @@ def run(directory, *arguments, backends="torch:float32"):
 
 
 class Page(HTMLParser):
-    """Tags that are opened and closed, and the plots."""
+    """A parser that checks the page's tags and collects its plots."""
 
     def __init__(self, text):
         super().__init__()
@@ -87,7 +87,8 @@ def item_positions_are_shifted(monkeypatch):
 
 
 def positions_of_the_decoder_are_stretched(monkeypatch):
-    """A shift of all positions alike would be no defect: the rotary embedding is relative."""
+    """Stretch all positions: shifting all of them equally changes nothing, since the rotary
+    embedding is relative."""
     tables = decoder.rotary_tables
     monkeypatch.setattr(decoder, "rotary_tables", lambda p, **f: tables(p + p // 20, **f))
 
@@ -127,7 +128,8 @@ class TestJax:
 
     @pytest.fixture(autouse=True)
     def _traced_anew(self):
-        """JAX keeps traces by function: a defect must neither miss them nor outlive its test."""
+        """Clear JAX's traces, kept by function: a defect must neither miss them nor outlive its
+        test."""
         jax.clear_caches()
         yield
         jax.clear_caches()
@@ -156,7 +158,7 @@ class TestJax:
 
 
 class TestGates:
-    """One at a time, on made-up results: what the gates say must not hang on a model."""
+    """Each gate alone, on made-up results: its verdict must not depend on a model."""
 
     ITEMS = 60
 
@@ -202,7 +204,7 @@ class TestGates:
         assert "float32" in self.judged(workload, exact, noise, one, "float32")
 
     def test_rank_is_about_clear_pairs(self, workload, exact, noise):
-        """Two items 0.03 apart may change places at an allowed error of 0.02, at 0.3 not."""
+        """An error of 0.02 is allowed: items 0.03 apart may swap, items 0.3 apart may not."""
         order = np.argsort(exact[:, 0])
         for gap, want in ((0.03, set()), (0.3, {"rank"})):
             spread = exact.copy()
@@ -214,7 +216,7 @@ class TestGates:
             assert found - {"relative"} == want
 
     def test_items_of_one_prompt_are_ranked_once(self, exact, noise):
-        """Libraries round them differently in different places: no order is the right one."""
+        """Libraries round them differently in different places, so no order is the right one."""
         case = Case("ranked", [5], [[n // 2] for n in range(60)], [[0, 1]] * 60)
         workload = Workload("made up", 0, 60, 9, (case,))
         twins = np.repeat(np.linspace(-20, -10, 30), 2)[:, None] + np.zeros(2)
@@ -223,7 +225,7 @@ class TestGates:
         assert not self.judged(workload, twins, noise, got, "float32")
 
     def test_near_ties_are_nobodys_fault(self, workload, exact, noise):
-        """One pair of 1,770 may be the other way round; with 30 of them nothing is asked."""
+        """One pair of 1,770 may be in the other order; with 30 such pairs no order is required."""
         for count in (1, 30):
             spread = np.repeat(np.linspace(-20, -10, 60)[:, None], 2, axis=1)
             for row in range(0, 2 * count, 2):
@@ -250,7 +252,7 @@ class TestGates:
         [
             (("bfloat16", "bfloat16"), 0.0, set()),
             (("bfloat16", "bfloat16"), 0.04, set()),
-            (("bfloat16", "bfloat16"), 0.06, {"absolute"}),  # over the p99 for all
+            (("bfloat16", "bfloat16"), 0.06, {"absolute"}),  # above the p99 limit for all
             (("float32", "float32"), 2e-4, {"float32"}),
             (("bfloat16", "float32"), 0.04, set()),
         ],
@@ -263,7 +265,7 @@ class TestGates:
             assert found.want.dtype == "float32", "the more exact one counts as right"
 
     def test_probabilities_have_a_limit_of_their_own(self, workload, exact):
-        likely = np.minimum(exact + 9.9, -0.01)  # 0.04 of a probability near 1 is much
+        likely = np.minimum(exact + 9.9, -0.01)  # 0.04 is a large error for a probability near 1
         runs = self.made(likely, "bfloat16"), self.made(likely - 0.04, "bfloat16")
         assert self.failed(judge_pair(workload, *runs)[1]) == {"absolute"}
 
@@ -325,7 +327,8 @@ class TestWorkload:
         digests = {make_workload(s, n, v, 512, tokenizer).digest for s, n, v in others}
         assert len(digests | {first.digest}) == 4
         assert Workload.from_json(first.as_json()) == first
-        # What a release of NumPy or of this program must not change: bundles are compared by it.
+        # A release of NumPy or of this program must not change this digest: bundles are compared by
+        # it.
         ids = make_workload("quick", 0, 400, 512, None)
         assert ids.digest.startswith("25c8ed48ad3b9df8")
 

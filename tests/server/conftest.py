@@ -1,4 +1,4 @@
-"""Two servers for all tests of this folder, and the canary around every test."""
+"""Servers that the tests of this folder share, and the canary around a test."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +17,8 @@ from support.wire import KEYS, POISON, canary, connected
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory) -> tuple[Path, PreTrainedModel]:
-    """A model whose text prompts begin with <s>; its tokenizer.json asks for cutting and padding,
-    which must not happen."""
+    """A model whose text prompts begin with <s>; its tokenizer.json asks for truncation and
+    padding, which the server must ignore."""
     directory = tmp_path_factory.mktemp("served")
     made = make_model(directory, "llama")
     path = str(directory / "tokenizer.json")
@@ -31,7 +31,8 @@ def model(tmp_path_factory) -> tuple[Path, PreTrainedModel]:
 
 @pytest.fixture(scope="session")
 def encode(model):
-    """Ids of a text as the contract has it: tokenizer.json without truncation and padding."""
+    """A function that encodes a text as the contract says: by tokenizer.json without truncation and
+    padding."""
     tokenizer = Tokenizer.from_file(str(model[0] / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -53,14 +54,15 @@ def client(server) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[httpx.Client]:
-    """A client of a server of the demo model."""
+    """A client of a server that runs the demo model."""
     with serving("demo", "--threads", "1") as running, connected(running) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
 def limited_server(tmp_path_factory) -> Iterator[RunningServer]:
-    """Three keys, narrow limits, short times, and a model that can say infinity."""
+    """A server with three keys, low limits, short timeouts, and a model one of whose labels has an
+    infinite logit."""
     directory = tmp_path_factory.mktemp("limited")
     poisoned = make_model(directory)
     with torch.no_grad():
@@ -93,13 +95,13 @@ def limited(limited_server) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def first_answers() -> dict[str, str]:
-    """What each server said to the canary at the very first."""
+    """Each server's first answer to the canary, by fixture name."""
     return {}
 
 
 @pytest.fixture
 def unharmed(request, first_answers) -> Iterator[None]:
-    """After the test each server that it used answers as it did at the very first, bit for bit."""
+    """Check after the test that each server it used answers the canary as at first, bit for bit."""
     used = [name for name in ("client", "limited") if name in request.fixturenames]
     for name in used:
         if name not in first_answers:
@@ -111,7 +113,7 @@ def unharmed(request, first_answers) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def watched(model, tmp_path_factory) -> Iterator[Watched]:
-    """A server with two keys and short times, its log and the collector of its traces."""
+    """A server with two keys and short timeouts, its log, and a collector of its traces."""
     directory = tmp_path_factory.mktemp("watched")
     keys, log = directory / "keys", directory / "log"
     keys.write_text(f"{ALICE}\n{BOB}\n", encoding="utf-8")

@@ -1,4 +1,5 @@
-"""Promise: without a key nothing but probes and static pages, and no open door by accident."""
+"""Promise: without a key only probes and static pages are served, and no server is open by
+accident."""
 
 import subprocess
 
@@ -65,7 +66,7 @@ def test_what_matches_no_route_is_closed_too(limited, stranger, path):
 
 @pytest.mark.parametrize("host", ["a/health?x=", "x/health#", "127.0.0.1/health", "h:1@/docs?"])
 def test_a_host_header_opens_nothing(stranger, host):
-    """A path rebuilt from the Host header would be /health here."""
+    """A server that rebuilt the path from the Host header would see /health here."""
     with Connection(stranger) as connection:
         connection.request("POST", "/v1/score", f"Host: {host}", body=b"{}")
         assert connection.reply().status in (400, 401)

@@ -1,4 +1,5 @@
-"""Models with classes and guards over HTTP: a classifier, its one-class kind, and a guard."""
+"""Promise: models with several classes, with one class, and guards answer over HTTP with the
+model's own probabilities."""
 
 import json
 import shutil
@@ -66,7 +67,7 @@ def test_several_classes(tmp_path):
 
 
 def test_one_class_and_a_reward_model(tmp_path):
-    """/v1/classify takes the text as it is, /rerank puts it into the model's conversation."""
+    """/v1/classify sends the text as it is, /rerank puts it into the model's conversation."""
     template = (
         "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}[assistant] {% endif %}"
@@ -90,7 +91,7 @@ def test_one_class_and_a_reward_model(tmp_path):
 
 @pytest.fixture(scope="module")
 def guard_directory(tmp_path_factory):
-    """The demo model with a guard's template; what it says of safety is of no meaning."""
+    """The demo model with a guard's template; its verdicts on safety mean nothing."""
     directory = tmp_path_factory.mktemp("guard")
     demo = Path(gpuscore.__file__).parent / "demo"
     for file in demo.iterdir():
@@ -137,7 +138,7 @@ def test_guards(guard_directory):
 
 
 def test_several_right_classes(tmp_path):
-    """As the model's configuration says: each is likely or not by itself."""
+    """If the model's configuration says so, each class has a probability of its own."""
     config = {"architectures": ["Qwen3ForSequenceClassification"]}
     config["id2label"] = dict(enumerate(NAMES))
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -1,5 +1,5 @@
-"""Promise: /v1/completions gives the log-probabilities that transformers gives, as lm-eval and
-OpenAI's clients read them, and refuses all that would be generation."""
+"""Promise: /v1/completions gives transformers' log-probabilities in the form that lm-eval and
+OpenAI's clients read, and refuses every request for generated text."""
 
 from dataclasses import replace
 
@@ -30,7 +30,8 @@ def refused(client, **fields):
 
 @pytest.fixture(scope="module")
 def logprobs(model):
-    """transformers' log-probabilities [tokens, V] after each token of a prompt."""
+    """A function that returns transformers' log-probabilities [tokens, V] after each token of a
+    prompt."""
 
     def of(ids):
         with torch.no_grad():
@@ -40,7 +41,7 @@ def logprobs(model):
 
 
 def check_logprobs(found, ids, want, names=None):
-    """`found` is of a prompt with the most probable next token behind it."""
+    """Check an answer that echoes a prompt and adds the most probable next token."""
     assert [*map(len, found.values())] == [len(ids) + 1] * 4
     assert found["token_logprobs"][0] is None
     assert found["top_logprobs"][0] is None
@@ -65,7 +66,7 @@ def check_logprobs(found, ids, want, names=None):
 
 
 def test_as_lm_eval_asks(client, logprobs):
-    """Ids, many prompts of odd lengths, in the order they came in, never out of the cache."""
+    """Prompts are ids of many odd lengths, answered in order and never from the prefix cache."""
     rng = np.random.default_rng(0)
     prompts = [random_ids(rng, n) for n in (1, 2, 17, 63, 111, 400, 7, 512)]
     prompts.append(prompts[4])
@@ -131,7 +132,7 @@ def test_without_a_next_token(client, logprobs):
 def test_the_next_token_alone_is_served_from_the_cache(client, logprobs):
     ids = [3, *random_ids(np.random.default_rng(2), 80)]
     best = int(logprobs(ids)[-1].argmax())
-    for cached in (0, 80):  # whole pages of what is before the last token
+    for cached in (0, 80):  # whole pages before the last token
         body = complete(client, ids, echo=False, cache_salt="next", logprobs=cached and 1 or None)
         (choice,) = body["choices"]
         assert (
@@ -220,7 +221,7 @@ def test_errors(client, unharmed, fields, code, param):
 
 
 def test_a_row_that_is_not_finite(limited):
-    """The model's best token is infinitely likely."""
+    """The logit of the model's best token is infinite."""
     check_error(refused(limited), 500, "nonfinite_score")
 
 

@@ -1,4 +1,4 @@
-"""Promise: `gpuscore parity check-server` passes on our own server, with nothing to excuse."""
+"""Promise: `gpuscore parity check-server` passes on our own server, without known deviations."""
 
 from gpuscore.cli import main
 

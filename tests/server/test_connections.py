@@ -1,6 +1,8 @@
-"""Promise: one connection takes no more than its turn, is answered in order, and hides nothing.
+"""Promise: one connection never delays the others for long, is answered in order, and hides no
+request.
 
-Requests that HTTP clients would not send, to real servers; `test_parser` has the rules alone.
+The requests are ones that HTTP clients would not send, to real servers; `test_parser` tests the
+rules alone.
 """
 
 import json
@@ -29,7 +31,7 @@ CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
 
 @pytest.fixture(scope="module")
 def full():
-    """A client of a server that takes one request, and bodies of a megabyte."""
+    """A client of a server that accepts one request at a time, and bodies of a megabyte."""
     limits = {"max_body_bytes": 10**6, "cors_origin": f"{PAGE},http://localhost:3000"}
     with tape_server(server=limits, engine={"max_queued_requests": 1}) as (_, client):
         yield client
@@ -43,7 +45,7 @@ def busy(full):
 
 
 def resident(server):
-    """Bytes of resident memory of the server's process."""
+    """Return the bytes of resident memory of the server's process."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024
 
@@ -57,7 +59,7 @@ class TestPipelines:
             ]
             connection.socket.setblocking(True)
             connection.send(b"".join(heads))
-            for _ in range(5):  # its turn comes although there is so much to do
+            for _ in range(5):  # it is served although the other connection has so much to do
                 other.request("GET", "/health")
                 assert other.reply().status == 200
             ids = [connection.reply().headers["x-request-id"] for _ in heads]
@@ -65,7 +67,7 @@ class TestPipelines:
         assert resident(server) - before < 10 * 2**20
 
     def test_what_is_behind_a_request_waits_until_it_is_answered(self, full):
-        """In the client's own memory, but for one read."""
+        """The unread requests stay in the client's memory, except for one read."""
         with in_flight(full, HELD) as held:
             with suppress(BlockingIOError):
                 held.socket.setblocking(False)
@@ -78,7 +80,7 @@ class TestPipelines:
 
 
 class TestLimits:
-    """The limited server takes heads of 2,048 bytes."""
+    """Bytes around the chunks on the limited server, whose heads may have 2,048 bytes."""
 
     @pytest.mark.parametrize(
         ("first", "endless"),
@@ -101,7 +103,7 @@ class TestLimits:
         body = GOOD[:-1] + b',"apply_softmax":true}'
         chunks = b'%x;a=b;c="d"\r\n%s\r\n0;last\r\nX-Sum: 1\r\n\r\n' % (len(body), body)
         with Connection(limited) as connection:
-            for _ in range(3):  # the sum is that of one request
+            for _ in range(3):  # the limit counts each request alone
                 connection.send(connection.head(*SCORE, *CHUNKED, "X: " + "y" * 1000) + chunks)
                 assert connection.reply().status == 200
 
@@ -171,7 +173,7 @@ class TestTargets:
     @pytest.mark.parametrize("target", ["/v1/%73core", "http://a/v1/score", "/v1/sco%72e?a"])
     def test_and_the_gate(self, busy, target):
         with Connection(busy) as connection:
-            connection.send(connection.head("POST", target, length=9))  # refused at its head
+            connection.send(connection.head("POST", target, length=9))  # refused at once
             check_error(connection.reply(), 429, "overloaded", None)
 
     @pytest.mark.parametrize("target", ["/v1/%73core", "http://a/v1/score", "/metric%73"])
@@ -191,17 +193,18 @@ class TestTargets:
             head = connection.reply(has_body=False)
             assert head.status == get.status == 200
             assert head.headers["content-length"] == get.headers["content-length"]
-            connection.request("GET", "/health")  # no body stands between the two
+            connection.request("GET", "/health")  # no body stands before this answer
             assert connection.reply().status == 200
 
 
 def shut(connection):
-    """Send no more, but wait for the answer, as `printf ... | nc -N` does."""
+    """Send nothing more but wait for the answer, as `printf ... | nc -N` does."""
     connection.socket.shutdown(socket.SHUT_WR)
 
 
 class TestLeaving:
-    """Whoever closes has left; whoever closes one side only gets the answer."""
+    """A client that closes its connection has left; one that closes only its sending side gets the
+    answer."""
 
     @pytest.mark.parametrize("request_of", [("GET", "/health"), SCORE])
     @pytest.mark.parametrize("pause", [0, 0.002])
@@ -222,7 +225,8 @@ class TestLeaving:
             assert connection.closed
 
     def test_an_answer_that_takes_a_while_is_asked_for(self, full):
-        """By 100 Continue, to which a client that has left would answer with a reset."""
+        """The server sends 100 Continue, to which a client that has left would reply with a
+        reset."""
         with in_flight(full, HELD) as held:
             shut(held)
             assert held.reply(has_body=False).status == 100
@@ -254,7 +258,7 @@ class TestLeaving:
 
 
 class TestOrigins:
-    """CORS: pages of the given origins may read every answer, also those without a key."""
+    """CORS: pages of the given origins may read every answer, including those without a key."""
 
     def test_off_by_default(self, client):
         for method in ("OPTIONS", "GET"):

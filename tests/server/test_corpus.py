@@ -1,4 +1,4 @@
-"""Promise: hostile requests get the answers that are right.
+"""Promise: hostile requests get the right answers.
 
 These are the quick ones of tests/hostile/http; tests/hostile/test_http.py sends all.
 """

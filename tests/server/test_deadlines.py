@@ -1,4 +1,4 @@
-"""Promise: the engine is told by when a request is wanted, and whose it is."""
+"""Promise: the engine learns each request's deadline and tenant."""
 
 import json
 import time
@@ -48,7 +48,7 @@ class TestDeadline:
 
 
 class TestSalt:
-    """Prefixes are shared within an API key only, and within a salt of it."""
+    """Prefixes are shared only within one API key and, for it, one salt."""
 
     def test_the_engine_is_told(self):
         service = stub_service()

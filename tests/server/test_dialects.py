@@ -1,4 +1,5 @@
-"""The demo model over HTTP in every dialect but /rerank: what it says is what /v1/score says."""
+"""Promise: over HTTP every dialect gives the scores of /v1/score, for the demo model.
+test_rerank.py tests /rerank."""
 
 import math
 
@@ -25,16 +26,16 @@ def probabilities(demo, items, labels=("yes", "no"), **more):
 
 
 def test_examples_work(demo):
-    """Those of /docs."""
+    """The examples that /docs shows are answered."""
     for dialect in DIALECTS:
         for path in dialect.paths:
             answer = demo.post(path, json=dialect.example)
-            want = 200 if dialect.answers else 400  # of routes that are always refused
+            want = 200 if dialect.answers else 400  # some routes are always refused
             assert answer.status_code == want, (path, answer.text)
 
 
 class TestPairs:
-    """vLLM's bodies of /v1/score."""
+    """Bodies of vLLM's /v1/score."""
 
     @pytest.mark.parametrize(
         ("first", "second"),
@@ -101,7 +102,7 @@ class TestPairs:
         check_error(demo.post("/v1/score", json=body), 400, "invalid_request", param)
 
     def test_a_value_chooses_no_dialect(self, demo):
-        """The names of its fields do, and only at the top."""
+        """Only the names of the top-level fields choose it."""
         answer = demo.post("/v1/score", json={"items": ["queries"], "labels": ["yes"]})
         assert answer.status_code == 200
         body = {"items": ["text_1"], "labels": ["yes"], "unknown": {"text_1": 1}}

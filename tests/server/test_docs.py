@@ -1,4 +1,5 @@
-"""What the documentation says: its requests are sent, its tests exist, its prompts are in use."""
+"""Promise: the documentation's requests get the answers it shows, the tests it names exist, and the
+prompts it shows are in use."""
 
 import json
 import re
@@ -16,7 +17,7 @@ REQUEST = re.compile(
     r"```http\n(GET|POST) (\S+)\n(?:\n(\{.*?))?```\n+(?:[^`]*?)```json\n(.*?)```", re.DOTALL
 )
 CURL = re.compile(r"curl -s http://127.0.0.1:8000(/\S+) .*?-d '(.*?)'", re.DOTALL)
-# What differs from one answer, machine or state of the prefix cache to the next.
+# Fields that differ between answers, machines or states of the prefix cache.
 VOLATILE = {"id", "created", "cached_tokens", "model_dtype", "max_batch_tokens", "version"}
 
 
@@ -29,7 +30,8 @@ def examples():
 
 
 def same(got, want, where="answer"):
-    """Equal but for what is volatile, numbers to what the pages show of them."""
+    """Assert that answers are equal, except for volatile fields and digits that the pages do not
+    show."""
     if isinstance(want, dict):
         assert isinstance(got, dict), where
         assert list(got) == list(want), where
@@ -70,7 +72,7 @@ def test_routes_that_are_cited_exist(demo):
 
 
 def curls():
-    """The POST requests that tutorials and README show as commands."""
+    """Yield the POST requests that the tutorials and README show as commands."""
     for page in [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         for path, body in re.findall(
@@ -82,7 +84,7 @@ def curls():
 @pytest.mark.parametrize(("path", "body"), list(curls()))
 def test_commands_of_the_tutorials_are_answered(demo, path, body):
     given = json.loads(body)
-    of_a_guard = path == "/v1/classify" and "labels" not in given  # the demo model is none
+    of_a_guard = path == "/v1/classify" and "labels" not in given  # the demo model is not a guard
     assert demo.post(path, json=given).status_code == (400 if of_a_guard else 200)
 
 

@@ -1,4 +1,5 @@
-"""Promise: every row of the contract's error table, in one shape, without an echo of the input.
+"""Promise: the server gives every error of the contract's table, in one shape, and never echoes the
+input.
 
 After every test both servers still answer the canary as at the start, bit for bit.
 """
@@ -52,20 +53,20 @@ COVERED: set[str] = set()
 
 
 def covers(*codes):
-    """Note that a test provokes these codes; `test_the_table_is_complete` reads the notes."""
+    """Record that a test provokes these codes; `test_the_table_is_complete` reads the record."""
     COVERED.update(codes)
     return lambda test: test
 
 
 def table(code, cases):
-    """Parametrise over the cases, a dict: id -> one value or a tuple of values."""
+    """Return parameters for the cases, a dict of id -> one value or a tuple of values."""
     COVERED.add(code)
     return [pytest.param(*(v if isinstance(v, tuple) else (v,)), id=k) for k, v in cases.items()]
 
 
 @contextmanager
 def service_of(plan, directory):
-    """A service over a real engine, in this process."""
+    """Serve with a real engine in this process."""
     backend = create_backend(plan)
     engine = Engine(backend, EngineConfig())
     service = ScoringService(("tiny",))
@@ -78,7 +79,7 @@ def service_of(plan, directory):
 
 
 def ask_app(service, body, path="/v1/score"):
-    """The reply of an application in this process."""
+    """Return the reply of an application in this process."""
     app = create_app(service, ServerConfig(), ApiKeys([]))
 
     async def send():
@@ -99,7 +100,7 @@ def test_the_table_is_complete():
 
 
 class TestJson:
-    """What is not a JSON object in UTF-8."""
+    """Bodies that are not a JSON object in UTF-8."""
 
     BODIES = {
         "empty": b"",
@@ -189,7 +190,8 @@ class TestFields:
         sent = f"{others[:-1]},{field % value}}}"
         check_error(post(client, sent.encode()), 400, "invalid_request")
 
-    # Body as JSON text, because not all of it is what json.dumps would write; and `param`.
+    # Each value: the body's field as JSON text, because json.dumps would not write all of them, and
+    # the expected `param`.
     VALUES = {
         "query: number": ('"query":1', "query"),
         "query: object": ('"query":{}', "query"),
@@ -253,7 +255,7 @@ class TestFields:
 
     @pytest.mark.parametrize(("field", "param"), table("invalid_request", VALUES))
     def test_value(self, client, field, param):
-        sent = f"{json.dumps(GOOD)[:-1]},{field}}}"  # of duplicate keys the last one counts
+        sent = f"{json.dumps(GOOD)[:-1]},{field}}}"  # the last of duplicate keys counts
         message = check_error(post(client, sent.encode()), 400, "invalid_request", param)
         if param is not None:
             assert param.split("[")[0] in message
@@ -343,7 +345,7 @@ class TestTokens:
         empty_ids = {"items": [[5], []], "label_token_ids": [3]}
         check_error(score(client, **empty_ids), 400, "empty_prompt", "items[1]")
         check_error(score(client, **empty_ids, item_first=True), 400, "empty_prompt", "items[1]")
-        # The limited server's tokenizer puts nothing before a text.
+        # The limited server's tokenizer puts no token before a text.
         for items, param in (([""], "items[0]"), ("", "items[0]"), (["a", ""], "items[1]")):
             reply = score(limited, items=items, label_token_ids=[3])
             check_error(reply, 400, "empty_prompt", param)
@@ -405,7 +407,8 @@ class TestModel:
 
 
 class TestOrder:
-    """Authorisation, content type, size, JSON, fields, model, tokens: the first one answers."""
+    """The first failing check answers: authorisation, content type, size, JSON, fields, model,
+    tokens."""
 
     @covers("invalid_api_key")
     def test_authorisation_before_content_type(self, limited):
@@ -476,7 +479,7 @@ class TestBodies:
 
     @pytest.mark.parametrize("length", ["9" * 21, "9" * 5000, "-1", "+5", "5, 6", "x", "1_0"])
     def test_a_length_that_is_none(self, limited, length):
-        """No number of digits may reach int() unchecked."""
+        """int() gets no number before its digits are counted."""
         with Connection(limited) as connection:
             connection.request("POST", "/v1/score", f"Content-Length: {length}")
             reply = connection.reply()
@@ -484,7 +487,8 @@ class TestBodies:
             check_error(reply, reply.status, json.loads(reply.body)["error"]["code"], None)
 
     def test_a_body_that_is_never_sent_and_one_that_never_ends(self, limited):
-        """Both are waited for, for a moment and at the same time, to spare the client a reset."""
+        """The server reads on for a moment, both at once, so that the client does not see a
+        reset."""
         with Connection(limited) as announced, Connection(limited) as endless:
             announced.request(length=10**15)
             json_chunked = ("Content-Type: application/json", CHUNKED)
@@ -537,7 +541,8 @@ class TestBodies:
 
     @pytest.mark.parametrize("path", ["/v1/score", "/nowhere", "/health"])
     def test_a_refusal_is_heard_although_the_body_is_large(self, client, path):
-        """4 MiB are more than any socket buffer: nobody reads them, the answer still arrives."""
+        """4 MiB exceed any socket buffer and the server does not read them, yet the answer
+        arrives."""
         reply = client.post(path, content=b"x" * 2**22, headers={"content-type": "text/plain"})
         codes = {415: "unsupported_media_type", 404: "not_found", 405: "method_not_allowed"}
         check_error(reply, reply.status_code, codes[reply.status_code], None)
@@ -703,7 +708,7 @@ class TestProtocol:
 
 
 def peers(server):
-    """Ports to which the server's process has open connections, from /proc."""
+    """Return the ports to which the server's process has open connections, from /proc."""
     sockets = set()
     for entry in Path(f"/proc/{server.process.pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
@@ -713,7 +718,7 @@ def peers(server):
 
 
 class TestTimes:
-    """The limited server leaves 0.4 seconds to a head and 1 to a body."""
+    """The limited server allows 0.4 seconds for a head and 1 for a body."""
 
     @covers("request_timeout")
     def test_heads_that_do_not_end(self, limited):
@@ -735,7 +740,7 @@ class TestTimes:
         assert connection.closed
 
     def test_a_head_that_trickles(self, limited):
-        """The deadline is for the whole head: no byte puts it off."""
+        """The deadline is for the whole head; further bytes do not extend it."""
         with Connection(limited) as connection:
             connection.send(b"GET /health HTTP/1.1\r\nX-A: ")
             while connection.silent:
@@ -767,7 +772,8 @@ class TestTimes:
 
     @pytest.mark.parametrize("keep_alive", [True, False])
     def test_an_answer_that_nobody_takes(self, limited_server, limited, keep_alive):
-        """It counts as in flight until its connection is given up, with all that waits there."""
+        """The request counts as in flight until the server gives up its connection and the unsent
+        answer."""
         body = {"items": [[5 + i % 9] for i in range(10_000)], "apply_softmax": True}
         raw = json.dumps(body | {"label_token_ids": list(range(8, 128))}).encode()
         fields = () if keep_alive else ("Connection: close",)
@@ -797,12 +803,13 @@ class TestTimes:
 
 
 class TestOverload:
-    """The limited server takes one request per key and two in all; the rest is refused at once."""
+    """The limited server takes one request per key and two in all, and refuses further ones at
+    once."""
 
     @pytest.fixture
-    def idle_again(self, limited, unharmed):  # which asks its canary after this
+    def idle_again(self, limited, unharmed):  # `unharmed` asks the canary after this fixture
         yield
-        # The clients have left: their requests are dropped and no longer count.
+        # The clients have left, so their requests are dropped and no longer count.
         wait_until(lambda: score(limited, **URGENT).status_code == 200)
 
     @covers("overloaded")
@@ -826,7 +833,7 @@ class TestOverload:
             if reason == "API key":
                 bob = stack.enter_context(connected(limited_server, KEYS[1]))
                 assert score(bob, **URGENT).status_code == 200, "another key is not concerned"
-            # The server closes the refused one once it has read all of its body.
+            # The server closes the refused connection after it has read the whole body.
             others = [connection for connection in sent if connection is not refused]
             assert all(connection.silent for connection in others), "the others are worked on"
 
@@ -839,12 +846,12 @@ class TestMemoryAndBugs:
         reply = score(limited, **body, label_token_ids=labels)
         check_error(reply, 500, "nonfinite_score", "items[1]")
         assert score(limited, **body, label_token_ids=[3, 17]).status_code == 200
-        reply = score(limited, items=["a"], labels=["y"])  # the whole vocabulary holds the poison
+        reply = score(limited, items=["a"], labels=["y"])  # all labels, POISON among them
         check_error(reply, 500, "nonfinite_score", "items[0]")
 
     @covers("insufficient_memory")
     def test_a_request_over_all_memory(self, model):
-        """`serve` refuses to start with so little memory, so the parts are put together here."""
+        """`serve` refuses to start with so little memory, so the test builds the service itself."""
         plan = plan_backend(model[0], ModelConfig(str(model[0])))
         small = replace(plan, pages=replace(plan.pages, needed=2, most=2))
         with service_of(small, model[0]) as service:

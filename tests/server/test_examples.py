@@ -1,4 +1,5 @@
-"""The programs in examples/, as a reader starts them, on a server of the demo model."""
+"""Promise: the programs in examples/ print what the tutorials show, run as a reader runs them,
+against the demo model."""
 
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-# What they print, or how it begins.
+# The lines that they print, or how those begin.
 PRINTED = {
     "rerank.py": ["0.9786  A wooden garden chair in blue.", "0.0888  A blue wool scarf."],
     "guard.py": ["threshold 0.2451", "0.9805  pass  item: A red steel lamp."],

@@ -1,4 +1,4 @@
-"""/openapi.json: every field is explained, and what is marked as refused is refused."""
+"""Promise: /openapi.json explains every field, and every field marked as refused is refused."""
 
 import pytest
 from generate.types import structs
@@ -7,7 +7,7 @@ from gpuscore.server.api.dialects.table import DIALECT_OF, DIALECTS
 from gpuscore.server.api.schema import openapi_of
 
 JSON = "application/json"
-# A value of each type that is neither null nor false nor empty where those are accepted.
+# A value of each type that is neither null, false nor empty.
 VALUES = {
     "boolean": True,
     "integer": 1,
@@ -30,7 +30,7 @@ def value_of(field):
 
 
 def bodies(dialect):
-    """The structs that may be a dialect's body."""
+    """Return the schemas of a dialect's possible bodies."""
     schema = openapi_of(dialect.bodies, (), dialect.example)["requestBody"]["content"][JSON]
     return schema["schema"].get("anyOf", [schema["schema"]])
 
@@ -75,7 +75,7 @@ def test_what_is_marked_as_refused_is_refused_by_name(demo, dialect, body, name,
 
 
 def defaults():
-    """Every field that names a default, with a body to try it in."""
+    """Yield every field that names a default, with a body to try it in."""
     for dialect in DIALECTS:
         for body in bodies(dialect):
             if body["title"] == "RefusedBody":
@@ -91,8 +91,8 @@ def test_defaults_are_those_that_null_stands_for(demo):
     for path, given, name, default in defaults():
         without = {key: value for key, value in given.items() if key != name}
         plain, full = (demo.post(path, json=body) for body in (without, without | {name: default}))
-        # Labels have nearly all of the demo model's probability: over them or over everything
-        # differs in the fifth digit.
+        # The labels have nearly all of the demo model's probability: normalising over them or over
+        # the whole vocabulary differs only in the fifth digit.
         same = _numbers(plain.json()) == pytest.approx(_numbers(full.json()), abs=1e-6)
         if plain.status_code != full.status_code or not same:
             wrong.append((path, name, full.text))
@@ -100,7 +100,7 @@ def test_defaults_are_those_that_null_stands_for(demo):
 
 
 def _numbers(answer):
-    """All floats of an answer, in order."""
+    """Return all floats of an answer, in order."""
     if isinstance(answer, float):
         return [answer]
     inner = answer.values() if isinstance(answer, dict) else answer

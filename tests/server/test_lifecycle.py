@@ -1,4 +1,5 @@
-"""Promise: probes tell the truth, a bad start is one sentence, a stop loses nothing."""
+"""Promise: probes tell the truth, a failed start prints one sentence, and a stop loses no
+request."""
 
 import json
 import shutil
@@ -20,7 +21,7 @@ from support.wire import Connection, canary, hold, large_request
 
 
 def refused_start(*arguments):
-    """The one sentence that a start is refused with."""
+    """Return the sentence that a refused start prints."""
     done = subprocess.run(
         [COMMAND, "serve", *map(str, arguments), "--threads", "1"],
         capture_output=True,
@@ -63,7 +64,7 @@ def test_documentation(client):
         assert "properties" in content["schema"] or "anyOf" in content["schema"]
         assert content["example"], "a body to try"
         found = api["paths"][path]["post"]["responses"]
-        if not DIALECT_OF[path].answers:  # always refused
+        if not DIALECT_OF[path].answers:  # the route is always refused
             assert "200" not in found
             assert found["400"]["$ref"].startswith("#/components/responses/")
             continue
@@ -90,7 +91,8 @@ def test_a_port_in_use(client):
 
 
 def test_it_answers_while_loading_and_stops_with_the_reason(model, tmp_path):
-    """Weights are read after the port is bound; damage in them ends the process all the same."""
+    """Weights are read after the port is bound, but damage in them ends the process all the
+    same."""
     directory = tmp_path / "damaged"
     shutil.copytree(model[0], directory)
     weights = directory / "model.safetensors"
@@ -99,7 +101,7 @@ def test_it_answers_while_loading_and_stops_with_the_reason(model, tmp_path):
 
 
 def test_directories_that_are_no_model(model, tmp_path, capsys):
-    """Tried in this process; `serve` says the same (test_config_commands)."""
+    """The command runs in this process; `serve` prints the same (test_config_commands)."""
     directory = tmp_path / "other"
     shutil.copytree(model[0], directory)
     (directory / "tokenizer.json").write_text("{")

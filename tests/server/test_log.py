@@ -1,4 +1,4 @@
-"""Promise: the log says what the server does, on short lines, and stops nobody."""
+"""Promise: the log says what the server does, in short lines, and never blocks it."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ from support.wire import post
 
 class TestLog:
     def test_the_numbers_of_the_memory(self, watched):
-        """Logged by the engine's process, when it has measured them."""
+        """The engine's process logs them when it has measured them."""
         lines = [line for line in watched.lines() if line["event"] == "log"]
         (line,) = (line for line in lines if line["message"].startswith("memory: "))
         assert line["level"] == "info"

@@ -1,4 +1,4 @@
-"""Promise: /metrics adds up, whatever fails, and nothing that only grows ever shrinks."""
+"""Promise: the numbers of /metrics add up, whatever fails, and no counter ever decreases."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from support.tape_serving import body_of, engine_of, in_flight, tape_server
 from support.watching import samples_of
 from support.wire import check_error, connected, post, score
 
-# What an operator's rules may rely on: name -> type
+# The names that an operator's rules may rely on, with their types.
 NAMES = {
     "requests": "counter",
     "request_duration_seconds": "histogram",
@@ -51,7 +51,7 @@ ONLY_GROW = ("counter", "histogram")
 
 
 def totals(client):
-    """{name of a counter without labels or of its first label's value: value}."""
+    """Return {counter's name, with the first label's value if it has labels: value}."""
     return {
         name.removeprefix("gpuscore_") + "".join(f" {value}" for _, value in labels): amount
         for (name, labels), amount in samples_of(client, ["counter"]).items()
@@ -60,7 +60,7 @@ def totals(client):
 
 
 def settled(client, read):
-    """What `read()` says once all that was answered is in it: two reports of the engine later."""
+    """Return `read()` once every answer is counted: two of the engine's reports later."""
     beats = []
     while len(beats) < 4:
         age = samples_of(client)["gpuscore_engine_heartbeat_age_seconds", ()]
@@ -87,7 +87,7 @@ def tape():
 
 
 class TestFailures:
-    """On a real server whose engine fails in every way."""
+    """Counters of a real server whose engine fails in every way."""
 
     def test_what_the_engine_counts(self, tape):
         _, client = tape
@@ -97,7 +97,7 @@ class TestFailures:
         assert code_of(post_tape(client, NO_MEMORY)) == "insufficient_memory"
         crowd = {"items": [[1] * 30, [NO_MEMORY]], "label_token_ids": [3]}
         assert code_of(score(client, **crowd)) == "insufficient_memory"
-        for query in range(20):  # of 4,000 tokens each, where 65,536 fit
+        for query in range(20):  # 4,000 tokens each; 65,536 fit
             body = {"query": [query] * 4000, "items": [[1]], "label_token_ids": [3]}
             assert score(client, **body).status_code == 200
         after = settled(client, lambda: totals(client))
@@ -109,7 +109,8 @@ class TestFailures:
         assert not any(value for name, value in grown.items() if name.startswith("rejected"))
 
     def test_rejections_are_the_codes_of_the_answers(self, tape):
-        """Each request that the engine did not take, and no other, under the code it was told."""
+        """Each request that the engine did not take counts under its error code, and no other
+        request does."""
         server, client = tape
         wait_until(lambda: client.get("/ready").status_code == 200)
         before = totals(client)
@@ -123,7 +124,7 @@ class TestFailures:
             replies.append(post_tape(client, 1))
         with in_flight(client, HELD) as lost:
             os.kill(engine_of(server), signal.SIGKILL)
-            assert lost.reply().status == 503  # after it was taken
+            assert lost.reply().status == 503  # the engine had taken it
             wait_until(lambda: client.get("/health").status_code == 503)
             replies.append(post_tape(client, 1))
         assert all(reply.status_code >= 400 for reply in replies)

@@ -1,6 +1,6 @@
 """Promise: the OpenAPI document names every answer.
 
-tests/hostile/test_openapi.py looks for answers that it does not name.
+tests/hostile/test_openapi.py searches for answers that it does not name.
 """
 
 import msgspec
@@ -22,7 +22,7 @@ def document(client):
 
 @pytest.fixture(scope="module")
 def guarded(limited):
-    """Of a server with keys."""
+    """The document of a server with keys."""
     return limited.get("/openapi.json").json()
 
 
@@ -44,7 +44,7 @@ def resolved(document, part):
 
 
 def test_every_error_of_the_contract_is_named(guarded):
-    """Codes of the error table beside the statuses of POST /v1/score."""
+    """The answers of POST /v1/score name every code of the error table under its status."""
     named = {}
     for status, answer in guarded["paths"]["/v1/score"]["post"]["responses"].items():
         if status != "200":
@@ -109,7 +109,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_real_answers_are_named(limited_server, guarded, name):
-    """Every operation, asked in a way that it has to refuse."""
+    """Send every operation a request that it has to refuse."""
     headers, body, status = HOSTILE[name]
     posts = [(path, one) for method, path, one in operations(guarded) if method == "post"]
     with connected(limited_server, None if status == 401 else KEYS[0]) as client:

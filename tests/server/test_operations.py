@@ -1,5 +1,5 @@
-"""Promise: every answer has an id, a line in the log and a count, and nothing of what a caller
-says is in any of them."""
+"""Promise: every answer has an id, a line in the log and a count, and none of them contains
+anything that a caller wrote."""
 
 import json
 from uuid import uuid4
@@ -12,7 +12,7 @@ from support.wire import Connection, check_error, large_request
 
 
 class TestRequestId:
-    """Every answer has one; the caller's own if it is one."""
+    """Every answer has an id: the caller's, if it is valid, or a new one."""
 
     @pytest.mark.parametrize(
         "given", ["a", "A.b_c-9", "x" * 128, "..", "0bc3df5a93d744aaac339cc3d5f3c96b"]
@@ -44,7 +44,8 @@ class TestRequestId:
             assert connection.reply().status == 200, "the connection lives on"
 
 
-# id -> request, status, code, route of the log, whether the head was read (and with it the id)
+# id -> request, status, code, route in the log, and whether the server read the head, which holds
+# the id
 SCORE, NO_ROUTE = "/v1/score", "unmatched"
 
 
@@ -112,13 +113,13 @@ def test_every_error_has_an_id_a_line_and_a_count(watched, send, status, code, r
     key = ("gpuscore_requests_total", labels)
     assert after[key] - before.get(key, 0) == 1
     if code == "deadline_exceeded":
-        return  # the engine may have had it
+        return  # the engine may have taken it
     name, wanted = "gpuscore_rejected_total", {code: 1} if route == SCORE else {}
     assert increases(before, after, name, "reason") == wanted
 
 
 def increases(before, after, name, label):
-    """{label's value: by how much} of a counter's series that have grown."""
+    """Return {label's value: growth} of the series of a counter that have grown."""
     series = {key: after[key] - before.get(key, 0) for key in after if key[0] == name}
     return {dict(labels)[label]: value for (_, labels), value in series.items() if value}
 
@@ -139,7 +140,7 @@ def test_a_client_that_leaves_is_noted(watched):
 
 
 class TestCanary:
-    """Nothing that a caller says is in the log, in metrics or in spans."""
+    """The log, metrics and spans contain nothing that a caller wrote."""
 
     REQUESTS = {
         "text": {"json": {"query": CANARY, "items": [CANARY], "label_token_ids": [3]}},
@@ -179,7 +180,7 @@ class TestCanary:
             assert secret.lower().encode() not in everything
 
     def test_labels_are_few(self, watched):
-        """A made-up method, path or id makes no series of its own."""
+        """A made-up method, path or id adds no series."""
         for number in range(3):
             watched.client.request(f"METHOD{number}", f"/path/{number}")
         before = set(watched.samples())

@@ -1,4 +1,5 @@
-"""Promise: a server with too much to do says so at once, at a request's head, and stays in step."""
+"""Promise: an overloaded server refuses a request as soon as its head is read, and keeps the
+connection in step."""
 
 import pytest
 
@@ -12,7 +13,7 @@ SCORE = ("POST", "/v1/score")
 
 @pytest.fixture(scope="module")
 def full():
-    """A client of a server that takes one request."""
+    """A client of a server that accepts one request at a time."""
     with tape_server(server={"max_body_bytes": 10**6}, engine={"max_queued_requests": 1}) as tape:
         yield tape[1]
 
@@ -33,7 +34,7 @@ def refused(connection, reason="1 requests with 1 tokens are in flight"):
 
 
 def test_at_the_head(busy):
-    """The answer comes although the body does not; then the body, and requests go on behind it."""
+    """The answer arrives before the body; after the body the connection serves further requests."""
     body = body_of(1, 2)
     with Connection(busy) as connection:
         for _ in range(2):
@@ -57,7 +58,7 @@ def test_in_one_piece_and_in_a_pipeline(busy):
 
 
 def test_rubbish_behind_good_requests(full):
-    """Those before it are answered, each with its own answer."""
+    """The requests before the rubbish are answered, each with its own answer."""
     with Connection(full) as connection:
         one = connection.head(body=body_of(1, 2)) + body_of(1, 2)
         connection.send(one * 2 + connection.head("GET", "/health") + b"\x16\x03\x01\r\n\r\n")
@@ -78,7 +79,7 @@ def test_a_body_that_is_not_worth_reading(busy, fields, length):
 
 
 def test_a_client_that_sends_first_and_then_listens(busy):
-    """It sees the answer, no reset."""
+    """The client sees the answer and no reset."""
     reply = busy.post("/v1/score", content=b"[" * 900_000, headers=JSON)
     check_error(reply, 429, "overloaded", None)
 
@@ -108,7 +109,7 @@ def test_it_is_counted(busy):
 
 
 def test_the_place_of_a_client_that_left_is_free(full):
-    """At once, although the engine is still at it."""
+    """The room is free at once, although the engine still computes the batch."""
     with in_flight(full, HELD) as held:
         held.close()
         wait_until(lambda: under_way(full) == 0)
@@ -118,7 +119,7 @@ def test_the_place_of_a_client_that_left_is_free(full):
 
 
 def test_a_body_that_comes_too_late(full):
-    """Let in at its head, it finds the place taken once it is complete."""
+    """The gate admits the request at its head, but there is no room when its body is complete."""
     body = body_of(1, 2)
     with Connection(full) as connection:
         connection.send(connection.head(body=body) + body[:3])
@@ -131,7 +132,7 @@ def test_a_body_that_comes_too_late(full):
 
 @pytest.fixture(scope="module")
 def narrow():
-    """A client of a server that takes few items and bytes."""
+    """A client of a server that accepts few items and bytes."""
     limits = {"server": {"max_queued_bytes": 100_000}, "engine": {"max_queued_items": 3}}
     with tape_server(**limits) as (_, client):
         yield client
@@ -150,7 +151,7 @@ def test_bodies_in_memory(narrow):
         chunked = ("Content-Type: application/json", "Transfer-Encoding: chunked")
         with Connection(narrow) as fourth:
             fourth.send(fourth.head(*SCORE, *chunked) + b"8000\r\n" + b" " * 0x8000 + b"\r\n")
-            refused(fourth, "the limit is 100000")  # ... but not for those that came since
+            refused(fourth, "the limit is 100000")  # ... but not for the body that came later
         assert third.silent
         assert let_go(held).status == 200
 
@@ -166,8 +167,8 @@ def test_items_in_flight(narrow):
 
 
 def test_a_long_wait():
-    """The child has worked at some tokens a second, so 400 of them are a wait. A batch of one token
-    says nothing of that."""
+    """The child has measured a few tokens per second, so 400 tokens mean a long wait. A batch of
+    one token says nothing about speed."""
     limits = {"max_queue_seconds": 2.0}
     with tape_server(server=limits, factory="of_small_batches") as (_, client):
         assert client.post("/v1/score", content=body_of(SLOW), headers=JSON).status_code == 200

@@ -1,6 +1,7 @@
 """Promise: a request is the same however its bytes arrive, and nothing hides between two requests.
 
-`test_errors.TestProtocol` sends malformed requests to a real server; here are the rules alone.
+`test_errors.TestProtocol` sends malformed requests to a real server; this file tests the rules
+alone.
 """
 
 import random
@@ -20,7 +21,8 @@ CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n3;a=b\r\nabc\r\n2\r\nde\r\n0\r\nX-B
 
 
 class Owner:
-    """Keeps [method, target, fields, keep_alive, body, complete] of every request."""
+    """An owner of a parser that keeps [method, target, fields, keep_alive, body, complete] per
+    request."""
 
     def __init__(self):
         self.requests = []
@@ -45,7 +47,7 @@ def parse(*pieces, max_head=2048):
 
 
 def feed(parser, data):
-    """Parse all that can be."""
+    """Parse as much as possible."""
     parser.feed(data)
     while parser.step():
         pass
@@ -83,7 +85,7 @@ def test_however_it_is_cut():
 
 @pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
 def test_an_upgrade_is_ignored_and_its_body_read(protocol):
-    """As Java's HttpClient asks for HTTP/2 with its first request."""
+    """Java's HttpClient asks for HTTP/2 like this with its first request."""
     fields = (
         b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\nHTTP2-Settings: AAM\r\n" % protocol
     )
@@ -182,7 +184,8 @@ def test_an_error_of_the_owner_comes_out():
 
 
 class Whole:
-    """What llhttp alone says of a stream that it gets at once: [method, target, fields, body]."""
+    """The requests that llhttp alone finds in a stream it gets at once: [method, target, fields,
+    body]."""
 
     def __init__(self, sent):
         self.requests, self.in_head = [], True
@@ -248,7 +251,7 @@ def test_nothing_behind_a_request_is_parsed_with_it():
 
 
 def test_one_step_has_a_bound():
-    """However many chunks there are: 60,000 in this one read."""
+    """A step handles a bounded number of chunks; this one read holds 60,000."""
     parser = RequestParser(owner := Owner(), 2048)
     parser.feed(POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 60_000)
     assert parser.step()

@@ -1,4 +1,4 @@
-"""POST /rerank over HTTP: the demo model ranks, in the body and the answer of every dialect."""
+"""Promise: POST /rerank ranks documents, with the body and the answer of every dialect."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/infinity/rerank"
 
 @pytest.fixture(scope="module")
 def relevance():
-    """p(yes) of each document's whole prompt, by the engine without families."""
+    """p(yes) of each document's whole prompt, from the engine without families."""
     with Scorer("demo", threads=1) as scorer:
         prompts = [f"query: {QUERY}\nitem: {document}" for document in DOCUMENTS]
         found = scorer.score("", prompts, labels=["yes", "no"], apply_softmax=True)
@@ -76,7 +76,7 @@ def test_documents_that_are_objects(demo):
 
 
 def test_null_is_the_default(demo):
-    """What langchain-cohere, litellm and others send along."""
+    """langchain-cohere, litellm and others send such nulls."""
     fields = ("top_n", "max_tokens_per_doc", "rank_fields", "instruction", "return_documents")
     fields += ("max_chunks_per_doc", "truncate_prompt_tokens", "user", "model", "cache_salt")
     answer = rerank(demo, **dict.fromkeys(fields))
@@ -175,7 +175,8 @@ def test_it_is_counted_and_described(demo):
 
 
 def test_many_documents(demo):
-    """More than one batch, and so many that the answer is made beside the event loop."""
+    """The documents fill more than one batch, and the answer is so large that it is made in a
+    thread."""
     documents = [f"{i} {DOCUMENTS[i % 5]}" for i in range(700)]
     answer: httpx.Response = rerank(demo, documents=documents, top_n=3)
     assert len(answer.json()["results"]) == 3
@@ -193,12 +194,13 @@ RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text(encodi
 
 @pytest.mark.parametrize("request_", RECORDED, ids=[entry["client"] for entry in RECORDED])
 def test_bodies_of_clients_that_are_no_libraries(demo, request_):
-    """As their sources send them; what they read of the answer has to be there."""
+    """Send the bodies that the clients' sources send, and check the parts of the answer that they
+    read."""
     body = request_["body"]
     answer = demo.post(request_["path"], json=body, headers=request_["headers"])
     assert answer.status_code == 200, answer.text
     found, documents = answer.json(), body.get("documents") or body["texts"]
-    if "texts" in body:  # read in the order given, up to the client's own top_n
+    if "texts" in body:  # the client reads them in the order given, up to its own top_n
         assert all(entry["text"] == documents[entry["index"]] for entry in found)
         scores = [entry["score"] for entry in found]
     else:
@@ -214,7 +216,7 @@ def test_bodies_of_clients_that_are_no_libraries(demo, request_):
 
 
 def test_dify_is_told_that_it_is_a_reranker(demo):
-    """What its provider for TEI reads before the first request."""
+    """Dify's provider for TEI reads these fields before its first request."""
     info = demo.get("/info", headers={"Content-Type": "application/json"}).json()
     assert next(iter(info["model_type"])) == "reranker"
     assert info["max_input_length"] == 4096

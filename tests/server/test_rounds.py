@@ -1,4 +1,4 @@
-"""Promise: no round of the event loop is so long that a refusal or a probe would wait for it."""
+"""Promise: no round of the event loop is so long that a refusal or a probe has to wait for it."""
 
 import asyncio
 import socket
@@ -29,7 +29,7 @@ def test_a_long_round_is_followed_by_more_work():
     async def main():
         await asyncio.sleep(0)
         short, start = rounds.pieces(8), time.monotonic()
-        time.sleep(0.15)  # as thousands of sockets that are ready would
+        time.sleep(0.15)  # as long as thousands of ready sockets would take
         assert rounds.age >= 0.15
         await asyncio.sleep(0)
         return short, rounds.pieces(8), time.monotonic() - start
@@ -69,7 +69,7 @@ def test_connections_are_taken_in_by_portions():
 
 
 class Engine:
-    """Keeps what it gets; answers from a thread."""
+    """An engine that keeps its requests and answers them from a thread."""
 
     def __init__(self):
         self.calls, self.futures = [], []

@@ -15,7 +15,7 @@ TOLERANCE = 1e-4
 LABELS = [3, 17, 399]
 QUERY = "query: a quite blue wooden chair 3.14159 for the gar"
 ITEMS = ["den", "", "den item: The chair", "ém ☃\n", "den", "<|end|>", "\x00 yes", "😀"]
-# SGLang's further fields: a default each, and values that are not.
+# SGLang's further fields: the default of each, and values that are refused.
 FURTHER_DEFAULTS = {
     "return_token_logprobs": False,
     "return_pooled_hidden_states": False,
@@ -32,7 +32,8 @@ def rng():
 
 
 def ask(client, **body):
-    """The answer of a request that must succeed; never out of a prefix cache."""
+    """Return the answer of a request that must succeed and that finds nothing in the prefix
+    cache."""
     reply = score(client, cache_salt=uuid4().hex, **body)
     assert reply.status_code == 200, reply.text
     return reply.json()
@@ -43,7 +44,7 @@ def check_values(answer, want, labels=LABELS):
 
 
 class TestValues:
-    """Equal to transformers within 1e-4 in log p."""
+    """Scores equal transformers' within 1e-4 in log p."""
 
     @pytest.mark.parametrize("item_first", [False, True])
     def test_token_ids(self, client, model, rng, item_first):
@@ -192,7 +193,7 @@ class TestLabels:
     def test_the_weights_bound_the_ids_not_the_tokenizer(self, client, model):
         tokenizer = Tokenizer.from_file(str(model[0] / "tokenizer.json"))
         assert tokenizer.get_vocab_size() <= VOCAB - 8
-        ids = [0, 1, VOCAB - 1]  # <s>, <|end|>, and one that only the weights know
+        ids = [0, 1, VOCAB - 1]  # <s>, <|end|>, and one that only the weights have
         answer = ask(client, query=[VOCAB - 1], items=[[VOCAB - 1, 0]], label_token_ids=ids)
         check_values(answer, reference_logprobs(model[1], [[VOCAB - 1, VOCAB - 1, 0]]), ids)
 
@@ -362,7 +363,7 @@ class TestAnswer:
     def test_a_lower_priority_number_overtakes(self, client):
         with Connection(client) as busy:
             hold(client, busy, large_request(600_000))
-            # Too long for the room that a batch of the other leaves: it takes a turn of its own.
+            # Too long for the rest of a batch of the large request: it needs a batch of its own.
             assert ask(client, items=[[9] * 400], label_token_ids=[3], priority=-1)
             assert busy.silent, "the large request is still being worked on"
 

@@ -1,7 +1,7 @@
-"""Promise: whatever happens to the engine's process, the HTTP side lives, says so within 2 s and
-recovers; a stop loses nothing and leaves nothing behind.
+"""Promise: whatever happens to the engine's process, the HTTP side stays up, reports it within 2 s
+and recovers; a stop loses no request and leaves no process behind.
 
-Most servers here are the real one over the tape, whose child starts at once.
+Most servers here are real ones over the tape, whose child starts at once.
 """
 
 import json
@@ -38,7 +38,7 @@ from support.wire import (
 
 
 def test_silence_is_noticed_within_two_seconds():
-    """As reckoned; the tests of real silence leave a busy machine another one."""
+    """The default silence plus a tick is below 2 s; tests of real silence wait longer."""
     assert Patience().silent + TICK < 2
 
 
@@ -60,7 +60,7 @@ def seconds_until_unhealthy(client):
 
 @pytest.fixture(scope="module")
 def tape():
-    """Forgives at once, so that several tests may harm it."""
+    """A server that forgives a lost engine at once, so that several tests may harm it."""
     engine = {"engine_timeout": 1.5, "max_queued_requests": 2}
     with tape_server(PATIENCE | {"forgiven": 0}, engine=engine) as started:
         yield started
@@ -123,11 +123,11 @@ def commands(pids):
 
 
 def test_a_model_that_is_never_ready(tmp_path):
-    """The real program, whose engine is stopped while it loads."""
+    """The real program runs; its engine is stopped while it loads."""
     log = tmp_path / "log"
     limit = {"GPUSCORE_LOAD_TIMEOUT": "1.5"}
     with serving("demo", environment=limit, wait=False, log=log) as server:
-        # Not before it has become another program: until then its parent waits with it.
+        # The child must run its own program first: until then its parent waits for it.
         wait_until(lambda: "gpuscore.worker" in commands(children(server.process.pid)))
         os.kill(engine_of(server), signal.SIGSTOP)
         assert server.process.wait(timeout=20) == 75
@@ -145,7 +145,7 @@ def test_the_child_dies_with_its_parent():
 
 
 def test_a_drain_keeps_the_door_open():
-    """In flight is finished, new work is refused in words, nothing is left."""
+    """Requests in flight are finished, new ones are refused with the reason, no process is left."""
     with tape_server() as (server, client):
         pid = engine_of(server)
         with (
@@ -158,14 +158,14 @@ def test_a_drain_keeps_the_door_open():
             body = body_of(1, 2)
             arriving.send(arriving.head(body=body) + body[:5])
             wait_until(lambda: under_way(client) == 2)
-            # A Ctrl-C, and a terminal that is closed, reach the child too.
+            # Ctrl-C and a closed terminal send their signal to the child too.
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 os.kill(pid, number)
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: status(client, "/ready") == 503)
-            time.sleep(0.3)  # the listener is not just slow to close
+            time.sleep(0.3)  # a listener that is merely slow would close by now
             assert status(client, "/health") == 200
-            for connection in (Connection(client), kept):  # a new one, and one that was open
+            for connection in (Connection(client), kept):  # a new connection, and an open one
                 check_refused_by_drain(connection)
             arriving.send(body[5:])
             MARK.unlink()
@@ -217,10 +217,10 @@ def test_a_second_signal():
 
 
 def test_a_real_model(model):
-    """torch is in the child only, the child that replaces it says the same, and SIGTERM lets it
+    """Only the child has torch; the child that replaces it gives the same scores; SIGTERM lets it
     finish.
 
-    Also with a standard error that nobody empties, which the log of so many requests fills.
+    Nobody reads standard error, and the log of so many requests fills it.
     """
     with serving(model[0], "--threads", "1") as server, connected(server) as client:
         pid = engine_of(server)

@@ -6,7 +6,7 @@ from support.serving import RunningServer
 from support.watching import ALICE, BOB
 from support.wire import Connection, connected
 
-LONG = "The quick brown fox jumps over lazy dogs. " * 6_000  # four pieces
+LONG = "The quick brown fox jumps over lazy dogs. " * 6_000  # four pieces of text work
 
 
 def test_another_keys_short_text_goes_first(watched):

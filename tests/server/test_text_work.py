@@ -1,4 +1,4 @@
-"""Promise: jobs on text take turns between tenants, and what nobody waits for ends at once."""
+"""Promise: text work takes turns between tenants, and work that was given up ends at once."""
 
 import threading
 
@@ -19,7 +19,7 @@ def work():
 
 
 class Long:
-    """Work of many pieces, each of which waits until it is let go."""
+    """Work of many pieces; each waits until the test lets it go on."""
 
     def __init__(self, size=TURN):
         self.size, self.pieces, self.ended = size, 0, threading.Event()
@@ -46,7 +46,7 @@ class Long:
 
 
 def busy(work, count=PERMITS, size=TURN, tenant="a"):
-    """Jobs of a tenant that are at their first pieces."""
+    """Return jobs of one tenant that have begun their first pieces."""
     jobs = []
     for _ in range(count):
         long = Long(size)
@@ -83,7 +83,7 @@ def test_a_short_text_of_the_same_tenant_waits_for_one_piece(work):
 
 
 def test_who_has_nothing_running_is_next(work):
-    """However many jobs of another tenant have waited longer."""
+    """A tenant without running work comes first, however long another tenant's jobs have waited."""
     jobs = busy(work)
     more = [work.submit("a", lambda turns: turns.before(1)) for _ in range(50)]
     order = []
@@ -108,7 +108,7 @@ def test_large_pieces_leave_a_permit(work):
     other = Long(LARGE + 1)
     jobs.append((other, work.submit("c", other)[0]))
     assert other.begins_nothing()
-    for _ in range(20):  # the other permit
+    for _ in range(20):  # they use the other permit
         _, done = work.submit("b", lambda turns: "answer")
         assert done.result(SOON) == "answer"
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Promise: /tokenize, /detokenize and /tokenizer_info say what the model's own files say."""
+"""Promise: /tokenize, /detokenize and /tokenizer_info agree with the model's own files."""
 
 import json
 

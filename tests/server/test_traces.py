@@ -1,4 +1,5 @@
-"""Promise: traces and timing headers tell the stages of a request, to those who asked for them."""
+"""Promise: traces and timing headers show the stages of a request, to callers who asked for
+them."""
 
 import os
 import subprocess
@@ -27,7 +28,7 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 class TestTraces:
     @staticmethod
     def spans(*headers, body=BODY):
-        """Finished spans of one score request."""
+        """Return the finished spans of one score request."""
         exporter, provider = InMemorySpanExporter(), TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(exporter))
         service = stub_service()
@@ -120,7 +121,7 @@ class TestTraces:
         ],
     )
     def test_without_the_extra(self, flags, asked):
-        """It works, and says what is missing where traces are asked for."""
+        """Without the extra the modules import, but a start with traces is refused."""
         code = (
             "import sys; sys.modules['opentelemetry.sdk'] = None\n"
             "import gpuscore.server.run, gpuscore.server.api.app\n"

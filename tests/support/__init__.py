@@ -1,1 +1,1 @@
-"""What several tests share: tiny models, the oracle of the mask rule, a running server."""
+"""Code that several tests share: tiny models, the oracle of the mask rule, a running server."""

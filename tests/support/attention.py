@@ -1,4 +1,4 @@
-"""Inputs of the attention kernels: a batch's layout, and keys and values in poisoned memory."""
+"""Inputs for the attention kernels: a batch's layout, and keys and values in poisoned memory."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from support.layouts import Pages, int32, item_segments
 
 
 def heads_alone(heads: int, kv_heads: int, dim: int) -> DecoderConfig:
-    """What attention has to know of a model: two layers without a window, and nothing else."""
+    """Return the part of a configuration that attention reads: two layers without a window."""
     return DecoderConfig(
         architecture="",
         vocab_size=1,
@@ -33,7 +33,7 @@ def heads_alone(heads: int, kv_heads: int, dim: int) -> DecoderConfig:
 
 
 def requests(*sizes: tuple[int, int, list[int]], page_size: int, num_pages: int) -> PackedBatch:
-    """One batch of requests, each (cached tokens, tokens of the query beside it, item lengths)."""
+    """Return a batch of requests, each (cached tokens, query tokens in the batch, item lengths)."""
     pages = Pages.shuffled(np.random.default_rng(0), num_pages, page_size)
     segments, prefixes = [], []
     for request, (cached, query, items) in enumerate(sizes):
@@ -67,7 +67,7 @@ def inputs(
     dtype: torch.dtype,
     device: str = "cpu",
 ) -> Inputs:
-    """Random numbers; k and v lie in one tensor, as a projection leaves them."""
+    """Return random inputs; k and v lie in one tensor, as a projection leaves them."""
     generator = torch.Generator().manual_seed(7)
     slots = num_pages * page_size
     cached = [
@@ -89,5 +89,5 @@ def inputs(
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """Norm of the difference over the norm; NaN if anything is."""
+    """Return the norm of the difference over the norm of `want`; NaN if any number is NaN."""
     return float((got.double() - want.double()).norm() / want.double().norm())

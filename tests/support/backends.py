@@ -1,4 +1,4 @@
-"""Backends that tests share, because JAX compiles each anew."""
+"""Backends that tests share, because JAX compiles every backend anew."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -10,7 +10,7 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import Backend
 from gpuscore.config import ModelConfig
 
-# With the architectures that --backend jax computes.
+# With the architectures that --backend jax supports.
 JAX_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -18,7 +18,7 @@ needs_jax = pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not inst
 
 
 class SharedBackends:
-    """One backend for each kind, with whatever earlier tests left in its pages."""
+    """One backend for each set of options; its pages keep what earlier tests left there."""
 
     def __init__(self, tiny_model: Any) -> None:
         self._tiny_model, self._made = tiny_model, dict[Any, Backend]()
@@ -47,7 +47,7 @@ class SharedBackends:
 
 def fill_pages(backend: Any, value: float) -> None:
     """Set all keys and values of every page to `value`."""
-    if hasattr(backend, "launcher"):  # torch's
+    if hasattr(backend, "launcher"):  # the torch backend
         for sides in backend.launcher.pool.layers:
             for side in sides:
                 side.fill_(value)

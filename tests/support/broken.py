@@ -1,6 +1,6 @@
-"""Broken model directories: what is done to a good one, and what the refusal has to say.
+"""Broken model directories: the changes to a good one, and the words that the refusal must contain.
 
-Plain data: name -> (the good directory, what breaks it, words of the sentence, flags of serve).
+Plain data: name -> (the good directory, the change, words of the sentence, flags of serve).
 """
 
 import json
@@ -31,7 +31,7 @@ Break = Callable[[Path], object]
 
 @dataclass(frozen=True)
 class Case:
-    """Args: base: a name of `make_bases`. words: all of them stand in the sentence."""
+    """A broken directory; `base` is a name of `make_bases`, `words` are in the sentence."""
 
     base: str
     breaks: Break
@@ -40,7 +40,7 @@ class Case:
 
 
 def make_bases(directory: Path) -> dict[str, Path]:
-    """The good directories, by name."""
+    """Write the good directories and return them by name."""
     bases = {name: directory / name for name in ("plain", "llama", "moe", "classes", "sentence")}
     make_model(bases["plain"])
     make_model(bases["llama"], "llama")
@@ -62,7 +62,7 @@ def make_bases(directory: Path) -> dict[str, Path]:
 
 
 def broken(case: Case, bases: Mapping[str, Path], directory: Path) -> Path:
-    """A copy of the good directory, broken."""
+    """Copy the good directory of a case and break the copy."""
     shutil.copytree(bases[case.base], directory)
     case.breaks(directory)
     return directory
@@ -118,7 +118,7 @@ def folder(name: str) -> Break:
 
 
 def large(name: str, size: int) -> Break:
-    """A file with a hole of that size."""
+    """Extend a file to that size with a hole."""
     return lambda directory: os.truncate(directory / name, size)
 
 
@@ -140,7 +140,7 @@ def set_value(name: str, value: float) -> Break:
 
 
 def header(change: Callable[[dict[str, Any]], object]) -> Break:
-    """Rewrites the header of the safetensors file, whose data stay."""
+    """Rewrite the header of the safetensors file and keep its data."""
 
     def edit(directory: Path) -> None:
         path = directory / "model.safetensors"
@@ -159,7 +159,7 @@ def cut(name: str, size: int) -> Break:
 
 
 def sharded(change: Callable[[Path, dict[str, Any]], object]) -> Break:
-    """Two shards and an index, which `change` then breaks."""
+    """Write two shards and an index, which `change` then breaks."""
 
     def edit(directory: Path) -> None:
         tensors = load_file(directory / "model.safetensors")
@@ -193,7 +193,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 def _json_files() -> dict[str, Case]:
-    """Every JSON file in every way in which it can be no JSON object."""
+    """Return cases for every JSON file in every way in which it can fail to be a JSON object."""
     files = {
         "config.json": "plain",
         "tokenizer_config.json": "plain",
@@ -219,7 +219,7 @@ def _json_files() -> dict[str, Case]:
 
 
 def _in_place_of_weights(name: str, change: Break) -> Break:
-    """An index is looked at where there is no single file."""
+    """Remove the weights too for an index: it is read only if there is no single file."""
 
     def both(directory: Path) -> None:
         change(directory)
@@ -230,7 +230,7 @@ def _in_place_of_weights(name: str, change: Break) -> Break:
 
 
 def _not_files() -> dict[str, Case]:
-    """Everything that is looked for, and that is there as something else."""
+    """Return cases for each file that is read, with something else in its place."""
     cases = {}
     for name, base in (
         ("config.json", "plain"),

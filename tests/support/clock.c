@@ -1,5 +1,5 @@
-/* The wall clock as a test wants it: LD_PRELOAD of a process whose monotonic clock stays as it is.
-   WALL_CLOCK_OFFSET names a file of eight bytes: seconds to add, which may change at any time. */
+/* A wall clock that a test sets: LD_PRELOAD for a process whose monotonic clock stays unchanged.
+   WALL_CLOCK_OFFSET names a file of eight bytes: the seconds to add, which may change at any time. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,7 +1,8 @@
-"""Hostile requests as data: what tests/hostile/http/*.toml means, and one of them sent.
+"""Hostile requests as data: a reader of tests/hostile/http/*.toml, and a client that sends them.
 
-A text of these files stands for bytes. A line break is CR LF; `\\r`, `\\n`, `\\t`, `\\xHH` and
-`\\\\` are one byte; `\\(1000*text)` repeats; `\\[name]` is a text of parts.toml. All else is ASCII.
+A text in these files stands for bytes. A line break is CR LF; `\\r`, `\\n`, `\\t`, `\\xHH` and
+`\\\\` are one byte each; `\\(1000*text)` repeats a text; `\\[name]` is a text of parts.toml. All
+other characters are ASCII.
 """
 
 import re
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 FOLDER = Path(__file__).parent.parent / "hostile" / "http"
 PROBE = b"GET /probe HTTP/1.1\r\nHost: probe\r\n\r\n"
 PROBED = 404
-PATIENCE = 3.5  # seconds for what must happen; an idle connection would be closed after 5
+PATIENCE = 3.5  # seconds to wait for an event; the server closes idle connections after 5
 
 _TOKEN = re.compile(
     r"\\\((?P<times>\d+)\*(?P<text>(?:[^)\\]|\\.)*)\)|\\\[(?P<part>\w+)\]|\\x(?P<hex>[0-9a-f]{2})"
@@ -38,21 +39,21 @@ class Entry:
     """A hostile request.
 
     Args:
-        name: what it is.
-        steps: bytes to send, and what is done between them: `pause` (seconds), `drip` (a text, one
-            byte `every` so many seconds), `answer` (wait for one), `end` ("half": no more is sent,
-            "reset").
-        answers: statuses of all answers in order; where several are right, all of them. In a file a
-            list, or a text such as "100 x 404, 400".
-        optional: whether the last answer may be left out.
-        closes: whether the server closes then; otherwise it answers one more request. None: as it
-            likes.
-        fails: whether our server is known to answer otherwise.
-        bodiless: answers without a body, to HEAD; counted from 0.
-        slow: whether it needs more than some milliseconds.
-        rfc: where the right answer is said, if somewhere.
-        why: a sentence.
-        theirs: what uvicorn answers with each of its parsers, where that is not right, as `shown`.
+        name: a short description.
+        steps: bytes to send and actions between them: `pause` (seconds), `drip` (a text, one byte
+            `every` that many seconds), `answer` (wait for one), `end` ("half": close our sending
+            side, "reset": reset the connection).
+        answers: the right statuses of each answer, in order. A file has a list, or a text such as
+            "100 x 404, 400".
+        optional: True if the last answer may be missing.
+        closes: True if the server then closes the connection, False if it answers one more request,
+            None if it may do either.
+        fails: True if our server is known to give wrong answers.
+        bodiless: numbers, from 0, of the answers without a body (to HEAD).
+        slow: True if it takes more than some milliseconds.
+        rfc: the place that defines the right answer, if there is one.
+        why: the reason for the right answer, in a sentence.
+        theirs: uvicorn's wrong answers with each of its parsers, as `shown` writes them.
     """
 
     name: str
@@ -77,12 +78,12 @@ class Answer:
 
 @dataclass
 class Outcome:
-    """What one connection got.
+    """The answers on one connection, and its end.
 
     Args:
-        answers: in order.
+        answers: complete answers, in order.
         end: "closed", "reset", "open" (it still answers), "silent" (it does not), or "left" by us.
-        rest: bytes behind the last complete answer.
+        rest: bytes after the last complete answer.
     """
 
     answers: list[Answer] = field(default_factory=list)
@@ -95,7 +96,7 @@ class Outcome:
 
 
 def decoded(text: str, parts: dict[str, str]) -> bytes:
-    """The bytes that a text of a file stands for; raises ValueError."""
+    """Return the bytes that a text of a file stands for; raises ValueError."""
     found, at = [], 0
     while at < len(text):
         token = _TOKEN.match(text, at)
@@ -120,14 +121,14 @@ def _bytes_of(token: re.Match[str], parts: dict[str, str]) -> bytes:
 
 
 def entries(name: str) -> list[Entry]:
-    """All entries of a file, such as "smuggling"."""
+    """Return all entries of a file, such as "smuggling"."""
     parts = tomllib.loads((FOLDER / "parts.toml").read_text())
     found = tomllib.loads((FOLDER / f"{name}.toml").read_text())["request"]
     return [_entry(one, parts) for one in found]
 
 
 def names() -> list[str]:
-    """Of all files with entries."""
+    """Return the names of all files with entries."""
     return sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != "parts")
 
 
@@ -153,7 +154,7 @@ def _statuses(given: str | list[Any]) -> Statuses:
 
 
 def shown(statuses: Iterable[int]) -> str:
-    """Such as "2 x 404, 400", or "none"."""
+    """Return statuses as text, such as "2 x 404, 400", or "none"."""
     runs = [(status, len(list(some))) for status, some in groupby(statuses)]
     texts = [str(status) if times == 1 else f"{times} x {status}" for status, times in runs]
     return ", ".join(texts) or "none"
@@ -169,18 +170,18 @@ def _step(step: str | dict[str, Any], parts: dict[str, str]) -> Step:
 
 
 class Attacker:
-    """One connection that sends an entry and reads what comes.
+    """One connection that sends an entry and reads the answers.
 
     Args:
         bodiless: see Entry.
-        strict: whether each answer must say its length; otherwise the last one need not.
+        strict: True if each answer must state its length; otherwise the last one need not.
     """
 
     def __init__(
         self, address: tuple[str, int], bodiless: Iterable[int] = (), strict: bool = True
     ) -> None:
         self.outcome, self._strict = Outcome(), strict
-        self._endless = False  # an error of uvicorn's, which goes on to the connection's end
+        self._endless = False  # in a wrong answer of uvicorn that lasts until the connection ends
         self._bodiless = frozenset(bodiless)
         self._socket = socket.create_connection(address, timeout=PATIENCE)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -197,7 +198,7 @@ class Attacker:
             for step in steps:
                 self._do(step)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it was answered, and the rest is not wanted
+            pass  # the server has answered and does not want the rest
 
     def _do(self, step: Step) -> None:
         if isinstance(step, bytes):
@@ -219,14 +220,14 @@ class Attacker:
             self.outcome.end = "left"
 
     def read(self, most: int | None, patience: float = PATIENCE) -> None:
-        """Read until there are so many answers or, without a number, until the connection ends."""
+        """Read until there are `most` answers or, without a number, until the connection ends."""
         deadline = monotonic() + patience
         while not self.outcome.end and (most is None or len(self.outcome.answers) < most):
             if not self._take() and not self._receive(deadline):
                 return
 
     def finish(self, expected: int, closes: bool | None, patience: float = PATIENCE) -> Outcome:
-        """Read the expected answers, then see the connection's end, or that it still answers."""
+        """Read the expected answers, then see the connection end or answer once more."""
         self.read(expected, patience)
         if closes:
             self.read(None, patience)
@@ -261,7 +262,7 @@ class Attacker:
         return bool(data)
 
     def _take(self) -> bool:
-        """Take one complete answer out of the buffer; raises ValueError for what is none."""
+        """Take one complete answer from the buffer; raises ValueError if it is not HTTP."""
         if self._endless:
             return False
         head, found, rest = self._buffer.partition(b"\r\n\r\n")
@@ -291,14 +292,14 @@ def _head(head: bytes) -> tuple[int, dict[str, str]]:
 
 
 def sent(entry: Entry, address: tuple[str, int], patience: float = PATIENCE) -> Outcome:
-    """Send an entry to a server; raises ValueError where something is sent back that is no HTTP."""
+    """Send an entry to a server; raises ValueError if it sends back bytes that are not HTTP."""
     with Attacker(address, entry.bodiless) as attacker:
         attacker.perform(entry.steps)
         return attacker.finish(len(entry.answers), entry.closes, patience)
 
 
 def faults(entry: Entry, outcome: Outcome) -> Iterator[str]:
-    """What is wrong with our server's answers to an entry."""
+    """Yield the errors in our server's answers to an entry."""
     statuses = outcome.statuses
     if {"end": "half"} in entry.steps:  # an interim answer shows whether the client has left
         statuses = tuple(status for status in statuses if status >= 200)
@@ -306,7 +307,7 @@ def faults(entry: Entry, outcome: Outcome) -> Iterator[str]:
         yield f"answered {shown(statuses)}, right is {[sorted(one) for one in entry.answers][:9]}"
     if outcome.rest:
         yield f"{outcome.rest[:100]!r} is behind the last answer"
-    # A reset behind the answers says only that the server did not wait for what was still sent.
+    # A reset after the answers only means that the server did not wait for the rest of the input.
     ends = {"closed", "reset", "left"} if entry.closes else {"open"}
     if outcome.end not in ends and entry.closes is not None:
         yield f"the connection is {outcome.end}, right is {' or '.join(sorted(ends))}"

@@ -1,4 +1,4 @@
-"""A thousand callers at once, each with one request in flight, and each answer checked."""
+"""A thousand callers, each with one request in flight, that check every answer."""
 
 import asyncio
 import json
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-PATIENCE = 60.0  # seconds for an answer; then it is lost
+PATIENCE = 60.0  # seconds until a missing answer counts as lost
 REFUSED = {429: "overloaded", 503: "unavailable", 504: "deadline_exceeded"}
 BACKOFF = 0.2  # seconds before a refused caller asks again
 
 
 @dataclass
 class Outcome:
-    """What came of the requests; all in `wrong` is a broken promise."""
+    """The results of the requests; each entry of `wrong` is a broken promise."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     broken: int = 0  # connections that ended before the answer
-    unsent: int = 0  # of these, such as could not be opened
+    unsent: int = 0  # of those, connections that failed before the request was sent
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -31,9 +31,9 @@ class Crowd:
     """Callers that go on until told to stop.
 
     Args:
-        address: of the server.
-        known: bodies and the scores that are right for them.
-        size: callers, which is requests in flight.
+        address: the server's address.
+        known: bodies and their right scores.
+        size: number of callers, and so of requests in flight.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Crowd:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Each caller gets the answer that it waits for."""
+        """Let each caller receive the answer that it waits for."""
         self.end()
         await asyncio.gather(*self._tasks)
 
     def end(self) -> None:
-        """Let no caller ask again."""
+        """Let no caller send another request."""
         self._ended = True
 
     async def until(self, answers: int, seconds: float = 60.0) -> None:
-        """Wait for so many further answers of 200."""
+        """Wait for `answers` further answers of 200."""
         wanted = self.outcome.statuses[200] + answers
         async with asyncio.timeout(seconds):
             while self.outcome.statuses[200] < wanted:
@@ -83,7 +83,7 @@ class Crowd:
                 streams = None
                 await asyncio.sleep(BACKOFF)
         if streams is not None:
-            with suppress(TimeoutError):  # a second answer to the last request would be here
+            with suppress(TimeoutError):  # a second answer to the last request would be read here
                 extra = await asyncio.wait_for(streams[0].read(1), 0.05)
                 if extra:
                     self.outcome.wrong.append(f"more than one answer on c{number}")
@@ -99,7 +99,7 @@ class Crowd:
     async def _ask(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
     ) -> bool:
-        """Whether the connection can be used again."""
+        """Send a request and check its answer; return True if the connection can be used again."""
         body, scores = self.known[hash(name) % len(self.known)]
         head = (
             f"POST /v1/score HTTP/1.1\r\nHost: crowd\r\nX-Request-Id: {name}\r\n"
@@ -117,7 +117,7 @@ class Crowd:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    """Status, fields and body; EOFError where the connection ends before that."""
+    """Return status, fields and body; raise EOFError if the connection ends before that."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     fields = (line.split(": ", 1) for line in head[1:] if line)
     headers = {name.lower(): value for name, value in fields}
@@ -131,7 +131,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]
 def _problem(
     status: int, headers: dict[str, str], body: dict[str, object], name: str, scores: object
 ) -> str:
-    """What an answer has against the contract; empty if nothing."""
+    """Return how an answer breaks the contract; empty if it does not."""
     if headers.get("x-request-id") != name:
         return f"the answer of {headers.get('x-request-id')}"
     if status == 200:

@@ -1,4 +1,4 @@
-"""docs/http.md: made by `python -m support.differences > ../docs/http.md` in tests/."""
+"""The source of docs/http.md: run `python -m support.differences > ../docs/http.md` in tests/."""
 
 from collections.abc import Iterator
 
@@ -6,13 +6,13 @@ from support.corpus import Entry, entries, names
 
 TOP = """# HTTP: what is refused, and where uvicorn answers otherwise
 
-The server's HTTP/1.1 is its own, on llhttp's parser (httptools). The requests below are some of
-`tests/hostile/http/*.toml`, which has each byte of them; `make test-hostile` sends all of them to
-this server and to plain uvicorn with either of its parsers. Listed is where uvicorn's answers
-(0.54, httptools 0.9, h11 0.16) are not those that are right. "None" means no answer within 1.5
-seconds: uvicorn has no deadlines for heads and bodies, and no limits on bodies.
+The server has its own HTTP/1.1, on llhttp's parser (httptools). `make test-hostile` sends every
+request of `tests/hostile/http/*.toml`, which has all of their bytes, to this server and to plain
+uvicorn with either of its parsers. This page lists the requests that uvicorn (0.54, httptools 0.9,
+h11 0.16) answers wrongly. "None" means no answer within 1.5 seconds: uvicorn has no deadlines for
+heads and bodies, and no limits on bodies.
 
-This page is made from those files (`tests/support/differences.py`).
+`tests/support/differences.py` generates this page from those files.
 """
 
 
@@ -43,7 +43,7 @@ def _row(entry: Entry) -> str:
 
 
 def _right(entry: Entry) -> str:
-    """Such as "100 x 404, 400 or 413"."""
+    """Return the right answers as text, such as "100 x 404, 400 or 413"."""
     texts = [" or ".join(map(str, sorted(allowed))) for allowed in entry.answers]
     runs: list[tuple[str, int]] = []
     for text in texts:

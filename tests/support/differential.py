@@ -1,4 +1,4 @@
-"""The same directory served by transformers and by us, with one key of config.json changed."""
+"""One directory served by transformers and by us, with one key of config.json changed."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from gpuscore import Scorer
 from gpuscore.errors import ConfigError, GpuscoreError
 from support.models import VOCAB, random_ids, reference_logits, reference_logprobs
 
-CLOSE = 1e-3  # of log p; what a key changes is larger
+CLOSE = 1e-3  # difference in log p; a key that matters changes more
 ABSENT = "<absent>"
 ODD: tuple[object, ...] = (ABSENT, None, False, True, 0, 1, 3, -1, 0.5, "x", [], [1], {}, {"a": 1})
 PROMPTS = [random_ids(np.random.default_rng(5), length) for length in (9, 40)]
@@ -25,14 +25,14 @@ logging.set_verbosity_error()
 
 
 def changed(directory: Path, base: dict[str, Any], fields: dict[str, object]) -> None:
-    """Writes config.json anew."""
+    """Write config.json with the fields changed."""
     made = base | fields
     kept = {name: value for name, value in made.items() if value is not ABSENT}
     (directory / "config.json").write_text(json.dumps(kept))
 
 
 def theirs(directory: Path) -> Answer:
-    """transformers' log-probabilities, or class logits; the name of its error."""
+    """Return transformers' log-probabilities, or class logits; or the name of its error."""
     classes = "classes" in directory.name
     auto = AutoModelForSequenceClassification if classes else AutoModelForCausalLM
     try:
@@ -40,12 +40,12 @@ def theirs(directory: Path) -> Answer:
             directory, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         return (reference_logits if classes else reference_logprobs)(model, PROMPTS)
-    except Exception as error:  # noqa: BLE001  whatever it raises for such a file
+    except Exception as error:  # noqa: BLE001  (any error for such a file)
         return type(error).__name__
 
 
 def ours(directory: Path) -> Answer:
-    """The same of ours, or the refusal."""
+    """Return our log-probabilities or class logits; or our refusal."""
     try:
         with Scorer(str(directory), dtype="float32", max_batch_tokens=64) as scorer:
             rows = scorer._builder.backend.label_rows
@@ -59,7 +59,7 @@ def ours(directory: Path) -> Answer:
 
 
 def difference(directory: Path) -> float | None:
-    """By how much both answers differ at most; None where one of them is no answer."""
+    """Return the largest difference of the two answers; None if one of them is an error."""
     mine = ours(directory)
     if isinstance(mine, str):
         return None

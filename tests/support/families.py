@@ -1,11 +1,11 @@
-"""A tokenizer as Qwen's, small, and what tests of families share."""
+"""A small tokenizer like Qwen's, and helpers for the tests of families."""
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from gpuscore.prompts.documents import Rerank
 
 QWEN_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# As Qwen's: digits one by one, words with what is before them, line ends together.
+# Like Qwen's: single digits, words with the character before them, line ends together.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -13,7 +13,8 @@ SPLIT = (
 
 
 def qwen_like() -> Tokenizer:
-    """Bytes, a few merges, and Qwen's special tokens, two of which are none ("<think>")."""
+    """Return a tokenizer with bytes, a few merges and Qwen's special tokens, two of them not
+    special ("<think>")."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merged = ["ye", "yes", "no", "Ye", "Yes", "No", "th", "the", "Ġth", "Ġthe", "er", "do", ":Ċ"]
     merged += ["ĠS", "ĠU", "ĠC"]
@@ -43,6 +44,6 @@ def qwen_like() -> Tokenizer:
 
 
 def ids_of(rerank: Rerank) -> list[list[int]]:
-    """The prompts."""
+    """Return the prompts' ids."""
     request = rerank.request
     return [[*request.query_ids.tolist(), *item.tolist()] for item in request.item_ids]

@@ -1,5 +1,5 @@
-"""Connections that send as much as a server takes, from a process of their own, so that it does not
-slow down who measures.
+"""Connections that send as much as a server accepts, in a process of their own so that the
+measuring process is not slowed down.
 
     python -P -m support.floods KIND HOST PORT CONNECTIONS SECONDS MEGABYTES
 """
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 PIECE = 2**16
 CHUNKED = b"POST /v1/score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-# What a connection sends once, and what it sends after that for as long as it can.
+# The bytes that a connection sends first, and those that it then repeats for as long as it can.
 KINDS = {
     "pipelined": (b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
     "trailers": (CHUNKED + b"0\r\nX: ", b"a"),
@@ -25,12 +25,12 @@ KINDS = {
 
 @dataclass
 class Sent:
-    """What a flood came to.
+    """The totals of a flood.
 
     Args:
-        connections: that were opened, also in the place of others.
+        connections: opened connections, replacements included.
         sent: bytes.
-        answers: heads of answers, about.
+        answers: heads of answers, roughly.
     """
 
     connections: int = 0
@@ -39,8 +39,8 @@ class Sent:
 
 
 class Flood:
-    """Sends over `width` connections, at most `most` bytes over each; one that the server closes is
-    opened again."""
+    """A flood over `width` connections, at most `most` bytes each; connections that the server
+    closes are replaced."""
 
     def __init__(self, kind: str, address: tuple[str, int], width: int, most: int) -> None:
         self.result = Sent()
@@ -49,7 +49,7 @@ class Flood:
         count = PIECE // len(unit)
         self._first, self._piece = first + unit * count, unit * count
         self._selector = selectors.DefaultSelector()
-        self._left: dict[socket.socket, int] = {}  # bytes that a connection may still send
+        self._left: dict[socket.socket, int] = {}  # bytes that each connection may still send
         self._pending: dict[socket.socket, memoryview] = {}
         for _ in range(width):
             self._open()

@@ -1,11 +1,11 @@
-"""Workers of pytest-xdist as forks of one process, which has imported what takes long.
+"""Workers of pytest-xdist as forks of one process, which has imported the slow packages.
 
     python -P fork_server.py serve SOCKET     # until its standard input ends
     python -P fork_server.py SOCKET -u -c CODE
 
-The second is what xdist starts in the place of `python -u -c CODE`: it hands its standard streams
-to a fork of the first, which runs CODE, and ends with it. Importing takes each worker 8 seconds of
-a core otherwise.
+xdist starts the second command instead of `python -u -c CODE`: it hands its standard streams to a
+fork of the first process, which runs CODE, and ends with that fork. Without it each worker would
+spend 8 seconds of a core on imports.
 """
 
 import gc
@@ -24,7 +24,8 @@ SHARED = ("support.models", "jax", "gpuscore.cli", "gpuscore.server.run")
 
 
 class ForkServer:
-    """The process, from the side of pytest; `command` is the worker's Python, for execnet."""
+    """The process that forks workers, as pytest sees it; `command` is the worker's Python, for
+    execnet."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -39,7 +40,7 @@ class ForkServer:
             raise RuntimeError(f"the fork server ended with {self._process.wait()}")
 
     def close(self) -> None:
-        """Wait for the workers, then end."""
+        """Wait for the workers, then stop the process."""
         self._process.communicate()
         self._folder.cleanup()
 
@@ -48,7 +49,7 @@ def serve(path: str) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     for name in SHARED:
         import_module(name)
-    gc.freeze()  # a fork that collected garbage would copy all of it
+    gc.freeze()  # a garbage collection in a fork would copy the memory
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -72,7 +73,7 @@ def serve(path: str) -> None:
 
 
 def _work(code: str, streams: list[int]) -> NoReturn:
-    """Run the code as `python -u -c` would; the connection stays open until then."""
+    """Run the code as `python -u -c` would; the connection stays open until it ends."""
     status = 0
     try:
         for number, stream in enumerate(streams):
@@ -81,7 +82,7 @@ def _work(code: str, streams: list[int]) -> NoReturn:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.argv = ["-c"]
         exec(code, {"__name__": "__main__"})  # noqa: S102
-    except BaseException:  # noqa: BLE001  (the end of a process)
+    except BaseException:  # noqa: BLE001  (the process ends here)
         traceback.print_exc()
         status = 1
     os._exit(status)
@@ -91,7 +92,7 @@ def launch(path: str, code: str) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         socket.send_fds(connection, [code.encode()], [0, 1, 2])
-        connection.recv(1)  # the end
+        connection.recv(1)  # returns when the fork ends
 
 
 if __name__ == "__main__":

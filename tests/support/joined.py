@@ -1,7 +1,6 @@
-"""The search for texts whose ids depend on being cut.
+"""The search for texts whose ids change when they are cut.
 
-The plain way, which defines the ids, is `Tokenizer.encode` of the joined string.
-MORE_EXAMPLES=20000 searches longer.
+`Tokenizer.encode` of the joined string defines the ids. MORE_EXAMPLES=20000 searches longer.
 """
 
 import functools
@@ -47,7 +46,7 @@ texts = st.lists(
 
 @functools.cache
 def pair(name):
-    """The tokenizer that defines the ids, and the encoder that is tested."""
+    """Return the tokenizer that defines the ids, and the encoder under test."""
     return Tokenizer.from_str(trained(name)), TextEncoder(Tokenizer.from_str(trained(name)))
 
 
@@ -63,7 +62,8 @@ def check(tokenizer, encoder, query, items):
 
 
 def check_every_cut(tokenizer, bounds, text):
-    """The lemma itself: at each safe cut the sides are what they are alone, behind any guard."""
+    """Check the lemma itself: at each safe cut both sides have the ids that they have alone, behind
+    any guard character."""
     whole = plain(tokenizer, text, special=False)
     for cut in range(1, len(text)):
         guard = text[cut - 1]
@@ -74,7 +74,7 @@ def check_every_cut(tokenizer, bounds, text):
 
 
 def search(tokenizer, encoder, how=searched):
-    """Look for a text at which the ids differ; raises AssertionError with it."""
+    """Look for a text whose ids differ; raise AssertionError with it."""
 
     @how
     @given(whole=texts, at=st.integers(0, 60), other=texts)
@@ -86,7 +86,7 @@ def search(tokenizer, encoder, how=searched):
     @example("the\u017f ", 2, "")
     @example("lazy fox. dogs the. e quick \u00e9 k q", 9, " th")
     def property(whole, at, other):
-        """The whole is cut into query and item anywhere, also within special tokens."""
+        """Cut the whole into query and item anywhere, also within special tokens."""
         left, right = whole[:at], whole[at:]
         check(tokenizer, encoder, left, [right, "", other])
         check(tokenizer, encoder, right, [left, other])

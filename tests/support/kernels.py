@@ -1,4 +1,4 @@
-"""What the tests of Triton kernels share: where they run, comparison, planted defects."""
+"""Helpers for the tests of Triton kernels: the device, comparison, planted defects."""
 
 import importlib.util
 import os
@@ -14,26 +14,26 @@ from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
-# Triton's interpreter multiplies the bit patterns of bfloat16 numbers.
+# Triton's interpreter multiplies bfloat16 numbers as bit patterns, so they are left out there.
 DTYPES = [torch.float32, torch.float16] + ([] if INTERPRETED else [torch.bfloat16])
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 5e-3}
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """The same numbers on every device."""
+    """Return random numbers that are the same on every device."""
     generator = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
 
 
 def between_nans(x: Tensor) -> Tensor:
-    """`x` [T, E] as part of a larger tensor of NaN: what is read beside it becomes visible."""
+    """Return `x` [T, E] within a larger tensor of NaN, so that reads beside it become visible."""
     around = torch.full((len(x) + 2, x.shape[1] + 48), torch.nan, dtype=x.dtype, device=x.device)
     around[1:-1, 16:-32] = x
     return around[1:-1, 16:-32]
 
 
 def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype, most: float | None = None) -> None:
-    """|got - want| / |want| in float64, the norm over all elements."""
+    """Assert a small |got - want| / |want| in float64, the norm over all elements."""
     assert got.shape == want.shape
     if want.numel():
         error = (got.double() - want.double()).norm() / want.double().norm()
@@ -44,7 +44,7 @@ def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype, most: float | Non
 def planted(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, old: str, new: str, folder: Path
 ) -> Iterator[None]:
-    """Put a form of a kernel's module into its place in which `old` reads `new`."""
+    """Replace a kernel's module by one in whose source `old` is replaced by `new`."""
     source = Path(str(module.__file__)).read_text()
     assert source.count(old) >= 1, f"{module.__name__} does not hold {old!r}"
     path = folder / "triton_with_a_defect.py"
@@ -54,7 +54,7 @@ def planted(
     assert spec.loader is not None
     changed = importlib.util.module_from_spec(spec)
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, module.__name__, changed)  # dataclasses look there
+        patch.setitem(sys.modules, module.__name__, changed)  # dataclasses look it up there
         spec.loader.exec_module(changed)
         package = sys.modules[module.__name__.rpartition(".")[0]]
         patch.setattr(package, "triton", changed)

@@ -1,4 +1,4 @@
-"""Random packed batches, and the same prompts laid out in different ways."""
+"""Random packed batches, and the same prompts in different layouts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ def int32(values: Sequence[int]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Pages:
-    """Deals out pages of a pool in a shuffled order."""
+    """The pages of a pool in a shuffled order, handed out to requests."""
 
     order: np.ndarray
     page_size: int
@@ -26,7 +26,7 @@ class Pages:
         return cls(int32(rng.permutation(num_pages)), page_size)
 
     def of(self, request: int, length: int, room: int = 8) -> np.ndarray:
-        """Pages for `length` tokens of a request (at most `room` pages each)."""
+        """Return pages for `length` tokens of a request (at most `room` pages each)."""
         count = -(-length // self.page_size)
         return self.order[request * room : request * room + count]
 
@@ -50,14 +50,14 @@ def item_segments(
 def in_one_batch(
     query: Sequence[int], items: Sequence[Sequence[int]], labels: Sequence[int]
 ) -> PackedBatch:
-    """Query as the parent of its items; nothing cached, nothing kept."""
+    """Return a batch with the query as its items' parent; nothing is cached and nothing kept."""
     parent = [Segment(int32(query), 0, 0)] if len(query) else []
     segments = item_segments(items, len(query), 0, 0 if parent else -1, labels)
     return pack(parent + segments, [Prefix(0, NO_PAGES)])
 
 
 def query_chunks(query: Sequence[int], bounds: Sequence[int], pages: np.ndarray, size: int):
-    """Batches that only fill pages: query[0:b1], query[b1:b2], ..."""
+    """Yield batches that only fill pages: query[0:b1], query[b1:b2], ..."""
     for start, stop in zip([0, *bounds[:-1]], bounds, strict=True):
         slots = page_slots(pages, start, stop, size)
         yield pack(
@@ -66,9 +66,10 @@ def query_chunks(query: Sequence[int], bounds: Sequence[int], pages: np.ndarray,
 
 
 def random_batch(rng: np.random.Generator, num_slots: int, page_size: int) -> PackedBatch:
-    """Several requests with and without cached prefix, query part and items, odd lengths.
+    """Return a batch of requests with and without cached prefix, query part and items, of odd
+    lengths.
 
-    Of some items every row is scored.
+    Every row of some items is scored.
     """
     segments: list[Segment] = []
     prefixes: list[Prefix] = []
@@ -99,7 +100,7 @@ def random_batch(rng: np.random.Generator, num_slots: int, page_size: int) -> Pa
 
 
 def _reordered(segments: list[Segment], order: np.ndarray) -> list[Segment]:
-    """The same segments in another order, parents followed."""
+    """Return the same segments in another order, with parents renumbered."""
     from dataclasses import replace
 
     place = {int(old): new for new, old in enumerate(order)}

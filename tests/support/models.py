@@ -1,4 +1,4 @@
-"""Tiny random models written by transformers, with outputs that are far from uniform.
+"""Tiny random models written by transformers, with outputs far from uniform.
 
 Weights are scaled so that logits have a standard deviation over 1, norm weights lie away from 1 and
 biases away from 0: near-uniform outputs would hide errors.
@@ -91,7 +91,7 @@ FAMILIES = {
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, MIXTURE),
 }
 CLASSES = {"id2label": {0: "good", 1: "not good", 2: "no idea"}}
-CLASSIFIERS = {  # beside FAMILIES; a tied embedding is nothing to a head over classes
+CLASSIFIERS = {  # beside FAMILIES; a head over classes has no use for a tied embedding
     f"{family}_classes": (FAMILIES[family][0], model, FAMILIES[family][2] | CLASSES)
     for family, model in (
         ("gemma2", Gemma2ForSequenceClassification),
@@ -112,19 +112,19 @@ CORPUS = (
 def make_model(
     directory: Path, family: str = "qwen3", *, seed: int = 0, **overrides: object
 ) -> PreTrainedModel:
-    """Write a model and its tokenizer; returns the float32 transformers model."""
+    """Write a model and its tokenizer; return the float32 transformers model."""
     config_class, model_class, special = (FAMILIES | CLASSIFIERS)[family]
     torch.manual_seed(seed)
     model = model_class(config_class(**(COMMON | special | overrides))).float().eval()
-    model.set_attn_implementation("eager")  # the others drop Gemma 2's soft-cap
+    model.set_attn_implementation("eager")  # other implementations ignore Gemma 2's soft cap
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             if name.endswith("bias"):
                 parameter.copy_(0.3 * noise + 0.2)
             elif parameter.ndim == 1:
-                # Gemma's are stored less 1; Gemma 1's logits, which nothing caps, would be so large
-                # with weights about 2 that transformers' own float32 is off by 1e-4.
+                # Gemma stores its weights less 1. Gemma 1 has no cap on logits: with weights of
+                # about 2 they would be so large that transformers' own float32 is off by 1e-4.
                 parameter.copy_((0 if family == "gemma" else 1) + 0.4 * noise)
             else:
                 parameter.copy_(noise * (0.25 if "embed" not in name else 0.5))
@@ -136,7 +136,8 @@ def make_model(
 
 
 def make_tokenizer(*, bos: bool) -> Tokenizer:
-    """Byte-level BPE with real merges; with `bos` its post-processor puts <s> first."""
+    """Return a byte-level BPE tokenizer with real merges; with `bos` its post-processor adds
+    <s>."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -158,7 +159,7 @@ def make_tokenizer(*, bos: bool) -> Tokenizer:
     return tokenizer
 
 
-# Many tests ask for the same prompts, cut and packed in another way.
+# A cache: many tests need the same prompts, cut and packed in different ways.
 _known: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, ...], NDArray[np.float64]]]
 _known = WeakKeyDictionary()
 
@@ -166,7 +167,7 @@ _known = WeakKeyDictionary()
 def reference_logprobs(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
-    """transformers' log-probabilities [N, V] after each prompt, every prompt run alone."""
+    """Return transformers' log-probabilities [N, V] after each prompt, every prompt run alone."""
     known, keys = _known.setdefault(model, {}), [tuple(map(int, prompt)) for prompt in prompts]
     for key in keys:
         if key not in known:
@@ -177,7 +178,7 @@ def reference_logprobs(
 def logprobs_of_one_length(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
-    """transformers' log-probabilities [N, V] after prompts that need no padding, side by side."""
+    """Return transformers' log-probabilities [N, V] after prompts of one length, in one batch."""
     with torch.no_grad():
         logits = model(torch.tensor(prompts), logits_to_keep=1).logits[:, -1]
     return torch.log_softmax(logits.double(), dim=-1).numpy()
@@ -186,7 +187,7 @@ def logprobs_of_one_length(
 def reference_logits(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
-    """transformers' class logits [N, classes] after each prompt, every prompt run alone."""
+    """Return transformers' class logits [N, classes] after each prompt, every prompt run alone."""
     with torch.no_grad():
         rows = [model(torch.tensor([prompt])).logits[0].double().numpy() for prompt in prompts]
     return np.stack(rows)

@@ -1,11 +1,11 @@
-"""Good requests with a few bytes changed, from a seed."""
+"""Good requests with a few bytes changed by a seeded generator."""
 
 import random
 from collections.abc import Iterator
 
 from support.corpus import Attacker, Outcome, entries, names
 
-# What a change puts in: characters and fields that mean something to a parser.
+# Bytes that a change may insert: characters and fields that mean something to a parser.
 PIECES = (
     *(b"\r\n", b"\n", b"\r", b"\0", b" ", b"\t", b":", b";", b",", b"%", b"#", b"\x7f", b"\xff"),
     *(b"\r\n\r\n", b"0\r\n\r\n", b"ffffffffffffffff", b"HTTP/1.0", b"HTTP/2.0", b"chunked"),
@@ -16,7 +16,8 @@ PIECES = (
 
 
 def good_requests() -> list[bytes]:
-    """The one stream of each quick entry that is answered 200 throughout, and has no HEAD."""
+    """Return the stream of each quick entry that has only one, no HEAD, and 200 for every
+    answer."""
     found = [entry for name in names() for entry in entries(name) if not entry.slow]
     return [
         entry.steps[0]
@@ -42,17 +43,17 @@ def _changed(rng: random.Random, data: bytes) -> bytes:
     start = rng.randrange(len(data) + 1)
     end = min(len(data), start + rng.choice((0, 1, 2, 8, 40)))
     kind = rng.randrange(4)
-    if kind == 0:  # something in its place
+    if kind == 0:  # replace
         return data[:start] + rng.choice(PIECES) + data[end:]
-    if kind == 1:  # twice
+    if kind == 1:  # repeat
         return data[:end] + data[start:]
-    if kind == 2:  # away
+    if kind == 2:  # remove
         return data[:start] + data[end:]
     return data[:start] + rng.randbytes(end - start) + data[end:]
 
 
 def told(address: tuple[str, int], data: bytes) -> Outcome:
-    """Send these bytes and nothing more; all that comes until the connection ends."""
+    """Send these bytes, then no more, and return everything received until the connection ends."""
     with Attacker(address) as attacker:
         attacker.perform([data, {"end": "half"}])
         return attacker.finish(0, True)

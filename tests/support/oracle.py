@@ -1,4 +1,4 @@
-"""Attention under the mask rule of a packed batch: NumPy, float64, row by row."""
+"""Attention by the mask rule of a packed batch, in NumPy and float64, row by row."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Array:
-    """q [T, H, D], k and v [T, Hkv, D], pools [slots, Hkv, D] -> [T, H, D].
+    """Map q [T, H, D], k and v [T, Hkv, D] and pools [slots, Hkv, D] to the output [T, H, D].
 
     With a window, row i sees keys at positions over position(i) - window.
     """
@@ -32,7 +32,7 @@ def attention(
         slots = prefix_slots(batch, request, page_size)
         positions = np.concatenate([np.arange(len(slots)), batch.positions[seen[row]]])
         near = positions > batch.positions[row] - (window or np.inf)
-        keys, values = (  # [n, H, D], a KV head for each query head
+        keys, values = (  # [n, H, D]: a KV head for each query head
             np.concatenate([pool[slots], rows[seen[row]]])[near].repeat(group, axis=1)
             for pool, rows in ((pool_k, k), (pool_v, v))
         )

@@ -1,4 +1,4 @@
-"""The smallest application with this server's routes and statuses, for uvicorn's own HTTP."""
+"""The smallest application with this server's routes and statuses, for tests of uvicorn's HTTP."""
 
 import json
 from collections.abc import Awaitable, Callable, MutableMapping

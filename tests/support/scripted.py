@@ -1,4 +1,4 @@
-"""A loopback HTTP server that answers by a script, for clients that have to bear it."""
+"""A loopback HTTP server that follows a script, for tests of clients."""
 
 import json
 import threading
@@ -12,10 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Step:
-    """One answer; `close` hangs up instead, `seconds` pass before either."""
+    """One answer after `seconds`; with `close` the server hangs up instead."""
 
     status: int = 200
-    body: Any = None  # JSON, or text as it is
+    body: Any = None  # JSON; a text is sent as it is
     fields: dict[str, str] = field(default_factory=dict)
     close: bool = False
     seconds: float = 0.0
@@ -35,7 +35,8 @@ class Scripted:
 
 @contextmanager
 def scripted(script) -> Iterator[Scripted]:
-    """`script` is a list of steps, of which the last repeats, or a function of a request's body."""
+    """Serve a script: a list of steps, of which the last repeats, or a function of a request's
+    body."""
     lock, running = threading.Lock(), 0
 
     class Handler(BaseHTTPRequestHandler):

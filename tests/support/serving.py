@@ -36,9 +36,9 @@ def serving(
     wait: bool = True,
     log: Path | None = None,
 ) -> Iterator[RunningServer]:
-    """Start a server on a free port; with `wait`, until it is ready. Killed at the end.
+    """Start a server on a free port and kill it at the end; with `wait` it is ready when yielded.
 
-    Its standard error goes to the file `log`, or where standard output goes.
+    Its standard error goes to the file `log`, or else to its standard output.
     """
     errors = subprocess.STDOUT if log is None else log.open("wb")
     process = subprocess.Popen(
@@ -69,7 +69,7 @@ def _address(process: "subprocess.Popen[str]") -> str:
 
 
 def stops_at_once(server: RunningServer, number: signal.Signals) -> str:
-    """Stop a server that has an open connection and nothing to do; returns what it still said."""
+    """Stop a server that has an open connection and no request; return its remaining output."""
     with socket.create_connection(server.address):
         start = time.monotonic()
         server.process.send_signal(number)
@@ -80,13 +80,13 @@ def stops_at_once(server: RunningServer, number: signal.Signals) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of a process's children."""
+    """Return the process ids of a process's children."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for path in lists for child in path.read_text().split()]
 
 
 def running(pid: int) -> bool:
-    """Whether there is such a process and it is no zombie."""
+    """Return True if the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
     except OSError:

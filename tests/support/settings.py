@@ -1,4 +1,4 @@
-"""Settings read from all their sources, each written as a user would."""
+"""Settings read from all their sources, each written as a user would write it."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ each_option = pytest.mark.parametrize("item", OPTIONS, ids=lambda item: item.nam
 
 
 def two_values(item):
-    """Two valid values, neither the default, except that a bool has only one such."""
+    """Return two valid values that are not the default; a bool has only one such value."""
     if item.kind is bool:
         return True, False
     if item.choices:
@@ -35,7 +35,8 @@ def two_values(item):
 
 
 def read(tmp_path, given):
-    """Settings from {source: {name: value}}, each source written as a user would."""
+    """Return the settings of {source: {name: value}}, each source written as a user would write
+    it."""
     arguments, environment = [], {"HOME": "/", "PATH": "/bin"}
     if "file" in given:
         path = tmp_path / "gpuscore.toml"

@@ -1,9 +1,9 @@
 """The engine's core in a simulated world: backend, clock and chance come from one seed.
 
-The backend's pages hold exactly the (tenant, position, token) triples that were written, and a
-score is a hash of what a row reads back through the page table, its parent and its own segment. The
-oracle computes the same hash from the request alone. Whatever goes wrong with pages, parents,
-positions, caching, retries or tenants therefore changes a score.
+The backend's pages hold exactly the (tenant, position, token) triples that were written. A score is
+a hash of the triples that a row reads back through the page table, its parent and its own segment;
+the oracle computes the same hash from the request alone. Any error in pages, parents, positions,
+caching, retries or tenants therefore changes a score.
 """
 
 import zlib
@@ -28,12 +28,12 @@ from gpuscore.errors import (
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest
 
-GARBAGE = -9  # what a failed batch leaves in the pages that it was to write
-LSE, TOP_ID, TOP_LOGIT = -1, -2, -3  # as labels
+GARBAGE = -9  # what a failed batch leaves in the pages that it should have written
+LSE, TOP_ID, TOP_LOGIT = -1, -2, -3  # used as labels
 
 
 def triples(tenant: int, start: int, tokens: np.ndarray) -> np.ndarray:
-    """[n, 3]: tenant, position, token."""
+    """Return [n, 3]: tenant, position, token."""
     out = np.empty((len(tokens), 3), np.int32)
     out[:, 0], out[:, 1], out[:, 2] = tenant, np.arange(start, start + len(tokens)), tokens
     return out
@@ -44,7 +44,8 @@ def hashed(state: int, label: int) -> np.float32:
 
 
 class SimulatedBackend:
-    """Runs a batch when it is launched; its result, or its failure, appears at `collect`."""
+    """A backend that runs a batch at its launch and shows the result, or the failure, at
+    `collect`."""
 
     def __init__(self, rng: np.random.Generator, faults: dict[str, float]) -> None:
         size = int(rng.choice([1, 2, 4]))
@@ -59,8 +60,8 @@ class SimulatedBackend:
         )
         self.rng, self.faults = rng, faults
         self.slots = np.full((self.limits.num_pages * size, 3), -7, np.int32)
-        self.tenants: list[int] = []  # of the prefixes of the batch to come
-        self.poison: set[int] = set()  # prompts whose row is never finite
+        self.tenants: list[int] = []  # of the next batch's prefixes
+        self.poison: set[int] = set()  # prompts that always get a row that is not finite
         self.seen_faults: set[str] = set()
 
     def strikes(self, fault: str) -> bool:
@@ -128,7 +129,7 @@ class SimulatedBackend:
 
 
 class SimulatedRunner(Runner):
-    """Tells the backend whose segments a batch holds, which no real backend needs to know."""
+    """A runner that tells the backend the tenants of a batch, which no real backend needs."""
 
     def _launch(self, work: Work, planned: float):  # type: ignore[no-untyped-def]
         tenants = []
@@ -145,7 +146,7 @@ class SimulatedRunner(Runner):
 
 @dataclass
 class World:
-    """One simulated life of an engine; `run` raises AssertionError where a promise is broken."""
+    """One simulated life of an engine; `run` raises AssertionError if a promise is broken."""
 
     seed: int
     faults: dict[str, float] = field(default_factory=dict)
@@ -168,7 +169,7 @@ class World:
     def run(self) -> "World":
         for _ in range(int(self.rng.integers(5, 25))):
             self._event()
-        if self.rng.random() < 0.1:  # told to stop at once, in the middle of a batch
+        if self.rng.random() < 0.1:  # stopped at once, in the middle of a batch
             self.runner.fail_all(Unavailable("stopping", retry_after=1))
         for _ in range(5000):
             if self.runner.idle:
@@ -207,7 +208,7 @@ class World:
     def _submit(self) -> None:
         rng = self.rng
         query = self.queries[int(rng.integers(len(self.queries)))]
-        if rng.random() < 0.3:  # a static prefix under another suffix
+        if rng.random() < 0.3:  # a shared beginning with another end
             query = np.concatenate([query, self._tokens(int(rng.integers(1, 20)))])
         longest = int(rng.choice([4, 12, 30, 60]))
         items = [self._tokens(int(n)) for n in rng.integers(1, longest, int(rng.integers(1, 7)))]
@@ -236,7 +237,7 @@ class World:
 
     @staticmethod
     def _states(request: ScoreRequest, item: int) -> list[int]:
-        """Of the item's last token, or of each."""
+        """Return the hash states of the item's last token, or of each of its tokens."""
         tenant, cut = int(request.salt), len(request.query_ids)
         own = request.item_ids[item]
         whole = [triples(tenant, 0, request.query_ids), triples(tenant, cut, own)]
@@ -296,7 +297,8 @@ FAULTS = {
 
 
 def simulate(seed: int) -> World:
-    """A third of the worlds without faults, a third with one kind, a third with all."""
+    """Run the seed's world: a third of the worlds have no faults, a third one kind, a third all
+    kinds."""
     kinds = sorted(FAULTS)
     chosen = [[], [kinds[seed // 3 % len(kinds)]], kinds][seed % 3]
     return World(seed, {kind: FAULTS[kind] for kind in chosen}).run()

@@ -1,10 +1,10 @@
-"""Cases that make test leaves to make test-all."""
+"""Cases that `make test` skips and `make test-all` runs."""
 
 import pytest
 
 
 def slow(*cases):
-    """pytest's parameters of these cases, marked slow; a tuple holds several arguments."""
+    """Return the cases as pytest parameters marked slow; a tuple holds several arguments."""
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
         for case in cases

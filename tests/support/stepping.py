@@ -1,4 +1,4 @@
-"""A runner that a test steps by itself."""
+"""A runner whose steps the test calls."""
 
 from concurrent.futures import Future
 
@@ -14,7 +14,7 @@ def submit(runner: Runner, request: ScoreRequest, progress: Progress | None = No
 
 
 def run(runner: Runner) -> None:
-    """Step until idle; pages are checked after every step."""
+    """Step until the runner is idle; check the pages after every step."""
     for _ in range(10_000):
         if runner.idle:
             break

@@ -1,4 +1,4 @@
-"""A service whose engine answers without a model, for what is about the server alone."""
+"""A service whose engine answers without a model, for tests of the server alone."""
 
 import asyncio
 from concurrent.futures import Future
@@ -41,7 +41,7 @@ STATS = EngineStats(
 
 
 class StubEngine:
-    """Answers every label with a logit of 0, and keeps what it was asked."""
+    """An engine that answers every label with a logit of 0 and keeps its requests."""
 
     limits = BackendLimits(
         max_tokens=64, page_size=16, num_pages=9, max_model_len=512, vocab_rows=400
@@ -79,7 +79,8 @@ def stub_service():
 
 
 def ask(service, *requests, keys=(), config=None, operations=None):
-    """Replies of an application in this process, each request as httpx.AsyncClient takes it."""
+    """Return the replies of an application in this process; requests are arguments of
+    httpx.AsyncClient."""
     app = create_app(service, config or ServerConfig(), ApiKeys(keys), operations)
 
     async def send():

@@ -1,8 +1,8 @@
-"""A backend without a model: it remembers which token stands in which KV slot.
+"""A backend without a model that remembers which token stands in which KV slot.
 
 For every scored row it reads back the whole prompt through the page table, the parent and the
-segment, and its "logits" are made of that prompt. A wrong page, parent, position or label therefore
-changes a score, which the tests compare with the same function of the request.
+segment, and computes its "logits" from that prompt. A wrong page, parent, position or label
+therefore changes a score, which the tests compare with the same function of the request.
 """
 
 import threading
@@ -17,7 +17,7 @@ from gpuscore.limits import BackendLimits
 
 
 def tape_logit(prompt: Sequence[int], label: int) -> np.float32:
-    """What the tape answers for a label after a prompt."""
+    """Return the tape's logit for a label after a prompt."""
     digest = zlib.crc32(np.asarray([*prompt, label], dtype=np.int32).tobytes())
     return np.float32(digest % 100003) / np.float32(1000)
 
@@ -27,7 +27,8 @@ def tape_lse(prompt: Sequence[int]) -> np.float32:
 
 
 class TapeBackend:
-    """Runs batches at `collect`, in order; `gate` can hold it up and `fault` can fail a batch."""
+    """A backend that runs batches at `collect`, in order; `gate` delays them and `fault` fails
+    them."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class TapeBackend:
         assert batch.num_tokens <= self.limits.max_tokens, "over the token budget"
         bounds, tokens = batch.cu_seqlens, batch.token_ids
         segment_of = np.repeat(np.arange(len(batch.parent)), np.diff(bounds))
-        # Read before writing: what a batch reads from pages must be from earlier batches.
+        # Read before writing: a batch must read from pages only what earlier batches wrote.
         prompts = [self._prompt(batch, segment_of[row], row) for row in batch.score_rows]
         kept = batch.slot_mapping >= 0
         assert len(np.unique(batch.slot_mapping[kept])) == kept.sum(), "two tokens in one slot"
@@ -90,7 +91,7 @@ class TapeBackend:
         return RowScores(np.array(logits, dtype=np.float32), lse, None, None)
 
     def _prompt(self, batch: PackedBatch, segment: int, row: int) -> list[int]:
-        """Every visible token in order, its position checked."""
+        """Return all visible tokens in order, after a check of their positions."""
         request = batch.request_of[segment]
         index = np.arange(batch.prefix_lens[request])
         pages = batch.page_table[request, index // self.limits.page_size]

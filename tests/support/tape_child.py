@@ -1,4 +1,4 @@
-"""The tape in an engine process of its own, where certain tokens make it misbehave."""
+"""The tape backend in an engine process of its own, where certain tokens make it misbehave."""
 
 import gc
 import os
@@ -17,13 +17,13 @@ HELD, STUCK, CRASH, DEAD_LOOP, GARBAGE, HALF_FRAME, HUGE_FRAME, FROZEN = range(9
 NO_MEMORY, NO_NUMBER, SLOW = 908, 909, 910
 SLOW_SECONDS = 0.3
 
-# A file, there once a held or stuck batch is being computed. A held one is until it is removed.
+# A file that exists while a held or stuck batch is computed. Removing it ends a held batch.
 os.environ.setdefault("TAPE_OF", str(os.getpid()))  # the tests' process; its children inherit this
 MARK = Path(tempfile.gettempdir(), f"tape-{os.environ['TAPE_OF']}")
 
 
 class MischievousTape(TapeBackend):
-    """What the tokens of a batch ask for happens when it is collected."""
+    """A tape that does what the tokens of a batch ask for when the batch is collected."""
 
     def extend(self, batch):
         pending = super().extend(batch)
@@ -44,7 +44,7 @@ class MischievousTape(TapeBackend):
 
 
 def _die_quietly():
-    raise SystemExit  # no Exception: it ends the engine's thread, not the process
+    raise SystemExit  # not an Exception: it ends the engine's thread, not the process
 
 
 def _out_of_memory():
@@ -75,7 +75,7 @@ ACTIONS = {
     DEAD_LOOP: _die_quietly,
     NO_MEMORY: _out_of_memory,
     GARBAGE: lambda: _write(b"\x03\x00\x00\x00\xc1\xc1\xc1"),
-    HALF_FRAME: lambda: _write(b"\xff\xff\xff\x3fabc"),  # of a legal size
+    HALF_FRAME: lambda: _write(b"\xff\xff\xff\x3fabc"),  # a legal size
     HUGE_FRAME: lambda: _write(b"\xff\xff\xff\xff"),
 }
 
@@ -100,7 +100,7 @@ def break_at_load(directory, config):
 
 
 def slow_second_load(directory, config):
-    """The first child leaves a mark, and those that find it hang."""
+    """Load in the first child, which leaves a mark; hang in children that find the mark."""
     mark = Path(os.environ["TAPE_MARK"])
     if mark.exists():
         return slow_load(directory, config)

@@ -1,4 +1,4 @@
-"""`gpuscore serve` in small: the server's own parts over a tape in a child process.
+"""A small `gpuscore serve`: the server's own parts over a tape in a child process.
 
 python -P -m support.tape_server FACTORY JSON-OF-PATIENCE JSON-OF-SERVER JSON-OF-ENGINE
 """

@@ -1,4 +1,4 @@
-"""A real server over the tape, whose engine's process starts at once."""
+"""A real server over the tape, whose engine's process starts quickly."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from support.serving import RunningServer, children, wait_until
 from support.tape_child import HELD, MARK, STUCK
 from support.wire import Connection, connected, under_way
 
-# Restarts late enough to be seen, gives up soon enough to wait for.
+# It restarts late enough for a test to see the loss, and gives up soon enough to wait for.
 PATIENCE = {"first_delay": 0.7, "max_delay": 0.7, "stopped": 2.5}
 
 
@@ -46,7 +46,7 @@ def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare"):
 
 
 def engine_of(server):
-    """The process id of the server's child."""
+    """Return the process id of the server's child."""
     (pid,) = children(server.process.pid)
     return pid
 
@@ -60,11 +60,12 @@ JSON = {"content-type": "application/json"}
 
 @contextmanager
 def in_flight(client, *tokens):
-    """A connection whose request was let in; with HELD or STUCK in it, the engine is at it."""
+    """Yield a connection whose request is in flight; with HELD or STUCK, once the engine computes
+    it."""
     waits = not {HELD, STUCK}.isdisjoint(tokens)
     before = under_way(client)
     if waits:
-        MARK.unlink(missing_ok=True)  # a child that was killed may have left it
+        MARK.unlink(missing_ok=True)  # a killed child may have left it
     with Connection(client) as connection:
         connection.request(body=body_of(*tokens))
         wait_until(MARK.exists if waits else lambda: under_way(client) > before)
@@ -76,6 +77,6 @@ def in_flight(client, *tokens):
 
 
 def let_go(connection):
-    """The answer to a request that is held."""
+    """Release a held request and return its answer."""
     MARK.unlink()
     return connection.reply()

@@ -1,4 +1,5 @@
-"""Tiny tokenizers in the layouts of well-known models, trained to make tokenising apart hard.
+"""Tiny tokenizers in the layouts of well-known models, trained so that separate tokenising goes
+wrong.
 
 Their merges cross white space, line ends and punctuation wherever the layout allows it.
 """
@@ -59,7 +60,7 @@ BETWEEN = (
 
 
 def lines():
-    """Every kind of neighbours, often enough to be merged."""
+    """Yield lines with all kinds of neighbouring words, often enough for merges."""
     rng = random.Random(0)
     for _ in range(800):
         parts = [(rng.choice(WORDS), rng.choice(BETWEEN)) for _ in range(rng.randrange(1, 6))]
@@ -67,11 +68,11 @@ def lines():
 
 
 LINES = tuple(lines())
-# Broken before most spaces, so that only after some characters a space is merged.
+# Broken before most spaces, so that only some characters merge with a space after them.
 BROKEN = tuple(piece for line in LINES for piece in re.split(r"(?<=[^e\n.\u3002])(?= )", line))
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 CHAT = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
-# Everything an added token can be; some look like ordinary text.
+# Added tokens with every option; some look like ordinary text.
 NASTY = (
     AddedToken("<|im_end|>", lstrip=True, rstrip=True, special=True, normalized=False),
     AddedToken("fox.", normalized=False),
@@ -94,7 +95,8 @@ def splits(*patterns, **options):
 
 
 def byte_level(pre_tokenizer, normalizer=None, added=CHAT, bos=False, **model):
-    """Trained without any split, so that merges cross every border of pre-tokens."""
+    """Return a tokenizer trained without any split, so that merges cross every border of
+    pre-tokens."""
     tokenizer = Tokenizer(models.BPE(**model))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = trainers.BpeTrainer(
@@ -119,7 +121,7 @@ def byte_level(pre_tokenizer, normalizer=None, added=CHAT, bos=False, **model):
 
 
 def sentencepiece(normalizer, pre_tokenizer=None, *, added=(), **model):
-    """BPE over META with bytes as a fallback, <s> in front; merges cross META here and there."""
+    """Return BPE over META with bytes as fallback and <s> in front; some merges cross META."""
     options = {"unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True} | model
     tokenizer = Tokenizer(models.BPE(**options))
     tokenizer.normalizer = normalizers.Replace(" ", "\u2581")
@@ -130,7 +132,7 @@ def sentencepiece(normalizer, pre_tokenizer=None, *, added=(), **model):
     )
     tokenizer.train_from_iterator(BROKEN, trainer)
     state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = state["added_tokens"][:3]  # bytes are entries, no added tokens
+    state["added_tokens"] = state["added_tokens"][:3]  # bytes are entries only
     tokenizer = Tokenizer.from_str(json.dumps(state))
     tokenizer.normalizer = normalizer
     if pre_tokenizer is not None:
@@ -226,5 +228,5 @@ LAYOUTS = {
 
 @functools.cache
 def trained(name):
-    """One of LAYOUTS as JSON."""
+    """Return a tokenizer of LAYOUTS as JSON."""
     return LAYOUTS[name]().to_str()

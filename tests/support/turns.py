@@ -1,14 +1,14 @@
-"""Turns for tests: given up from the start, or never asked, or after so many pieces."""
+"""Turns for tests: they count the pieces and can give the work up."""
 
 from gpuscore.errors import DeadlineExceeded
 from gpuscore.text.turns import Turns
 
 
 class Turned(Turns):
-    """Counts what is asked, and gives the work up before the piece number `last`."""
+    """Turns that record each piece, and give the work up before the piece number `last`."""
 
     def __init__(self, last: float = float("inf")) -> None:
-        self.asked: list[int] = []  # characters
+        self.asked: list[int] = []  # characters of each piece
         self._last = last
 
     def before(self, characters: int) -> None:

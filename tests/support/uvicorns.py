@@ -1,4 +1,4 @@
-"""Plain uvicorn with either of its parsers, to compare answers with."""
+"""Plain uvicorn with either of its parsers, for comparison."""
 
 import re
 import subprocess
@@ -12,13 +12,13 @@ from support.corpus import Attacker, Entry, entries, names, right, shown
 
 PARSERS = ("httptools", "h11")
 THREADS = 4
-QUIET = 1.5  # seconds without an answer until none is expected
+QUIET = 1.5  # seconds of silence after which no answer is expected
 TESTS = Path(__file__).parent.parent
 
 
 @contextmanager
 def plain_uvicorn(parser: str) -> Iterator[tuple[str, int]]:
-    """The address of a server of `support.plain_app`."""
+    """Start a server of `support.plain_app` and yield its address."""
     command = [sys.executable, "-m", "uvicorn", "support.plain_app:app", "--http", parser]
     options = ["--port", "0", "--ws", "none", "--lifespan", "off", "--no-access-log"]
     process = subprocess.Popen(
@@ -42,7 +42,7 @@ def _port(process: "subprocess.Popen[str]") -> int:
 
 
 def theirs(entry: Entry, address: tuple[str, int]) -> tuple[int, ...]:
-    """Statuses of the answers that uvicorn gives to an entry, until it is quiet."""
+    """Return the statuses that uvicorn answers to an entry, until it is quiet."""
     with Attacker(address, entry.bodiless, strict=False) as attacker:
         attacker.perform(entry.steps)
         before = -1
@@ -53,7 +53,7 @@ def theirs(entry: Entry, address: tuple[str, int]) -> tuple[int, ...]:
 
 
 def differences(parser: str) -> dict[str, str]:
-    """What this uvicorn answers to each entry that it does not answer right, as `shown`."""
+    """Return this uvicorn's wrong answers by entry, as `shown` writes them."""
     every = [(f"{name}: {entry.name}", entry) for name in names() for entry in entries(name)]
     with plain_uvicorn(parser) as address, ThreadPoolExecutor(THREADS) as threads:
         found = threads.map(lambda one: theirs(one[1], address), every)

@@ -1,4 +1,5 @@
-"""What an attack must leave as it was: the canary's answer, memory, descriptors and threads."""
+"""The state that an attack must leave unchanged: the canary's answer, memory, descriptors,
+threads."""
 
 import os
 from collections.abc import Callable
@@ -9,18 +10,18 @@ from time import monotonic, sleep
 from support.serving import children
 
 MIB = 2**20
-GROWTH = 20 * MIB  # of a process's resident memory, allowed after one attack
-SETTLE = 5.0  # seconds after an attack until everything is as before
+GROWTH = 20 * MIB  # resident memory that a process may gain by one attack
+SETTLE = 5.0  # seconds after an attack within which everything recovers
 
 
 @dataclass(frozen=True)
 class Vitals:
-    """Of one process.
+    """The resources of one process.
 
     Args:
         rss: bytes of resident memory.
         descriptors: open files.
-        threads: how many there are.
+        threads: number of threads.
     """
 
     rss: int
@@ -38,16 +39,16 @@ def vitals(pid: int) -> Vitals:
 
 
 class Patient:
-    """A server that is attacked: healthy at first, and after each attack asked how it is.
+    """A server under attack, compared after each attack with its state at first.
 
     Args:
-        pid: of the server; its children are looked at, too.
-        canary: asks a fixed request, and returns what the server said.
+        pid: the server's process id; its children are checked, too.
+        canary: sends a fixed request and returns the server's answer.
     """
 
     def __init__(self, pid: int, canary: Callable[[], str]) -> None:
         self._pid, self._canary = pid, canary
-        for _ in range(3):  # what the first requests allocate stays
+        for _ in range(3):  # memory of the first requests stays allocated
             self._answer = canary()
         self._before = self._all()
 
@@ -59,12 +60,12 @@ class Patient:
     ) -> None:
         """Assert that the server is as it was before, within `SETTLE` seconds.
 
-        A child that was replaced meanwhile is held against the one before it.
+        A replaced child is compared with its predecessor.
 
         Args:
-            attack: for the message.
-            canary: asks what the first one did, on another connection.
-            growth: bytes of resident memory that a process may have more.
+            attack: its name, for the message.
+            canary: the same request on another connection.
+            growth: bytes of resident memory that a process may gain.
         """
         deadline = monotonic() + SETTLE
         while (harm := self._harm(growth)) and monotonic() < deadline:
@@ -74,14 +75,15 @@ class Patient:
         assert answer == self._answer, f"after {attack} the canary got {answer}"
 
     def grew(self) -> int:
-        """Bytes of resident memory that the server's own process has now more than at first."""
+        """Return the bytes of resident memory that the server's own process has gained since the
+        start."""
         return vitals(self._pid).rss - self._before[0].rss
 
     def _all(self) -> list[Vitals]:
         return [vitals(pid) for pid in (self._pid, *children(self._pid))]
 
     def _harm(self, growth: int) -> str:
-        """What is not as it was; empty if all is."""
+        """Return what has changed for the worse; empty if nothing has."""
         now = self._all()
         if len(now) != len(self._before):
             return f"{len(now) - 1} children, before {len(self._before) - 1}"

@@ -1,4 +1,4 @@
-"""A server whose log, traces and metrics are looked at, and ways to ask it for anything."""
+"""A server whose log, traces and metrics are checked, and functions that send it any request."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ TIMEOUT = "X-Request-Timeout-Ms"
 
 
 def samples_of(client, only=None):
-    """{(name, labels as a sorted tuple): value} of /metrics; of families of certain types only."""
+    """Return {(name, labels as a sorted tuple): value} of /metrics, of the given types only."""
     families = text_string_to_metric_families(client.get("/metrics").text)
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -42,7 +42,7 @@ class Watched:
     traces: list[bytes]
 
     def line(self, request_id):
-        """The log's one line about a request."""
+        """Return the log's only line about a request."""
         wait_until(lambda: request_id in self.log.read_text(encoding="utf-8"), 5)
         lines = [line for line in self.lines() if line.get("request_id") == request_id]
         assert len(lines) == 1
@@ -67,7 +67,7 @@ class Watched:
 
 @contextmanager
 def collector():
-    """An HTTP server that keeps what is posted to it."""
+    """Run an HTTP server that keeps everything posted to it."""
     bodies = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -98,7 +98,7 @@ def by_get(path, method="GET"):
 
 
 def raw(*parts, key=True, path="/v1/score"):
-    """Send a head with these fields, then the rest as it is."""
+    """Send a head with the text parts as fields, then the bytes parts as they are."""
     fields = [part for part in parts if isinstance(part, str)]
     rest = b"".join(part for part in parts if isinstance(part, bytes))
 

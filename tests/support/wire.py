@@ -1,4 +1,4 @@
-"""Raw HTTP/1.1, the canary, and what every error reply must look like."""
+"""Raw HTTP/1.1, the canary, and the check of error replies."""
 
 import json
 import re
@@ -12,11 +12,11 @@ import httpx
 
 from support.serving import RunningServer, wait_until
 
-# Stands for a caller's text and keys: no reply may ever hold it.
+# A mark in callers' texts and keys: no reply may contain it.
 MARKER = "Grüner-Marker-7c41-xyz"
 MAX_ERROR_BYTES = 2048
-KEYS = ("key-of-alice", "key-of-bob", "schlüssel-of-carol")  # of the limited server
-POISON = 7  # label whose logit is not finite in the limited server's model
+KEYS = ("key-of-alice", "key-of-bob", "schlüssel-of-carol")  # keys of the limited server
+POISON = 7  # a label whose logit is not finite in the limited server's model
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Reply:
 
 
 class Connection:
-    """One connection to a client's server, for what an HTTP client would refuse to send."""
+    """One connection to a client's server, for bytes that an HTTP client would not send."""
 
     def __init__(self, client: httpx.Client, timeout: float = 30.0) -> None:
         found = [value for name, value in client.headers.raw if name.lower() == b"authorization"]
@@ -59,7 +59,7 @@ class Connection:
         length: int | None = None,
         key: bool = True,
     ) -> None:
-        """Send a head and a body; `length` announces another length than the body's own."""
+        """Send a head and a body; `length` announces a length other than the body's."""
         self.send(self.head(method, path, *fields, body=body, length=length, key=key))
         self.send(body or b"")
 
@@ -83,7 +83,7 @@ class Connection:
         return "\r\n".join([*lines, "", ""]).encode()
 
     def reply(self, *, has_body: bool = True) -> Reply:
-        """Read one reply; raises ConnectionError where the server closed without one."""
+        """Read one reply; raise ConnectionError if the server closed without one."""
         status = self._file.readline().split()
         if not status:
             raise ConnectionError("closed without a reply")
@@ -96,12 +96,12 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether the server has closed; waits for it."""
+        """True if the server has closed the connection; waits for it."""
         return self._file.read(1) == b""
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has arrived, not even the connection's end."""
+        """True if nothing has arrived, not even the connection's end."""
         self.socket.setblocking(False)
         try:
             self.socket.recv(1, socket.MSG_PEEK)
@@ -115,7 +115,8 @@ class Connection:
 
 def connected(server: RunningServer, key: str | None = None) -> httpx.Client:
     headers = {} if key is None else {"authorization": f"Bearer {key}".encode()}
-    # Connections are dropped before the server's own keep-alive time, so none is found closed.
+    # Drop connections before the server's keep-alive time, so that a client never uses a closed
+    # one.
     limits = httpx.Limits(keepalive_expiry=2)
     return httpx.Client(
         base_url=server.url, headers=headers, limits=limits, timeout=60, trust_env=False
@@ -135,7 +136,8 @@ def post(client: httpx.Client, body: bytes, **headers: str) -> httpx.Response:
 
 
 def canary(client: httpx.Client) -> str:
-    """The scores of a fixed request, as the server wrote them; never out of a prefix cache."""
+    """Return the scores of a fixed request as the server wrote them, computed without the prefix
+    cache."""
     answer = score(
         client,
         query=[5, 6, 7, 8, 9],
@@ -149,7 +151,7 @@ def canary(client: httpx.Client) -> str:
 
 
 def check_error(reply: Reply | httpx.Response, status: int, code: str, param: object = ANY) -> str:
-    """Assert that a reply is the contract's error body; returns its message."""
+    """Assert that a reply is the contract's error body; return its message."""
     got, raw = (
         (reply.status_code, reply.content)
         if isinstance(reply, httpx.Response)
@@ -163,11 +165,11 @@ def check_error(reply: Reply | httpx.Response, status: int, code: str, param: ob
     assert reply.headers["content-type"] == "application/json"
     body = json.loads(raw)
     error = body.pop("error")
-    if body:  # of /rerank
+    if body:  # /rerank adds these
         assert body == {"detail": error["message"], "message": error["message"]}
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] == code, error
-    kinds = {429: "rate_limit_error"}  # else LiteLLM takes it for a bad request
+    kinds = {429: "rate_limit_error"}  # otherwise LiteLLM would report a bad request
     usual = "invalid_request_error" if status < 500 else "server_error"
     assert error["type"] == kinds.get(status, usual)
     assert error["param"] == param, error
@@ -178,12 +180,12 @@ def check_error(reply: Reply | httpx.Response, status: int, code: str, param: ob
 
 
 def retry_after(reply: Reply | httpx.Response) -> int:
-    """The header's value; int() refuses all but an integer."""
+    """Return the header's value; int() accepts only an integer."""
     return int(reply.headers["retry-after"])
 
 
 def large_request(tokens: int, **fields: object) -> bytes:
-    """A body whose items share nothing, so that all tokens have to be computed."""
+    """Return a body whose items share nothing, so that all tokens have to be computed."""
     tail = [7] * 498
     items = [[i // 300, i % 300, *tail] for i in range(tokens // 500)]
     return json.dumps({"items": items, "label_token_ids": [3]} | fields).encode()
@@ -196,12 +198,12 @@ def hold(client: httpx.Client, connection: Connection, body: bytes) -> None:
 
 
 def metric(client: httpx.Client, name: str) -> float:
-    """The value of a metric without labels."""
+    """Return the value of a metric without labels."""
     text = client.get("/metrics").text
     (value,) = re.findall(rf"^gpuscore_{name} (\S+)$", text, re.MULTILINE)
     return float(value)
 
 
 def under_way(client: httpx.Client) -> int:
-    """Requests that the server has read at least the head of, but for the one that asks."""
+    """Return the number of requests whose heads the server has read, except the one that asks."""
     return int(metric(client, "requests_running")) - 1

@@ -1,6 +1,7 @@
-"""A small server with POST /v1/score that is right, but for the defects that a test plants.
+"""A small server with POST /v1/score that is right, except for the defects that a test plants.
 
-Its model is a hash: logits are random numbers seeded by the whole prompt's ids. Text is its bytes.
+Its model is a hash: logits are random numbers seeded by the ids of the whole prompt. The tokens of
+a text are its bytes.
 """
 
 import json
@@ -17,7 +18,7 @@ VOCAB, CONTEXT, MODEL = 300, 4096, "Stub/Qwen3-0.6B"
 
 
 class Refusal(Exception):
-    """Message of an error answer, and its status."""
+    """An error answer's message and status."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -25,16 +26,17 @@ class Refusal(Exception):
 
 
 class WrongServer:
-    """`defects` may be changed at any time; the names are those that the methods look for."""
+    """A server with planted defects; `defects` may change at any time and holds names that the
+    methods check."""
 
     def __init__(self, salt: int = 0) -> None:
         self.defects: set[str] = set()
-        self.salt = salt  # another one is another model
+        self.salt = salt  # another salt is another model
         self.answers = 0
         self.under_way = 0
         self.dead = False
-        self.key: str | None = None  # that callers have to send
-        self.seen: dict[tuple, list] = {}  # a cache that is wrong: by the query's end only
+        self.key: str | None = None  # callers have to send it
+        self.seen: dict[tuple, list] = {}  # a wrong cache, keyed by the query's end
         self.url = ""
 
     def has(self, defect: str) -> bool:
@@ -47,7 +49,7 @@ class WrongServer:
     def answer(self, raw: bytes) -> dict | list:
         self.answers += 1
         if self.has("concurrent requests mix") or self.has("not healthy under load"):
-            time.sleep(0.02)  # so that there are some
+            time.sleep(0.02)  # so that requests overlap
         body = self.checked(raw)
         labels, query = body["label_token_ids"], body["query"]
         items = [body["items"]] if isinstance(body["items"], str) else body["items"]
@@ -92,7 +94,7 @@ class WrongServer:
         return body
 
     def labels_of(self, body: dict) -> list | None:
-        """What a body asks for; where it names no labels, the model's own, if it has some."""
+        """Return a body's labels; the model's own, if it has some and the body names none."""
         given = body.get("label_token_ids")
         if given is not None or not self.has("there are default labels"):
             return given
@@ -138,7 +140,7 @@ class WrongServer:
             if self.has("items see how many there are") and len(items) > 2:
                 own = [len(items), *own]
             if isinstance(query, str) and len(items) > 1:
-                own = [1, *own]  # a BOS of its own
+                own = [1, *own]  # with a BOS
             found.append([*own, *encode(query)] if item_first else [*encode(query), *own])
         return found
 
@@ -161,7 +163,7 @@ class WrongServer:
         return (p if self.has("no softmax") else p / p.sum()).tolist()
 
     def spoiled(self, rows, query, items, labels):
-        """Defects that need no more than the right answer."""
+        """Apply the defects that need only the right answer."""
         if self.has("rows are sorted"):
             rows = sorted(rows)
         if self.has("columns are in the order of the ids"):
@@ -222,7 +224,7 @@ def running(server: WrongServer) -> Iterator[WrongServer]:
         def log_message(self, *_: object) -> None: ...
 
     class Listener(ThreadingHTTPServer):
-        request_queue_size = 64  # requests at once are part of the suite
+        request_queue_size = 64  # the suite sends concurrent requests
 
     with Listener(("127.0.0.1", 0), Handler) as listener:
         thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02})

@@ -1,4 +1,4 @@
-"""Promise: ids made with a cut query are those of the joined string, for every tokenizer."""
+"""Promise: for every tokenizer, ids made with a cut query are those of the joined string."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def test_ids_are_those_of_the_joined_string(name):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_plain_query_is_cut_near_its_end(name):
-    """Otherwise the property would hold for nothing."""
+    """Without such cuts the property would hold trivially."""
     bounds = pair(name)[1]._boundaries
     assert bounds.first(ENGLISH) < 60
     assert len(ENGLISH) - bounds.last(ENGLISH) < 60
@@ -60,7 +60,7 @@ def test_the_query_is_encoded_once(monkeypatch):
         assert sum(encoded) < len(ENGLISH) * 20 + 100 * 70
 
 
-# ---- what must fall back ----
+# ---- tokenizers that must fall back ----
 
 
 def changed(name, **parts):
@@ -134,7 +134,7 @@ def test_special_tokens_are_found(template, opening, closing):
     assert (found.opening.tolist(), found.closing.tolist()) == (opening, closing)
 
 
-# ---- what the proofs rely on ----
+# ---- the facts that the proofs rely on ----
 
 
 def members(characters):

@@ -1,6 +1,6 @@
-"""Defects planted on purpose in the rules for cuts: the search's own examples must show each.
+"""Promise: the search's own examples show every defect planted in the rules for cuts.
 
-This keeps the property honest: a search that these defects slip through proves nothing.
+This keeps the property honest: a search that misses these defects would prove nothing.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ EVERYTHING = frozenset(map(chr, range(0x10000)))
 
 
 def fields(**changes):
-    """A defect in what is known of a tokenizer."""
+    """Plant wrong facts about a tokenizer."""
     return lambda patch, bounds: dataclasses.replace(bounds, **changes)
 
 
 def cuts(pattern, more=""):
-    """A defect in which pairs are looked at."""
+    """Plant a wrong choice of the pairs to cut at."""
 
     def plant(patch, bounds):
         patch.setattr(boundaries, "PAIR", re.compile(pattern))
@@ -71,17 +71,18 @@ def test_a_defect_is_found(monkeypatch, name):
     layout = name.split(":")[0]
     encoder = TextEncoder(Tokenizer.from_str(trained(layout)))
     encoder._boundaries = DEFECTS[name](monkeypatch, encoder._boundaries)
-    # Random texts show each of them too, some only after thousands, and not in every process.
+    # Random texts show each of them too, but some only after thousands, and not in every process.
     examples_only = settings(searched, phases=[Phase.explicit])
     with pytest.raises(AssertionError):
         search(pair(layout)[0], encoder, examples_only)
 
 
-# ---- why two layouts fall back although no entry lies across the cut ----
+# ---- reasons why two layouts fall back although no entry lies across the cut ----
 
 
 def test_an_entry_that_merges_cannot_make():
-    """With `ignore_merges` a text that is an entry as a whole is one token, but only alone."""
+    """With `ignore_merges` a text that is one entry becomes one token, but only if it stands
+    alone."""
     state = json.loads(trained("llama2"))
     vocab = state["model"]["vocab"]
     vocab["\u2581ek"] = max(vocab.values()) + 1
@@ -94,7 +95,8 @@ def test_an_entry_that_merges_cannot_make():
 
 
 def test_a_near_tie_of_unigram_is_decided_by_what_is_before():
-    """Two paths of equal score behind the space: rounding of the sum so far picks one."""
+    """Two paths after the space have equal scores: rounding of the sum so far decides between
+    them."""
     scores = {"\u2581": -1.0, "a": -4.3, "bc": -7.1, "ab": -7.1, "c": -4.3, "q": -5.7}
     tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), *scores.items()], 0, False))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)

@@ -1,4 +1,4 @@
-"""Promise: text becomes the ids that transformers makes of it, or the directory is refused."""
+"""Promise: text becomes the ids that transformers gives, or the directory is refused."""
 
 import json
 
@@ -17,7 +17,7 @@ TOKEN = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": F
 START = TOKEN | {"content": "<s>", "special": True}
 CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 SAME, REFUSED = "same", "refused"
-# (file, key, value, what becomes of it)
+# (file, key, value, outcome)
 ROWS = [
     *((CONFIG, "add_bos_token", value, SAME) for value in (True, False, None, "x")),
     *((CONFIG, "add_eos_token", value, SAME) for value in (True, False)),
@@ -83,7 +83,7 @@ def test_ids_are_those_of_transformers(tmp_path, file, key, value, outcome):
 
 
 def test_a_rebuilt_prefix_is_refused(tmp_path):
-    """Qwen's class makes its pre-tokenizer anew, with the prefix of the configuration."""
+    """Qwen's class rebuilds its pre-tokenizer, with the prefix of the configuration."""
     make_tokenizer(bos=False).save(str(tmp_path / "tokenizer.json"))
     fields = {"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": True}
     write(tmp_path, CONFIG, fields)

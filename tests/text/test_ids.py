@@ -1,4 +1,4 @@
-"""Ids taken all at once must give what prompt by prompt gives, errors included."""
+"""Promise: checking all token ids at once gives the same results and errors as prompt by prompt."""
 
 import random
 from unittest import mock

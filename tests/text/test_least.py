@@ -1,4 +1,5 @@
-"""Promise: no legal text is refused by its length, and long ones are worked on in pieces."""
+"""Promise: no legal text is refused for its length in characters, and long texts are encoded in
+pieces."""
 
 import random
 import unicodedata
@@ -22,7 +23,8 @@ from support.tokenizers import LAYOUTS, trained
 from support.turns import Turned
 
 NEVER = 1 << 60
-# White space beside an added token vanishes, unknown characters are fused or dropped, `Removed`.
+# White space beside an added token vanishes, unknown characters are fused or dropped, or `Removed`
+# is used.
 NO_BOUND = {
     *("qwen2, nasty tokens", "llama2, nasty tokens", "unigram, nasty tokens", "granite"),
     *("no unknown token", "unknown fused", "unigram"),
@@ -56,7 +58,7 @@ def test_a_window_ends_anywhere(monkeypatch):
 
 
 def test_how_much_nfc_takes_away():
-    """What the docstring of `least` says of all of Unicode."""
+    """The facts that the docstring of `least` states about all of Unicode."""
     characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     full = {c: unicodedata.normalize("NFD", c) for c in characters}
     longest: dict[str, int] = {}
@@ -123,7 +125,7 @@ def test_given_up_between_two_pieces():
 
 
 def test_the_rest_of_a_text_that_is_too_long_is_not_encoded():
-    for name in ("qwen2", "granite"):  # with a bound, and without one
+    for name in ("qwen2", "granite"):  # the first has a bound, the second has none
         turned = Turned()
         with pytest.raises(OverLimit) as over:
             next(encoder_of(name).prompts([ENGLISH * 20_000], True, turned, limit=500))
@@ -150,7 +152,7 @@ def test_errors_have_numbers():
 
 
 def test_a_long_text_that_is_legal():
-    """Over the length of a piece, up to the last token that is allowed."""
+    """The text is longer than a piece and has exactly the largest allowed number of tokens."""
     rng, tokenizer = random.Random(0), Tokenizer.from_str(trained("llama3"))
     text = "".join(rng.choice([*HARD, *ENGLISH.split(" "), " "]) for _ in range(40_000))
     want = tokenizer.encode(text).ids

@@ -1,4 +1,5 @@
-"""Promise: ids of the joined string, the cut as designed, and an error for whatever is wrong."""
+"""Promise: a request has the ids of the joined strings, is cut as designed, and every invalid input
+is an error."""
 
 import numpy as np
 import pytest
@@ -53,10 +54,10 @@ def prompts_of(request):
     [
         ([[1, 2, 3, 4], [1, 2, 5]], 99, 2),
         ([[1, 2, 3], [1, 2, 3]], 99, 2),  # identical: the last token stays with the item
-        ([[1, 2], [1, 2, 3]], 99, 1),  # one is the other's beginning
+        ([[1, 2], [1, 2, 3]], 99, 1),  # one is the beginning of the other
         ([[1], [2]], 99, 0),
         ([[1], [1, 2]], 99, 0),
-        ([[1, 2, 3, 4]], 2, 2),  # alone: at most the query's own length
+        ([[1, 2, 3, 4]], 2, 2),  # a single prompt: at most the query's own length
         ([[1, 2, 3, 4]], 4, 3),
         ([[1, 2, 3, 4]], 0, 0),
         ([[7]], 1, 0),
@@ -93,7 +94,7 @@ def test_ids_are_concatenated():
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize("item_first", [False, True])
 def test_text_is_tokenised_as_a_whole(bos, item_first):
-    """Merges across the boundary are what the tokenizer makes of the joined string."""
+    """Merges cross the boundary exactly as in the joined string."""
     query, items = "query: a wood", ["en chair", "", " chair", "é☃", "<|end|>", "wood"]
     made = builder(bos=bos)
     given = ScoreInput(query, items, label_token_ids=[1], item_first=item_first)
@@ -232,7 +233,7 @@ def test_classes_need_no_tokenizer():
 
 
 def test_work_stops_at_the_first_prompt_that_is_too_long():
-    """Joined lazily: ten thousand times a long query must not be built, let alone encoded."""
+    """Strings are joined lazily: ten thousand long queries must be neither built nor encoded."""
 
     class Counting:
         taken = 0

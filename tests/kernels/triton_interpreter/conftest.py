@@ -1,7 +1,7 @@
-"""Kernels run in Triton's interpreter, or on a GPU; which one is known when they are imported.
+"""Kernels run in Triton's interpreter or on a GPU; that is decided when they are imported.
 
-So a plain pytest without a GPU collects nothing here: `tests/kernels/test_interpreted.py` starts
-one with TRITON_INTERPRET=1. On a GPU the same tests run as they are (`make test-gpu`).
+A plain pytest without a GPU therefore collects nothing here: `tests/kernels/test_interpreted.py`
+starts one with TRITON_INTERPRET=1. On a GPU the same tests run directly (`make test-gpu`).
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ if not INTERPRETED and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
 
 
-# What NumPy says where a GPU is silent: the interpreter's loop bounds, exp(large), NaN.
+# NumPy warns of these where a GPU is silent: the interpreter's loop bounds, exp(large), NaN.
 SILENT = (
     "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning",
     "ignore:(overflow|invalid value|All-NaN slice) encountered:RuntimeWarning",
@@ -34,8 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the batches of a backend's start, which take the interpreter half a minute, and with
-    known answers of a few rows. On a GPU a start is a whole one."""
+    """Shorten a backend's start in the interpreter: skip its batches, which take half a minute, and
+    reduce the known answers to a few rows. On a GPU the start is complete."""
     if INTERPRETED:
         monkeypatch.setattr(backend, "warmup_batches", lambda *a: iter(()))
         monkeypatch.setattr(backend, "largest_batches", lambda *a: iter(()))
@@ -44,7 +44,8 @@ def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel does not write is NaN, or an id that no test expects."""
+    """Fill new memory with NaN, or with an id that no test expects, to show what a kernel leaves
+    unwritten."""
 
     def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def made(*arguments: Any, **options: Any) -> torch.Tensor:

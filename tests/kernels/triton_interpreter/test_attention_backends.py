@@ -1,4 +1,5 @@
-"""The torch backend end to end with `--attention triton`, in the interpreter or on a GPU."""
+"""Promise: the torch backend with `--attention triton` scores as with torch, in the interpreter or
+on a GPU."""
 
 import numpy as np
 import pytest
@@ -37,7 +38,8 @@ def make_backend(tiny_model, quick_start):
 
 
 def batches(page_size):
-    """A query's first chunk, into pages; then its rest beside items, and another request."""
+    """Yield a query's first chunk, which goes into pages; then the rest beside items and another
+    request."""
     rng = np.random.default_rng(0)
     pages = Pages.shuffled(rng, 8, page_size).of(0, 40)
     query, other = int32(random_ids(rng, 40)), int32(random_ids(rng, 7))

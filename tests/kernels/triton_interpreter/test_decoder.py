@@ -1,4 +1,5 @@
-"""The torch backend end to end with `--kernels triton`, in the interpreter or on a GPU."""
+"""Promise: the torch backend with `--kernels triton` scores as with torch, in the interpreter or on
+a GPU."""
 
 import importlib
 from dataclasses import dataclass
@@ -46,7 +47,8 @@ def make(tiny_model, quick_start):
 
 
 def scores(backend):
-    """A query's first chunk, kept in pages; then its rest with items beside it."""
+    """Return the scores of a query's first chunk, kept in pages, and of its rest with items beside
+    it."""
     return [backend.collect(backend.extend(b)) for b in batches(backend.limits.page_size)]
 
 
@@ -63,7 +65,7 @@ def batches(page_size):
 
 @dataclass
 class Recorded:
-    """A kernel that notes when it is launched."""
+    """A kernel that records each launch."""
 
     kernel: Any
     name: str
@@ -114,7 +116,7 @@ def test_scores_equal_those_of_torch(make, used, family, special):
     want = scores(make(family, special, "torch"))
     assert used == set()
     backend = make(family, special, "triton")
-    used.clear()  # of the known answer
+    used.clear()  # forget the launches of the known answer
     assert_same(scores(backend), want)
     assert used == {
         "add_rms_norm_kernel",
@@ -128,7 +130,7 @@ def test_scores_equal_those_of_torch(make, used, family, special):
 
 @pytest.mark.slow
 def test_tiles_of_fixed_size_do_as_well(make, monkeypatch):
-    """--deterministic, with smaller tiles than it has."""
+    """With --deterministic, and tiles smaller than it uses in service."""
     monkeypatch.setattr(backend_module, "TILING", Tiling(block=8, rows=8, group=8))
     special = {"num_hidden_layers": 2}
     want = scores(make("qwen3", special, "torch"))

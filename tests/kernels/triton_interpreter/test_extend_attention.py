@@ -1,6 +1,6 @@
-"""`extend_attention` and `items_merge` on Triton against the float64 reference.
+"""Promise: `extend_attention` and `items_merge` on Triton equal the float64 reference.
 
-In the interpreter, or on a GPU where there is one.
+They run in the interpreter, or on a GPU if there is one.
 """
 
 import sys
@@ -39,7 +39,7 @@ BATCHES = {
 }
 MIXED = [(33, 34, [2, 20]), (0, 0, [9]), (64, 5, [3, 5]), (5, 0, [20])]
 SMALL = [(32, 33, [3, 5]), (5, 0, [2])]
-FEW = np.arange(30, 43, dtype=np.int32)  # of its rows: the query's last, and all of the items
+FEW = np.arange(30, 43, dtype=np.int32)  # rows: the query's last one, and all of the items
 
 
 def table_of(batch, config, heads, **options):
@@ -58,7 +58,7 @@ def errors(
     softcap=None,
     rows=None,
 ):
-    """Relative error of the output, absolute error of the log-sum-exp."""
+    """Return the relative error of the output and the absolute error of the log-sum-exp."""
     batch = requests(*sizes, page_size=PAGE, num_pages=PAGES)
     given = inputs(batch, PAGE, PAGES, heads, dim, dtype, DEVICE)
     tiles = table_of(batch, config, heads, window=window, rows=rows)
@@ -124,7 +124,7 @@ def test_no_rows():
 
 @pytest.mark.parametrize("window", [20, *slow(None)])
 def test_the_rule_written_out(window):
-    """Against the dense mask in NumPy, without a tile table."""
+    """The dense mask in NumPy gives the same, without a tile table."""
     batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
     given = inputs(batch, PAGE, PAGES, HEADS, 16, torch.float32, DEVICE)
     tiles = table_of(batch, CONFIG, HEADS, window=window)
@@ -159,13 +159,13 @@ def test_neighbours_change_no_bit(window):
     ]
     bits = [item_bits(config, window, *layout) for layout in layouts[: 2 if window else 4]]
     assert all(np.array_equal(bits[0], other) for other in bits[1:])
-    if window is None:  # and the test could fail: narrower masked tiles do depend on them
+    if window is None:  # show that the test can fail: narrower masked tiles do depend on neighbours
         query = [item_bits(CONFIG, None, (cached, 96 - cached, [21]), 0) for cached in (0, 45)]
         assert not np.array_equal(*query)
 
 
 def item_bits(config, window, request, item):
-    """The output of one item's rows; tokens of a sequence are the same wherever they lie."""
+    """Return the output bits of one item's rows; a sequence has the same tokens in every layout."""
     cached, query, items = request
     batch = requests(request, page_size=PAGE, num_pages=PAGES)
     generator = torch.Generator().manual_seed(3)
@@ -188,7 +188,8 @@ def item_bits(config, window, request, item):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_items_merge(dtype):
-    """Shared keys by the reference first; requests without any get -inf and NaN from it."""
+    """The reference computes the shared keys first; requests without any get -inf and NaN from
+    it."""
     batch = requests(*MIXED, page_size=PAGE, num_pages=PAGES)
     given = inputs(batch, PAGE, PAGES, HEADS, 16, dtype, DEVICE)
     whole = table_of(batch, CONFIG, HEADS)

@@ -1,4 +1,5 @@
-"""The runner of our own kernels: one copy in, one out, and batches filled up to fixed sizes.
+"""Promise: the runner of our own kernels scores as torch does, with one copy in, one copy out, and
+batches padded to fixed sizes.
 
 In the interpreter a "graph" is the call that a CUDA device would have captured, on the same memory.
 """
@@ -24,10 +25,10 @@ LABELS = [3, 17, 29]
 
 @pytest.fixture(scope="module", params=[1, *slow(2)])
 def backends(request, tiny_model):
-    """The plain one, and the one with graphs of up to 10 tokens; warm."""
+    """Two warm backends: the plain one, and the one with graphs of up to 10 tokens."""
     directory, _ = tiny_model("gemma2", num_hidden_layers=request.param, **SMALL)
     with pytest.MonkeyPatch.context() as patch:
-        # What happens at start takes the interpreter long, and other tests are about it.
+        # The checks at start are slow in the interpreter, and other tests cover them.
         for name in ("warmup_batches", "largest_batches"):
             patch.setattr(backend_module, name, lambda *a: iter(()))
         for name in ("check_kernels", "check_known_answer"):
@@ -52,7 +53,8 @@ def backends(request, tiny_model):
 
 
 def batches(page_size):
-    """A query in two chunks, items beside its end and behind it; two are too large for a graph."""
+    """Yield a query in two chunks, items beside its end and after it; two batches are too large for
+    a graph."""
     rng = np.random.default_rng(0)
     pages = Pages.shuffled(rng, 6, page_size).of(0, 24)
     query = int32(random_ids(rng, 20))
@@ -80,7 +82,7 @@ def assert_same(got, want):
 
 
 def test_scores_equal_those_of_torch(backends):
-    """Each batch is launched before the one before it is collected, as the engine does."""
+    """Launch each batch before the previous one is collected, as the engine does."""
     plain, graphs = backends
     runner = graphs.launcher
     assert isinstance(runner, GraphLauncher)

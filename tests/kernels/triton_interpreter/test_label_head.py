@@ -1,4 +1,4 @@
-"""The label head against float64, with slices, tiles and rows that do not divide evenly."""
+"""Promise: the label head equals float64, with slices, tiles and rows that do not divide evenly."""
 
 import importlib
 
@@ -18,7 +18,7 @@ def make(rows, vocab, width, dtype, softcap=None):
     return between_nans(hidden), weight, logits
 
 
-# In 17 rows of 129 tokens there are a second block of rows, slices of two tiles and an empty one.
+# 17 rows of 129 tokens give a second block of rows, slices of two tiles and an empty slice.
 @pytest.mark.parametrize(
     ("softcap", "dtype"),
     [(None, torch.float32), *slow(*((20.0, dtype) for dtype in DTYPES))],
@@ -41,7 +41,7 @@ def test_statistics(rows, vocab, width, softcap, dtype):
 
 
 def test_chosen_rows_and_their_bits():
-    """A row's statistics do not depend on the others, nor on its place."""
+    """A row's statistics depend neither on the other rows nor on its place."""
     hidden, weight, _ = make(20, 70, 20, torch.float32)
     every = vocab_statistics(hidden, weight, need_top=True, impl="triton")
     rows = torch.tensor([19, 0, 19, 7], device=DEVICE)
@@ -65,7 +65,7 @@ def test_label_logits_are_ragged(width, softcap, dtype):
 
 
 def test_a_tie_goes_to_the_lowest_id():
-    """Within a tile, and across tiles and slices."""
+    """Ties lie within a tile, across tiles, and across slices."""
     weight = torch.zeros(300, 2, device=DEVICE)
     for tied in ([7, 9], [20, 40], [70, 299]):
         weight.zero_()

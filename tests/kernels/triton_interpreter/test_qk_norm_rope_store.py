@@ -1,4 +1,5 @@
-"""From the QKV product to pages and packed keys, against the reference in float64."""
+"""Promise: from the QKV product to pages and packed keys, the kernel equals the reference in
+float64."""
 
 import importlib
 
@@ -17,7 +18,8 @@ def tables(rows, head_dim):
 
 
 def poisoned_pages(kv_heads, head_dim, dtype, slots, *, by_slot=False):
-    """Both sides [Hkv, slots, D] of NaN; `by_slot`: one slot's heads lie side by side."""
+    """Return both sides [Hkv, slots, D], filled with NaN; with `by_slot` one slot's heads are
+    adjacent."""
     shape = (SLOTS, kv_heads, head_dim) if by_slot else (kv_heads, SLOTS, head_dim)
     sides = [torch.full(shape, torch.nan, dtype=dtype, device=DEVICE) for _ in range(2)]
     if by_slot:
@@ -65,7 +67,7 @@ def test_all_of_it(rows, heads, kv_heads, head_dim, norm, dtype):
 
 
 def check_pages(pages, got, slots):
-    """Kept rows are there bit for bit; everything else is as it was."""
+    """Check that kept rows are stored bit for bit and everything else is unchanged."""
     untouched = torch.ones(SLOTS, dtype=torch.bool)
     for row, slot in enumerate(slots):
         if slot >= 0:
@@ -93,7 +95,8 @@ def test_values_pass_through():
 
 @pytest.mark.parametrize("one_plus", [False, True])
 def test_rounding_points(one_plus):
-    """After the norm, after its weight, after the rotation: nearly always the reference's bits."""
+    """Rounding after the norm, its weight and the rotation gives nearly always the reference's
+    bits."""
     qkv, (cos, sin) = randn(6, 4 * 64, dtype=torch.float16), tables(6, 64)
     norms = {name: 1 + randn(64, dtype=torch.float16) for name in ("q_norm", "k_norm")}
     options = {"num_heads": 2, "num_kv_heads": 1, "eps": 1e-6, "one_plus": one_plus, **norms}

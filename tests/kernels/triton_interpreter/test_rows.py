@@ -1,4 +1,4 @@
-"""Kernels that work row by row, against their references in float64."""
+"""Promise: the kernels that work row by row equal their references in float64."""
 
 import importlib
 
@@ -19,7 +19,7 @@ def test_add_rms_norm(rows, width, one_plus, dtype):
     options = {"eps": 1e-3, "one_plus": one_plus}
     for added in (delta, None):
         total, normed = add_rms_norm(x, added, weight, **options, impl="triton")
-        exact = x if added is None else x + added  # rounded, as the residual stream is
+        exact = x if added is None else x + added  # rounded like the residual stream
         assert torch.equal(total, exact)
         want = add_rms_norm(exact.double(), None, weight.double(), **options, impl="reference")
         assert normed.dtype == dtype
@@ -27,7 +27,7 @@ def test_add_rms_norm(rows, width, one_plus, dtype):
 
 
 def test_the_norm_rounds_where_transformers_does():
-    """Before the weight in Llama's form, after it in Gemma's: nearly always the same bits."""
+    """Rounding before the weight (Llama) or after it (Gemma) gives nearly always the same bits."""
     x, weight = randn(7, 96, dtype=torch.float16), 1 + randn(96, dtype=torch.float16)
     for one_plus in (False, True):
         options = {"eps": 1e-6, "one_plus": one_plus}
