@@ -30,7 +30,6 @@ LONGER = {
     "kernels/gpuscore_kernels/extend_attention/triton.py": (360, "one kernel and its launches"),
     "tests/engine/test_scheduler.py": (405, "one scheduler, and every promise of it"),
     "tests/support/broken.py": (520, "one function for each way to break a model's files"),
-    "tests/server/test_errors.py": (900, "every error of every dialect"),
     "training/demo/synthetic.py": (850, "mostly the vocabulary of the demo's world"),
     "training/demo/train.py": (560, "a script that is read from top to bottom"),
 }

@@ -1,6 +1,6 @@
 """Promise: a request is the same however its bytes arrive, and nothing hides between two requests.
 
-`test_errors.TestProtocol` sends malformed requests to a real server; this file tests the rules
+`test_wrong_requests.TestProtocol` sends malformed requests to a real server; this file tests the rules
 alone.
 """
 

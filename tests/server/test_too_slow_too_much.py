@@ -1,0 +1,257 @@
+"""Promise: slow clients, too many requests, too little memory and our own bugs have answers.
+
+After every test both servers still answer the canary request as they did at the start.
+"""
+
+import asyncio
+import json
+import os
+import re
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+from gpuscore.engine.engine import Engine
+from gpuscore.server.api.app import create_app
+from gpuscore.server.api.auth import ApiKeys
+from gpuscore.server.service import LoadedModel, ScoringService
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.tokenizer import TextEncoder
+from support.error_table import GOOD, covers
+from support.serving import wait_until
+from support.wire import (
+    KEYS,
+    MARKER,
+    POISON,
+    Connection,
+    canary,
+    check_error,
+    connected,
+    large_request,
+    post,
+    retry_after,
+    score,
+)
+
+pytestmark = pytest.mark.usefixtures("unharmed")
+
+URGENT = {"items": [[5]], "label_token_ids": [3], "apply_softmax": True, "priority": -1}
+
+
+@contextmanager
+def service_of(plan, directory):
+    """Serve with a real engine in this process."""
+    backend = create_backend(plan)
+    engine = Engine(backend, EngineConfig())
+    service = ScoringService(("tiny",))
+    builder = PromptBuilder(TextEncoder.read(directory), backend.limits, RequestLimits())
+    service.serve(LoadedModel(engine, builder))
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+def ask_app(service, body, path="/v1/score"):
+    """Return the reply of an application in this process."""
+    app = create_app(service, ServerConfig(), ApiKeys([]))
+
+    async def send():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await (client.post(path, json=body) if "score" in path else client.get(path))
+
+    return asyncio.run(send())
+
+
+def peers(server):
+    """Return the ports to which the server's process has open connections, from /proc."""
+    sockets = set()
+    for entry in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return {int(row[2].rpartition(":")[2], 16) for row in rows if row[9] in sockets}
+
+
+class TestTimes:
+    """The limited server allows 0.4 seconds for a head and 1 for a body."""
+
+    @covers("request_timeout")
+    def test_heads_that_do_not_end(self, limited):
+        start = time.monotonic()
+        with (
+            Connection(limited) as empty,
+            Connection(limited) as line,
+            Connection(limited) as field,
+        ):
+            line.send(b"POST /v1/sc")
+            field.send(b"POST /v1/score HTTP/1.1\r\nHost: a\r\nX-A: ")
+            for connection in (empty, line, field):
+                self.is_too_late(connection)
+        assert 0.3 < time.monotonic() - start < 5
+
+    @staticmethod
+    def is_too_late(connection):
+        check_error(connection.reply(), 408, "request_timeout", None)
+        assert connection.closed
+
+    def test_a_head_that_trickles(self, limited):
+        """The deadline is for the whole head; further bytes do not extend it."""
+        with Connection(limited) as connection:
+            connection.send(b"GET /health HTTP/1.1\r\nX-A: ")
+            while connection.silent:
+                connection.send(b"y")
+                time.sleep(0.05)
+            check_error(connection.reply(), 408, "request_timeout", None)
+
+    def test_a_second_head_that_does_not_end(self, limited):
+        with Connection(limited) as connection:
+            connection.request("GET", "/health")
+            assert connection.reply().status == 200
+            connection.send(b"GET /hea")
+            check_error(connection.reply(), 408, "request_timeout", None)
+
+    def test_bodies_that_do_not_end(self, limited):
+        with Connection(limited) as empty, Connection(limited) as begun:
+            empty.request(length=100)
+            begun.request(body=b'{"items":[', length=100)
+            for connection in (empty, begun):
+                self.is_too_late(connection)
+
+    def test_a_body_that_trickles(self, limited):
+        with Connection(limited) as connection:
+            connection.request(length=1000)
+            while connection.silent:
+                connection.send(b" ")
+                time.sleep(0.05)
+            check_error(connection.reply(), 408, "request_timeout", None)
+
+    @pytest.mark.parametrize("keep_alive", [True, False])
+    def test_an_answer_that_nobody_takes(self, limited_server, limited, keep_alive):
+        """The request counts as in flight until the server gives up its connection and the unsent
+        answer."""
+        body = {"items": [[5 + i % 9] for i in range(10_000)], "apply_softmax": True}
+        raw = json.dumps(body | {"label_token_ids": list(range(8, 128))}).encode()
+        fields = () if keep_alive else ("Connection: close",)
+        with Connection(limited) as connection:
+            connection.request("POST", "/v1/score", *fields, body=raw)
+            wait_until(lambda: not connection.silent, seconds=60)
+            check_error(score(limited, **URGENT), 429, "overloaded")
+            ours = connection.socket.getsockname()[1]
+            wait_until(lambda: ours not in peers(limited_server), seconds=30)
+            received = b""
+            with suppress(ConnectionError):
+                while part := connection.socket.recv(2**20):
+                    received += part
+        head, _, rest = received.partition(b"\r\n\r\n")
+        (length,) = re.findall(rb"content-length: (\d+)", head)
+        assert len(rest) < int(length), "the client's memory took all of it"
+        assert score(limited, **URGENT).status_code == 200
+
+    @covers("deadline_exceeded")
+    def test_an_answer_that_takes_too_long(self, client):
+        before = canary(client)
+        start = time.monotonic()
+        reply = post(client, large_request(1_000_000), x_request_timeout_ms="400")
+        check_error(reply, 504, "deadline_exceeded", None)
+        assert canary(client) == before, "what is left of the request was dropped"
+        assert time.monotonic() - start < 5
+
+
+class TestOverload:
+    """The limited server takes one request per key and two in all, and refuses further ones at
+    once."""
+
+    @pytest.fixture
+    def idle_again(self, limited, unharmed):  # `unharmed` asks the canary after this fixture
+        yield
+        # The clients have left, so their requests are dropped and no longer count.
+        wait_until(lambda: score(limited, **URGENT).status_code == 200)
+
+    @covers("overloaded")
+    @pytest.mark.usefixtures("idle_again")
+    @pytest.mark.parametrize(
+        ("keys", "reason"), [((0, 0), "API key"), ((0, 1, 2), "2 requests with")]
+    )
+    def test_one_request_too_many(self, limited_server, keys, reason):
+        body = large_request(250_000, apply_softmax=True)
+        assert len(body) < 2**20
+        with ExitStack() as stack:
+            clients = [stack.enter_context(connected(limited_server, KEYS[i])) for i in keys]
+            sent = [stack.enter_context(Connection(client)) for client in clients]
+            for connection in sent:
+                connection.request(body=body)
+            wait_until(lambda: not all(connection.silent for connection in sent))
+            (refused,) = [connection for connection in sent if not connection.silent]
+            reply = refused.reply()
+            assert reason in check_error(reply, 429, "overloaded", None)
+            assert 1 <= retry_after(reply) <= 30
+            if reason == "API key":
+                bob = stack.enter_context(connected(limited_server, KEYS[1]))
+                assert score(bob, **URGENT).status_code == 200, "another key is not concerned"
+            # The server closes the refused connection after it has read the whole body.
+            others = [connection for connection in sent if connection is not refused]
+            assert all(connection.silent for connection in others), "the others are worked on"
+
+
+class TestMemoryAndBugs:
+    @covers("nonfinite_score")
+    def test_a_score_that_is_not_finite(self, limited):
+        body = {"items": [[5], [6], [8]], "apply_softmax": True}
+        labels = [[3, 17], [3, POISON], [3]]
+        reply = score(limited, **body, label_token_ids=labels)
+        check_error(reply, 500, "nonfinite_score", "items[1]")
+        assert score(limited, **body, label_token_ids=[3, 17]).status_code == 200
+        reply = score(limited, items=["a"], labels=["y"])  # all labels, POISON among them
+        check_error(reply, 500, "nonfinite_score", "items[0]")
+
+    @covers("insufficient_memory")
+    def test_a_request_over_all_memory(self, model):
+        """`serve` refuses to start with so little memory, so the test builds the service itself."""
+        plan = plan_backend(model[0], ModelConfig(str(model[0])))
+        small = replace(plan, pages=replace(plan.pages, needed=2, most=2))
+        with service_of(small, model[0]) as service:
+            fits = {"query": [5] * 32, "items": [[6], [7]], "label_token_ids": [3]}
+            before = ask_app(service, fits).json()["scores"]
+            reply = ask_app(service, fits | {"query": [5] * 33})
+            check_error(reply, 503, "insufficient_memory")
+            after = ask_app(service, fits).json()["scores"]  # its query is cached by now
+            assert after == pytest.approx(np.array(before), abs=1e-6)
+
+    @covers("internal_error")
+    def test_a_bug(self, caplog):
+        class BrokenService(ScoringService):
+            def model_name(self, wanted):
+                raise KeyError(MARKER)
+
+        service = BrokenService(("tiny",), 1)
+        message = check_error(ask_app(service, GOOD), 500, "internal_error", None)
+        assert message == "internal error"
+        assert "unhandled error" in caplog.text
+
+    @covers("unavailable")
+    def test_before_the_model_is_there(self):
+        service = ScoringService(("tiny",))
+        for path in ("/ready", "/v1/score"):
+            reply = ask_app(service, GOOD, path)
+            check_error(reply, 503, "unavailable", None)
+            assert retry_after(reply) >= 1
+        assert ask_app(service, GOOD, "/health").status_code == 200, "alive, only not ready"
+
+    def test_an_engine_that_has_stopped(self, model):
+        with service_of(plan_backend(model[0], ModelConfig(str(model[0]))), model[0]) as service:
+            assert ask_app(service, GOOD, "/health").status_code == 200
+            assert ask_app(service, GOOD, "/ready").status_code == 200
+            service.model.engine.close()
+            for path in ("/health", "/ready", "/v1/score"):
+                reply = ask_app(service, GOOD, path)
+                check_error(reply, 503, "unavailable", None)
+                assert retry_after(reply) >= 1

@@ -1,0 +1,273 @@
+"""Promise: a wrong field, token or model of a request is refused by name.
+
+After every test both servers still answer the canary request as they did at the start.
+"""
+
+import json
+
+import pytest
+
+from support.error_table import GOOD, covers, table
+from support.models import VOCAB
+from support.wire import (
+    MARKER,
+    check_error,
+    large_request,
+    post,
+    score,
+)
+
+pytestmark = pytest.mark.usefixtures("unharmed")
+
+
+class TestFields:
+    """Wrong types, wrong values, wrong combinations."""
+
+    INTEGERS = {
+        "true": "true",
+        "float": "1.0",
+        "exponent": "1e0",
+        "text": '"1"',
+        "null": "null",
+        "nested": "[[1]]",
+        "NaN": "NaN",
+        "-Infinity": "-Infinity",
+        "1e400": "1e400",
+        "2^63": str(2**63),
+        "below int64": str(-(2**63) - 1),
+        "2^64": str(2**64),
+        "10^400": str(10**400),
+        "5000 digits": "9" * 5000,
+    }
+
+    @pytest.mark.parametrize("value", table("invalid_request", INTEGERS))
+    @pytest.mark.parametrize(
+        "field",
+        [
+            '"query":[%s]',
+            '"query":[-1,%s,5]',
+            '"items":[[7],[-1,%s]]',
+            '"label_token_ids":[3,%s,-1]',
+            '"label_token_ids":[[3],[%s]]',
+        ],
+    )
+    def test_integers_are_json_integers_within_int64(self, client, field, value):
+        name = field.split('"')[1]
+        others = json.dumps({key: given for key, given in GOOD.items() if key != name})
+        sent = f"{others[:-1]},{field % value}}}"
+        check_error(post(client, sent.encode()), 400, "invalid_request")
+
+    # Each value: the body's field as JSON text, because json.dumps would not write all of them, and
+    # the expected `param`.
+    VALUES = {
+        "query: number": ('"query":1', "query"),
+        "query: object": ('"query":{}', "query"),
+        "query: list of text": ('"query":["a"]', "query[0]"),
+        "items: missing": ('"items":null', "items"),
+        "items: number": ('"items":1', "items"),
+        "items: object": ('"items":{}', "items"),
+        "items: numbers": ('"items":[1]', "items[0]"),
+        "items: null": ('"items":[[1],null]', "items[1]"),
+        "items: object inside": ('"items":[{}]', "items[0]"),
+        "label_token_ids: number": ('"label_token_ids":3', "label_token_ids"),
+        "label_token_ids: text": ('"label_token_ids":"3"', "label_token_ids"),
+        "label_token_ids: both kinds": ('"label_token_ids":[3,[4]]', "label_token_ids"),
+        "label_token_ids: too few lists": ('"label_token_ids":[[3]]', "label_token_ids"),
+        "label_token_ids: too many lists": ('"label_token_ids":[[3],[4],[5]]', "label_token_ids"),
+        "labels: text": ('"label_token_ids":null,"labels":"y"', "labels"),
+        "labels: ids": ('"label_token_ids":null,"labels":[3]', "labels[0]"),
+        "labels beside ids": ('"labels":["y"]', "labels"),
+        "apply_softmax: text": ('"apply_softmax":"true"', "apply_softmax"),
+        "apply_softmax: number": ('"apply_softmax":1', "apply_softmax"),
+        "item_first: number": ('"item_first":0', "item_first"),
+        "temperature without softmax": ('"temperature":2.0', "temperature"),
+        "temperature 0": ('"apply_softmax":true,"temperature":0', "temperature"),
+        "temperature below 0": ('"apply_softmax":true,"temperature":-0.5', "temperature"),
+        "temperature: text": ('"apply_softmax":true,"temperature":"1"', "temperature"),
+        "temperature: true": ('"apply_softmax":true,"temperature":true', "temperature"),
+        "temperature 1e400": ('"apply_softmax":true,"temperature":1e400', "temperature"),
+        "temperature 10^400": (f'"apply_softmax":true,"temperature":{10**400}', "temperature"),
+        "temperature NaN": ('"apply_softmax":true,"temperature":NaN', None),
+        "model: number": ('"model":1', "model"),
+        "return_label_logprobs: text": ('"return_label_logprobs":"yes"', "return_label_logprobs"),
+        "return_label_mass: list": ('"return_label_mass":[]', "return_label_mass"),
+        "salt: empty": ('"cache_salt":""', "cache_salt"),
+        "salt: 65 characters": (f'"cache_salt":"{"x" * 65}"', "cache_salt"),
+        "salt: a space": ('"cache_salt":"a b"', "cache_salt"),
+        "salt: a line break": ('"cache_salt":"a\\n"', "cache_salt"),
+        "salt: umlaut": (f'"cache_salt":"{MARKER}"', "cache_salt"),
+        "salt: number": ('"cache_salt":5', "cache_salt"),
+        "priority 101": ('"priority":101', "priority"),
+        "priority -101": ('"priority":-101', "priority"),
+        "priority 1.0": ('"priority":1.0', "priority"),
+        "priority true": ('"priority":true', "priority"),
+        "priority 10^400": (f'"priority":{10**400}', "priority"),
+        "priority of 5000 digits": (f'"priority":{"9" * 5000}', "priority"),
+        "unknown field": ('"top_k":5', "top_k"),
+        "unknown field, nasty name": (f'"<{MARKER}>":5', None),
+        "unknown field, empty name": ('"":5', None),
+        "unknown field, name with a break": (f'"a\\n{MARKER}":5', None),
+        "unknown field, quotes in its name": (f'"` - at `$.{MARKER}`":5', None),
+        "unknown field, 65 characters": (f'"{"x" * 65}":5', None),
+        "unknown field, 1 MB": (f'"{"x" * 10**6}":5', None),
+        "return_token_logprobs": ('"return_token_logprobs":true', "return_token_logprobs"),
+        "pooled": ('"return_pooled_hidden_states":true', "return_pooled_hidden_states"),
+        "extraction": (f'"score_extraction_token":"{MARKER}"', "score_extraction_token"),
+        "empty extraction": ('"score_extraction_token":""', "score_extraction_token"),
+        "override id": ('"embed_override_token_id":0', "embed_override_token_id"),
+        "query overrides": ('"query_embed_overrides":[[0.5]]', "query_embed_overrides"),
+        "empty query overrides": ('"query_embed_overrides":[]', "query_embed_overrides"),
+        "item overrides": ('"item_embed_overrides":[[[0.5]],null]', "item_embed_overrides"),
+    }
+
+    @pytest.mark.parametrize(("field", "param"), table("invalid_request", VALUES))
+    def test_value(self, client, field, param):
+        sent = f"{json.dumps(GOOD)[:-1]},{field}}}"  # the last of duplicate keys counts
+        message = check_error(post(client, sent.encode()), 400, "invalid_request", param)
+        if param is not None:
+            assert param.split("[")[0] in message
+
+    def test_both_label_fields_even_if_one_is_empty(self, client):
+        check_error(score(client, **GOOD, labels=[]), 400, "invalid_request", "labels")
+
+    def test_items_must_be_there(self, client):
+        reply = score(client, query="a", label_token_ids=[3])
+        check_error(reply, 400, "invalid_request", "items")
+
+    @pytest.mark.parametrize(
+        "labels",
+        table(
+            "missing_labels",
+            {"none": {}, "null": {"label_token_ids": None, "labels": None}},
+        ),
+    )
+    @pytest.mark.parametrize("items", [["a"], []])
+    def test_no_labels_at_all(self, client, labels, items):
+        check_error(score(client, items=items, **labels), 400, "missing_labels")
+
+    EMPTY = {
+        "ids": ({"label_token_ids": []}, "label_token_ids"),
+        "texts": ({"labels": []}, "labels"),
+        "a list of its own": ({"label_token_ids": [[3], []]}, "label_token_ids[1]"),
+    }
+
+    @pytest.mark.parametrize(("labels", "param"), table("empty_labels", EMPTY))
+    def test_no_label_in_the_list(self, client, labels, param):
+        check_error(score(client, items=["a", "b"], **labels), 400, "empty_labels", param)
+
+    MIXED = {
+        "text query": {"query": MARKER, "items": [[5]]},
+        "id query": {"query": [5], "items": [MARKER]},
+        "items": {"items": [[5], MARKER]},
+        "items, text first": {"query": MARKER, "items": [MARKER, [5]]},
+        "an empty item": {"query": [5], "items": [[5], ""]},
+        "a lone string": {"query": [5], "items": MARKER},
+    }
+
+    @pytest.mark.parametrize("body", table("mixed_input_types", MIXED))
+    @pytest.mark.parametrize("item_first", [False, True])
+    def test_text_and_ids_do_not_mix(self, client, body, item_first):
+        reply = score(client, **body, label_token_ids=[3], item_first=item_first)
+        check_error(reply, 400, "mixed_input_types", "items")
+
+
+class TestTokens:
+    OUT_OF_RANGE = {
+        "label -1": ({"label_token_ids": [3, -1]}, "label_token_ids"),
+        "label at the bound": ({"label_token_ids": [VOCAB]}, "label_token_ids"),
+        "label of one item": ({"label_token_ids": [[3], [VOCAB]]}, "label_token_ids[1]"),
+        "query -1": ({"query": [-1]}, "query"),
+        "query at the bound": ({"query": [5, VOCAB]}, "query"),
+        "item -1": ({"items": [[5], [6, -1]]}, "items[1]"),
+        "item at the bound": ({"items": [[5], [VOCAB]]}, "items[1]"),
+        "largest": ({"query": [2**63 - 1]}, "query"),
+        "smallest": ({"label_token_ids": [-(2**63)]}, "label_token_ids"),
+        "2^32 + 5": ({"label_token_ids": [2**32 + 5]}, "label_token_ids"),
+    }
+
+    @pytest.mark.parametrize(("fields", "param"), table("token_id_out_of_range", OUT_OF_RANGE))
+    def test_token_id(self, client, fields, param):
+        body = GOOD | fields
+        message = check_error(score(client, **body), 400, "token_id_out_of_range", param)
+        assert message.endswith(f"valid are 0 to {VOCAB - 1}")
+
+    @covers("label_not_single_token")
+    def test_a_label_of_several_tokens(self, client, encode):
+        ids = encode(MARKER)[1:]  # without <s>
+        assert len(ids) > 16
+        reply = score(client, items=["a"], labels=["y", MARKER])
+        message = check_error(reply, 400, "label_not_single_token", "labels[1]")
+        assert f"{len(ids)} tokens" in message
+        assert ", ".join(map(str, ids[:16])) in message
+        reply = score(client, items=["a"], labels=["nyn"])
+        message = check_error(reply, 400, "label_not_single_token", "labels[0]")
+        assert f"[{', '.join(map(str, encode('nyn')[1:]))}]" in message
+
+    def test_a_label_of_no_token(self, client):
+        reply = score(client, items=["a"], labels=[""])
+        check_error(reply, 400, "label_not_single_token", "labels[0]")
+
+    @covers("empty_prompt")
+    def test_a_prompt_of_no_token(self, client, limited):
+        empty_ids = {"items": [[5], []], "label_token_ids": [3]}
+        check_error(score(client, **empty_ids), 400, "empty_prompt", "items[1]")
+        check_error(score(client, **empty_ids, item_first=True), 400, "empty_prompt", "items[1]")
+        # The limited server's tokenizer puts no token before a text.
+        for items, param in (([""], "items[0]"), ("", "items[0]"), (["a", ""], "items[1]")):
+            reply = score(limited, items=items, label_token_ids=[3])
+            check_error(reply, 400, "empty_prompt", param)
+        assert score(client, items="", label_token_ids=[3]).status_code == 200, "<s> alone"
+
+    @covers("prompt_too_long")
+    @pytest.mark.parametrize("item_first", [False, True])
+    def test_a_prompt_over_the_context(self, client, item_first):
+        body = {"query": [5] * 500, "label_token_ids": [3], "item_first": item_first}
+        assert score(client, **body, items=[[6] * 12]).status_code == 200
+        reply = score(client, **body, items=[[6] * 12, [6] * 13, [6]])
+        message = check_error(reply, 400, "prompt_too_long", "items[1]")
+        assert "items[1]" in message
+        assert "513" in message
+        assert "512" in message
+
+    def test_a_text_over_the_context(self, client, encode):
+        assert len(encode("☃☃☃" * 300)) > 512
+        reply = score(client, query="☃☃☃" * 300, items=["a", MARKER], label_token_ids=[3])
+        message = check_error(reply, 400, "prompt_too_long", "items[0]")
+        assert f"{len(encode('☃☃☃' * 300 + 'a'))} tokens" in message
+        assert "512" in message
+
+    @covers("too_many_items")
+    @pytest.mark.parametrize("item", [[5], "a", []])
+    def test_items_over_the_limit(self, client, item):
+        reply = score(client, query="", items=[item] * 10_001, label_token_ids=[3])
+        message = check_error(reply, 400, "too_many_items", "items")
+        assert "10001" in message
+        assert "10000" in message
+
+    LABELS = {
+        "ids": ({"label_token_ids": [3] * 129}, "label_token_ids"),
+        "texts": ({"labels": ["y"] * 129}, "labels"),
+        "of one item": ({"label_token_ids": [[3], [3] * 129]}, "label_token_ids[1]"),
+    }
+
+    @pytest.mark.parametrize(("labels", "param"), table("too_many_labels", LABELS))
+    def test_labels_over_the_limit(self, client, labels, param):
+        reply = score(client, items=["a", "b"], **labels)
+        message = check_error(reply, 400, "too_many_labels", param)
+        assert "129" in message
+        assert "128" in message
+
+    @covers("too_many_tokens")
+    def test_tokens_over_the_limit(self, client):
+        body = large_request(1_048_576 + 500)
+        message = check_error(post(client, body), 400, "too_many_tokens", "items")
+        assert "1048576" in message
+        assert str(500 * ((1_048_576 + 500) // 500)) in message
+
+
+class TestModel:
+    @covers("model_not_found")
+    @pytest.mark.parametrize("name", [MARKER, "", "Default", "tiny ", "x" * 100_000])
+    def test_another_model(self, client, name):
+        reply = score(client, **GOOD, model=name)
+        check_error(reply, 404, "model_not_found", "model")
