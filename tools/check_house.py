@@ -29,7 +29,7 @@ LONGER = {
     "kernels/gpuscore_kernels/extend_attention/tiles.py": (310, "one table and how it is filled"),
     "kernels/gpuscore_kernels/extend_attention/triton.py": (360, "one kernel and its launches"),
     "tests/engine/test_scheduler.py": (405, "one scheduler, and every promise of it"),
-    "tests/support/broken.py": (520, "one function for each way to break a model's files"),
+    "tests/support/broken_models.py": (520, "one function for each way to break a model's files"),
     "training/demo/synthetic.py": (850, "mostly the vocabulary of the demo's world"),
     "training/demo/train.py": (560, "a script that is read from top to bottom"),
 }

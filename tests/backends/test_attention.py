@@ -10,9 +10,9 @@ from gpuscore.backends.torch.attention.layout import padded_length
 from gpuscore.backends.torch.attention.operators import TorchPass
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore_kernels.partial_attention import merge_partials
-from support.attention import heads_alone
-from support.layouts import random_batch
-from support.oracle import attention as oracle
+from support.attention_inputs import heads_alone
+from support.attention_oracle import attention as oracle
+from support.batches import random_batch
 from support.slow import slow
 
 PAGE_SIZE, NUM_SLOTS = 4, 512

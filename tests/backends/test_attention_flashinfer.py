@@ -8,8 +8,8 @@ import pytest
 
 from gpuscore.backends.torch.attention.flashinfer import lay_out_cascade, lay_out_items
 from gpuscore.batch import visible_rows
-from support.attention import requests
-from support.layouts import random_batch
+from support.attention_inputs import requests
+from support.batches import random_batch
 
 PAGE, SLOTS = 8, 1024
 

@@ -9,7 +9,7 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import DeviceLost, OutOfMemory
 from gpuscore.backends.torch.backend import _translated
 from gpuscore.config import ModelConfig
-from support.layouts import in_one_batch
+from support.batches import in_one_batch
 from support.models import random_ids
 
 

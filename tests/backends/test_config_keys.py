@@ -18,8 +18,8 @@ from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.config_keys import KEYS, NEUTRAL, keys_of, refuse_unsupported, verdict
 from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.errors import ConfigError
-from support.differential import CLOSE, changed, difference, ours, theirs
 from support.models import FAMILIES, make_model
+from support.served_by_transformers import CLOSE, changed, difference, ours, theirs
 
 ARCHITECTURES = {model.__name__: config for config, model, _ in FAMILIES.values()}
 # Keys that today's transformers does not have for a family, and why the table still lists them.

@@ -10,7 +10,7 @@ import pytest
 
 from gpuscore.batch import Prefix, Segment, pack, page_slots
 from support.backends import JAX_FAMILIES, fill_pages, needs_cuda, needs_jax
-from support.layouts import (
+from support.batches import (
     NO_PAGES,
     Pages,
     in_one_batch,

@@ -7,7 +7,7 @@ import numpy as np
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.batch import Prefix, pack
 from gpuscore.config import ModelConfig
-from support.layouts import NO_PAGES, item_segments
+from support.batches import NO_PAGES, item_segments
 from support.models import random_ids
 
 

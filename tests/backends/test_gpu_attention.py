@@ -10,7 +10,7 @@ from gpuscore.backends.torch.attention.choice import attention_factory, choose_a
 from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.partial_attention import merge_partials
-from support.attention import heads_alone
+from support.attention_inputs import heads_alone
 
 pytestmark = [
     pytest.mark.gpu,

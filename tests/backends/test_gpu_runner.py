@@ -22,7 +22,7 @@ from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.request import ScoreRequest
-from support.layouts import in_one_batch
+from support.batches import in_one_batch
 from support.models import random_ids
 
 pytestmark = [
@@ -43,7 +43,7 @@ import numpy as np
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
 sys.path.insert(0, sys.argv[2])
-from support.layouts import in_one_batch
+from support.batches import in_one_batch
 config = ModelConfig(sys.argv[1], device="cuda", dtype="bfloat16", max_batch_tokens=64,
                      max_model_len=64, cuda_graph_tokens=0, kv_cache_size=2**22)
 backend = create_backend(plan_backend(sys.argv[1], config))

@@ -13,7 +13,7 @@ from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError, Unavailable
 from gpuscore.request import ScoreRequest
 from support.backends import needs_jax
-from support.layouts import in_one_batch
+from support.batches import in_one_batch
 from support.models import random_ids, reference_logprobs
 from support.slow import slow
 

@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from support.attention_oracle import attention as oracle
 from support.backends import needs_jax
-from support.layouts import random_batch
-from support.oracle import attention as oracle
+from support.batches import random_batch
 from support.slow import slow
 
 pytestmark = needs_jax

@@ -22,7 +22,7 @@ from gpuscore.backends.torch.shortened import shortened
 from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from support.layouts import int32, item_segments
+from support.batches import int32, item_segments
 from support.models import random_ids
 
 MIB = 2**20

@@ -9,7 +9,7 @@ import pytest
 
 from gpuscore.client import BadAnswer, ConnectionFailed, StatusError
 from gpuscore.client.retries import FIRST_BACKOFF, LONGEST_BACKOFF, Attempts, Policy, Reply
-from support.scripted import Step, refusal, scripted
+from support.scripted_server import Step, refusal, scripted
 
 USAGE = {"prompt_tokens": 2, "total_tokens": 2}
 GOOD = Step(200, {"scores": [[0.5]], "model": "m", "usage": USAGE})

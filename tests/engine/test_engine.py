@@ -13,7 +13,7 @@ from gpuscore.engine.engine import Engine
 from gpuscore.errors import InsufficientMemory, InternalError, Overloaded, Unavailable
 from gpuscore.request import ScoreRequest
 from support.serving import wait_until
-from support.tape import TapeBackend
+from support.tape_backend import TapeBackend
 
 
 def request_of(num_items=1, query_len=3):

@@ -12,8 +12,8 @@ from gpuscore.engine.runner import Runner
 from gpuscore.errors import NonfiniteScore
 from gpuscore.probabilities import position_logprobs
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
-from support.stepping import run, submit
-from support.tape import TapeBackend, tape_logit, tape_lse
+from support.stepped_runner import run, submit
+from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
 
 def request_of(rng, lengths, *, every=True, query=0):

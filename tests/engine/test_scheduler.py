@@ -13,8 +13,8 @@ from gpuscore.engine.runner import Runner
 from gpuscore.errors import DeadlineExceeded, InsufficientMemory, InternalError, NonfiniteScore
 from gpuscore.request import ScoreRequest
 from support.slow import slow
-from support.stepping import run, submit
-from support.tape import TapeBackend, tape_logit, tape_lse
+from support.stepped_runner import run, submit
+from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
 
 def request_of(rng, query_len, item_lens: Sequence[int], priority=0, need_lse=True):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from support.connections import canary, connected, score
 from support.models import make_model
 from support.serving import RunningServer, serving
 from support.vitals import Patient
-from support.wire import canary, connected, score
 
 DESCRIPTORS = 8192  # thousands of connections: a limit of the tests that the servers inherit
 TIMES = ("--header-timeout", "1", "--body-timeout", "1", "--send-timeout", "1")

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from support import tape_child
-from support.crowd import Crowd
-from support.tape_serving import JSON, body_of, engine_of, in_flight, tape_server
-from support.wire import check_error, metric
+from support import tape_engine as tape_child
+from support.connections import check_error, metric
+from support.many_callers import Crowd
+from support.tape_servers import JSON, body_of, engine_of, in_flight, tape_server
 
 SOURCE = Path(__file__).parents[1] / "support/clock.c"
 DAY = 86400

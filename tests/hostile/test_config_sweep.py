@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpuscore.backends.common.config_keys import EVERY_NO_EFFECT, EVERY_USED, NEUTRAL, keys_of
-from support.differential import ABSENT, CLOSE, ODD, changed, difference, theirs
 from support.models import CLASSIFIERS, FAMILIES, make_model
+from support.served_by_transformers import ABSENT, CLOSE, ODD, changed, difference, theirs
 
 pytestmark = pytest.mark.hostile
 

@@ -15,11 +15,11 @@ from contextlib import suppress
 
 import pytest
 
-from support.crowd import Crowd
+from support.connections import canary
+from support.many_callers import Crowd
 from support.serving import children, running, wait_until
-from support.tape_serving import JSON, engine_of, tape_server
+from support.tape_servers import JSON, engine_of, tape_server
 from support.vitals import GROWTH, SETTLE, vitals
-from support.wire import canary
 
 SEED = int(os.environ.get("SEED", "14"))
 SECONDS = 20.0  # of injected faults

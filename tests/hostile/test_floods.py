@@ -10,10 +10,10 @@ import time
 
 import pytest
 
+from support.connections import canary, connected
 from support.floods import flooding, sent_by
 from support.serving import serving
 from support.vitals import MIB, Patient
-from support.wire import canary, connected
 
 pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 

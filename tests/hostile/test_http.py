@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support.corpus import Entry, entries, faults, names, sent
-from support.noise import mutations, told
+from support.changed_requests import mutations, told
+from support.hostile_requests import Entry, entries, faults, names, sent
 from support.serving import RunningServer
 from support.vitals import Patient
 

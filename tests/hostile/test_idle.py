@@ -6,9 +6,9 @@ from time import monotonic, sleep
 
 import pytest
 
+from support.connections import connected
 from support.serving import RunningServer
 from support.vitals import Patient, vitals
-from support.wire import connected
 
 pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from support.connections import canary, check_error, connected, large_request, metric, retry_after
 from support.serving import children, serving, wait_until
-from support.wire import canary, check_error, connected, large_request, metric, retry_after
 
 MIB = 2**20
 JSON = {"content-type": "application/json"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.broken import CASES, broken, make_bases
+from support.broken_models import CASES, broken, make_bases
 from support.serving import COMMAND
 
 EXIT_CONFIG, SECONDS = 78, 20
@@ -19,8 +19,8 @@ SHORT = ("template-loops", "tokenizer.json-dangling", "config.json-nested")
 
 def chosen() -> list[str]:
     """Return the cases for real processes. Some harms are done to every file (as in
-    config.json-truncated); here each file suffers only one of them, in tests/test_broken_models.py
-    all."""
+    config.json-truncated); here each file suffers only one of them, in
+    tests/backends/test_broken_models.py all."""
     names, seen = [], Counter()
     for name in CASES:
         file = name.rpartition("-")[0]

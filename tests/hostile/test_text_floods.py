@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.connections import Connection, connected
 from support.serving import RunningServer, serving
 from support.vitals import Patient
-from support.wire import Connection, connected
 
 pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 

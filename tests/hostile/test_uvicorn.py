@@ -3,7 +3,7 @@ differ."""
 
 import pytest
 
-from support.corpus import entries, names
+from support.hostile_requests import entries, names
 from support.uvicorns import PARSERS, differences
 
 pytestmark = pytest.mark.hostile

@@ -21,7 +21,7 @@ from gpuscore_kernels.extend_attention.layout import (
     TileShape,
 )
 from gpuscore_kernels.extend_attention.tiles import build_tiles
-from support.layouts import Pages, int32, item_segments, random_batch
+from support.batches import Pages, int32, item_segments, random_batch
 
 PAGE, SLOTS = 16, 2048
 SHAPES = [TileShape(3, 16, 16), TileShape(8, 16, 4), TileShape(32, 8, 8), TileShape(1, 4, 2)]

@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
+from support.connections import KEYS, POISON, canary, connected
 from support.models import make_model
 from support.serving import RunningServer, serving
-from support.watching import ALICE, BOB, Watched, collector
-from support.wire import KEYS, POISON, canary, connected
+from support.watched_server import ALICE, BOB, Watched, collector
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from gpuscore.errors import ConfigError
 from gpuscore.server.api.app import OPEN_PATHS, create_app
 from gpuscore.server.api.auth import ApiKeys, read_api_keys
 from gpuscore.server.service import ScoringService
+from support.connections import KEYS, Connection, canary, check_error, connected
 from support.serving import COMMAND
-from support.wire import KEYS, Connection, canary, check_error, connected
 
 BODY = {"items": [[5]], "label_token_ids": [3]}
 

@@ -13,9 +13,9 @@ import gpuscore
 from gpuscore import Scorer
 from gpuscore.prompts.files import ClassifierHead, read_classifier_head
 from gpuscore.server.api.dialects.classify import probabilities
+from support.connections import check_error, connected
 from support.models import make_model, reference_logits
 from support.serving import serving
-from support.wire import check_error, connected
 
 TEXTS = ["a query and an item", "", "ein Satz", "naïve café " * 20]
 TEXTS[1] = "x"

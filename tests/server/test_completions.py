@@ -9,9 +9,9 @@ import torch
 
 from gpuscore.arrays import NO_TOKENS
 from gpuscore.server.api.dialects.completion_answer import TokenTexts
+from support.connections import MARKER, check_error
 from support.models import random_ids
-from support.stub import StubEngine, ask, stub_service
-from support.wire import MARKER, check_error
+from support.stub_service import StubEngine, ask, stub_service
 
 TOLERANCE = 1e-4
 IDS = [5, 300, 7, 7, 61, 390, 12]

@@ -17,10 +17,10 @@ import pytest
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.api.cors import read_origins
+from support.connections import Connection, check_error, under_way
 from support.serving import wait_until
-from support.tape_child import HELD, MARK
-from support.tape_serving import JSON, body_of, in_flight, let_go, tape_server
-from support.wire import Connection, check_error, under_way
+from support.tape_engine import HELD, MARK
+from support.tape_servers import JSON, body_of, in_flight, let_go, tape_server
 
 GOOD = json.dumps({"items": [[5]], "label_token_ids": [3]}).encode()
 SCORE = ("POST", "/v1/score")

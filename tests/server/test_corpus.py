@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.corpus import entries, faults, names, sent
-from support.differences import page
-from support.noise import mutations, told
+from support.changed_requests import mutations, told
+from support.hostile_requests import entries, faults, names, sent
+from support.uvicorn_differences import page
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 
@@ -24,7 +24,7 @@ def test_quick_entries(server, client, name):
 
 
 def test_the_page_is_that_of_the_data():
-    assert PAGE.read_text() == page(), "python -m support.differences > ../docs/http.md"
+    assert PAGE.read_text() == page(), "python -m support.uvicorn_differences > ../docs/http.md"
 
 
 def test_noise(server, client):

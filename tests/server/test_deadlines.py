@@ -7,9 +7,9 @@ import pytest
 
 from gpuscore.config import ServerConfig
 from gpuscore.server.service import cache_salt
-from support.stub import ask, stub_service
-from support.watching import ALICE, BOB, BODY, TIMEOUT
-from support.wire import check_error
+from support.connections import check_error
+from support.stub_service import ask, stub_service
+from support.watched_server import ALICE, BOB, BODY, TIMEOUT
 
 
 class TestDeadline:

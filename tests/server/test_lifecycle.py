@@ -16,8 +16,8 @@ from gpuscore.errors import ConfigError
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.run import serve
+from support.connections import Connection, canary, hold, large_request
 from support.serving import COMMAND, serving, stops_at_once
-from support.wire import Connection, canary, hold, large_request
 
 
 def refused_start(*arguments):

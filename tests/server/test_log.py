@@ -12,8 +12,8 @@ from uuid import uuid4
 from gpuscore.log import JsonFormatter, LogWriter
 from gpuscore.server.observe.lines import request_line
 from gpuscore.server.observe.record import STAGES, RequestRecord
-from support.watching import ALICE, BODY, CANARY
-from support.wire import post
+from support.connections import post
+from support.watched_server import ALICE, BODY, CANARY
 
 
 class TestLog:

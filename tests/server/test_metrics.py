@@ -15,12 +15,12 @@ from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.record import STAGES
 from gpuscore.server.service import ScoringService
 from gpuscore.worker.child import BEAT as HEARTBEAT
+from support.connections import check_error, connected, post, score
 from support.serving import wait_until
-from support.stub import STATS, ask, stub_service
-from support.tape_child import HELD, NO_MEMORY, NO_NUMBER
-from support.tape_serving import body_of, engine_of, in_flight, tape_server
-from support.watching import samples_of
-from support.wire import check_error, connected, post, score
+from support.stub_service import STATS, ask, stub_service
+from support.tape_engine import HELD, NO_MEMORY, NO_NUMBER
+from support.tape_servers import body_of, engine_of, in_flight, tape_server
+from support.watched_server import samples_of
 
 # The names that an operator's rules may rely on, with their types.
 NAMES = {

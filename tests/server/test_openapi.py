@@ -10,7 +10,7 @@ from gpuscore import errors
 from gpuscore.server.api.errors import ErrorAnswer
 from gpuscore.server.api.openapi import ERRORS
 from gpuscore.server.api.paths import GENERATING_PATHS
-from support.wire import KEYS, connected
+from support.connections import KEYS, connected
 
 NOT_OF_AN_OPERATION = {errors.NotFound, errors.MethodNotAllowed}
 

@@ -6,9 +6,20 @@ from uuid import uuid4
 
 import pytest
 
+from support.connections import Connection, check_error, large_request
 from support.serving import wait_until
-from support.watching import ALICE, BOB, BODY, CANARY, CHUNKED, TIMEOUT, bare, by_get, by_post, raw
-from support.wire import Connection, check_error, large_request
+from support.watched_server import (
+    ALICE,
+    BOB,
+    BODY,
+    CANARY,
+    CHUNKED,
+    TIMEOUT,
+    bare,
+    by_get,
+    by_post,
+    raw,
+)
 
 
 class TestRequestId:

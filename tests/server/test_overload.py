@@ -3,10 +3,10 @@ connection in step."""
 
 import pytest
 
+from support.connections import Connection, check_error, metric, retry_after, under_way
 from support.serving import wait_until
-from support.tape_child import HELD, MARK, SLOW
-from support.tape_serving import JSON, body_of, in_flight, let_go, tape_server
-from support.wire import Connection, check_error, metric, retry_after, under_way
+from support.tape_engine import HELD, MARK, SLOW
+from support.tape_servers import JSON, body_of, in_flight, let_go, tape_server
 
 SCORE = ("POST", "/v1/score")
 

@@ -1,7 +1,7 @@
 """Promise: a request is the same however its bytes arrive, and nothing hides between two requests.
 
-`test_wrong_requests.TestProtocol` sends malformed requests to a real server; this file tests the rules
-alone.
+`test_wrong_requests.TestProtocol` sends malformed requests to a real server; this file tests the
+rules alone.
 """
 
 import random

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from support.wire import check_error
+from support.connections import check_error
 
 QUERY = "a blue lamp of steel"
 DOCUMENTS = ["wooden chair, red", "blue steel lamp", "lamp in blue", "green rug", "blue steel lamp"]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from support.connections import Connection, hold, large_request, post, score
 from support.models import VOCAB, random_ids, reference_logprobs
-from support.wire import Connection, hold, large_request, post, score
 
 TOLERANCE = 1e-4
 LABELS = [3, 17, 399]

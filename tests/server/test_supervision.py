@@ -14,19 +14,8 @@ import httpx
 import pytest
 
 from gpuscore.worker.supervisor import TICK, Patience
-from support import tape_child
-from support.serving import children, running, serving, wait_until
-from support.tape_child import MARK
-from support.tape_serving import (
-    JSON,
-    PATIENCE,
-    body_of,
-    engine_of,
-    in_flight,
-    let_go,
-    tape_server,
-)
-from support.wire import (
+from support import tape_engine as tape_child
+from support.connections import (
     Connection,
     canary,
     check_error,
@@ -34,6 +23,17 @@ from support.wire import (
     large_request,
     retry_after,
     under_way,
+)
+from support.serving import children, running, serving, wait_until
+from support.tape_engine import MARK
+from support.tape_servers import (
+    JSON,
+    PATIENCE,
+    body_of,
+    engine_of,
+    in_flight,
+    let_go,
+    tape_server,
 )
 
 

@@ -2,9 +2,9 @@
 
 import json
 
+from support.connections import Connection, connected
 from support.serving import RunningServer
-from support.watching import ALICE, BOB
-from support.wire import Connection, connected
+from support.watched_server import ALICE, BOB
 
 LONG = "The quick brown fox jumps over lazy dogs. " * 6_000  # four pieces of text work
 

@@ -7,8 +7,8 @@ import pytest
 from gpuscore.errors import ConfigError
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.tokenizer_info import read_tokenizer_info
+from support.connections import MARKER, check_error
 from support.models import make_tokenizer
-from support.wire import MARKER, check_error
 
 TEXT = "query: Ein Satz über Bäume ☃\n yesyes"
 

@@ -24,9 +24,7 @@ from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.service import LoadedModel, ScoringService
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
-from support.error_table import GOOD, covers
-from support.serving import wait_until
-from support.wire import (
+from support.connections import (
     KEYS,
     MARKER,
     POISON,
@@ -39,6 +37,8 @@ from support.wire import (
     retry_after,
     score,
 )
+from support.error_table import GOOD, covers
+from support.serving import wait_until
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 

@@ -17,10 +17,10 @@ from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.record import STAGES
 from gpuscore.server.observe.spans import SpanTracer
 from gpuscore.server.observe.tracing import read_tracer
+from support.connections import score
 from support.serving import wait_until
-from support.stub import ask, stub_service
-from support.watching import BODY
-from support.wire import score
+from support.stub_service import ask, stub_service
+from support.watched_server import BODY
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

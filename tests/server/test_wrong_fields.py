@@ -7,15 +7,15 @@ import json
 
 import pytest
 
-from support.error_table import GOOD, covers, table
-from support.models import VOCAB
-from support.wire import (
+from support.connections import (
     MARKER,
     check_error,
     large_request,
     post,
     score,
 )
+from support.error_table import GOOD, covers, table
+from support.models import VOCAB
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 

@@ -8,14 +8,14 @@ import json
 
 import pytest
 
-from support.error_table import CHUNKED, GOOD, covers, table
-from support.wire import (
+from support.connections import (
     MARKER,
     Connection,
     check_error,
     post,
     score,
 )
+from support.error_table import CHUNKED, GOOD, covers, table
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 

@@ -9,9 +9,7 @@ import json
 import httpx
 import pytest
 
-from support.error_table import CHUNKED, GOOD, covers, table
-from support.models import VOCAB
-from support.wire import (
+from support.connections import (
     MARKER,
     POISON,
     Connection,
@@ -19,6 +17,8 @@ from support.wire import (
     post,
     score,
 )
+from support.error_table import CHUNKED, GOOD, covers, table
+from support.models import VOCAB
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.corpus import Attacker, Entry, entries, names, right, shown
+from support.hostile_requests import Attacker, Entry, entries, names, right, shown
 
 PARSERS = ("httptools", "h11")
 THREADS = 4

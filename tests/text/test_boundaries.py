@@ -11,7 +11,7 @@ from gpuscore.text import boundaries
 from gpuscore.text.pretokens import LETTERS, STOPS, VISIBLE
 from gpuscore.text.specials import find_specials
 from gpuscore.text.tokenizer import TextEncoder
-from support.joined import ENGLISH, check, pair, search
+from support.tokenizer_search import ENGLISH, check, pair, search
 from support.tokenizers import LAYOUTS, QWEN2, splits, trained
 
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from gpuscore.text import boundaries
 from gpuscore.text.pretokens import LETTERS, STOPS, VISIBLE
 from gpuscore.text.tokenizer import TextEncoder
-from support.joined import check_every_cut, pair, search, searched
+from support.tokenizer_search import check_every_cut, pair, search, searched
 from support.tokenizers import trained
 
 NOTHING: frozenset[str] = frozenset()

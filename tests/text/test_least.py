@@ -18,9 +18,9 @@ from gpuscore.text.joining import PromptBuilder, ScoreInput
 from gpuscore.text.least import SHRINK, _byte_alphabet, find_least_tokens
 from gpuscore.text.pieces import OverLimit
 from gpuscore.text.tokenizer import TextEncoder
-from support.joined import ENGLISH, HARD, pair, plain, searched, texts
+from support.counted_turns import Turned
+from support.tokenizer_search import ENGLISH, HARD, pair, plain, searched, texts
 from support.tokenizers import LAYOUTS, trained
-from support.turns import Turned
 
 NEVER = 1 << 60
 # White space beside an added token vanishes, unknown characters are fused or dropped, or `Removed`

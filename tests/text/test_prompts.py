@@ -25,8 +25,8 @@ from gpuscore.text.joining import PromptBuilder, ScoreInput, factor
 from gpuscore.text.pieces import PIECE_CHARS
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import ALONE
+from support.counted_turns import Turned
 from support.models import VOCAB, make_tokenizer
-from support.turns import Turned
 
 BACKEND = BackendLimits(64, 16, 100, 40, VOCAB)
 

@@ -9,7 +9,7 @@ from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention import launch
-from support.layouts import Pages, int32, item_segments
+from support.batches import Pages, int32, item_segments
 from support.models import random_ids
 from support.slow import slow
 

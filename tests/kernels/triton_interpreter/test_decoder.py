@@ -15,8 +15,8 @@ from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE
-from support.layouts import Pages, int32, item_segments
 from support.models import random_ids
 from support.slow import slow
 

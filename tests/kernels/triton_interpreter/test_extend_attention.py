@@ -20,8 +20,8 @@ from gpuscore_kernels.extend_attention import (
 )
 from gpuscore_kernels.extend_attention import triton as kernels
 from gpuscore_kernels.items_merge import items_merge
-from support import oracle
-from support.attention import inputs, relative_error, requests
+from support import attention_oracle as oracle
+from support.attention_inputs import inputs, relative_error, requests
 from support.kernels import DEVICE, DTYPES, INTERPRETED, TOLERANCE, planted
 from support.slow import slow
 

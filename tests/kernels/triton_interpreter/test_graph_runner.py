@@ -14,8 +14,8 @@ from gpuscore.backends.torch import backend as backend_module
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
+from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE
-from support.layouts import Pages, int32, item_segments
 from support.models import random_ids
 from support.slow import slow
 

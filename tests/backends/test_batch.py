@@ -3,7 +3,7 @@
 import numpy as np
 
 from gpuscore.batch import Prefix, Segment, pack, page_slots, prefix_slots, visible_rows
-from support.layouts import NO_PAGES, int32, random_batch
+from support.batches import NO_PAGES, int32, random_batch
 
 
 def test_a_batch_by_hand():

@@ -17,7 +17,7 @@ from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.tokenizer_info import read_tokenizer_info
-from support.broken import CASES, broken, make_bases
+from support.broken_models import CASES, broken, make_bases
 from support.slow import slow
 
 # Each of these takes up to seconds of processor time, so only the long form runs them.

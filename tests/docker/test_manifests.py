@@ -20,7 +20,7 @@ from gpuscore.server.run import LAST_ANSWERS
 from gpuscore.stats import NO_STATS
 from gpuscore.worker.supervisor import Patience
 
-DOCKER = Path(__file__).parents[1] / "docker"
+DOCKER = Path(__file__).parents[2] / "docker"
 KUBERNETES, OBSERVABILITY = DOCKER / "kubernetes", DOCKER / "observability"
 MACHINES = {"l4": "nvidia.com/gpu", "rtx-pro-6000": "nvidia.com/gpu", "tpu-v6e": "google.com/tpu"}
 AFTER_THE_DRAIN = LAST_ANSWERS + 2 * Patience().close  # the engine's process ends a little later

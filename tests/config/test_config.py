@@ -108,7 +108,7 @@ def test_an_integer_is_fine_for_a_number(tmp_path):
 
 
 def test_the_example_of_the_documentation(tmp_path):
-    page = Path(__file__).parents[1] / "docs" / "how-to" / "configure.md"
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "configure.md"
     text = page.read_text(encoding="utf-8")
     path = tmp_path / "gpuscore.toml"
     path.write_text(text.split("```toml\n")[1].split("```")[0])

@@ -9,7 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "docker" / "locks"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Each Dockerfile with the locks that it installs and the extra of gpuscore that they must contain.

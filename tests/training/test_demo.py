@@ -20,7 +20,7 @@ from demo.synthetic import (
 from gpuscore import Scorer
 from gpuscore.errors import InvalidRequest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "gpuscore" / "demo"
 TEST_SEED = 2026  # differs from the seeds of training and of its own evaluation
 

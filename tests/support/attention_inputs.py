@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
 from gpuscore.batch import PackedBatch, Prefix, Segment, pack
-from support.layouts import Pages, int32, item_segments
+from support.batches import Pages, int32, item_segments
 
 
 def heads_alone(heads: int, kv_heads: int, dim: int) -> DecoderConfig:

@@ -1,8 +1,8 @@
-"""The source of docs/http.md: run `python -m support.differences > ../docs/http.md` in tests/."""
+"""The source of docs/http.md: `python -m support.uvicorn_differences > ../docs/http.md` in tests."""
 
 from collections.abc import Iterator
 
-from support.corpus import Entry, entries, names
+from support.hostile_requests import Entry, entries, names
 
 TOP = """# HTTP: what is refused, and where uvicorn answers otherwise
 
@@ -12,7 +12,7 @@ uvicorn with either of its parsers. This page lists the requests that uvicorn (0
 h11 0.16) answers wrongly. "None" means no answer within 1.5 seconds: uvicorn has no deadlines for
 heads and bodies, and no limits on bodies.
 
-`tests/support/differences.py` generates this page from those files.
+`tests/support/uvicorn_differences.py` generates this page from those files.
 """
 
 

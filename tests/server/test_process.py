@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support.connections import Connection, connected, hold, large_request
 from support.serving import COMMAND, RunningServer, children, wait_until
-from support.wire import Connection, connected, hold, large_request
 
 CLOSED = "exec 0<&- 1>&- 2>&-;"
 ALICE, BOB = "key-of-alice", "key-of-bob"

@@ -27,10 +27,10 @@ from gpuscore.worker.client import EngineClient
 from gpuscore.worker.messages import Start
 from gpuscore.worker.process import command
 from gpuscore.worker.supervisor import Patience
-from support import tape_child
+from support import tape_engine as tape_child
 from support.serving import running, wait_until
-from support.tape import tape_logit
-from support.tape_child import MARK, MischievousTape
+from support.tape_backend import tape_logit
+from support.tape_engine import MARK, MischievousTape
 
 LABELS = np.array([3, 1, 500], dtype=np.int32)
 # A lost child is forgiven at once, so that the tests can share one client.
@@ -54,7 +54,7 @@ def make_client(tmp_path_factory):
 
     def make(factory="prepare", patience=PATIENCE, **config):
         start = Start("/nowhere", ModelConfig(), EngineConfig(**config))
-        made.append(EngineClient(command(f"support.tape_child:{factory}"), start, patience))
+        made.append(EngineClient(command(f"support.tape_engine:{factory}"), start, patience))
         return made[-1]
 
     yield make

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 
-from support.corpus import Attacker, Outcome, entries, names
+from support.hostile_requests import Attacker, Outcome, entries, names
 
 # Bytes that a change may insert: characters and fields that mean something to a parser.
 PIECES = (

@@ -11,8 +11,8 @@ import httpx
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.connections import Connection, Reply, post
 from support.serving import wait_until
-from support.wire import Connection, Reply, post
 
 CANARY = "canary-Of-The-Caller"  # stands for a caller's text
 ALICE, BOB = "key-that-alice-has", "key-that-bob-has"

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuscore.backends.base import OutOfMemory, Prepared
-from support.tape import TapeBackend
+from support.tape_backend import TapeBackend
 
 HELD, STUCK, CRASH, DEAD_LOOP, GARBAGE, HALF_FRAME, HUGE_FRAME, FROZEN = range(900, 908)
 NO_MEMORY, NO_NUMBER, SLOW = 908, 909, 910

@@ -26,8 +26,8 @@ from gpuscore.prompts.family import PromptFamily
 from gpuscore.request import ScoreResult, Timings
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
+from support.counted_turns import Turned
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
-from support.turns import Turned
 
 MAX_LEN = 700
 LIMITS = BackendLimits(512, 16, 400, MAX_LEN, 2000)

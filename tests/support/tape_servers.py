@@ -7,9 +7,9 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.connections import Connection, connected, under_way
 from support.serving import RunningServer, children, wait_until
-from support.tape_child import HELD, MARK, STUCK
-from support.wire import Connection, connected, under_way
+from support.tape_engine import HELD, MARK, STUCK
 
 # It restarts late enough for a test to see the loss, and gives up soon enough to wait for.
 PATIENCE = {"first_delay": 0.7, "max_delay": 0.7, "stopped": 2.5}
@@ -25,7 +25,7 @@ def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare"):
             "-P",
             "-m",
             "support.tape_server",
-            f"support.tape_child:{factory}",
+            f"support.tape_engine:{factory}",
             *texts,
         ],
         stdout=subprocess.PIPE,
