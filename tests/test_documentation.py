@@ -2,12 +2,10 @@
 what exists."""
 
 import ast
-import io
 import os
 import re
 import subprocess
 import sys
-import tokenize
 from pathlib import Path
 
 import pytest
@@ -134,16 +132,17 @@ def test_docstrings_and_comments_cite_files_that_exist():
     assert not wrong
 
 
+# Far faster than a tokenizer, and strings with such a mark are few.
+COMMENT = re.compile(r"(?:^\s*|  )# .*$", re.MULTILINE)
+
+
 def said_in(path: Path) -> str:
     """Return a module's docstrings and comments."""
     source = path.read_text(encoding="utf-8")
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
     said = [ast.get_docstring(node) or "" for node in nodes]
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            said.append(token.string)
-    return "\n".join(said)
+    return "\n".join([*said, *COMMENT.findall(source)])
 
 
 def test_make_targets_that_are_cited_exist():

@@ -16,6 +16,7 @@ import pytest
 
 from support.connections import Connection, connected, hold, large_request
 from support.serving import COMMAND, RunningServer, children, wait_until
+from support.slow import slow
 
 CLOSED = "exec 0<&- 1>&- 2>&-;"
 ALICE, BOB = "key-of-alice", "key-of-bob"
@@ -158,7 +159,7 @@ def catches(pid, number):
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["1", *slow("")])
 def test_output_that_finds_no_reader_or_no_room(unbuffered):
     """Shells report 141 for a command whose reader has closed the pipe."""
     assert run("info", "broken", unbuffered) == (128 + signal.SIGPIPE, b"")

@@ -1,4 +1,7 @@
-"""The source of docs/http.md: `python -m support.uvicorn_differences > ../docs/http.md` in tests."""
+"""The source of docs/http.md.
+
+Run `python -m support.uvicorn_differences > ../docs/http.md` in tests.
+"""
 
 from collections.abc import Iterator
 

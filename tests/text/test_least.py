@@ -19,6 +19,7 @@ from gpuscore.text.least import SHRINK, _byte_alphabet, find_least_tokens
 from gpuscore.text.pieces import OverLimit
 from gpuscore.text.tokenizer import TextEncoder
 from support.counted_turns import Turned
+from support.slow import slow
 from support.tokenizer_search import ENGLISH, HARD, pair, plain, searched, texts
 from support.tokenizers import LAYOUTS, trained
 
@@ -31,7 +32,10 @@ NO_BOUND = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+SOME = ("gpt2", "qwen2", "llama3", "llama2", "qwen2, nasty tokens", "unigram")
+
+
+@pytest.mark.parametrize("name", [*SOME, *slow(*(name for name in LAYOUTS if name not in SOME))])
 def test_it_is_at_most_the_number_of_tokens(name):
     tokenizer = Tokenizer.from_str(trained(name))
     least = find_least_tokens(tokenizer)
@@ -57,6 +61,7 @@ def test_a_window_ends_anywhere(monkeypatch):
         assert find_least_tokens(tokenizer).of(text, NEVER) <= len(tokenizer.encode(text).ids)
 
 
+@pytest.mark.slow
 def test_how_much_nfc_takes_away():
     """The facts that the docstring of `least` states about all of Unicode."""
     characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
