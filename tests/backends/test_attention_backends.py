@@ -59,7 +59,7 @@ def test_auto(model, monkeypatch, caplog):
     [
         ("triton", "qwen3", {"device": CPU}, "device is cpu; supported: cuda"),
         ("triton", "qwen3", {"head_dim": 320}, "head_dim is 320; supported: at most 256"),
-        ("triton", "qwen3", {"num_heads": 512}, "256 heads share one of keys"),
+        ("triton", "qwen3", {"num_heads": 512}, "256 query heads share a KV head"),
         ("two-pass", "gemma2", {}, "neither sliding windows nor soft-caps"),
         ("two-pass", "qwen3", {"dtype": torch.float32}, "know no float32"),
         ("two-pass", "qwen3", {"deterministic": True}, "not with --deterministic"),

@@ -120,7 +120,7 @@ def forward(
 
 
 def tile_by_tile(tiles: Tiles, run: Callable[[Tile], Any]) -> Any:
-    """Call `run` on each tile and stack the arrays [rows, ...] it returns; 0 after the last tile."""
+    """Call `run` on each tile and stack the arrays [rows, ...] it returns; 0 after the last one."""
     count = len(tiles.bounds.position)
     size = len(tiles.rows.place) // count
 
