@@ -1,4 +1,4 @@
-"""Helpers for launches of Triton kernels: architecture, block size and number of warps."""
+"""Choices for every launch of a Triton kernel: architecture, block size and number of warps."""
 
 import torch
 from torch import Tensor
