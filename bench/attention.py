@@ -1,9 +1,9 @@
-"""Attention of one layer on a CUDA device: our kernels against libraries, checked before timed.
+"""Attention of one layer on a CUDA device: our kernels against libraries, checked, then timed.
 
-Heads of Qwen3-0.6B (16 of queries, 8 of keys, 128 numbers), bfloat16, random keys. All ways compute
-the same batch; what differs from the float32 reference is not timed. TFLOP/s count 4 * heads * 128
-for each visible (query, key) pair, so masked work counts as none. The ceiling is torch's own matrix
-product in the same run.
+Heads of Qwen3-0.6B (16 query heads, 8 KV heads, head size 128), bfloat16, random keys. All
+implementations compute the same batch; one that differs from the float32 reference is not timed.
+TFLOP/s count 4 * heads * 128 for each visible (query, key) pair; masked pairs do not count. The
+ceiling is torch's own matrix product in the same run.
 
     python -P bench/attention.py            # both workloads
     python -P bench/attention.py --cached   # with the shared prefix in pages
@@ -70,7 +70,7 @@ def visible_pairs(prefix: int, items: int, length: int, cached: bool) -> int:
 
 
 def flex_attention(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
-    """FlexAttention with a block mask of the rule; the mask is made before, not timed."""
+    """Return a call of FlexAttention with the mask rule as block mask, which is not timed."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     lengths = torch.from_numpy(np.diff(batch.cu_seqlens).astype(np.int64))
@@ -91,7 +91,7 @@ def flex_attention(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Calla
 
 
 def varlen(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
-    """torch's FlashAttention-2 on ragged sequences: shared keys, own segments, merged by torch."""
+    """Return a call of torch's FlashAttention-2: shared keys, own segments, merged by torch."""
     starts = torch.from_numpy(batch.cu_seqlens).to(q.device)
     prefix, longest = int(batch.cu_seqlens[1]), int(np.diff(batch.cu_seqlens).max())
     queries, keys = (torch.tensor([0, n], device=q.device).int() for n in (len(q) - prefix, prefix))
@@ -150,14 +150,14 @@ def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.
         factory = attention_factory(way, CONFIG, device, torch.bfloat16, merge_partials, None)
         planned = factory(CONFIG, pools[0]).prepare(batch)
         report(way, lambda planned=planned: planned.run(0, q, k, v))
-    if not cached:  # neither knows pages
+    if not cached:  # neither supports pages
         report("torch varlen", varlen(batch, q, k, v))
         report("FlexAttention", flex_attention(batch, q, k, v))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Attention kernels on a CUDA device.")
-    parser.add_argument("--cached", action="store_true", help="the shared prefix lies in pages")
+    parser.add_argument("--cached", action="store_true", help="the shared prefix is cached")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this bench measures kernels for CUDA; torch sees no CUDA device here")

@@ -1,7 +1,7 @@
-"""What gpuscore is compared with: three ways to score with transformers, and vLLM on a CPU.
+"""Scorers to compare gpuscore with: three ways to score with transformers, and vLLM on a CPU.
 
-Each takes (query, items) as token ids and gives label log-probabilities [N, labels], float64. They
-run where the model is.
+Each takes (query, items) as token ids and returns label log-probabilities [N, labels], float64.
+Those of transformers run on the device of the model.
 """
 
 import json
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 
 LABELS = [11, 23]
-BATCH = 32  # prompts of a batch; on a CPU also items on a reused query
-BATCH_CUDA = 256  # items on a reused query
+BATCH = 32  # prompts of a batch; on a CPU also the most items of a batch on a reused query
+BATCH_CUDA = 256  # the most items of a batch on a reused query
 PACKED_TOKENS = 1000  # item tokens of one packed row
-CACHE_BYTES = 6 << 30  # most that the copies of a reused query's keys and values may take on a CPU
+CACHE_BYTES = 6 << 30  # the most that copies of a reused query's keys and values take on a CPU
 
 Array = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ def _log_probabilities(logits: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def padded_batches(model: PreTrainedModel, query: list[int], items: list[list[int]]) -> Array:
-    """Whole prompts, BATCH at a time, only the last position's logits."""
+    """Score whole prompts, BATCH at a time, with the logits of the last position only."""
     rows = []
     for start in range(0, len(items), BATCH):
         prompts = [query + item for item in items[start : start + BATCH]]
@@ -41,7 +41,7 @@ def padded_batches(model: PreTrainedModel, query: list[int], items: list[list[in
 
 @torch.inference_mode()
 def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]]) -> Array:
-    """The query's keys and values computed once; items in batches on copies of them."""
+    """Compute the query's keys and values once, then score items in batches on copies of them."""
     rows = []
     cache = _query_cache(model, query)
     batch = _copies(cache, model.device)
@@ -60,7 +60,7 @@ def reused_query(model: PreTrainedModel, query: list[int], items: list[list[int]
 
 @torch.inference_mode()
 def packed_mask(model: PreTrainedModel, query: list[int], items: list[list[int]]) -> Array:
-    """Items side by side in one row on the query's cache, under a mask written by hand."""
+    """Score several items in one row on the query's cache, with a hand-written mask."""
     rows = []
     cache = _query_cache(model, query)
     length = len(items[0])
@@ -94,10 +94,10 @@ def _query_cache(model: PreTrainedModel, query: list[int]) -> DynamicCache:
 
 
 def _copies(cache: DynamicCache, device: torch.device) -> int:
-    """Items that share a batch on a reused query."""
+    """Number of items in a batch on a reused query."""
     if device.type != "cuda":
         return max(1, min(BATCH, CACHE_BYTES // cache_bytes(cache)))
-    # The copies of one batch are there until those of the next are made.
+    # The copies of one batch are still in memory while those of the next are made.
     most = torch.cuda.get_device_properties(device).total_memory // 5
     return int(max(1, min(BATCH_CUDA, most // cache_bytes(cache))))
 
@@ -109,7 +109,7 @@ def cache_bytes(cache: DynamicCache) -> int:
 def vllm(
     python: Path, directory: Path, dtype: str, jobs: list[tuple[list[int], list[list[int]]]]
 ) -> tuple[list[Array], list[float]]:
-    """vLLM's CPU build in a virtual environment of its own: results and seconds of each job."""
+    """Run vLLM's CPU build in its own virtual environment; return results and seconds per job."""
     with tempfile.TemporaryDirectory() as folder:
         job, answer = Path(folder, "job.json"), Path(folder, "answer.json")
         job.write_text(

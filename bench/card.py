@@ -1,4 +1,4 @@
-"""The CUDA card that figures belong to; without one, the machine alone."""
+"""The CUDA card on which figures were measured, with its clocks and the versions of libraries."""
 
 import platform
 import shutil
@@ -14,7 +14,7 @@ FIELDS = (
 
 
 def clocks() -> dict[str, str]:
-    """What nvidia-smi says of the first card now, or why it says nothing. It only reads."""
+    """Return nvidia-smi's values for the first card, or why there are none; changes nothing."""
     if shutil.which("nvidia-smi") is None:
         return {"nvidia-smi": "is not there"}
     asked = ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader"]

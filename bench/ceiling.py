@@ -1,8 +1,8 @@
-"""The least time a workload can take: counted operations over rates measured in the same run.
+"""The least time that a workload can take: counted operations over rates measured in the same run.
 
-Counted is what a packed, decode-free forward pass with a pruned last layer has to compute: every
-linear layer for all tokens but, in the last layer, queries, output projection and MLP for one row
-per item; attention of every row over what it sees; the LM head for one row per item.
+The operations are those of a packed forward pass without decoding: every linear layer for all
+tokens, except that the last layer computes queries, output projection and MLP for one row per item
+only; attention of every row over the keys it sees; the LM head for one row per item.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,17 +11,20 @@ import torch
 from clock import median_seconds
 from torch.nn import functional
 
-ROWS = 2048  # of a batch of linear layers
+ROWS = 2048  # rows of the measured products
 
 
 def operations(
     shape: Mapping[str, int], query: int, items: int, length: int, cached: int = 0
 ) -> dict[str, float]:
-    """Multiplications and additions of each kind, by the names of `rates`.
+    """Count multiplications and additions of each kind; the kinds are those of `rates`.
 
     Args:
-        query, items, length: of the workload, in tokens.
-        cached: tokens of the query whose keys and values are there.
+        shape: the model's configuration.
+        query: tokens of the query.
+        items: number of items.
+        length: tokens of an item.
+        cached: tokens of the query that are cached.
     """
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     layers, dim = shape["num_hidden_layers"], shape["head_dim"]
@@ -52,7 +55,7 @@ def linear_sizes(shape: Mapping[str, int]) -> dict[str, tuple[int, int]]:
 
 
 def rates(shape: Mapping[str, int], dtype: torch.dtype, query: int) -> dict[str, float]:
-    """Operations per second on a CPU of torch's own routines at these shapes, nothing around."""
+    """Measure operations per second of torch's own routines at these shapes on a CPU."""
     hidden, dim = shape["hidden_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     sizes = linear_sizes(shape).values()
@@ -78,7 +81,7 @@ def _cpu_seconds(run: Callable[[], object]) -> float:
 
 
 def copy_rate(device: torch.device, size: int = 1 << 30) -> float:
-    """Bytes per second, read and written, of copying `size` bytes."""
+    """Measure bytes per second, read plus written, of copying `size` bytes."""
     source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / median_seconds(lambda: target.copy_(source), device)
@@ -92,9 +95,10 @@ def product_seconds(
     device: torch.device,
     weight_bytes: int = 1 << 27,
 ) -> float:
-    """Of one product [rows, inner] x [inner, columns] of random numbers.
+    """Measure the seconds of one product [rows, inner] x [inner, columns] of random numbers.
 
-    The weight is another one in every call, of so many bytes in all that none is in a cache still.
+    Calls take turns on up to 16 weights, about `weight_bytes` in all, so that no weight is still in
+    a cache when it is used again.
     """
     size = inner * columns * dtype.itemsize
     x = torch.randn(rows, inner, device=device, dtype=dtype)
@@ -113,11 +117,13 @@ def product_seconds(
 def product_table(
     shape: Mapping[str, int], rows: int, scored: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, float]:
-    """Seconds of every product of a forward pass, one after the other, at its own shape.
+    """Measure the seconds of every product of a forward pass, each at its own shape.
 
     Args:
+        shape: the model's configuration.
         rows: tokens that are computed.
-        scored: rows of which the last layer computes everything.
+        scored: rows that the last layer computes completely.
+        dtype, device: of the products.
     """
     layers, sizes = shape["num_hidden_layers"], linear_sizes(shape)
     kv = 2 * shape["num_key_value_heads"] * shape["head_dim"]
@@ -134,7 +140,7 @@ def product_table(
 
 
 def weight_bytes(shape: Mapping[str, int], dtype: torch.dtype) -> int:
-    """Of the layers and the head, which every batch reads once at least."""
+    """Bytes of the layers and the head, which every batch reads at least once."""
     per_layer = sum(a * b for a, b in linear_sizes(shape).values())
     head = shape["vocab_size"] * shape["hidden_size"]
     return (shape["num_hidden_layers"] * per_layer + head) * dtype.itemsize

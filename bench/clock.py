@@ -1,4 +1,4 @@
-"""Time of a device: by its own clock on CUDA, by the host's elsewhere."""
+"""Timing of a device: by its own clock on CUDA, by the host's clock elsewhere."""
 
 import statistics
 import time
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 import torch
 
-CYCLES = 2e9  # a second of waiting, on a card at up to 2 GHz
+CYCLES = 2e9  # clock cycles per second of waiting; at least a second on a card of up to 2 GHz
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a run took."""
+    """The time of one run."""
 
     seconds: float
-    ahead: bool  # all was queued before the device began, so no gap in it is the host's
+    ahead: bool  # everything was queued before the device began, so no gap is due to the host
 
 
 def on_device(run: Callable[[], object], device: torch.device, hold: float = 0.005) -> Taken:
-    """One run, from its first kernel to its last.
+    """Time one run, from its first kernel to its last.
 
-    On CUDA the device is kept waiting for `hold` seconds first, while the host queues the work: the
-    time is then that of the kernels back to back. If `run` itself waits for the device, or queues
-    for longer than that, it counts the host's gaps as well, and `ahead` is False.
+    On CUDA the device first waits for `hold` seconds while the host queues the work, so the time is
+    that of the kernels without gaps. If `run` itself waits for the device, or takes longer than
+    `hold` to queue, the time includes gaps due to the host, and `ahead` is False.
     """
     if device.type != "cuda":
         start = time.perf_counter()
@@ -43,7 +43,7 @@ def on_device(run: Callable[[], object], device: torch.device, hold: float = 0.0
 def median_seconds(
     run: Callable[[], object], device: torch.device, repeat: int = 10, warm: int = 2
 ) -> float:
-    """Of `repeat` runs; the first ones, which may compile and allocate, are left out."""
+    """Return the median of `repeat` runs, after `warm` runs, which may compile and allocate."""
     for _ in range(warm):
         run()
     return statistics.median(on_device(run, device).seconds for _ in range(repeat))

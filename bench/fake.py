@@ -1,10 +1,10 @@
-"""A backend without a model, as cheap as can be, and its oracle.
+"""A backend without a model, as cheap as possible, and its oracle.
 
 Every token has a value that depends on its id and its position; a prompt's hash is the sum of its
-tokens' values (mod 2^64). Sums can be taken piece by piece, so the backend adds what it reads back
-from the slots of the cached prefix, the parent's rows and the segment's rows, all with prefix sums,
-while the oracle adds up the whole prompt. They agree only if the engine's pages, parents,
-positions, rows and labels are right, whatever the packing, the chunks and the cache.
+tokens' values (mod 2^64). The backend adds up three parts with prefix sums: the values that it
+stored in the slots of the cached prefix, the parent's rows and the segment's rows. The oracle adds
+up the whole prompt. They agree only if the engine's pages, parents, positions, rows and labels are
+right, whatever the packing, the chunks and the cache.
 """
 
 import json
@@ -34,7 +34,7 @@ _WEIGHTS += np.uint64(1)
 
 
 def token_values(token_ids: NDArray[np.integer], positions: NDArray[np.integer]) -> U64:
-    """What each token adds to its prompt's hash."""
+    """Return the value that each token adds to its prompt's hash."""
     return (token_ids.astype(np.uint64) + np.uint64(1)) * _WEIGHTS[positions]
 
 
@@ -48,13 +48,13 @@ def lse_of(hashes: U64) -> NDArray[np.float32]:
 
 
 def _mixed(values: U64) -> U64:
-    """24 well-mixed bits of each value: exact in float32."""
+    """Return 24 well-mixed bits of each value, which are exact in float32."""
     mixed = (values ^ (values >> np.uint64(32))) * _MIX
     return (mixed ^ (mixed >> np.uint64(29))) * _MIX >> np.uint64(40)
 
 
 def oracle(queries: Int32Array, items: Int32Array, labels: Sequence[int]) -> NDArray[np.float64]:
-    """Full-vocabulary probabilities [R, N, labels] of requests of one shape.
+    """Return full-vocabulary probabilities [R, N, labels] of requests of one shape.
 
     Args:
         queries: [R, Q]
@@ -68,12 +68,12 @@ def oracle(queries: Int32Array, items: Int32Array, labels: Sequence[int]) -> NDA
 
 
 class FakeBackend:
-    """Computes a batch inside `extend`; `collect` waits until a device would be done with it.
+    """Computes a batch inside `extend`; `collect` waits until a simulated device would be done.
 
     Args:
         max_tokens, page_size, num_pages: its limits.
-        batch_us, token_us: microseconds that the pretended device takes for a batch and for each
-            of its tokens, one batch after the other; both 0 measures the host alone.
+        batch_us, token_us: microseconds that the simulated device takes for a batch and for each
+            of its tokens, one batch after the other; with both 0 only the host is measured.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class FakeBackend:
     ) -> None:
         self.limits = BackendLimits(max_tokens, page_size, num_pages, MAX_MODEL_LEN, VOCAB)
         self._batch, self._token = batch_us * 1e-6, token_us * 1e-6
-        self._device_free = 0.0  # when it is done with what it was given
-        # A slot that was never written holds what no prompt adds up to.
+        self._device_free = 0.0  # time at which the simulated device is done
+        # A slot that was never written holds a value that spoils the sum.
         self._slots = np.full(page_size * num_pages, 0xBAD, dtype=np.uint64)
 
     def warmup(self) -> None:
@@ -123,7 +123,7 @@ class FakeBackend:
             parent < 0, np.uint64(0), sums[bounds[parent + 1]] - sums[bounds[parent]]
         )
         hashes += self._prefixes(batch)[batch.request_of[segment]]
-        # Read before written: what a batch finds in pages must be from earlier batches.
+        # Slots are written after they were read: a cached prefix must be from earlier batches.
         kept = batch.slot_mapping >= 0
         self._slots[batch.slot_mapping[kept]] = values[kept]
         per_label = np.repeat(hashes, np.diff(batch.cu_labels))
@@ -146,6 +146,6 @@ class FakeBackend:
 
 
 def prepare(directory: object, config: object) -> Prepared:
-    """For the engine's process; the backend's arguments are in the environment."""
+    """Prepare the backend in the engine's process; its arguments are in the environment."""
     options = json.loads(os.environ["BENCH_FAKE"])
     return Prepared("fake", lambda: FakeBackend(**options))

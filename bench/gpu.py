@@ -1,18 +1,18 @@
-"""Times on a CUDA card: the goals' workloads against the ceilings of the same run, every result
-compared with the reference first.
+"""Times on a CUDA card: the goals' workloads against ceilings measured in the same run. Every
+result is first compared with the reference.
 
     make bench-gpu                        # needs a CUDA device; under 8 minutes, no network
     make bench-gpu SERVE=1                # also over HTTP; needs the server's dependencies
-    make bench-gpu ARGS='--output DIR'    # results there, not in bench/results
+    make bench-gpu ARGS='--output DIR'    # writes results there, not to bench/results
     make bench-gpu ARGS='--device cpu --shape tiny --quick'   # the same script in seconds
 
-Torch, Triton, transformers (and what they bring) of PYTHON are enough, FlashInfer is used where it
-is. Random weights of Qwen3-0.6B's shape are made once in scratch/ (1.2 GB).
+PYTHON needs Torch, Triton and transformers with their dependencies; FlashInfer is used if it is
+installed. Random weights of Qwen3-0.6B's shape are made once in scratch/ (1.2 GB).
 
-The run consists of sections in processes of their own: one that fails, hangs or takes the device
-down with it loses its own figures only. All is written to gpu-<date>.json as it comes. Ends with 1
-if a row was wrong or a section failed; sections for which no time was left are named, and are no
-failure.
+The run consists of sections. If one fails, hangs or breaks the device, only its figures are lost; a
+new process continues with the next one where needed. Figures are written to gpu-<date>.json as they
+come. The exit code is 1 if a row was wrong or a section failed. Sections skipped for lack of time
+are listed and do not count as failures.
 """
 
 import argparse
@@ -31,10 +31,10 @@ from report import RESULTS, commit, now
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
 WORKER = Path(__file__).with_name("gpu_worker.py")
-# Exit codes of a worker: all sections are through; there is no such device; the device failed, and
+# Exit codes of a worker: all sections were run; there is no such device; the device failed, but
 # another process may be able to use it.
 DONE, NOTHING, BROKEN = 0, 78, 75
-MARGIN = 15.0  # seconds at the end for what remains to be said
+MARGIN = 15.0  # seconds kept for the summary at the end
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,23 +63,26 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", default="qwen3-0.6b", help="qwen3-0.6b, small or tiny")
     parser.add_argument("--quick", action="store_true", help="small workloads, few repeats")
     parser.add_argument("--serve", action="store_true", help="also over HTTP")
-    parser.add_argument("--minutes", type=float, default=7.8, help="that the run may take")
+    parser.add_argument("--minutes", type=float, default=7.8, help="time limit")
     parser.add_argument(
-        "--sections", default=None, metavar="A;B", help="only those that begin with A or B"
+        "--sections",
+        default=None,
+        metavar="A;B",
+        help="only those whose names begin with A or B",
     )
     parser.add_argument(
         "--output",
         type=Path,
         default=None,
         metavar="DIR",
-        help="for results; default: bench/results on CUDA, none are kept on a CPU",
+        help="for results; default: bench/results on CUDA; on a CPU none are kept",
     )
     parser.add_argument("--scratch", type=Path, default=SCRATCH, metavar="DIR", help="for weights")
     return parser.parse_args(argv)
 
 
 def start(folder: Path, work: Path, options: argparse.Namespace) -> State:
-    """An empty state, in a file of its own."""
+    """Create an empty state in a new file."""
     folder.mkdir(parents=True, exist_ok=True)
     date = now()
     state = State(
@@ -108,9 +111,10 @@ def start(folder: Path, work: Path, options: argparse.Namespace) -> State:
 
 
 def run_all(path: Path) -> int:
-    """Workers until all sections are through; each goes on after the section that ended the last.
+    """Start workers until all sections were run; each continues after the section that ended the
+    worker before it.
 
-    A worker that dies outside of any section would do so again, and is the last.
+    If a worker dies outside of any section, another one would die too, so none is started.
     """
     while True:
         code = run_worker(path)
@@ -126,7 +130,7 @@ def run_all(path: Path) -> int:
 
 
 def run_worker(path: Path) -> int:
-    """In a process group of its own, of which nothing outlives it."""
+    """Run a worker in a process group of its own, and kill what is left of the group afterwards."""
     process = subprocess.Popen([sys.executable, "-P", WORKER, path], start_new_session=True)
     try:
         return process.wait()

@@ -1,4 +1,4 @@
-"""What the card can do, measured in this run, and from it the least time of each workload."""
+"""The card's rates, measured in this run, and from them the least time of each workload."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def measure(
     device: torch.device,
     quick: bool,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The ceilings, and the floors of each workload."""
+    """Measure the ceilings; return them and the floors of each workload."""
     size, copied = (256, 1 << 22) if quick else (8192, 1 << 30)
     rate = 2 * size**3 / product_seconds(size, size, size, dtype, device)
     copy = copy_rate(device, copied)
@@ -38,11 +38,12 @@ def _floor(
     rate: float,
     read_weights: float,
 ) -> dict[str, Any]:
-    """In milliseconds.
+    """Return the floors of one workload, in milliseconds.
 
-    `ms` is what goals are held against: all counted operations at the rate of the large product, or
-    the time to read the weights once, whichever is longer. In `at shapes ms` the products take what
-    torch's own take at this workload's shapes, and attention the rate of the large product.
+    `ms` is the floor that goals are compared with: all counted operations at the rate of the large
+    product, or the time to read the weights once, whichever is longer. For `at shapes ms`, products
+    take the time of torch's own products at this workload's shapes, and attention has the rate of
+    the large product.
     """
     work = goal.workload
     counted = operations(shape, work.query_len, work.num_items, work.item_len, work.cached)

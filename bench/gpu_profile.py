@@ -1,4 +1,4 @@
-"""Where the time of a batch goes: stages by difference, and the kernels by name."""
+"""A profile of a batch: its stages, measured by difference, and its kernels by name."""
 
 import statistics
 from collections.abc import Callable
@@ -21,10 +21,11 @@ TOP = 25
 
 
 def stages(backend: TorchBackend, goal: Goal, floor: dict[str, Any] | None) -> dict[str, Any]:
-    """Milliseconds of the device in the parts of one workload's largest batch.
+    """Measure the device's milliseconds in each part of one workload's largest batch.
 
-    Attention is a pass less one whose attention gives back the queries; head, copies and padding
-    are what is launched less a pass of the same kernels, one by one and without padding.
+    Attention is a forward pass minus one whose attention returns the queries. Head, copies and
+    padding are the launched batch minus a forward pass of the same kernels, launched one by one and
+    without padding.
     """
     draws = Draws(goal.workload, backend.limits.vocab_rows, seed=5000)
     batches = Batches(backend, goal.workload)
@@ -74,10 +75,10 @@ def _milliseconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def kernels(backend: TorchBackend, goal: Goal) -> list[dict[str, Any]]:
-    """The kernels that take most of one request's time; on a CPU torch's operators.
+    """Return the kernels that take most of one request's time; on a CPU, torch's operators.
 
     Raises:
-        RuntimeError: the profiler saw none.
+        RuntimeError: the profiler saw no kernels.
     """
     draws = Draws(goal.workload, backend.limits.vocab_rows, seed=6000)
     batches = Batches(backend, goal.workload)
@@ -89,7 +90,7 @@ def kernels(backend: TorchBackend, goal: Goal) -> list[dict[str, Any]]:
         _run(backend, works)
     rows = []
     for event in found.key_averages():
-        # Operators carry the time of the kernels that they launch, which are events themselves.
+        # An operator's time includes its kernels, which are events of their own: count only one.
         if (event.device_type == DeviceType.CUDA) == on_cuda:
             spent = event.self_device_time_total if on_cuda else event.self_cpu_time_total
             rows.append({"ms": spent / 1e3, "calls": event.count, "name": event.key})

@@ -1,8 +1,8 @@
-"""What results must be: transformers in float32, and how far its own bfloat16 is from that.
+"""The reference for results: transformers in float32, and its own error in bfloat16.
 
-A result is right if its errors in log p, against float32, are at most twice those of transformers
-in the same number format, both at the median and at the maximum. In float32 both are nearly 0, and
-1e-4 is allowed.
+A result is right if its errors in log p against float32 are at most twice those of transformers in
+the same dtype, both at the median and at the maximum. 1e-4 is always allowed, because in float32
+transformers' errors are nearly 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,9 +16,9 @@ from gpu_work import LABELS, Draws, Goal, Request
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-ROWS = 128  # at least so many are compared for each workload, in a quick run 6
-ALWAYS = 1e-4  # what is allowed in any case
-PROMPTS = 8  # of these whole prompts must give what reused keys and values give
+ROWS = 128  # at least this many rows are compared per workload, in a quick run 6
+ALWAYS = 1e-4  # error that is always allowed
+PROMPTS = 8  # whole prompts whose results are compared with those of reused keys and values
 
 Array = NDArray[np.float64]
 assert baselines.LABELS == LABELS
@@ -26,7 +26,7 @@ assert baselines.LABELS == LABELS
 
 @dataclass(frozen=True)
 class Verdict:
-    """The errors of one result, and those that are allowed."""
+    """The errors of one result, and the allowed errors."""
 
     median: float
     largest: float
@@ -35,7 +35,7 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Also false where one of them is not a number."""
+        """True if both errors are allowed; false if one is NaN."""
         return self.median <= self.allowed_median and self.largest <= self.allowed_largest
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Verdict:
 
 
 def verdict(got: Sequence[Array], exact: Array, theirs: Array) -> Verdict:
-    """`got` may be of the first requests only, and of each have the first items only."""
+    """Judge results; `got` may hold only the first requests, and of each only the first items."""
     pairs = zip(got, exact[: len(got)], strict=True)
     ours = np.concatenate([np.abs(ours - right[: len(ours)]).ravel() for ours, right in pairs])
     bound = np.abs(theirs - exact)
@@ -59,7 +59,7 @@ def verdict(got: Sequence[Array], exact: Array, theirs: Array) -> Verdict:
 
 
 def inputs(goal: Goal, vocab: int, quick: bool) -> list[Request]:
-    """The requests that are compared, the same ones every time."""
+    """Return the requests that are compared, the same ones every time."""
     count = -(-(6 if quick else ROWS) // goal.workload.num_items)
     draws = Draws(goal.workload, vocab, seed=1000)
     return [draws.next() for _ in range(count)]
@@ -68,7 +68,7 @@ def inputs(goal: Goal, vocab: int, quick: bool) -> list[Request]:
 def load(
     directory: Path, dtype: torch.dtype, device: torch.device, plain: bool = False
 ) -> PreTrainedModel:
-    """transformers' model; `plain`: with attention written out."""
+    """Load transformers' model; `plain` chooses its eager attention."""
     model = Qwen3ForCausalLM.from_pretrained(
         directory, dtype=dtype, attn_implementation="eager" if plain else "sdpa"
     )
@@ -81,10 +81,11 @@ def compute(
     device: torch.device,
     wanted: Sequence[tuple[Goal, list[Request]]],
 ) -> Iterator[tuple[str, Array, Array]]:
-    """Of each workload its name, and log-probabilities [requests, N, labels] in float32 and dtype.
+    """Yield each workload's name and log-probabilities [requests, N, labels] in float32 and dtype.
 
     Raises:
-        RuntimeError: float32 is not the same with whole prompts, or holds something not finite.
+        RuntimeError: float32 results differ from those of whole prompts, or results in `dtype` are
+            not finite.
     """
     torch.set_float32_matmul_precision("highest")
     exact_model = load(directory, torch.float32, device, plain=True)
@@ -108,7 +109,7 @@ def compute(
 
 
 class Reference:
-    """What `compute` has found, in a file."""
+    """The results of `compute`, kept in a file."""
 
     def __init__(self, path: Path, vocab: int, quick: bool) -> None:
         self.path, self.vocab, self.quick = path, vocab, quick
@@ -116,7 +117,7 @@ class Reference:
     def make(
         self, directory: Path, dtype: torch.dtype, device: torch.device, goals: Sequence[Goal]
     ) -> dict[str, Verdict]:
-        """transformers' own errors by the name of the workload."""
+        """Compute and keep the reference; return transformers' own errors by workload."""
         wanted = [(goal, inputs(goal, self.vocab, self.quick)) for goal in goals]
         arrays: dict[str, Array] = {}
         errors = {}
@@ -130,7 +131,7 @@ class Reference:
         return inputs(goal, self.vocab, self.quick)
 
     def verdict(self, goal: Goal, got: Sequence[Array]) -> Verdict:
-        """Of results for the first of `inputs`, each for all or the first items."""
+        """Judge results for the first of `inputs`, each with all or the first of its items."""
         if not self.path.is_file():
             raise RuntimeError("there is no reference to compare with, so nothing is timed")
         with np.load(self.path) as found:

@@ -1,6 +1,6 @@
 """Rows of the table: each workload on one backend, in the engine, and with transformers.
 
-Every row's results are compared with the reference before its time is taken.
+Every row's results are compared with the reference before it is timed.
 """
 
 import gc
@@ -31,20 +31,20 @@ from gpuscore.probabilities import label_logprobs
 from gpuscore.text.joining import PromptBuilder, ScoreInput
 
 Row: TypeAlias = dict[str, Any]
-Floors: TypeAlias = dict[str, dict[str, float]]  # of each workload
+Floors: TypeAlias = dict[str, dict[str, float]]  # by workload
 
 IN_FLIGHT = 4
-WHOLE_TOKENS = 200_000  # transformers' padded batches of more are timed on a sample
-SAMPLE = 64  # items of it
+WHOLE_TOKENS = 200_000  # larger workloads are timed on a sample with padded batches
+SAMPLE = 64  # items of the sample
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How often each time is taken."""
+    """Number of repetitions of each measurement: `repeat`, but fewer if they take long."""
 
     repeat: int = 15
     least: int = 3
-    seconds: float = 4.0  # no further one after so long
+    seconds: float = 4.0  # after this time only `least` repetitions are made
 
     def times(self, take: Callable[[], Any]) -> list[Any]:
         found: list[Any] = []
@@ -56,7 +56,7 @@ class Effort:
 
 @dataclass
 class Rows:
-    """What all rows need."""
+    """Measures rows; holds what all of them share."""
 
     goals: tuple[Goal, ...]
     reference: Reference
@@ -65,7 +65,7 @@ class Rows:
     add: Callable[[Row], None]  # keeps a row
 
     def each(self, scorer: str, make: Callable[[Goal], Row]) -> None:
-        """One row per workload; a workload that fails does not lose the others."""
+        """Add one row per workload; if one workload fails, the others are still measured."""
         for goal in self.goals:
             row = {"scorer": scorer, "workload": goal.name, "sizes": str(goal.workload)}
             try:
@@ -90,7 +90,7 @@ class Rows:
             return row
         draws = Draws(goal.workload, self.reference.vocab, seed=2000)
         walls = [1e3 * batches.wall(draws.next()) for _ in range(2)]  # the first warms up
-        hold = min(0.1, 2 * walls[1] / 1e3 + 0.01)  # the longest that launching can take
+        hold = min(0.1, 2 * walls[1] / 1e3 + 0.01)  # at least the time that launching takes
         walls = self.effort.times(lambda: 1e3 * batches.wall(draws.next()))
         row |= {"wall ms": statistics.median(walls), "cached": batches.found}
         best = row["wall ms"]
@@ -100,7 +100,7 @@ class Rows:
             best = row["device ms"] = statistics.median(devices)
             row |= {
                 "all device ms": devices,
-                # Where the host was not ahead, gaps between launches are in the time.
+                # Below 1, some times include gaps between launches.
                 "host ahead": sum(one.ahead for one in taken) / len(taken),
             }
         row |= {"all wall ms": walls, "items/s": 1e3 * goal.workload.num_items / best}
@@ -117,7 +117,7 @@ class Rows:
     # ---- the engine ----
 
     def engine(self, backend: TorchBackend) -> None:
-        """From lists of ids to log-probabilities, as `Scorer` does; ends the engine after it."""
+        """Measure from lists of ids to log-probabilities, as `Scorer` computes; ends its engine."""
         engine = Engine(KeptOpen(backend), EngineConfig())
         builder = PromptBuilder(None, backend.limits, UNLIMITED)
         try:
@@ -202,7 +202,7 @@ class Rows:
         def timed() -> float:
             query, items = draws.next()
             start = time.perf_counter()
-            run(model, query, items[:most])  # its result comes to the host, so it is done
+            run(model, query, items[:most])  # returns results on the host, so it waits
             return 1e3 * (time.perf_counter() - start)
 
         timed()
@@ -222,7 +222,7 @@ UNLIMITED = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tok
 
 
 class KeptOpen:
-    """A backend that outlives its engine."""
+    """A backend that stays open when its engine closes it."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -241,11 +241,11 @@ class KeptOpen:
         return self._backend.collect(pending)
 
     def close(self) -> None:
-        """Somebody else does."""
+        """Do nothing: the owner of the backend closes it."""
 
 
 def release() -> None:
-    """Give a CUDA device what was freed."""
+    """Return freed memory to the CUDA device."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()

@@ -23,18 +23,18 @@ NEEDS = ("fastapi", "httptools", "msgspec", "prometheus_client", "uvicorn")
 PROMPT = Shape(280, 1, 20)
 CANDIDATES = Shape(300, 16, 32)
 REPORT = Shape(120, 10, 180)
-HELD_MS = 500.0  # p99 of a rate that counts as held
+HELD_MS = 500.0  # the largest p99 of a rate that counts as held
 NEEDED = 240.0  # requests/s of REPORT: twice 1,200 items/s
 
 
 @dataclass(frozen=True)
 class Sizes:
-    prompts: int = 200  # one after the other
-    rate: float = 60.0  # of CANDIDATES
+    prompts: int = 200  # sent one after the other
+    rate: float = 60.0  # of CANDIDATES, per second
     seconds: float = 8.0  # of an open loop, after ...
-    warmup: float = 2.0
-    rates: tuple[float, ...] = (120.0, 180.0, 240.0, 300.0, 360.0, 420.0)  # of REPORT, climbed
-    halvings: int = 2  # between the last rate that was held and the first that was not
+    warmup: float = 2.0  # ... these
+    rates: tuple[float, ...] = (120.0, 180.0, 240.0, 300.0, 360.0, 420.0)  # of REPORT, ascending
+    halvings: int = 2  # further rates between the last held one and the first that was not
 
 
 QUICK = Sizes(5, 4.0, 1.0, 0.2, (2.0, 4.0), 1)
@@ -42,7 +42,7 @@ QUICK = Sizes(5, 4.0, 1.0, 0.2, (2.0, 4.0), 1)
 
 @dataclass
 class Http:
-    """One server, and a backend here that says what its answers must be."""
+    """A server under load, and an engine in this process that computes the expected answers."""
 
     address: tuple[str, int]
     engine: Engine
@@ -62,7 +62,7 @@ class Http:
         yield from self._highest()
 
     def _highest(self) -> Iterator[dict[str, Any]]:
-        """Climbs until p99 is over HELD_MS, then halves what lies between."""
+        """Raise the rate until p99 exceeds HELD_MS, then halve the interval a few times."""
         held = lost = 0.0
         for rate in self.sizes.rates:
             row = self._at(rate)
@@ -115,10 +115,10 @@ def measure(
     quick: bool,
     add: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Adds the rows; ends the engine that it puts around `backend`.
+    """Measure and add the rows; ends the engine that it makes around `backend`.
 
     Raises:
-        ImportError: a dependency of the server is not there.
+        ImportError: a dependency of the server is not installed.
     """
     if missing := [name for name in NEEDS if importlib.util.find_spec(name) is None]:
         raise ImportError(f"not installed here: {', '.join(missing)}")
@@ -144,7 +144,7 @@ def measure(
 def _row(
     name: str, shape: Shape, found: dict[str, Any], shown: str, goal: float | None
 ) -> dict[str, Any]:
-    """A row of one run; one with a wrong, lost or failed answer has no time."""
+    """Return the row of one run; with a wrong, lost or failed answer it has no time."""
     row = {"scorer": name, "sizes": str(shape), "summary": found}
     bad = {key: found[key] for key in ("wrong", "lost", "5xx", "other") if found[key]}
     if bad:

@@ -1,6 +1,6 @@
-"""What a run of bench/gpu.py has found so far: one JSON file, written anew after every finding.
+"""The findings of a run of bench/gpu.py: one JSON file, rewritten after every finding.
 
-Also the table that is made of it. Nothing here needs more than Python.
+Also prints them as tables. This module needs only Python's standard library.
 """
 
 import json
@@ -21,7 +21,7 @@ FAILED = ("failed", "died")
 
 @dataclass
 class State:
-    """`found` is what is kept; a section's status is running, done, failed, died or skipped."""
+    """Findings and their file; a section's status is running, done, failed, died or skipped."""
 
     path: Path
     found: dict[str, Any] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class State:
         return State(path, json.loads(path.read_text()))
 
     def save(self) -> None:
-        """Whole or not at all."""
+        """Write the file atomically."""
         fresh = self.path.with_suffix(".part")
         fresh.write_text(json.dumps(self.found, indent=1) + "\n")
         os.replace(fresh, self.path)
@@ -64,7 +64,7 @@ class State:
             print(f"  {section} {status}: {why}", flush=True)
 
     def died(self, code: int) -> bool:
-        """Close the section during which a process ended; False if there was none."""
+        """Close the section during which a process ended; return False if there was none."""
         running = [name for name, about in self.sections.items() if about["status"] == "running"]
         for name in running:
             about = self.sections[name]
@@ -86,14 +86,14 @@ class State:
                 self.end(name, "skipped", "no time was left")
 
     def close(self) -> None:
-        """Forget what only the run itself needed."""
+        """Remove the entries that only the run itself needed."""
         for name in ("work", "deadline", "planned", "scratch"):
             self.found.pop(name, None)
         self.save()
 
     @property
     def complaints(self) -> list[str]:
-        """What makes the run a failure."""
+        """Failures of the run: failed sections, wrong and failed rows."""
         sections = [
             f"{name} {about['status']}: {about.get('why')}"
             for name, about in self.sections.items()
@@ -103,7 +103,7 @@ class State:
         return sections + [line_of(row) for row in bad]
 
     def summary(self) -> str:
-        """The machine, its ceilings, the floors and the rows."""
+        """Return the machine, its ceilings, the floors and the rows as text."""
         parts = [f"{key}: {self.found.get(key)}" for key in ("machine", "clocks", "ceilings")]
         floors = self.found.get("floors", {})
         names = ("sizes", "tokens", "TFLOP", "ms", "at shapes ms", "linear TFLOP/s", "items/s")
@@ -125,7 +125,7 @@ class State:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """A row for people who watch."""
+    """Return a row as one line, for people who watch the run."""
     about = ", ".join(str(row[key]) for key in ("scorer", "workload") if key in row)
     for key in ("failed", "unavailable"):
         if key in row:

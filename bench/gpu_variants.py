@@ -1,4 +1,4 @@
-"""The ways to run gpuscore that are compared, and loading them."""
+"""The settings of gpuscore that are compared, and how they are loaded."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -13,7 +13,7 @@ from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.config import ModelConfig
 
 MAX_MODEL_LEN = 4096
-KV_TOKENS = 32_768  # of the pages: enough for what is in flight here, and room for others beside it
+KV_TOKENS = 32_768  # of all KV pages: enough for these workloads, and leaves memory to others
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ OTHERS = (
 
 
 def model_options(directory: Path, device: str) -> dict[str, Any]:
-    """Fields of ModelConfig that all variants share, the server's among them."""
+    """Return the fields of ModelConfig that all variants and the server share."""
     shape = json.loads((directory / "config.json").read_text())
     number = 4 if device == "cpu" else 2
     per_token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
@@ -64,7 +64,7 @@ class Loaded:
         self._backend: TorchBackend | None = None
 
     def plan(self, variant: Variant) -> TorchPlan:
-        """Raises ConfigError where this variant cannot run here."""
+        """Return the variant's plan; raises ConfigError if it cannot run on this machine."""
         config = ModelConfig(str(self.directory), **self.options | variant.config)
         return replace(plan_backend(self.directory, config), **variant.plan)
 
@@ -84,7 +84,7 @@ class Loaded:
 
 
 def facts(plan: TorchPlan) -> dict[str, Any]:
-    """What a variant came out as."""
+    """Return the settings that a variant's plan has chosen."""
     return {
         "attention": plan.attention,
         "kernels": "triton" if plan.kernels else "torch",

@@ -1,5 +1,5 @@
-"""The workloads with their goals, and one of them on a backend: planned by the engine's scheduler,
-run, and the rows put together."""
+"""The workloads with their goals, and `Batches`, which plans one with the engine's scheduler, runs
+its batches on a backend and collects the rows."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ Request = tuple[list[int], list[list[int]]]  # query, items
 
 @dataclass(frozen=True)
 class Goal:
-    """A workload, and what is wanted of it on one H200."""
+    """A workload, and its goal on one H200."""
 
     name: str
     workload: Workload
-    share: float | None = None  # of the floor, at least
-    engine_ms: float | None = None  # at most
+    share: float | None = None  # least share of the floor that a backend must reach
+    engine_ms: float | None = None  # the most milliseconds of a request in the engine
 
 
 GOALS = (
@@ -40,7 +40,7 @@ GOALS = (
 
 
 def goals(quick: bool) -> tuple[Goal, ...]:
-    """All of them; `quick`: of about a tenth of the size, with nothing to reach."""
+    """Return all goals; with `quick`, workloads of about a tenth of the size and no goals."""
     if not quick:
         return GOALS
     return tuple(Goal(goal.name, _smaller(goal.workload)) for goal in GOALS)
@@ -57,7 +57,7 @@ def _smaller(workload: Workload) -> Workload:
 
 
 class Draws:
-    """Requests of random tokens, another one each time."""
+    """Requests of random tokens, a different one each time."""
 
     def __init__(self, workload: Workload, vocab: int, seed: int) -> None:
         self.workload, self.vocab, self._seed = workload, vocab, seed
@@ -74,32 +74,32 @@ def score_request(query: Sequence[int], items: Sequence[Sequence[int]]) -> Score
 
 
 def first_of(request: Request, workload: Workload) -> Request | None:
-    """What has to run before, so that the cached part of the request's query is cached."""
+    """Return the request to run first so that the cached part of the query is cached, or None."""
     query = request[0][: workload.cached]
     return (query, [[0]]) if query else None
 
 
 class Batches:
-    """One backend, driven as the engine drives it, but with a clock around the device alone."""
+    """Runs requests on one backend as the engine does, but with a clock around the device only."""
 
     def __init__(self, backend: TorchBackend, workload: Workload) -> None:
         self.backend, self.workload = backend, workload
         self.found = 0  # query tokens that the last request found in the cache
 
     def score(self, request: Request) -> Float64Array:
-        """Label log-probabilities [N, labels]."""
+        """Return label log-probabilities [N, labels]."""
         works = self._planned(request)
         return _rows(works, self._collected(works), len(request[1]))
 
     def wall(self, request: Request) -> float:
-        """Seconds from packed batches to their RowScores, with nothing else to do."""
+        """Measure the seconds from packed batches to their RowScores."""
         works = self._planned(request)
         start = time.perf_counter()
         self._collected(works)
         return time.perf_counter() - start
 
     def device(self, request: Request, hold: float) -> Taken:
-        """The same without the host: see `on_device`. Results are not fetched in that time."""
+        """Measure the device's time of the same, see `on_device`, without fetching results."""
         works = self._planned(request)
         finish: list[Callable[[], RowScores]] = []
         launch = self.backend.launcher.launch
@@ -111,7 +111,7 @@ class Batches:
         return taken
 
     def packed(self, request: Request) -> list[Work]:
-        """The request's batches, with what comes before them done."""
+        """Return the request's batches, after running the request that must be cached before."""
         return self._planned(request)
 
     def _planned(self, request: Request) -> list[Work]:
@@ -142,7 +142,7 @@ def _all_batches(scheduler: Scheduler, request: Request) -> list[Work]:
 
 
 def _rows(works: list[Work], scores: list[RowScores], count: int) -> Float64Array:
-    """Label log-probabilities in the order of the items."""
+    """Collect label log-probabilities in the order of the items."""
     table = np.full((count, len(LABELS)), np.nan)
     for work, found in zip(works, scores, strict=True):
         items = [item for share in work.shares for item in share.scored]

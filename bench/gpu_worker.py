@@ -1,4 +1,4 @@
-"""The sections of bench/gpu.py, which starts this file: those that the state has not yet."""
+"""Runs the sections of bench/gpu.py that the state does not have yet; started by bench/gpu.py."""
 
 import faulthandler
 import os
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # all that is read was made here
+os.environ["HF_HUB_OFFLINE"] = "1"  # all models are made here
 import torch
 from transformers.utils import logging as transformers_logging
 
@@ -35,12 +35,12 @@ PROFILED = ("a", "300")
 class Section:
     name: str
     run: Callable[[], None]
-    limit: float = 90.0  # seconds after which it is taken to hang
-    needs: float = 20.0  # it is not begun with fewer left
+    limit: float = 90.0  # seconds after which the section counts as hung
+    needs: float = 20.0  # the section is skipped if fewer seconds are left
 
 
 class Worker:
-    """One process's part of a run."""
+    """The part of a run that one process does."""
 
     def __init__(self, state: State) -> None:
         self.state, options = state, state.found["options"]
@@ -69,10 +69,10 @@ class Worker:
         return Rows(self.goals, self.reference, floors, self.effort, self.state.add)
 
     def sections(self) -> Iterator[Section]:
-        """In the order of what matters most."""
+        """Yield all sections, the most important first."""
         yield Section("ceilings", self.ceilings)
         yield Section("reference", self.make_reference, limit=150)
-        # The first to load compiles all kernels and captures all graphs.
+        # The first variant compiles all kernels and captures all graphs, hence the limit.
         yield Section(DEFAULT.name, partial(self.variant, DEFAULT), limit=240)
         yield Section("stages", self.stages, limit=60)
         yield Section("engine", self.engine)
@@ -137,7 +137,7 @@ class Worker:
         except ImportError as error:
             raise RuntimeError(f"SERVE=1 needs the server's dependencies: {error}") from error
         finally:
-            self.loaded.close()  # its engine may have ended, and closed it
+            self.loaded.close()  # the engine made there may have closed the backend
 
     def transformers(self) -> None:
         self.loaded.close()
@@ -164,7 +164,7 @@ class Worker:
     # ---- how they are run ----
 
     def run(self, section: Section) -> bool:
-        """False if this process cannot go on."""
+        """Run a section; return False if this process cannot use the device any more."""
         left = self.state.found["deadline"] - time.time()
         if left < section.needs and not self.quick:
             self.state.end(section.name, "skipped", f"{left:.0f} s were left")
@@ -189,7 +189,7 @@ class Worker:
             return True
         try:
             torch.ones(1, device=self.device).add_(1).item()
-        except RuntimeError as error:  # an illegal access, say, after which every call fails
+        except RuntimeError as error:  # such as an illegal access, after which every call fails
             print(f"  the device has to be opened anew: {error}", flush=True)
             return False
         return True

@@ -1,10 +1,10 @@
-"""Row-by-row Triton kernels beside plain torch on a CUDA device: time and bytes per second.
+"""Row-wise Triton kernels against plain torch on a CUDA device: time and bytes per second.
 
-    make bench-kernels                     # 12,000 rows of the shape of Qwen3-0.6B
+    make bench-kernels                     # 12,000 rows of Qwen3-0.6B's shape
     make bench-kernels ARGS='--rows 1920'
 
 Each result is compared with the reference before it is timed. Bytes are those that must be read and
-written once, so a rate is to be held against the copy of the same run, the memory's own ceiling.
+written once; compare a rate with the copy rate of the same run, the memory's ceiling.
 """
 
 import argparse
@@ -31,7 +31,7 @@ HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
 DTYPE = torch.bfloat16
 TOLERANCE = 5e-3
 IMPLEMENTATIONS = ("triton", "reference")
-# Name, bytes, and the function of an implementation's name.
+# Name, bytes, and a function that takes the implementation's name and runs it.
 Case: TypeAlias = tuple[str, int, Callable[[str], tuple[Tensor, ...]]]
 
 

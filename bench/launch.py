@@ -1,9 +1,9 @@
-"""The server under load, a process of its own.
+"""The server under load, as a process of its own.
 
     python bench/launch.py '{"server": {...}, "engine": {...}, "fake": {...}}'
 
-serves bench/fake.py with everything else as in `gpuscore serve`; `serving` starts that, or the real
-command, and stops it.
+serves the backend of bench/fake.py; everything else is as in `gpuscore serve`. `serving` starts and
+stops either this or the real command.
 """
 
 import json
@@ -26,7 +26,7 @@ class Target:
     pid: int
 
     def cpu_seconds(self) -> float:
-        """Of the server and the processes it started and still has."""
+        """CPU seconds of the server and its running descendants."""
         return sum(map(_cpu_seconds, _family(self.pid)))
 
     def memory_mib(self) -> float:
@@ -36,8 +36,10 @@ class Target:
 
 @contextmanager
 def serving(arguments: Sequence[str], log: IO[bytes] | None = None) -> Iterator[Target]:
-    """Runs this Python with the arguments, until it says that it is ready and then until the end
-    of the `with` block; its standard error goes where ours goes, or to `log`."""
+    """Run this Python with the arguments; enter the block once the server is ready, then stop it.
+
+    Its standard error goes to `log`, or where ours goes.
+    """
     process = subprocess.Popen(
         [sys.executable, "-P", *arguments],
         stdout=subprocess.PIPE,
@@ -58,7 +60,12 @@ def serving(arguments: Sequence[str], log: IO[bytes] | None = None) -> Iterator[
 
 
 def fake_server(**configs: dict[str, Any]) -> list[str]:
-    """Arguments for `serving`: fields of ServerConfig, EngineConfig and FakeBackend."""
+    """Return arguments for `serving`.
+
+    Args:
+        configs: fields of ServerConfig, EngineConfig and FakeBackend, as `server`, `engine` and
+            `fake`.
+    """
     return [__file__, json.dumps(configs)]
 
 
@@ -76,7 +83,7 @@ def _address(process: "subprocess.Popen[str]") -> tuple[str, int]:
 
 
 def _family(pid: int) -> list[int]:
-    """A process and its descendants."""
+    """Process ids of a process and its descendants."""
     found = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
@@ -90,7 +97,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def main(configs: dict[str, dict[str, Any]]) -> int:
-    """What gpuscore/serving.py does, with another backend."""
+    """Serve as gpuscore/serving.py does, with another backend."""
     from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
     from gpuscore.server.api.auth import ApiKeys
     from gpuscore.server.run import serve
@@ -100,7 +107,7 @@ def main(configs: dict[str, dict[str, Any]]) -> int:
     from gpuscore.worker.messages import Start
     from gpuscore.worker.process import command
 
-    # For the engine's process, which makes the backend.
+    # The engine's process makes the backend and reads both.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     os.environ["BENCH_FAKE"] = json.dumps(configs.get("fake", {}))
     start = Start("/nowhere", ModelConfig(), EngineConfig(**configs.get("engine", {})))

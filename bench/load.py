@@ -1,9 +1,9 @@
-"""The load generator: keep-alive connections over asyncio, requests encoded beforehand.
+"""The load generator: keep-alive connections over asyncio, with requests encoded beforehand.
 
 Closed loop: every connection sends its next request when the last answer is complete. Open loop:
-requests are due at given times whatever the server does, and latency counts from then, so that a
-stall is charged to every request that it delays (no coordinated omission). Answers are kept and
-checked after the clock has stopped. Loopback only; count and time are bounded.
+requests are due at given times whatever the server does, and latency counts from the due time, so a
+stall adds to the latency of every request that it delays (no coordinated omission). Answers are
+kept and checked after the run. Loopback only; count and time are bounded.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-GRACE = 30.0  # seconds for what is in flight when the time is up; then it counts as lost
+GRACE = 30.0  # seconds for requests in flight when the time is up; then they count as lost
 STALE = 2.0  # idle seconds after which a connection is not used again; servers close it after 5
 LOST = 0  # status of a request without an answer
 
 
 class Record:
-    """What happened to each request; times are seconds of the loop's clock."""
+    """Times, status and answer of each request; times are seconds of the loop's clock."""
 
     def __init__(self, count: int, is_open: bool) -> None:
         self.open = is_open
@@ -34,7 +34,7 @@ class Record:
         self.status = np.full(count, LOST)
         self.bodies: list[bytes] = [b""] * count
         self.order: list[int] = []  # requests in the order of their answers
-        self.began = self.ended = 0.0  # of the part that is measured
+        self.began = self.ended = 0.0  # start and end of the measured part
         self.client_cpu = 0.0  # seconds of this process
         self.broken = 0  # lost because the connection broke, not because time was up
 
@@ -52,10 +52,10 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, run: "Run") -> None:
         self.run = run
-        self.request = -1  # in flight, -1 = none
+        self.request = -1  # request in flight; -1 = none
         self.idle_since = 0.0
         self._buffer = b""
-        self._size = 0  # of the answer, head included; 0 = head not complete
+        self._size = 0  # bytes of the answer with its head; 0 = the head is not complete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -80,7 +80,7 @@ class Connection(asyncio.Protocol):
         self._head = self._buffer[:end].lower()
         _, found, rest = self._head.partition(b"content-length:")
         if not found:
-            self.transport.abort()  # not an answer of ours
+            self.transport.abort()  # the server always sends Content-Length
             return False
         self._body_at = end + 4
         self._size = end + 4 + int(rest.split(b"\r\n", 1)[0])
@@ -101,7 +101,7 @@ class Connection(asyncio.Protocol):
 
 
 class Run(ABC):
-    """What both loops share."""
+    """The parts that both loops share."""
 
     def __init__(self, address: tuple[str, int], wires: Sequence[bytes], seconds: float) -> None:
         if not ipaddress.ip_address(address[0]).is_loopback:
@@ -136,7 +136,7 @@ class Run(ABC):
 
     @abstractmethod
     async def drive(self) -> None:
-        """Send everything; return when the last answer is there."""
+        """Send all requests; return when the last answer has arrived."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self.loop.create_task(work)
@@ -173,13 +173,13 @@ class Run(ABC):
 
     @abstractmethod
     def next(self, connection: Connection | None) -> None:
-        """A request is over; its connection can be used again, or is None."""
+        """Continue after a request has ended; `connection` can be used again, or is None."""
 
 
 class ClosedLoop(Run):
-    """`clients` requests in flight at all times; stops sending after `seconds`.
+    """Keeps `clients` requests in flight; stops sending after `seconds`.
 
-    Measured is what lies between the first `clients` answers and the last `clients`.
+    The first and the last `clients` answers are not measured.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class ClosedLoop(Run):
         if more and connection is not None:
             self._next += 1
             self.start(connection, self._next - 1, now)
-        elif more:  # the connection broke: its place is filled again
+        elif more:  # the connection broke: open another
             self.spawn(self._replace())
         elif self.in_flight == 0 and not self.over.done():
             self.over.set_result(None)
@@ -225,9 +225,9 @@ class ClosedLoop(Run):
 
 
 class OpenLoop(Run):
-    """Request i is due `offsets[i]` seconds after the start; the first `warmup` seconds do not
-    count. `max_connections` bounds what is in flight; beyond it requests wait here, on the clock.
-    """
+    """Sends request i `offsets[i]` seconds after the start, and leaves out `warmup` seconds.
+
+    `max_connections` bounds requests in flight; others wait here, which adds to their latency."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class OpenLoop(Run):
     ) -> None:
         super().__init__(address, wires, float(offsets[-1]) + 1.0)
         self.offsets, self.warmup, self.max_connections = offsets, warmup, max_connections
-        self._idle: list[Connection] = []  # used last is used first
+        self._idle: list[Connection] = []  # the last one used is taken first
         self._waiting: deque[tuple[int, float]] = deque()
         self._left = len(wires)
 
@@ -278,7 +278,7 @@ class OpenLoop(Run):
         try:
             self._use(await self.connect())
         except OSError:
-            if self._waiting:  # refused by the machine: this request is lost
+            if self._waiting:  # the connection was refused: a request is lost
                 self._waiting.popleft()
                 self._count_down()
 

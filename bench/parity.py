@@ -1,14 +1,15 @@
-"""Items per second of --backend jax beside --backend torch, in one process and run.
+"""Items per second of --backend jax against --backend torch, in one process and run.
 
     make bench-parity                                  # 2,000 + 500 x 20, a small shape, this CPU
     make bench-parity ARGS='--workload short'          # 300 + 16 x 32
     make bench-parity ARGS='--dtype bfloat16'
-    make bench-parity ARGS='--trace DIRECTORY'         # and JAX's profile of a round
+    make bench-parity ARGS='--trace DIRECTORY'         # also JAX's profile of a round
 
-Nothing is timed before both agree: in float32 within 1e-4 in log p on the whole workload, in
-bfloat16 within twice the distance of torch's from float32. Then they take turns, `--repeat` times,
-on fresh random tokens; medians are given, and the ratio is taken round by round. Two plots are
-written beside the JSON line: how far off jax's log-probabilities are, and one against the other.
+The backends are timed only if they agree: in float32 within 1e-4 in log p on the whole workload; in
+bfloat16, jax's error against float32 is at most twice torch's. Then they take turns, `--repeat`
+times, on fresh random tokens; medians are printed, and ratios are taken round by round. Two plots
+are written beside the JSON line: the differences of jax's log-probabilities from torch's, and one
+against the other.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def main() -> None:
         str(directory),
         device=options.device,
         dtype=options.dtype,
-        # More pages would only take time to be made: JAX's are written at start.
+        # JAX writes all pages at start, so more of them would only take time.
         max_model_len=4096,
         max_batch_tokens=options.max_batch_tokens,
     )
@@ -102,7 +103,7 @@ def run(scorer: Scorer, workload: Workload, shape: str) -> np.ndarray:
 def check(
     scorers: dict[str, Scorer], directory: Path, options: argparse.Namespace, workload: Workload
 ) -> dict[str, np.ndarray]:
-    """Log-probabilities of both; stops the bench where the backends do not agree."""
+    """Return log-probabilities of both backends; ends the bench if they do not agree."""
     found = {name: run(scorer, workload, options.shape) for name, scorer in scorers.items()}
     difference = np.abs(found["jax"] - found["torch"])
     print(f"|d log p| between them: median {np.median(difference):.1e}, max {difference.max():.1e}")

@@ -1,6 +1,6 @@
-"""SVG plots of bench/serve.py's rows, beside its JSON lines.
+"""SVG plots of bench/serve.py's rows, written beside its JSON lines.
 
-python bench/plots.py bench/results/serve.jsonl      # draws the last run of each backend again
+python bench/plots.py bench/results/serve.jsonl      # redraws the last run of each backend
 """
 
 import json
@@ -30,7 +30,7 @@ COLORS = ["#1f5a91", "#7aa6c9", "#c47a2c", "#8a1c1c"]
 
 
 def draw(backend: str, rows: Rows, folder: Path) -> None:
-    """Writes serve-<backend>-ladder.svg and serve-<backend>-poisson.svg where there are rows."""
+    """Write serve-<backend>-ladder.svg and serve-<backend>-poisson.svg, if there are rows."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,4 +1,4 @@
-"""What every bench prints and keeps: the machine, a table, one JSON line."""
+"""Output of every bench: the machine, a table, one JSON line."""
 
 import json
 import os
@@ -13,7 +13,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> dict[str, Any]:
-    """The machine and the versions that a figure belongs to."""
+    """Return the machine and the versions with which figures were measured."""
     import torch
     import transformers
 
@@ -32,7 +32,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Of the tree that is measured; "unknown" where there is no git or no repository."""
+    """Return the commit that is measured; "unknown" without git or a repository."""
     if shutil.which("git") is None:
         return "unknown"
     done = subprocess.run(
@@ -59,7 +59,7 @@ def keep(name: str, result: dict[str, Any]) -> None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A Markdown table of dictionaries that share their keys, of at least one row."""
+    """Return a Markdown table of at least one row; the dictionaries have the same keys."""
     names = list(rows[0])
     lines = [names, ["---"] * len(names), *([str(row[n]) for n in names] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

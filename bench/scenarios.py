@@ -1,5 +1,5 @@
-"""Model shapes and workloads that the benches share. Tokens are random and all different runs of
-them differ, so that no cache and no repetition can help."""
+"""Model shapes and workloads that the benches share. Tokens are random and different in every run,
+so that no cache and no repetition can help."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ class Workload:
     num_items: int
     item_len: int
     seed: int = 0
-    cached: int = 0  # of the query's tokens, the first ones
+    cached: int = 0  # number of first query tokens that are cached
 
     def __str__(self) -> str:
         rest = self.query_len - self.cached
@@ -54,7 +54,7 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """That have to be computed."""
+        """Number of tokens to compute."""
         return self.query_len - self.cached + self.num_items * self.item_len
 
     def draw(self, vocab: int) -> tuple[list[int], list[list[int]]]:
@@ -71,9 +71,9 @@ WORKLOADS = {
 
 
 def make_model(shape: str, dtype: str, scratch: Path) -> Path:
-    """Random weights of a shape as a Hugging Face directory, made once.
+    """Return a Hugging Face directory with random weights of a shape, made once.
 
-    Norm weights lie away from 1 and logits have a standard deviation over 1.
+    Norm weights differ from 1, and logits have a standard deviation over 1.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -1,15 +1,16 @@
-"""Requests per second and latencies of the whole server, every score checked.
+"""Requests per second and latencies of the whole server; every score is checked.
 
     make bench-serve                                  # fake backend and a tiny model; many minutes
     make bench-serve ARGS='--quick'                   # under a minute, few requests
-    make bench-serve ARGS='--backend fake'            # the host side alone
+    make bench-serve ARGS='--backend fake'            # the host side only
     make bench-serve ARGS='--backend fake --stages ladder --ladder 64 --requests 20000'
-    make bench-serve ARGS='--backend fake --token-us 3'   # a pretended device: 3 us per token
+    make bench-serve ARGS='--backend fake --token-us 3'   # a simulated device: 3 us per token
 
-Stages: `ladder` holds 1 to 1,024 requests in flight, cache cold and warm; `poisson` sends 50, 80,
-100 and 150 % of the ladder's best rate; `report003` is 70 requests/s of 120 + 10 x 180; `report002`
-holds 128, 512 and 1,024 in flight of those. Latency counts from the scheduled arrival. The client
-shares the machine with the server. Ends with 1 if a score was wrong or a request lost.
+Stages: `ladder` keeps 1 to 1,024 requests in flight, cache cold and warm; `poisson` sends 50, 80,
+100 and 150 % of the ladder's best rate; `report003` sends 70 requests/s of 120 + 10 x 180;
+`report002` keeps 128, 512 and 1,024 of those in flight. Latency counts from the scheduled arrival.
+The client shares the machine with the server. The exit code is 1 if a score was wrong, a request
+was lost, or an answer had an unexpected status.
 """
 
 import argparse
@@ -46,12 +47,12 @@ SHOWN = [
 
 @dataclass
 class Plan:
-    """How much of what."""
+    """Stages and their sizes."""
 
     ladder: list[int]
     per_client: int  # requests of a closed loop, times its clients ...
     at_least: int  # ... but not fewer
-    seconds: float  # longest time of a closed loop, length of an open one
+    seconds: float  # time limit of a closed loop, length of an open one
     warm_ladder: list[int]
     loads: list[int]  # percent of the peak
     stages: list[str]
@@ -59,7 +60,7 @@ class Plan:
 
 @dataclass
 class Bench:
-    """A server under load and what was found so far."""
+    """A server under load, and the rows measured so far."""
 
     target: Target
     oracle: Oracle
@@ -82,7 +83,7 @@ class Bench:
         self._execute(stage, name, traffic, run, warm, {"offered": round(rate, 1)})
 
     def peak(self) -> float:
-        """Best rate of the cold ladder so far."""
+        """Return the best rate of the cold ladder so far."""
         rates = [r["req/s"] for r in self.rows if r["stage"] == "ladder" and r["cache"] == "cold"]
         return max(rates)
 
@@ -146,7 +147,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--backend", choices=("fake", "model", "both"), default="both")
     parser.add_argument("--quick", action="store_true", help="few requests, no plots")
-    parser.add_argument("--plot", action="store_true", help="plots also of a quick run")
+    parser.add_argument("--plot", action="store_true", help="plots of a quick run too")
     parser.add_argument("--stages", default=None, metavar="A,B", help="of the four above")
     parser.add_argument("--ladder", default=None, metavar="C,C", help="requests in flight")
     parser.add_argument("--requests", type=int, default=None, help="of each closed loop, at least")
@@ -178,7 +179,7 @@ def plan_of(options: argparse.Namespace, backend: str) -> Plan:
 
 @contextmanager
 def bench_of(backend: str, options: argparse.Namespace, plan: Plan) -> Iterator[Bench]:
-    # All load comes with one key, whose own bound would hide the engine's.
+    # All load uses one key, and the limit per key would hide the engine's limit.
     inflight = 2 * options.max_queued_requests
     if backend == "fake":
         command = fake_server(
@@ -202,7 +203,7 @@ def bench_of(backend: str, options: argparse.Namespace, plan: Plan) -> Iterator[
 
 @contextmanager
 def tiny_model() -> Iterator[tuple[Path, int, Oracle]]:
-    """A random model in float32 and a Scorer of our own as the oracle, used before the clock."""
+    """A random float32 model, and a Scorer as its oracle, which is used before the timing."""
     import torch
     from scenarios import SHAPES, make_model
 
@@ -238,7 +239,7 @@ def run_stage(bench: Bench, stage: str) -> None:
         for clients in (c for c in (128, 512, 1024) if c <= max(plan.ladder)):
             bench.closed(stage, clients, REPORT, False, 2 * plan.at_least)
     else:
-        raise SystemExit(f"no stage {stage}: there are {', '.join(STAGES)}")
+        raise SystemExit(f"unknown stage {stage}; stages: {', '.join(STAGES)}")
 
 
 if __name__ == "__main__":

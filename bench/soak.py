@@ -3,11 +3,11 @@
     make soak MINUTES=60                     # the embedded demo model on one thread
     make soak MINUTES=2 ARGS='--rate 10'
 
-Every answer is compared with what the same request got alone at the start. Faults: kill -9 and
-SIGSTOP of the engine (every 90 s of the first 40 %, so that the last engine's memory can be
-watched), and all the time pauses that heal, and key files that are read again. Writes a page with
-plots, and but for --output a line to results/; ends with 1 if an answer was wrong, lost or not in
-the contract, or if memory, descriptors or threads grew.
+Every answer is compared with the answer that the same request got alone at the start. The faults
+are kill -9 and SIGSTOP of the engine, every 90 s in the first 40 % of the time, so that the last
+engine's memory can be watched; and all the time short pauses of the engine and reloads of the key
+file. Writes a page with plots and, without --output, a line to results/. The exit code is 1 if an
+answer was wrong, lost or outside of the contract, or if memory, descriptors or threads grew.
 """
 
 import argparse
@@ -35,16 +35,16 @@ SCRATCH = Path(__file__).parents[1] / "scratch"
 VOCAB = 500  # ids below it are the demo model's tokens
 KEY = "key-of-the-soak"
 FLAGS = ("--threads", "1", "--kv-cache-size", "16MiB")
-WARMUP = 10.0  # seconds of the same load: threads and connections that are made when first needed
-SETTLE = 11.0  # seconds after which the server has given up idle connections and threads
-LOSSES = 90.0  # seconds from one lost engine to the next: five in a row within a minute are the end
+WARMUP = 10.0  # seconds of the same load, in which threads and connections are made
+SETTLE = 11.0  # seconds after which the server has closed idle connections and threads
+LOSSES = 90.0  # seconds between lost engines; after five in a minute the server would end
 LOSING = 0.4  # share of the time in which engines are lost
-PAUSES, HANGUPS = 47.0, 20.0
-SHORT, LONG = 1.0, 8.0  # seconds: a pause that heals, and one for which the engine is given up
+PAUSES, HANGUPS = 47.0, 20.0  # seconds between short pauses, and between reloads of the keys
+SHORT, LONG = 1.0, 8.0  # seconds of a pause: the server waits, or replaces the engine
 
 
 class Soak:
-    """A server under load and what was seen of it."""
+    """A server under load, and the measurements of it."""
 
     def __init__(self, target: Target, keys: Path, options: argparse.Namespace) -> None:
         self.target, self.keys, self.options = target, keys, options
@@ -58,7 +58,7 @@ class Soak:
         self._seen = (0, (0.0, 0.0))  # answers and tokens, at the last sample
 
     async def run(self) -> tuple[list[Process | None], list[Process | None]]:
-        """Returns server and engine at rest, before and after."""
+        """Run the soak; return server and engine at rest, before and after."""
         known = [await self.client.first_answer(one) for one in table(self.rng, VOCAB)]
         large = next(one for one in known if one.kind == "large")
         hostile = Hostile(self.client, large, known[0], np.random.default_rng(self.options.seed))
@@ -84,14 +84,14 @@ class Soak:
     async def _at_rest(self) -> list[Process | None]:
         self.client.close()
         await asyncio.sleep(SETTLE)
-        await self._metrics()  # the server ends idle threads when one has done something
+        await self._metrics()  # the server ends idle threads after a request
         self.client.close()
         await asyncio.sleep(0.5)
         engine = engine_of(self.target.pid)
         return [look(self.target.pid), None if engine is None else look(engine)]
 
     async def _ready(self) -> None:
-        """An engine that was lost last is back."""
+        """Wait until the server is ready again after the last lost engine."""
         probe = Known("ready", "/ready", b"", 0.0)
         for _ in range(600):
             with suppress(RuntimeError):
@@ -124,7 +124,7 @@ class Soak:
         return Sample(elapsed, server, engine, answers - before, float(p50), float(p99), rate)
 
     async def _lose(self) -> None:
-        """Engines that are killed, or stopped for longer than the server waits for a sign."""
+        """Kill engines, or stop them for longer than the server waits for a heartbeat."""
         await asyncio.sleep(min(30.0, self.seconds / 4))
         while time.monotonic() - self.began < LOSING * self.seconds:
             await self._fault(
@@ -144,7 +144,7 @@ class Soak:
                 os.kill(pid, signal.SIGCONT)
 
     async def _annoy(self) -> None:
-        """Pauses that heal, and keys that come and go."""
+        """Pause the engine for a short time, and change the keys, again and again."""
         asked, paused = 0, 0.0
         while True:
             await asyncio.sleep(HANGUPS)
@@ -163,7 +163,7 @@ class Soak:
                 os.kill(pid, signal.SIGCONT)
 
     async def _swap_keys(self, key: str) -> None:
-        """A further key is valid within seconds of a hangup, and the load's own stays so."""
+        """Add a key and send SIGHUP; it must be valid within 5 s, and the load's own stay so."""
         self.keys.write_text(f"{KEY}\n{key}\n")
         os.kill(self.target.pid, signal.SIGHUP)
         self.faults += 1

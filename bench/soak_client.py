@@ -1,5 +1,5 @@
-"""The soak's client: requests at Poisson times over keep-alive connections, and callers that
-misbehave. One process, loopback only; every wait is bounded."""
+"""The soak's client: requests at Poisson times over keep-alive connections, and misbehaving
+callers. One process, loopback only; every wait is bounded."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ import numpy as np
 from soak_requests import Known, same
 
 STALE = 2.0  # idle seconds after which a connection is not used again; the server closes it after 5
-PATIENCE = 150.0  # seconds for an answer, more than --request-timeout; then it is lost
-LIVE = ("livez",)  # kinds that must never be refused
+PATIENCE = 150.0  # seconds, more than --request-timeout, after which an answer counts as lost
+LIVE = ("livez",)  # kinds of requests that must never be refused
 REFUSED = (429, 503)
 HOSTILE_SHARE = 0.12  # of all arrivals
 SHOWN_ERRORS = 20
@@ -26,7 +26,7 @@ Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass
 class Tally:
-    """What came of the requests."""
+    """Counts of the answers, and what was wrong with them."""
 
     statuses: Counter[str] = field(default_factory=Counter)  # "kind status"
     wrong: int = 0
@@ -34,8 +34,8 @@ class Tally:
     unexpected: int = 0
     checked: int = 0  # answers that were compared with the known one
     attacks: Counter[str] = field(default_factory=Counter)
-    latencies: list[float] = field(default_factory=list)  # of the period
-    errors: list[str] = field(default_factory=list)  # the first ones, for people
+    latencies: list[float] = field(default_factory=list)  # since the last sample
+    errors: list[str] = field(default_factory=list)  # the first ones, for the report
 
     def note(self, text: str) -> None:
         if len(self.errors) < SHOWN_ERRORS:
@@ -49,7 +49,7 @@ class Client:
         self._idle: deque[tuple[float, Pair]] = deque()
 
     def wire(self, known: Known, *fields: str, length: int | None = None) -> bytes:
-        """A request as bytes; `length` announces another one than the body's own."""
+        """Return a request as bytes; `length` is sent as Content-Length instead of the body's."""
         method = "POST" if known.body else "GET"
         lines = [
             f"{method} {known.path} HTTP/1.1",
@@ -62,14 +62,14 @@ class Client:
         return "\r\n".join([*lines, *fields, "", ""]).encode() + known.body
 
     async def first_answer(self, known: Known) -> Known:
-        """The request with the answer that it gets now, alone."""
+        """Send a request alone; return it with its answer."""
         status, body = await self.exchange(self.wire(known))
         if status != 200:
             raise RuntimeError(f"{known.kind} was answered {status}: {body[:300]!r}")
         return replace(known, answer=json.loads(body))
 
     async def ask(self, known: Known, *fields: str, also: Sequence[int] = ()) -> None:
-        """Send a request and check its answer; `also`: statuses that are right as well."""
+        """Send a request and check its answer; `also` lists further statuses that are right."""
         tally, began = self.tally, time.monotonic()
         try:
             async with asyncio.timeout(PATIENCE):
@@ -87,7 +87,7 @@ class Client:
             tally.note(f"{known.kind}: {status} {body[:200]!r}")
 
     async def expect(self, known: Known, status: int, *fields: str) -> None:
-        """A request that is to be refused with a certain status."""
+        """Send a request that must be refused with this status."""
         got, body = await self.exchange(self.wire(known, *fields))
         self.tally.statuses[f"refused {got}"] += 1
         if got not in (status, *REFUSED):
@@ -128,7 +128,7 @@ class Client:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    """Status, fields and body; raises EOFError where the connection ends before that."""
+    """Read status, headers and body; raises EOFError if the connection ends before that."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     pairs = (line.split(": ", 1) for line in head[1:] if line)
     headers = {name.lower(): value for name, value in pairs}
@@ -137,7 +137,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]
 
 
 class Hostile:
-    """Callers that misbehave. What they may get back is known, too."""
+    """Callers that misbehave; most of their answers are checked too."""
 
     def __init__(
         self, client: Client, large: Known, small: Known, rng: np.random.Generator
@@ -155,7 +155,7 @@ class Hostile:
             async with asyncio.timeout(PATIENCE):
                 await attack()
         except (OSError, EOFError):
-            pass  # it has earned no better
+            pass  # the server may close the connection of such a caller
         except TimeoutError:
             self.client.tally.lost += 1
             self.client.tally.note(f"{attack.__name__}: hung")
@@ -168,7 +168,7 @@ class Hostile:
         await self._raw(self.client.wire(self.large)[:-5], pause=0.01, hard=True)
 
     async def leaves(self) -> None:
-        """While its request is computed."""
+        """Close the connection while the request is computed."""
         await self._raw(self.client.wire(self.large), pause=self.rng.uniform(0, 0.1))
 
     async def slow_reader(self) -> None:
@@ -204,7 +204,7 @@ class Hostile:
         await self._raw(self.rng.bytes(self.rng.integers(1, 2000)), pause=0.05)
 
     async def _raw(self, data: bytes, pause: float, hard: bool = False) -> None:
-        """Send, wait a moment, and be gone without having read; `hard`: with a reset."""
+        """Send, wait a moment and close without reading; `hard` closes with a reset."""
         _, writer = await asyncio.open_connection(*self.client.address)
         writer.write(data)
         await asyncio.sleep(pause)
@@ -217,7 +217,7 @@ class Hostile:
 async def drive(
     client: Client, hostile: Hostile, known: Sequence[Known], rate: float, seconds: float, seed: int
 ) -> None:
-    """Requests at Poisson times until the time is up and all are answered."""
+    """Send requests at Poisson times until the time is up; return when all are answered."""
     rng = np.random.default_rng(seed)
     weights = np.array([one.weight for one in known])
     weights /= weights.sum()

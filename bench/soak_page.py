@@ -1,4 +1,4 @@
-"""The soak as one HTML file: verdicts, counts, and what was measured over time."""
+"""The soak's result as one HTML file: verdicts, counts, and measurements over time."""
 
 import math
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ def write_page(
             table(("", ""), [(name, escape(value)) for name, value in facts.items()]),
             table(("gate", "verdict", "what was found"), rows),
             *(plot(name, series, marks, log=log) for name, series, log in _plots(samples)),
-            "<p>Vertical lines: an engine that was killed or stopped. A gap in the engine's line: "
-            "it was being started.</p>",
+            "<p>Vertical lines: an engine was killed or stopped. Gaps in the engine's line: the "
+            "engine was being started.</p>",
             table(("requests and answers", ""), [(k, str(n)) for k, n in sorted(counts.items())]),
             *(f"<pre>{escape(error)}</pre>" for error in errors),
         ],
@@ -80,7 +80,7 @@ def _plots(samples: Sequence[Sample]) -> list[tuple[str, dict[str, Points], bool
 def plot(
     title: str, series: dict[str, Points], marks: Sequence[tuple[float, str]], log: bool = False
 ) -> str:
-    """Lines over minutes as SVG; marks are vertical lines."""
+    """Draw lines over minutes as SVG; marks are vertical lines."""
     values = [y for points in series.values() for _, y in points] or [0.0]
     low, high = (min(values), max(values)) if log else (0.0, max(values))
     scale = math.log10 if log else float

@@ -1,4 +1,4 @@
-"""The soak's requests: a table whose answers are known, and when an answer is the known one."""
+"""The soak's requests with their known answers, and the comparison of an answer with the known."""
 
 import json
 import math
@@ -9,14 +9,14 @@ import numpy as np
 
 WORDS = ("red", "blue", "green", "wooden", "steel", "wool", "lamp", "chair", "scarf", "garden")
 VOLATILE = ("id", "created", "usage")  # fields that differ from answer to answer
-# Two answers of float32 in different batches: each is within 1e-4 in log p of what is right.
+# Two float32 answers from different batches; each is within 1e-4 in log p of the exact one.
 TOLERANCE = 2e-4
 Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Known:
-    """A request, and what the server said to it when it was asked alone."""
+    """A request, and the server's answer when it was sent alone."""
 
     kind: str
     path: str
@@ -26,8 +26,8 @@ class Known:
 
 
 def table(rng: np.random.Generator, vocab: int) -> list[Known]:
-    """Fixed requests of every kind. More queries than the prefix cache holds, so that it evicts;
-    the first ones are asked for most, so that it hits."""
+    """Return fixed requests of every kind: more queries than the prefix cache holds, so that it
+    evicts. Their weights say how often each is sent."""
     found = [Known("score ids", "/v1/score", _ids(rng, vocab, 3), 0.40 / 200) for _ in range(200)]
     found += [Known("large", "/v1/score", _ids(rng, vocab, 60), 0.02 / 4) for _ in range(4)]
     makers = (
@@ -46,7 +46,7 @@ def table(rng: np.random.Generator, vocab: int) -> list[Known]:
 
 
 def same(want: Any, got: Any, name: str = "") -> bool:
-    """Whether an answer is the known one, but for its volatile fields and rounding."""
+    """True if an answer equals the known one, except for volatile fields and rounding."""
     if isinstance(want, dict) and isinstance(got, dict):
         names = [key for key in want if key not in VOLATILE]
         kept = {key for key in got if key not in VOLATILE}
@@ -60,14 +60,14 @@ def same(want: Any, got: Any, name: str = "") -> bool:
 
 
 def _near(want: float, got: float) -> bool:
-    """Probabilities differ by a factor, log-probabilities (below 0) by a difference."""
+    """True if two numbers are near: log-probabilities (below 0) absolutely, others relatively."""
     if want < 0:
         return abs(want - got) <= TOLERANCE
     return math.isclose(want, got, rel_tol=TOLERANCE, abs_tol=1e-12)
 
 
 def _ordered(rows: list[Any]) -> list[Any]:
-    """Rankings by the documents' own order: equal ones may change places."""
+    """Sort rankings by the documents' own order, because equal ones may change places."""
     ranked = bool(rows) and all(isinstance(row, dict) and "index" in row for row in rows)
     return sorted(rows, key=lambda row: row["index"]) if ranked else rows
 

@@ -1,4 +1,4 @@
-"""What the soak measures of the processes, and what counts as growth."""
+"""The soak's measurements of processes, and its test for growth of memory."""
 
 import os
 import re
@@ -12,15 +12,18 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 MIB = 2**20
 BLOCKS = 10
 ALLOWED = 1.0  # MiB per hour
-WARM = 60.0  # seconds of a process's life that do not count: caches and heaps fill
+WARM = 60.0  # first seconds of a process, which do not count because caches and heaps fill
 
 
 @dataclass(frozen=True)
 class Process:
-    """One look at one process.
+    """Measurements of one process at one time.
 
     Args:
+        pid: its process id.
         rss: resident memory in bytes.
+        descriptors: open file descriptors.
+        threads: number of threads.
     """
 
     pid: int
@@ -31,7 +34,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Sample:
-    """Everything at one time, in seconds since the start of the load; latencies in seconds."""
+    """All measurements at one time, in seconds since the start of the load.
+
+    Requests, latencies (seconds) and hit rate are those since the sample before.
+    """
 
     time: float
     server: Process
@@ -43,7 +49,7 @@ class Sample:
 
 
 def look(pid: int) -> Process | None:
-    """None for a process that has just ended."""
+    """Measure a process; None if it has ended."""
     process = Path(f"/proc/{pid}")
     try:
         rss = int((process / "statm").read_text().split()[1]) * PAGE
@@ -54,14 +60,14 @@ def look(pid: int) -> Process | None:
 
 
 def engine_of(pid: int) -> int | None:
-    """The server's one child."""
+    """Return the process id of the engine, the server's only child; None if there is none."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     found = [int(child) for path in lists for child in path.read_text().split()]
     return found[0] if found else None
 
 
 def counters(metrics: str) -> tuple[float, float]:
-    """Tokens of prompts that came out of the prefix cache, and all tokens of prompts, so far."""
+    """Return prompt tokens found in the prefix cache, and all prompt tokens, so far."""
     return _metric(metrics, "prefix_cache_tokens_total"), _metric(metrics, "prompt_tokens_total")
 
 
@@ -86,10 +92,10 @@ class Slope:
 
 
 def slope(points: Sequence[tuple[int, float, int]]) -> Slope | None:
-    """Least squares over (process id, seconds, bytes): one slope, a level for each process.
+    """Fit (process id, seconds, bytes) by least squares: one slope, and a level for each process.
 
-    Samples that follow each other are no independent ones, so each process's life is averaged in
-    blocks, ten in all, and the error is that of the blocks. None with too little to say.
+    Consecutive samples are not independent, so each process's samples are averaged in blocks, about
+    ten in all, and the error is that of the blocks. None if there are too few blocks.
     """
     times, values, levels = _blocks(points)
     free = len(times) - len(set(levels)) - 1
@@ -106,7 +112,7 @@ def slope(points: Sequence[tuple[int, float, int]]) -> Slope | None:
 def _blocks(
     points: Sequence[tuple[int, float, int]],
 ) -> tuple[list[float], list[float], list[int]]:
-    """Hours, MiB and process of the means of blocks."""
+    """Average the points in blocks; return the blocks' hours, MiB and process ids."""
     lives = {pid: [point for point in points if point[0] == pid] for pid, *_ in points}
     size = max(1, len(points) // BLOCKS)
     times, values, levels = [], [], []
@@ -119,7 +125,10 @@ def _blocks(
 
 
 def growth(samples: Sequence[Sample], which: str) -> Slope | None:
-    """Of "server" or "engine" in the second half, without the first minute of each process."""
+    """Return the growth of "server" or "engine" in the second half of the time.
+
+    The first minute of each process does not count.
+    """
     born: dict[int, float] = {}
     points = []
     half = samples[-1].time / 2

@@ -1,12 +1,13 @@
-"""Tokenising 500 items on one query: the query encoded once against every joined string as a whole.
+"""Tokenising 500 items on one query: encoding the query once against encoding every joined string.
 
     make bench-tokenise
     .venv/bin/python -P bench/tokenise.py --items 100 --repeat 3
 
-Tokenizers in the layouts of well-known models are trained on generated words first. Nothing is
-timed before both ways give the same ids. Every round has fresh random text; the two ways take turns
-and medians are given. Then requests are built in a thread, as the server does, while an event loop
-ticks every millisecond: the largest gap between two ticks says how long other requests wait.
+Tokenizers in the layouts of well-known models are first trained on generated words. The two ways
+are timed only if they give the same ids. Every round has fresh random text; the two ways take
+turns, and medians are printed. Then requests are built in a thread, as in the server, while an
+event loop ticks every millisecond: the largest gap between two ticks is the longest time that other
+requests would wait.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--query", type=int, default=8000, help="characters of the query")
     parser.add_argument("--item", type=int, default=80, help="characters of an item")
     parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=5, help="of ticking, each time")
+    parser.add_argument("--seconds", type=float, default=5, help="of each gap measurement")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -69,7 +70,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Words:
-    """English-like text: 30,000 made-up words, the frequent ones short."""
+    """English-like text of 30,000 made-up words; frequent words are short."""
 
     def __init__(self, rng: random.Random) -> None:
         syllables = [c + v + e for c in "bdfgklmnprstvw" for v in "aeiou" for e in ("", "n", "s")]
@@ -112,7 +113,7 @@ def byte_level(words: Words, pattern: str, *, nfc: bool = False, bos: bool = Fal
 
 
 def metaspace(words: Words, model: Any, trainer: Any, **options: Any) -> Tokenizer:
-    """Trained on words, as SentencePiece does by default."""
+    """Train a tokenizer on words, as SentencePiece does by default."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     train(tokenizer, words, trainer, **options)
@@ -123,7 +124,7 @@ def metaspace(words: Words, model: Any, trainer: Any, **options: Any) -> Tokeniz
 
 
 def llama2(words: Words) -> Tokenizer:
-    """No pre-tokens at all: the whole text is merged at once."""
+    """Make a tokenizer without pre-tokenizer: merges run over the whole text."""
     trained = metaspace(words, models.BPE(unk_token="<unk>", fuse_unk=True), trainers.BpeTrainer)
     trained.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
@@ -192,7 +193,7 @@ def measure(
 
 
 def builder(tokenizer: Tokenizer, whole: bool = False) -> PromptBuilder:
-    """A tokenizer of its own each, so that no cache of words is shared."""
+    """Make a builder with its own copy of the tokenizer, so that no cache of words is shared."""
     encoder = TextEncoder(Tokenizer.from_str(tokenizer.to_str()))
     if whole:
         encoder._boundaries = None
@@ -214,7 +215,7 @@ def check(ours: PromptBuilder, plain: PromptBuilder, given: ScoreInput) -> None:
 async def gaps(
     ours: PromptBuilder, plain: PromptBuilder, words: Words, options: argparse.Namespace
 ) -> tuple[float, float, float]:
-    """Largest gap between ticks in ms: idle, requests built our way, and the plain way."""
+    """Return the largest gaps between ticks in ms: idle, building our way, building plainly."""
     loop = asyncio.get_running_loop()
     given = [words.request(options) for _ in range(3)]
     with ThreadPoolExecutor(2) as threads:  # as in server/service.py
@@ -230,7 +231,7 @@ async def gaps(
 
 
 async def largest_gap(work: Awaitable[None]) -> float:
-    """Time between two ticks while `work` goes on, beyond the tick itself."""
+    """Return the largest time in ms by which a tick is late while `work` runs."""
     task, largest, last = asyncio.ensure_future(work), 0.0, time.perf_counter()
     while not task.done():
         await asyncio.sleep(TICK)

@@ -1,4 +1,4 @@
-"""Requests of one shape with what their answers must be, and what a run of them came to."""
+"""Requests of one shape with their expected answers, and the figures of a run of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 LABELS = [11, 23]
 CHUNK = 500  # requests whose arrays and bytes are made at a time
 REFUSED = 429
-# At which latencies are kept, for plots.
+# Quantiles of latencies that are kept for plots.
 QUANTILES = [*(i / 20 for i in range(19)), *(i / 100 for i in range(91, 100)), 0.995, 0.999, 1.0]
 
 # (queries [R, Q], items [R, N, L], labels) -> probabilities [R, N, labels]
@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def own_cached(self) -> int:
-        """Prompt tokens that the request's own items share, known without any cache."""
+        """Prompt tokens that count as cached because the request's own items share the query."""
         return self.query * (self.items - 1)
 
 
@@ -39,7 +39,7 @@ class Traffic:
     shape: Shape
     wires: list[bytes]  # whole HTTP requests
     expected: NDArray[np.float64]  # [R, N, labels]
-    tolerance: float  # of log p; 0 = the same float64 but for the last digits of exp
+    tolerance: float  # of log p; 0 = equal except for rounding of exp in float64
 
 
 class Tokens(msgspec.Struct):
@@ -51,7 +51,7 @@ class Usage(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What is read of an answer."""
+    """The fields of an answer that are read."""
 
     scores: list[list[float]]
     usage: Usage
@@ -70,9 +70,9 @@ def make(
     tolerance: float = 0.0,
     pool: int = 0,
 ) -> Traffic:
-    """`count` requests of random tokens, all items different.
+    """Make `count` requests of random tokens; all items are different.
 
-    Every query is different too, or with `pool` one of that many.
+    Queries are all different too, or with `pool` chosen from that many.
     """
     known = rng.integers(0, vocab, (pool, shape.query), dtype=np.int32)
     wires: list[bytes] = []
@@ -99,8 +99,11 @@ def _wire(query: list[int], items: list[list[int]]) -> bytes:
 
 
 def check(traffic: Traffic, record: Record) -> tuple[NDArray[np.bool_], float]:
-    """Which of the answers with status 200 are wrong, [R], and the cache's hit rate: cached tokens
-    beyond what a request's own items share, over query tokens."""
+    """Return a mask of wrong answers among those with status 200, [R], and the cache's hit rate.
+
+    The hit rate is cached tokens, without those that a request's own items share, over query
+    tokens.
+    """
     wrong = np.zeros(len(traffic.wires), dtype=bool)
     answered = np.flatnonzero(record.status == 200)
     cached = 0
@@ -126,14 +129,14 @@ def _agrees(scores: list[list[float]], want: NDArray[np.float64], tolerance: flo
 
 
 def summary(traffic: Traffic, record: Record) -> dict[str, Any]:
-    """The figures of a run; rates and latencies are of its measured part, counts of all of it."""
+    """Return a run's figures: rates and latencies of its measured part, counts of all of it."""
     wrong, hit_rate = check(traffic, record)
     status, tried, latency = record.status, record.tried, record.latency
     good = (status == 200) & ~wrong
     seconds = record.ended - record.began
     finished = good & (record.done > record.began) & (record.done <= record.ended)
     rate = finished.sum() / seconds if seconds > 0 else 0.0
-    # Of an open loop count requests that were due in time, however late they were answered.
+    # In an open loop, requests that were due in time count, however late they were answered.
     due = (record.due >= record.began) & (record.due <= record.ended)
     counted = latency[good & due if record.open else finished]
     refused = status == REFUSED
@@ -164,6 +167,6 @@ def _percentile(seconds: NDArray[np.float64], percent: float) -> float | None:
 
 
 def poisson(rate: float, seconds: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Arrival times of a Poisson process, seconds from the start, at least one."""
+    """Draw at least one arrival time of a Poisson process, in seconds from the start."""
     gaps = rng.exponential(1 / rate, size=max(1, round(rate * seconds)))
     return np.cumsum(gaps)

@@ -1,7 +1,7 @@
 """Scores the jobs of bench/baselines.py with vLLM's CPU build; runs in vLLM's own environment.
 
-vLLM has no packed scoring here: query + item are prompts of their own that share a cached prefix,
-and one token is generated of each, restricted to nothing, with the labels' log-probabilities.
+vLLM has no packed scoring here: each query + item is a prompt, all share a cached prefix, and one
+unrestricted token is generated for each, with the labels' log-probabilities.
 """
 
 import json
@@ -35,7 +35,7 @@ def main(job_file: str, answer_file: str) -> None:
     for query, items in job["jobs"]:
         prompts = [{"prompt_token_ids": query + item} for item in items]
         start = time.perf_counter()
-        # The query first, so that all items find it in the cache.
+        # Run the query first, so that all items find it in the cache.
         model.generate([{"prompt_token_ids": query}], params, use_tqdm=False)
         outputs = model.generate(prompts, params, use_tqdm=False)
         seconds.append(time.perf_counter() - start)

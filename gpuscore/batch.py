@@ -1,11 +1,11 @@
-"""`PackedBatch`, what a backend computes at a time, and its one builder (`pack`).
+"""`PackedBatch`, the input of one forward pass, and `pack`, which builds it.
 
     query [0 .. cut)     items, each at positions cut .. cut + len
     +----------------+---------+--------+----------+
     | parent segment | item 0  | item 1 | item 2   |      one request, one batch
     +----------------+---------+--------+----------+
 
-A query part that ran in an earlier batch is a cached prefix instead, and has no rows here.
+A part of the query that ran in an earlier batch is a cached prefix and has no rows here.
 
 Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labels in all, P pages.
 """
@@ -23,12 +23,12 @@ class PackedBatch:
     """One forward pass over many segments, int32 throughout.
 
     The mask rule: a token sees its request's cached prefix, all of its segment's parent, and the
-    earlier tokens of its own segment, itself included. Nothing else; there is no delimiter.
-    `visible_rows` and `prefix_slots` are that rule as code.
+    earlier tokens of its own segment, itself included. It sees nothing else; there is no delimiter
+    token. `visible_rows` and `prefix_slots` are that rule as code.
     """
 
     token_ids: Int32Array  # [T]
-    positions: Int32Array  # [T] an item's positions go on from the query's length
+    positions: Int32Array  # [T] an item's positions start at the query's length
     cu_seqlens: Int32Array  # [S+1] segment boundaries
     parent: Int32Array  # [S] segment of this batch that is fully visible, -1 = none
     request_of: Int32Array  # [S] row of prefix_lens and page_table
@@ -38,8 +38,8 @@ class PackedBatch:
     score_rows: Int32Array  # [N] rows whose next-token distribution is wanted
     cu_labels: Int32Array  # [N+1]
     label_token_ids: Int32Array  # [L]
-    need_lse: BoolArray  # [N]
-    need_top: bool
+    need_lse: BoolArray  # [N] rows whose log-sum-exp is wanted
+    need_top: bool  # the most probable token of every scored row is wanted
 
     @property
     def num_tokens(self) -> int:
@@ -47,10 +47,10 @@ class PackedBatch:
 
 
 def visible_rows(batch: PackedBatch) -> BoolArray:
-    """The mask rule: [T, T], whether row i sees row j of the same batch.
+    """The mask rule within a batch, [T, T]: entry (i, j) is true if row i sees row j.
 
-    Every row also sees the whole cached prefix of its request (`prefix_slots`), and in a layer with
-    a sliding window only keys at positions over its own minus the window.
+    Every row also sees the whole cached prefix of its request (`prefix_slots`). In a layer with a
+    sliding window, a row sees only keys whose position is above its own minus the window.
     """
     segment = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))  # [T]
     row = np.arange(len(segment))
@@ -61,9 +61,9 @@ def visible_rows(batch: PackedBatch) -> BoolArray:
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """A batch's results, float32; the others than `label_logits` are None where not asked for.
+    """A batch's results, float32; all but `label_logits` are None if no row asked for them.
 
-    Rows of `lse` that did not ask for it hold NaN.
+    `lse` holds NaN in rows that did not ask for it.
     """
 
     label_logits: Float32Array  # [L]
@@ -74,7 +74,7 @@ class RowScores:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What a request's segments find in the cache: the first `length` tokens, in `pages`."""
+    """A request's cached prefix: its first `length` tokens, with keys and values in `pages`."""
 
     length: int
     pages: Int32Array
@@ -87,17 +87,17 @@ class Segment:
     token_ids: Int32Array
     start: int  # position of the first token
     prefix: int  # index of its `Prefix`
-    parent: int = -1  # index of the segment that is fully visible
-    slots: Int32Array | None = None  # where to keep its keys and values
-    label_ids: Int32Array | None = None  # score its last token for these
+    parent: int = -1  # index of the segment that is fully visible; -1 = none
+    slots: Int32Array | None = None  # KV slots of its tokens; None = keys and values are not kept
+    label_ids: Int32Array | None = None  # labels for which its last token is scored
     need_lse: bool = False
-    every_row: bool = False  # score each of its tokens instead, for one of `label_ids` each
+    every_row: bool = False  # score every token, each for one label: the same place of `label_ids`
 
 
 def pack(
     segments: Sequence[Segment], prefixes: Sequence[Prefix], *, need_top: bool = False
 ) -> PackedBatch:
-    """The batch of these segments, in this order."""
+    """Build the batch of these segments, in this order."""
     lengths = np.array([len(s.token_ids) for s in segments], dtype=np.int64)
     cu_seqlens = _cumulative(lengths)
     starts = np.array([s.start for s in segments], dtype=np.int64)
@@ -110,13 +110,14 @@ def pack(
     if any(s.every_row for _, s in scored):
         rows = np.array([len(s.token_ids) if s.every_row else 1 for _, s in scored])
         of_row = np.repeat(np.arange(len(scored)), rows)  # [N]
-        # Counted through the scored rows, then shifted so that a segment's last one is its end.
+        # Number the scored rows consecutively, then shift each segment's so that its last scored
+        # row is the last row of the segment.
         shift = (score_rows + 1 - np.cumsum(rows))[of_row]
         score_rows = (np.arange(len(of_row)) + shift).astype(np.int32)
         num_labels, need_lse = (num_labels // rows)[of_row], need_lse[of_row]
     return PackedBatch(
         token_ids=_concatenate([s.token_ids for s in segments]),
-        # Counted through the batch, then shifted to each segment's start.
+        # Number the rows of the batch, then shift each segment's numbers to its start.
         positions=(np.arange(total) + np.repeat(starts - cu_seqlens[:-1], lengths)).astype(
             np.int32
         ),
@@ -135,14 +136,14 @@ def pack(
 
 
 def page_slots(pages: Int32Array, start: int, stop: int, page_size: int) -> Int32Array:
-    """Slots of the tokens at positions `start` to `stop` of a sequence kept in `pages`."""
+    """Slots of the tokens at positions `start` to `stop - 1` of a sequence kept in `pages`."""
     positions = np.arange(start, stop, dtype=np.int32)
     slots: Int32Array = pages[positions // page_size] * page_size + positions % page_size
     return slots
 
 
 def prefix_slots(batch: PackedBatch, request: int, page_size: int) -> np.ndarray:
-    """int64, of the pool: where a request's cached tokens lie."""
+    """KV slots of a request's cached tokens, int64."""
     length = int(batch.prefix_lens[request])
     pages = batch.page_table[request, : -(-length // page_size)].astype(np.int64)
     return (pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[:length]

@@ -1,4 +1,4 @@
-"""From what the model says at the last token to what a caller asked for."""
+"""Probabilities and log-probabilities from a result's logits and log-sum-exp."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,11 @@ from gpuscore.request import ScoreResult
 
 
 def check_temperature(temperature: float, apply_softmax: bool) -> None:
-    """Raises InvalidRequest unless temperature is finite, positive, and 1 without softmax."""
+    """Refuse a temperature that is not positive and finite, or that is not 1 without softmax.
+
+    Raises:
+        InvalidRequest: the temperature is refused.
+    """
     if not (math.isfinite(temperature) and temperature > 0):
         raise InvalidRequest("temperature must be positive and finite", param="temperature")
     if temperature != 1.0 and not apply_softmax:
@@ -22,10 +26,10 @@ def check_temperature(temperature: float, apply_softmax: bool) -> None:
 def label_scores(
     result: ScoreResult, *, apply_softmax: bool, temperature: float = 1.0
 ) -> list[Float64Array]:
-    """One row per item, one column per label.
+    """Return one row of scores per item, with one column per label.
 
-    Without softmax: the label's probability over the whole vocabulary, exp(logit - lse). With it:
-    softmax(logits / temperature) over the item's own labels, which sums to 1.
+    Without softmax a score is the label's probability over the whole vocabulary, exp(logit - lse).
+    With softmax it is softmax(logits / temperature) over the item's labels; a row then sums to 1.
     """
     if apply_softmax:
         return _by_rows(result.label_logits, lambda rows, _: softmax(rows, temperature))
@@ -33,7 +37,7 @@ def label_scores(
 
 
 def label_logprobs(result: ScoreResult) -> list[Float64Array]:
-    """Full-vocabulary log-probabilities, natural log; needs the request's `need_lse`."""
+    """Return full-vocabulary log-probabilities, natural log; the request needs `need_lse`."""
     lse = result.lse
     if lse is None:
         raise ValueError("the request did not ask for the log-sum-exp")
@@ -48,10 +52,10 @@ def label_logprobs(result: ScoreResult) -> list[Float64Array]:
 class PositionLogprobs:
     """Full-vocabulary log-probabilities at every position of a request's items, float64 [rows].
 
-    A token has exactly the float of the best one where it is the best one, and a smaller one
-    elsewhere: the two are sums in another order, so a token that is nearly as probable could end up
-    above it. `label == best` therefore says whether greedy decoding would have chosen it (the
-    lowest id, where logits are equal).
+    `label` equals `best` exactly where the label is the most probable token, and is smaller
+    elsewhere. This is enforced, because the two logits are summed in different orders, and a token
+    that is nearly as probable could come out above the best one. So `label == best` tells whether
+    greedy decoding would have chosen the label (the lowest id, if logits are equal).
     """
 
     label: Float64Array
@@ -60,7 +64,7 @@ class PositionLogprobs:
 
 
 def position_logprobs(result: ScoreResult, label_ids: Sequence[Int32Array]) -> PositionLogprobs:
-    """Of a request with one label per row, `need_lse` and `need_top`."""
+    """Return log-probabilities per row; the request has one label per row, lse and top tokens."""
     best, best_ids, lse = _best(result)
     logits = np.concatenate(result.label_logits).astype(np.float64)
     label = np.minimum(logits - lse, np.nextafter(best, -np.inf))
@@ -69,12 +73,12 @@ def position_logprobs(result: ScoreResult, label_ids: Sequence[Int32Array]) -> P
 
 
 def best_logprobs(result: ScoreResult) -> tuple[Float64Array, Int32Array]:
-    """Log-probability and id of each row's most probable token."""
+    """Return log-probability and id of each row's most probable token."""
     return _best(result)[:2]
 
 
 def _best(result: ScoreResult) -> tuple[Float64Array, Int32Array, Float64Array]:
-    """The same, and the rows' log-sum-exp, float64."""
+    """Return the same as `best_logprobs`, and the rows' log-sum-exp in float64."""
     lse, ids, logits = result.lse, result.top_ids, result.top_logits
     if lse is None or ids is None or logits is None:
         raise ValueError("the request did not ask for the log-sum-exp and the best tokens")
@@ -85,7 +89,10 @@ def _best(result: ScoreResult) -> tuple[Float64Array, Int32Array, Float64Array]:
 def _by_rows(
     label_logits: tuple[Float32Array, ...], compute: Callable[[Float64Array, slice], Float64Array]
 ) -> list[Float64Array]:
-    """`compute` on float64 [rows, labels] and which rows these are: all at once if it can be."""
+    """Call `compute` with float64 logits [rows, labels] and the slice of rows they belong to.
+
+    One call if all items have the same number of labels, otherwise one per item.
+    """
     count = len(label_logits)
     if len({len(row) for row in label_logits}) == 1:
         together = np.concatenate(label_logits).astype(np.float64).reshape(count, -1)
@@ -97,7 +104,7 @@ def _by_rows(
 
 
 def label_mass(result: ScoreResult, label_ids: tuple[Int32Array, ...]) -> Float64Array:
-    """Per item the probability of all its distinct labels together."""
+    """Return per item the sum of the probabilities of its distinct labels, at most 1."""
     masses = [
         np.exp(row[np.unique(ids, return_index=True)[1]]).sum()
         for row, ids in zip(label_logprobs(result), label_ids, strict=True)
@@ -106,7 +113,7 @@ def label_mass(result: ScoreResult, label_ids: tuple[Int32Array, ...]) -> Float6
 
 
 def softmax(rows: Float64Array, temperature: float = 1.0) -> Float64Array:
-    """[N, labels], along the labels."""
+    """Return the softmax of rows [N, labels] along the labels."""
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the largest to -inf
         weights = np.exp((rows - rows.max(axis=1, keepdims=True)) / temperature)
     normed: Float64Array = weights / weights.sum(axis=1, keepdims=True)

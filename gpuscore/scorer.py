@@ -1,4 +1,4 @@
-"""`Scorer`: the whole straight line in-process, without the server."""
+"""`Scorer`: scoring in this process, without the server."""
 
 import sys
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ _UNLIMITED = RequestLimits(
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Rows belong to items, columns to labels; float64.
+    """Results of `Scorer.score`, float64: rows belong to items, columns to labels.
 
-    With one list of labels per item, of different lengths, `scores`, `logprobs` and `logits` are
-    filled up with NaN on the right.
+    If items have different numbers of labels, `scores`, `logprobs` and `logits` are padded with NaN
+    on the right.
     """
 
     scores: Float64Array  # [N, labels]
@@ -43,15 +43,15 @@ class Scores:
 class Scorer:
     """Scores items with one model. A context manager; `close` frees the model.
 
-    Values come from the arguments only: GPUSCORE_* variables and configuration files are for the
-    `gpuscore` command.
+    Settings come from the arguments only; GPUSCORE_* variables and configuration files are read by
+    the `gpuscore` command, not here.
 
     Args:
         model: "demo", a model directory, a hub name, or a whole `ModelConfig`.
         **options: further fields of `gpuscore.config.ModelConfig`, such as dtype="float32".
 
     Raises:
-        ConfigError: an option of wrong type or out of range, or a model that cannot be served.
+        ConfigError: an option has the wrong type or is out of range, or the model is not supported.
     """
 
     def __init__(self, model: str | ModelConfig = "demo", **options: object) -> None:
@@ -77,27 +77,29 @@ class Scorer:
         logits: bool = False,
         progress: Progress | None = None,
     ) -> Scores:
-        """Score each `query + item` prompt for its labels; meaning as in POST /v1/score.
+        """Score each `query + item` prompt for its labels, as POST /v1/score does.
 
         Args:
-            query: text or token ids, which all prompts share.
-            items: all texts, or all lists of token ids, as the query is; a lone text is one
-                item.
-            labels: label texts of one token each, or names of a classification model's classes; or
-                label_token_ids, tokens or numbers of classes: one list for all items, or one list
+            query: text or token ids that all prompts share.
+            items: texts if the query is a text, lists of token ids if it is one; a single text is
+                one item.
+            labels: label texts of one token each, or names of a classification model's classes.
+                Give either these or `label_token_ids`.
+            label_token_ids: token ids, or numbers of classes; one list for all items, or one list
                 per item.
             apply_softmax: normalise over the labels instead of the vocabulary or all classes.
-            temperature: divides the logits; other than 1.0 only with apply_softmax.
+            temperature: divides the logits; must be 1.0 without apply_softmax.
             item_first: prompts are item + query.
             logprobs: also return full-vocabulary log-probabilities and the label mass.
-            logits: also return the labels' logits, the one thing that a model of one class says.
-            progress: called now and then with the number of items scored.
+            logits: also return the labels' logits, the only meaningful output of a model with a
+                single class.
+            progress: called from time to time with the number of items scored so far.
 
         Raises:
-            GpuscoreError: as over HTTP, without limits on the number of items or labels.
+            GpuscoreError: as over HTTP, but without limits on the number of items or labels.
         """
         check_temperature(temperature, apply_softmax)
-        if isinstance(labels, str):  # a sequence of texts as well, of its characters
+        if isinstance(labels, str):  # would be taken for a sequence of one-character labels
             raise InvalidRequest("labels must be a list of texts, not one text", param="labels")
         if isinstance(items, str):
             items = [items]
@@ -124,8 +126,8 @@ class Scorer:
         )
 
     def warmup(self) -> None:
-        """Do now what the first scores would wait for, and on CUDA capture the graphs that small
-        batches run as, which takes some seconds. To be called before the first `score`.
+        """Do the lazy set-up that would delay the first score; on CUDA also capture the graphs of
+        small batches, which takes some seconds. Call it before the first `score`.
         """
         self._backend.warmup()
 

@@ -1,20 +1,20 @@
-"""What an engine counts, and what it says of itself."""
+"""Counters and state of an engine, as it reports them."""
 
 from dataclasses import dataclass, fields
 
-# Upper bounds of the sizes that `SizeCounts` tells apart.
+# Upper bounds of the histogram buckets in `SizeCounts`.
 BATCH_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 
-BATCH_ITEMS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)  # 0: nothing but a chunk of something longer
+BATCH_ITEMS = (0, 1, 3, 10, 30, 100, 300, 1000, 3000)  # 0: only chunks that are not scored
 
 
 @dataclass(frozen=True, slots=True)
 class SizeCounts:
-    """How many of each size there were; `counts` has one more than there are bounds."""
+    """A histogram of sizes; `counts` has one entry per bound and a last one for larger sizes."""
 
     counts: tuple[int, ...]
-    total: int  # of all sizes
+    total: int  # sum of all sizes
 
     def __add__(self, other: "SizeCounts") -> "SizeCounts":
         counts = tuple(one + two for one, two in zip(self.counts, other.counts, strict=True))
@@ -23,15 +23,19 @@ class SizeCounts:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """What an engine has done so far. These only grow; ValueError for wrong numbers of counts."""
+    """Totals since an engine started; they only grow.
+
+    Raises:
+        ValueError: a histogram has the wrong number of counts.
+    """
 
     batches: int  # collected
     computed_tokens: int
-    cached_tokens: int  # of prompts, that the prefix cache held
-    evicted_pages: int  # cached pages given up for others
-    oom_retried: int  # batches that ran out of memory, their work handed out again ...
-    oom_failed: int  # ... or, at the smallest size, given up with its request
-    nonfinite_rows: int  # computed; an item is computed twice before its request fails
+    cached_tokens: int  # tokens of prompts that were found in the prefix cache
+    evicted_pages: int  # cached pages that were overwritten by others
+    oom_retried: int  # batches that ran out of memory and whose work was scheduled again ...
+    oom_failed: int  # ... or, at the smallest size, failed together with its request
+    nonfinite_rows: int  # rows with NaN or infinity; an item is tried twice before it fails
     batch_tokens: SizeCounts
     batch_items: SizeCounts  # scored rows
 
@@ -54,19 +58,19 @@ NO_COUNTERS = EngineCounters(
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What an engine is doing, and has done."""
+    """State of an engine now, and its counters."""
 
     requests: int  # admitted and not yet answered
     tokens: int  # of those requests
     pages_free: int
-    pages_cached: int  # not in use, their content may be found again
+    pages_cached: int  # not in use, but the prefix cache can still find their content
     pages_used: int
     tokens_per_second: float  # while working, smoothed
-    # The same of batches that are at least a quarter full, as all are when there is much to do: of
-    # small ones a device computes a small part of what it can. 0 until there was one.
+    # The same, over batches that are at least a quarter full only. Under load all batches are; a
+    # small batch uses a small part of the device. 0 until there was such a batch.
     capacity: float
     counters: EngineCounters
-    restarts: int = 0  # of its process; the counters outlive them
+    restarts: int = 0  # of its process; the counters continue after a restart
     heartbeat_age: float = 0.0  # seconds since its process last gave a sign of life
 
 

@@ -1,5 +1,5 @@
-"""What CONTRIBUTING.md promises of the code and no linter checks: length of files, names of
-classes, circles of imports. `make check` runs it.
+"""Checks of CONTRIBUTING.md's promises that no linter checks: length of files, names of classes,
+import cycles. `make check` runs it.
 
     python -P tools/check_house.py
 """
@@ -19,7 +19,7 @@ FOLDERS = (
 )
 
 MAX_LINES, MAX_TEST_LINES = 300, 400
-# Longer files, with the lines that they may have and the reason.
+# Files that may be longer, with their limit and the reason.
 LONGER = {
     "gpuscore/backends/common/hf_config.py": (365, "every field of config.json that is read"),
     "gpuscore/config/fields.py": (330, "every setting of every command"),
@@ -39,7 +39,7 @@ Modules: TypeAlias = Mapping[str, ast.Module]
 
 
 def long_files(lengths: Mapping[str, int]) -> Iterator[str]:
-    """Complaints about files, by path, that are too long."""
+    """Yield a complaint about each file that is too long."""
     for path, length in lengths.items():
         usual = MAX_TEST_LINES if path.startswith("tests/") else MAX_LINES
         most, _ = LONGER.get(path, (usual, ""))
@@ -48,7 +48,7 @@ def long_files(lengths: Mapping[str, int]) -> Iterator[str]:
 
 
 def repeated_classes(modules: Modules) -> Iterator[str]:
-    """Complaints about names that several public classes have."""
+    """Yield a complaint about each name that several public classes have."""
     places = defaultdict(list)
     for module, tree in modules.items():
         for node in tree.body:
@@ -60,7 +60,7 @@ def repeated_classes(modules: Modules) -> Iterator[str]:
 
 
 def import_circles(modules: Modules) -> Iterator[str]:
-    """A complaint about modules that import each other, wherever in a module the import stands."""
+    """Yield a complaint about modules that import each other, anywhere in their code."""
     graph = {name: set(_imported(tree, modules)) - {name} for name, tree in modules.items()}
     try:
         TopologicalSorter(graph).prepare()
@@ -81,7 +81,7 @@ def _imported(tree: ast.Module, modules: Modules) -> Iterator[str]:
 
 
 def read_modules() -> Modules:
-    """The modules of what ships."""
+    """Read the modules that are shipped, with their syntax trees."""
     found = {}
     for base in (ROOT, ROOT / "kernels"):
         for path in sorted(base.glob("gpuscore*/**/*.py")):
@@ -91,7 +91,7 @@ def read_modules() -> Modules:
 
 
 def read_lengths() -> dict[str, int]:
-    """Lines of every Python file, by path."""
+    """Count the lines of every Python file, by path."""
     return {
         str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
         for folder in FOLDERS

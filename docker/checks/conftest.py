@@ -1,4 +1,4 @@
-"""Real tools over the files in docker/; `make manifests-test` runs them, `make test` does not."""
+"""Tests of the files in docker/ with real tools. Only `make manifests-test` runs them."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ DOCKER = Path(__file__).parents[1]
 
 
 def tool(variable: str, package: str) -> str:
-    """The path of a program that pip does not bring; the Makefile names it in a variable."""
+    """Return the path of a program that pip cannot install; the Makefile names it in a variable."""
     name = os.environ[variable]
     found = shutil.which(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""docker/compose.yaml by the compose specification's schema, and the dashboard by Grafana's."""
+"""Checks of docker/compose.yaml by the compose schema, and of the dashboard by Grafana's schema."""
 
 import json
 import subprocess
@@ -22,11 +22,11 @@ def test_compose(docker, tmp_path):
     assert schema_errors(path) == ""
     wrong = tmp_path / "compose.yaml"
     wrong.write_text(path.read_text().replace("read_only: true", "readonly: true"))
-    assert "readonly" in schema_errors(wrong), "the check sees a field that is none"
+    assert "readonly" in schema_errors(wrong), "the check must see an unknown field"
 
 
 def lost(given, kept, path: str = "$") -> Iterator[str]:
-    """Where `given` has something that `kept` has not."""
+    """Yield the paths of everything in `given` that `kept` does not have."""
     if isinstance(given, dict) and isinstance(kept, dict):
         for key, value in given.items():
             if key in kept:
@@ -42,7 +42,7 @@ def lost(given, kept, path: str = "$") -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def through_the_schema():
-    """JSON to Grafana's classes and back: what the schema does not know is gone then."""
+    """Return a function that reads JSON into Grafana's classes and back, losing unknown fields."""
     register_default_plugins()
     return lambda raw: json.loads(JSONEncoder().encode(Dashboard.from_json(raw)))
 

@@ -1,4 +1,4 @@
-"""What kustomize makes of docker/kubernetes is known to Kubernetes' own schemas, every field."""
+"""Checks of docker/kubernetes: every field that kustomize writes is in Kubernetes' own schemas."""
 
 import shutil
 import subprocess
@@ -17,7 +17,7 @@ def render(kubectl: str, directory: Path) -> list[dict]:
     command = [kubectl, "kustomize", str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "", "a warning, such as of a field that is deprecated"
+    assert done.stderr == "", "kustomize warns, for example about a deprecated field"
     return list(yaml.safe_load_all(done.stdout))
 
 
@@ -45,7 +45,7 @@ def test_the_example_secret_is_valid_and_applied_by_nothing(kubectl, docker):
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_names_lead_somewhere(kubectl, docker, machine):
-    """What the pods refer to is there under that name, but for the Secret."""
+    """Every object that the pods refer to exists under that name, except the Secret."""
     objects = render(kubectl, docker / "kubernetes" / machine)
     there = {(item["kind"], item["metadata"]["name"]) for item in objects}
     spec = only(objects, "Deployment")["spec"]["template"]["spec"]
@@ -69,7 +69,7 @@ def test_names_lead_somewhere(kubectl, docker, machine):
 
 
 def with_components(docker: Path, directory: Path, *components: str) -> Path:
-    """A copy of the tree in which a machine's commented-out components are switched on."""
+    """Copy the tree and switch on commented-out components of one machine; return its folder."""
     shutil.copytree(docker / "kubernetes", directory / "kubernetes")
     overlay = directory / "kubernetes/l4"
     file = overlay / "kustomization.yaml"
@@ -89,7 +89,7 @@ def test_offline_takes_the_way_out_away(kubectl, docker, tmp_path):
 
 
 def test_the_pod_monitor(kubectl, docker, tmp_path):
-    """Its schema is the Prometheus Operator's and not checked; that it fits the pods is."""
+    """The PodMonitor fits the pods. Its schema, the Prometheus Operator's, is not checked."""
     objects = render(kubectl, with_components(docker, tmp_path, "../podmonitor"))
     monitor, deployment = only(objects, "PodMonitor"), only(objects, "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]

@@ -1,5 +1,5 @@
-"""promtool over the configuration and the rules, and a real Prometheus that scrapes a real server
-by that configuration: every expression of the rules and the dashboard finds something."""
+"""Checks of the Prometheus configuration and rules by promtool, and by a real Prometheus that
+scrapes a real server: every expression of the rules and the dashboard finds something."""
 
 import json
 import math
@@ -21,10 +21,10 @@ import pytest
 import yaml
 
 CALLER, SCRAPER = "a-caller's-key", "prometheus'-key"
-# What Grafana puts in for its variables.
+# Values that Grafana substitutes for its variables.
 VARIABLES = {"$instance": ".*", "$__rate_interval": "1m"}
 COMPARISON = re.compile(r"(.*)(?:==|>) ([\d.]+)\s*", re.DOTALL)
-opener = build_opener(ProxyHandler({}))  # loopback: never by a proxy
+opener = build_opener(ProxyHandler({}))  # no proxy for loopback
 
 
 def run(*command: str | Path) -> str:
@@ -41,7 +41,10 @@ def test_promtool(promtool, docker):
 
 
 def test_the_scrape_job_of_the_readme(promtool, docker, tmp_path):
-    """Not that of kubernetes/README.md: Debian's Prometheus is built without Kubernetes."""
+    """The job in README.md is valid.
+
+    The one in kubernetes/README.md is not checked: Debian's Prometheus has no Kubernetes support.
+    """
     text = (docker.parent / "README.md").read_text()
     (job,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", text, re.DOTALL)
     (tmp_path / "prometheus.yml").write_text(job)
@@ -67,7 +70,7 @@ def process(*command: str | Path, **options: Any) -> Iterator[subprocess.Popen[s
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[str]:
-    """The address of a demo server that refuses what comes while two requests are in flight."""
+    """The address of a demo server that refuses requests while two are in flight."""
     keys = tmp_path_factory.mktemp("keys") / "api-keys"
     keys.write_text(f"{CALLER}\n{SCRAPER}\n")
     flags = ["--port", "0", "--threads", "1", "--max-inflight-per-key", "2", "--no-log-requests"]
@@ -97,8 +100,8 @@ def free_port() -> int:
 
 
 def configuration(docker: Path, directory: Path, server: str) -> Path:
-    """The shipped one with another address, file of the key and pace; and a second job beside its
-    own, with a wrong key."""
+    """Write the shipped configuration with another address, key file and interval, and a second job
+    that has a wrong key; return its path."""
     (directory / "rules.yml").write_text((docker / "observability/rules.yml").read_text())
     config = yaml.safe_load((docker / "observability/prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
@@ -117,7 +120,10 @@ def configuration(docker: Path, directory: Path, server: str) -> Path:
 
 @pytest.fixture(scope="module")
 def api(prometheus, promtool, docker, server, tmp_path_factory) -> Iterator[Callable[..., Any]]:
-    """Asks a Prometheus that has seen the server work: api(path, **parameters) -> its data."""
+    """A function that asks a Prometheus which has scraped the working server.
+
+    api(path, **parameters) returns the answer's data.
+    """
     directory = tmp_path_factory.mktemp("prometheus")
     config = configuration(docker, directory, server)
     run(promtool, "check", "config", config)
@@ -139,7 +145,7 @@ def api(prometheus, promtool, docker, server, tmp_path_factory) -> Iterator[Call
                 return 0.0  # it does not listen yet
             return float(found[0]["value"][1]) if found else 0.0
 
-        for _ in range(3):  # what is counted before the first scrape is no increase
+        for _ in range(3):  # counts before the first scrape would not show as an increase
             before = scrapes()
             wait_for(lambda before=before: scrapes() >= before + 2)
             with ThreadPoolExecutor(8) as pool:
@@ -151,7 +157,7 @@ def api(prometheus, promtool, docker, server, tmp_path_factory) -> Iterator[Call
 
 
 def values(api: Callable[..., Any], expression: str) -> list[float]:
-    """The numbers that an expression finds now."""
+    """Return the numbers that an expression finds now."""
     result = api("query", query=expression)["result"]
     found = [float(sample["value"][1]) for sample in result]
     return [value for value in found if not math.isnan(value)]
@@ -165,7 +171,7 @@ def test_the_key_decides(api):
 
 
 def test_every_rule_finds_something(api):
-    """An alert that does not fire finds nothing by itself, so what it compares is asked for."""
+    """Every rule finds values; an alert that does not fire has none, so its left side is asked."""
     groups = api("rules")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert {rule["health"] for rule in rules} == {"ok"}

@@ -1,7 +1,7 @@
-"""A container of an image, run by runc as strictly as its documentation allows.
+"""A container of an image, run by runc with as few rights as the image's documentation allows.
 
-Root read-only, no capability, no new privileges, and a network namespace with nothing but loopback:
-whatever is asked of the server is asked from inside, with the image's own Python.
+Its root is read-only, it has no capabilities and gets no new privileges, and its network has only
+loopback. So requests are sent from inside, with the image's own Python.
 """
 
 import json
@@ -19,10 +19,10 @@ CAPABILITIES = ("bounding", "effective", "inheritable", "permitted", "ambient")
 
 
 class Container:
-    """One per image; may be started several times. Like a volume, `/cache` keeps what is in it."""
+    """One container per image; may be started several times. `/cache` is kept, like a volume."""
 
     def __init__(self, workshop: Workshop, image: str, temporary: bool) -> None:
-        """`temporary` mounts a /tmp to write to."""
+        """Prepare the container; `temporary` mounts a writable /tmp."""
         self.config = workshop.configuration_of(image)
         self.root = workshop.root_of(image)
         self.log = b""
@@ -39,7 +39,7 @@ class Container:
         self._output = workshop.scratch("logs") / f"{self._name}.log"
 
     def start(self, *arguments: str, **environment: str) -> None:
-        """`docker run --read-only --cap-drop ALL --network none IMAGE arguments...`."""
+        """Start as `docker run --read-only --cap-drop ALL --network none IMAGE arguments...`."""
         command = [*self.config["Entrypoint"], *(arguments or self.config["Cmd"])]
         text = json.dumps(self._specification(command, environment))
         (self._bundle / "config.json").write_text(text)
@@ -52,14 +52,14 @@ class Container:
             )
 
     def wait(self, seconds: float) -> int:
-        """The exit code; raises Problem if it takes longer."""
+        """Wait for the end and return the exit code; raises Problem if it takes longer."""
         try:
             return self._started().wait(seconds)
         except subprocess.TimeoutExpired:
             raise Problem(f"the container still ran after {seconds} s:\n{self.output()}") from None
 
     def run(self, *arguments: str, **environment: str) -> str:
-        """What a command that ends writes; raises Problem if it fails."""
+        """Run a command to its end and return its output; raises Problem if it fails."""
         self.start(*arguments, **environment)
         code = self.wait(120)
         if code:
@@ -70,7 +70,7 @@ class Container:
         return self._output.read_text(errors="replace")
 
     def execute(self, *command: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
-        """`docker exec`, as the image's user."""
+        """Run a command as `docker exec` does, as the image's user."""
         return subprocess.run(
             [*self._runc, "exec", self._name, *command],
             capture_output=True,
@@ -84,14 +84,14 @@ class Container:
         )
 
     def healthy(self) -> bool:
-        """The image's own health check, once."""
+        """Run the image's own health check once; True if it passes."""
         test = self.config["Healthcheck"]["Test"]
         if test[0] != "CMD":
             raise Problem(f"the health check is not a command without a shell: {test}")
         return self.execute(*test[1:]).returncode == 0
 
     def until_healthy(self, seconds: float) -> float:
-        """How long it took, in seconds."""
+        """Wait until the container is healthy; return the seconds that it took."""
         start = time.monotonic()
         while time.monotonic() - start < seconds:
             if self._started().poll() is not None:
@@ -105,7 +105,7 @@ class Container:
         subprocess.run([*self._runc, "kill", self._name, str(int(number))], check=True)
 
     def stop(self) -> None:
-        """Kills what still runs."""
+        """Kill the container if it still runs."""
         if self._process is not None and self._process.poll() is None:
             self.signal(signal.SIGKILL)
             self._process.wait(30)
@@ -116,7 +116,7 @@ class Container:
         return self._process
 
     def _specification(self, command: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
-        """runc's config.json."""
+        """Return runc's config.json."""
         mounts: list[dict[str, Any]] = [
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {
@@ -158,6 +158,6 @@ def _tmpfs(destination: str, *options: str) -> dict[str, Any]:
 
 
 def size_of(root: Path) -> int:
-    """Bytes on disk."""
+    """Size of a folder in bytes on disk."""
     done = subprocess.run(["du", "-sxB1", root], capture_output=True, text=True, check=True)
     return int(done.stdout.split()[0])

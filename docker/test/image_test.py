@@ -1,11 +1,11 @@
-"""Builds the images and holds the containers to what docker/README.md says; no Docker daemon.
+"""Builds the images and checks the containers against docker/README.md; needs no Docker daemon.
 
-    make image-test                                   # the CPU image; no registry is asked
+    make image-test                                   # the CPU image; contacts no registry
     make image-test ARGS='--images cpu cuda tpu'      # all three
-    make image-test BASE=python:3.12-slim             # that base, where a registry can be reached
+    make image-test BASE=python:3.12-slim             # that base, from a registry
 
-The CPU image and the TPU image are built in full, the TPU's to compute on this machine's CPU. The
-CUDA image is built with the CPU's lock in place of its own: every step runs, on no GPU.
+The CPU and TPU images are built in full; the TPU image then computes on this machine's CPU. The
+CUDA image is built with the CPU's lock file instead of its own, so every step runs without a GPU.
 """
 
 import argparse
@@ -30,11 +30,11 @@ KEY = "image-test-key-0123456789abcdef"
 QUERY = "query: a blue wooden chair for the garden\nitem: "
 ITEMS = ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."]
 LABELS = ["yes", "no"]
-TOLERANCE = 1e-4  # of a probability: float32, and torch or JAX here and there
-LONG = 10_000  # items of the request that is in flight while the server is told to stop
+TOLERANCE = 1e-4  # of a probability, in float32; the image may use JAX and this machine torch
+LONG = 10_000  # items of the request that is in flight when the server gets SIGTERM
 NO_KEY = 78
 
-# What the container's own Python runs: one request, its status and body as JSON.
+# Run by the container's own Python: sends one request, prints status and body as JSON.
 CLIENT = """
 import http.client, json, sys
 key, method, path, body = sys.argv[1:5]
@@ -53,13 +53,13 @@ print(json.dumps([answer.status, answer.read().decode()]))
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What is built, and how."""
+    """An image to build and how to run it."""
 
     dockerfile: str
-    locks: Sequence[str]  # what is installed
-    substitute: bool = False  # in place of the Dockerfile's own lock
+    locks: Sequence[str]  # lock files to install
+    substitute: bool = False  # use `locks` instead of the Dockerfile's own lock file
     environment: dict[str, str] = field(default_factory=dict)
-    temporary: bool = True  # whether it needs a /tmp
+    temporary: bool = True  # needs a /tmp
 
 
 IMAGES = {
@@ -134,7 +134,7 @@ def check_image(workshop: Workshop, name: str, image: Image) -> None:
 
 
 def check_contents(container: Container) -> None:
-    """Nothing of the build is left."""
+    """Check the image's settings, and that no files of the build are left."""
     config, root = container.config, container.root
     expect(config["User"] == "10001:10001", f"user {config['User']}")
     expect("PYTHONSAFEPATH=1" in config["Env"], "PYTHONSAFEPATH is not set")
@@ -146,7 +146,7 @@ def check_contents(container: Container) -> None:
 
 
 def check_bill(container: Container, locks: Sequence[str]) -> None:
-    """Every installed package is in the bill of materials, at the version that is locked."""
+    """Check that the bill of materials lists the locked packages at their locked versions."""
     bill = json.loads((container.root / "opt" / "gpuscore" / "sbom.cdx.json").read_text())
     expect(bill["bomFormat"] == "CycloneDX", "the bill of materials is not CycloneDX")
     listed = {normal(part["name"]): part["version"] for part in bill["components"]}
@@ -185,7 +185,7 @@ def check_confinement(container: Container) -> None:
 
 
 def check_scores(container: Container) -> None:
-    """Those of `Scorer` on this machine, and none without the key."""
+    """Check that scores equal those of `Scorer` on this machine, and need the key."""
     wait_for(lambda: request(container, "GET", "/ready")[0] == 200, 120, "ready")
     body = {"query": QUERY, "items": ITEMS, "labels": LABELS, "apply_softmax": True}
     status, _ = request(container, "POST", "/v1/score", body, key="")
@@ -201,7 +201,7 @@ def check_scores(container: Container) -> None:
 
 
 def check_compiler(container: Container) -> None:
-    """A Python module in C, compiled and loaded as Triton does, and the caches' places."""
+    """Check that a C module can be compiled and loaded as Triton does, and where caches are."""
     code = (
         "import ctypes, os, pathlib, subprocess, sysconfig\n"
         "cache = pathlib.Path(os.environ['TRITON_CACHE_DIR']); cache.mkdir()\n"
@@ -218,7 +218,7 @@ def check_compiler(container: Container) -> None:
 
 
 def check_drain(container: Container) -> None:
-    """Told to stop while it computes, the server answers what it took and ends with 0."""
+    """Check that after SIGTERM the server answers the request in flight and exits with 0."""
     wanted = "LONG" + json.dumps({"query": QUERY, "labels": LABELS})
     flying = container.background("python", "-c", CLIENT, KEY, "POST", "/v1/score", wanted)
     wait_for(lambda: waiting_tokens(container) > 0, 30, "the request in flight")

@@ -1,7 +1,7 @@
-"""Images without a Docker daemon: built by buildah, run by runc, both as root.
+"""Images without a Docker daemon: built by buildah and run by runc, both as root.
 
-Everything lies under one directory. What is slow to fetch stays there for the next run (the base,
-the locked wheels); images and containers go when a `Workshop` is closed.
+All files are in one directory. The base and the locked wheels, which are slow to fetch, are kept
+there for the next run; images and containers are removed when a `Workshop` is closed.
 """
 
 import fcntl
@@ -23,11 +23,11 @@ TOOLS = {"buildah": "buildah", "runc": "runc", "mmdebstrap": "mmdebstrap"}  # co
 
 
 class Problem(Exception):
-    """The test cannot go on, or a check failed; the message says what to do."""
+    """An error that ends the test: a check failed, or a requirement is missing."""
 
 
 def require_tools(own_base: bool) -> None:
-    """Raises Problem with the command that installs what is missing."""
+    """Raise Problem, with the command that installs them, if tools are missing."""
     if os.geteuid() != 0:
         raise Problem("image-test mounts file systems and must be run as root")
     wanted = [tool for tool in TOOLS if own_base or tool != "mmdebstrap"]
@@ -40,7 +40,7 @@ def require_tools(own_base: bool) -> None:
 
 
 def run(*command: str | Path) -> str:
-    """Standard output; raises Problem with standard error if the command fails."""
+    """Run a command and return its standard output; raises Problem with its output if it fails."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-40:])
@@ -52,7 +52,7 @@ def run(*command: str | Path) -> str:
 
 
 class Workshop:
-    """`base` names an image of a registry; None makes a Debian one, once."""
+    """Builds images. `base` names an image in a registry; None makes a Debian one, once."""
 
     def __init__(self, directory: Path, base: str | None) -> None:
         self.directory = directory
@@ -64,15 +64,15 @@ class Workshop:
             raise Problem(f"another image-test works in {directory}") from None
         self.runtime = directory / "runc"
         self._storage = directory / "storage"
-        # vfs copies whole trees, but needs nothing of the kernel: it works in a container, too.
+        # vfs copies whole trees, but needs no kernel support, so it also works in a container.
         self._driver = os.environ.get("STORAGE_DRIVER", "vfs")
-        self.close()  # what a run before this one left, if it was killed
+        self.close()  # removes the leftovers of a run that was killed
         self.base_is_foreign = base is not None
         self.base = base or self._debian_base()
         self.python = self._python_of_base()
 
     def close(self) -> None:
-        """Ends containers; removes them, images and scratch files."""
+        """End containers; remove them, images and scratch files."""
         for name in run("runc", "--root", self.runtime, "list", "--quiet").split():
             run("runc", "--root", self.runtime, "delete", "--force", name)
         if self._storage.exists():
@@ -93,11 +93,11 @@ class Workshop:
     def build(
         self, dockerfile: str, locks: Sequence[str], substitute: bool, arguments: dict[str, str]
     ) -> str:
-        """An image of the working tree, as `docker build` makes it; returns its name.
+        """Build an image of the working tree, as `docker build` does; return its name.
 
-        `locks` name the files of docker/locks that are installed: the Dockerfile's own, or with
-        `substitute` others in their place. Their wheels are fetched here, with this machine's pip;
-        the build itself sees no index.
+        `locks` names the files of docker/locks to install: the Dockerfile's own, or with
+        `substitute` others instead. Their wheels are fetched here, with this machine's pip; the
+        build itself has no access to an index.
         """
         wheels = self._wheels(["build", *locks])
         context = REPOSITORY
@@ -122,18 +122,18 @@ class Workshop:
         return name
 
     def root_of(self, image: str) -> Path:
-        """A container's file system made from the image, on this machine's disk."""
+        """Mount a container made from the image; return its root folder."""
         container = self.buildah("from", "--pull=never", image).strip()
         return Path(self.buildah("mount", container).strip())
 
     def configuration_of(self, image: str) -> dict[str, Any]:
-        """The image's `config`: Env, User, Entrypoint, Healthcheck ..."""
+        """Return the image's `config`: Env, User, Entrypoint, Healthcheck ..."""
         described: dict[str, Any] = json.loads(self.buildah("inspect", "--type", "image", image))
         config: dict[str, Any] = described["Docker"]["config"]
         return config
 
     def _wheels(self, locks: Sequence[str]) -> Path:
-        """A directory with the wheels of the locks, each fetched once per state of its file."""
+        """Return a folder with the wheels of the locks; a lock that changed is fetched again."""
         wheels = self.directory / f"wheels-{self.python}"
         for lock in (LOCKS / f"{name}.txt" for name in locks):
             state = hashlib.sha256(lock.read_bytes()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Devices behind one interface (`base.Backend`); each is imported only when it is used."""
+"""The backends, behind one interface (`base.Backend`); each is imported only when it is used."""
 
 from functools import partial
 from importlib.util import find_spec
@@ -17,7 +17,7 @@ Plan: TypeAlias = "TorchPlan | JaxPlan"
 
 
 def plan_backend(directory: Path, config: ModelConfig) -> Plan:
-    """What would be loaded; raises ConfigError, in one sentence, for what cannot be served."""
+    """Decide what to load, without reading weights; raises ConfigError if it is not supported."""
     if config.backend == "jax":
         if find_spec("jax") is None:
             raise ConfigError("--backend jax: JAX is not installed here; pip install gpuscore[jax]")
@@ -41,7 +41,7 @@ def create_backend(plan: Plan) -> Backend:
 
 
 def prepare(directory: Path, config: ModelConfig) -> Prepared:
-    """Both in two steps, for the engine's own process; raises ConfigError."""
+    """Plan now and return a function that loads, for the engine's process; raises ConfigError."""
     plan = plan_backend(directory, config)
     about = f"{plan.dtype_name} on {plan.device_name}"
     return Prepared(about, partial(create_backend, plan))

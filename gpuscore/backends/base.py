@@ -1,4 +1,4 @@
-"""The line between the engine and a device: batch in, label logits and log-sum-exp out."""
+"""The interface between the engine and a device: batch in, label logits and log-sum-exp out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.limits import BackendLimits
 
-# A batch under way; opaque to everyone but the backend that returned it.
+# A batch that was launched; only the backend that returned it can read it.
 Pending: TypeAlias = Any
 
 
@@ -16,14 +16,14 @@ class OutOfMemory(Exception):
 
 
 class DeviceLost(Exception):
-    """The device does nothing more for this process, which has to end: its work is lost."""
+    """The device no longer answers this process, which has to exit; its work is lost."""
 
 
 class Backend(Protocol):
-    """Plain arrays cross this interface, so that torch and JAX are equal citizens.
+    """Runs batches on a device; NumPy arrays in and out, whatever the framework.
 
-    Pages are numbered by the engine and stored by the backend; padding is the backend's own
-    business. Batches run in the order of their `extend` calls.
+    The engine numbers the KV pages and the backend stores them. If a backend needs padding, it pads
+    by itself. Batches run in the order of their `extend` calls.
     """
 
     @property
@@ -35,11 +35,11 @@ class Backend(Protocol):
     def extend(self, batch: PackedBatch) -> Pending:
         """Launch a forward pass without waiting for the device.
 
-        Which keys a row sees is said by `gpuscore.batch.visible_rows`.
+        `gpuscore.batch.visible_rows` defines which keys a row sees.
         """
 
     def collect(self, pending: Pending) -> RowScores:
-        """Wait for a batch; raises OutOfMemory, DeviceLost or what its forward pass raised."""
+        """Wait for a batch; raises OutOfMemory, DeviceLost or the error of its forward pass."""
 
     def close(self) -> None:
         """Free the device's memory and threads; the backend cannot be used afterwards."""
@@ -47,7 +47,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A model that can be served, before its weights are read."""
+    """A planned model whose weights are not read yet."""
 
     about: str  # number format and device, for people
     load: Callable[[], Backend]  # may raise ConfigError

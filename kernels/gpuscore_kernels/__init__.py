@@ -1,1 +1,1 @@
-"""Attention and label-head kernels; knows torch, and nothing of gpuscore."""
+"""Kernels of the decoder, attention and the label head; imports torch and nothing of gpuscore."""

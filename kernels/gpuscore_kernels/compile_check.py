@@ -4,10 +4,10 @@
     python -P -m gpuscore_kernels.compile_check --all      # everything
     python -P -m gpuscore_kernels.compile_check --update   # everything; rewrites the baselines
 
-Triton brings ptxas, cuobjdump and nvdisasm, so registers, stack, shared memory and the kind of
-matrix instruction are known here. A variant fails if it does not compile, uses more stack (spilled
-registers) than it is allowed, more shared memory than a block may have, more than 10 % more
-registers than its kernel's `compile_baseline.json` says, or no wgmma where it must.
+Triton's wheel contains ptxas, cuobjdump and nvdisasm, so registers, stack, shared memory and the
+kind of matrix instruction can be read without a GPU. A variant fails if it does not compile, uses
+more stack (spilled registers) than it is allowed, more shared memory than a block may have, over
+10 % more registers than its kernel's `compile_baseline.json` says, or no wgmma although it must.
 """
 
 import argparse
@@ -38,16 +38,16 @@ BASELINE = "compile_baseline.json"
 
 @dataclass(frozen=True, slots=True)
 class CompiledCode:
-    """What the assembler made of a variant; sizes in bytes."""
+    """Resources of a compiled variant; sizes in bytes."""
 
     registers: int
     stack: int
     shared: int
-    hgmma: int
-    hmma: int
+    hgmma: int  # instructions
+    hmma: int  # instructions
 
 
-# Folder of the kernel, name of the variant, architecture: found again in the process that compiles.
+# Kernel's folder, variant's name, architecture. A compiling process finds the variant by these.
 Key: TypeAlias = tuple[str, str, int]
 Baseline: TypeAlias = Mapping[str, Mapping[str, int]]
 
@@ -81,7 +81,7 @@ def keys(*, quick: bool) -> Iterator[Key]:
 
 
 def label(key: Key) -> str:
-    """How a key's row is called in its kernel's baseline."""
+    """Name of a key's row in its kernel's baseline."""
     return f"{key[1]} sm_{key[2]}"
 
 
@@ -95,7 +95,7 @@ def measure(variant: Variant, arch: int) -> CompiledCode:
     signature = {name: variant.signature.get(name, "constexpr") for name in names}
     unknown = set(variant.signature) | set(variant.constexprs) | set(variant.divisible)
     if unknown := unknown - set(names):
-        raise ValueError(f"{variant.name} names what is no argument: {', '.join(sorted(unknown))}")
+        raise ValueError(f"{variant.name} names unknown arguments: {', '.join(sorted(unknown))}")
     source = ASTSource(
         variant.kernel,
         signature,
@@ -115,7 +115,7 @@ def _inspect(cubin: bytes, ptx: str, shared: int) -> CompiledCode:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         usage = _tool("cuobjdump", "-res-usage", str(path))
-        # Half a second, for matrix instructions only, which come from those of PTX.
+        # nvdisasm takes half a second; without mma in the PTX there are no matrix instructions.
         code = _tool("nvdisasm", "-c", str(path)) if "mma" in ptx else ""
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if found is None:
@@ -141,7 +141,7 @@ def _tool(name: str, *arguments: str) -> str:
 def complaints(
     variant: Variant, arch: int, got: CompiledCode, known: Mapping[str, int] | None
 ) -> list[str]:
-    """Why a variant that compiled must not be shipped; `known` is its row of the baseline."""
+    """Reasons why a compiled variant must not be shipped; `known` is its row of the baseline."""
     found = []
     if got.stack > variant.stack.get(arch, 0):
         found.append(f"{got.stack} bytes of stack, allowed: {variant.stack.get(arch, 0)}")
@@ -157,7 +157,7 @@ def complaints(
 
 
 def _measure_key(key: Key) -> CompiledCode | str:
-    """The measurements, or why there are none."""
+    """Compile one variant; return its measurements, or the error as text."""
     kernel, name, arch = key
     try:
         return measure(variants(kernel)[name], arch)
@@ -166,7 +166,7 @@ def _measure_key(key: Key) -> CompiledCode | str:
 
 
 def measure_all(chosen: Sequence[Key], processes: int) -> Iterator[tuple[Key, CompiledCode | str]]:
-    """In the order of `chosen`, `processes` variants at a time; a single one in this process."""
+    """Yield each key and its result, in order; with `processes` 1 all compile in this process."""
     if processes == 1:
         yield from ((key, _measure_key(key)) for key in chosen)
         return
@@ -196,7 +196,7 @@ def write_baselines(results: Mapping[Key, CompiledCode]) -> None:
 def check(
     results: Iterable[tuple[Key, CompiledCode | str]], baselines: Mapping[str, Baseline]
 ) -> int:
-    """Print one line for each; returns how many failed."""
+    """Print one line per result; return how many failed."""
     failed = 0
     for key, got in results:
         kernel, name, arch = key
@@ -217,7 +217,7 @@ def check(
 
 
 def stale(chosen: Sequence[Key]) -> list[str]:
-    """Rows of the baselines that belong to nothing."""
+    """Rows of the baselines without a variant."""
     present = {(key[0], label(key)) for key in chosen}
     return [
         f"{kernel} {row}"

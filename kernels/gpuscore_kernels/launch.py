@@ -1,15 +1,15 @@
-"""What every launch of a Triton kernel asks: for which architecture, and how many warps."""
+"""Choices for every launch of a Triton kernel: architecture, block size and number of warps."""
 
 import torch
 from torch import Tensor
 
 from gpuscore_kernels.variant import ARCHES
 
-INTERPRETER = 0  # in place of an architecture: tensors on a CPU, under TRITON_INTERPRET=1
+INTERPRETER = 0  # instead of an architecture, for tensors on a CPU with TRITON_INTERPRET=1
 
 
 def arch_of(tensor: Tensor) -> int:
-    """The nearest architecture for which kernels are shipped that is not newer than the device's.
+    """Return the newest architecture with shipped kernels that is not newer than the device.
 
     Raises:
         ValueError: the device is older than all of them.
@@ -24,10 +24,10 @@ def arch_of(tensor: Tensor) -> int:
 
 
 def next_power_of_two(number: int) -> int:
-    """The smallest one that is not below `number`, for numbers from 1."""
+    """Smallest power of two that is at least `number`, which is at least 1."""
     return 1 << (number - 1).bit_length()
 
 
 def row_warps(block: int) -> int:
-    """Warps of a program that holds `block` elements: 8 to 64 of them per thread."""
+    """Warps of a program that holds `block` elements, 8 to 64 elements per thread."""
     return min(16, max(1, block // 256))

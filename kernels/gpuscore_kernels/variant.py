@@ -1,4 +1,4 @@
-"""How a Triton kernel is launched, and for which architectures."""
+"""`Variant`: one way to compile a Triton kernel, for `compile_check`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ class Variant:
 
     Args:
         name: of the variant, unique among those of its kernel's folder.
-        kernel: the function under `triton.jit`.
+        kernel: the function decorated with `triton.jit`.
         signature: type of every argument by name ("*bf16", "i32", "fp32",
             "tensordesc<bf16[64, 128]>"); those in `constexprs` may be left out.
         constexprs: values of the compile-time arguments.
-        divisible: arguments that are multiples of 16 (pointers: of 16 bytes) whenever it is
-            launched; without it loads are not vectorised.
+        divisible: arguments that are multiples of 16 (pointers: of 16 bytes) in every launch;
+            otherwise loads are not vectorised.
         num_warps, num_stages: launch options.
         arches: compute capabilities times ten that it is shipped for.
-        needs_wgmma: on sm_90 the code must hold HGMMA instructions.
-        stack: bytes of stack that are accepted, by architecture; elsewhere none.
-        quick: architectures of those for which `make test-all` compiles it.
+        needs_wgmma: on sm_90 the code must contain HGMMA instructions.
+        stack: accepted bytes of stack by architecture; 0 for others.
+        quick: the architectures for which `make test-all` compiles it.
     """
 
     name: str

@@ -59,13 +59,13 @@ def test_auto(model, monkeypatch, caplog):
     ("wanted", "family", "options", "reason"),
     [
         ("triton", "qwen3", {"device": CPU}, "device is cpu; supported: cuda"),
-        ("triton", "qwen3", {"head_dim": 320}, "heads have 320 numbers; supported: 256"),
-        ("triton", "qwen3", {"num_heads": 512}, "256 heads share one of keys"),
+        ("triton", "qwen3", {"head_dim": 320}, "head_dim is 320; supported: at most 256"),
+        ("triton", "qwen3", {"num_heads": 512}, "256 query heads share a KV head"),
         ("two-pass", "gemma2", {}, "neither sliding windows nor soft-caps"),
-        ("two-pass", "qwen3", {"dtype": torch.float32}, "know no float32"),
-        ("two-pass", "qwen3", {"deterministic": True}, "not with --deterministic"),
+        ("two-pass", "qwen3", {"dtype": torch.float32}, "do not support float32"),
+        ("two-pass", "qwen3", {"deterministic": True}, "not supported with --deterministic"),
         ("flashinfer", "qwen3", {"device": CPU}, "device is cpu"),
-        ("flashinfer", "qwen3", {"dtype": torch.float32}, "know no float32"),
+        ("flashinfer", "qwen3", {"dtype": torch.float32}, "do not support float32"),
         ("flashinfer", "gemma3", {}, "sliding windows"),
         ("flashinfer-cascade", "qwen3", {"head_dim": 80}, "supported: 64, 128, 256"),
     ],
@@ -107,7 +107,7 @@ def test_launch_configurations():
     assert config_for(CPU, 7, torch.float32).keys == 16
     with pytest.raises(ValueError, match=r"7\.5; supported: 8\.0"):
         config_of(75, 64, 2)
-    with pytest.raises(ValueError, match="257 numbers"):
+    with pytest.raises(ValueError, match="head_dim is 257"):
         config_of(80, 257, 2)
     for row in CONFIGS.values():
         for config in row.values():

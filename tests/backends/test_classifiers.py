@@ -146,7 +146,7 @@ def edit_config(directory, **fields):
         ({"id2label": {}}, "the name of at least one class"),
         ({"id2label": {"0": "a", "1": 1, "2": "c"}}, "the name of at least one class"),
         ({"id2label": {"0": "\ud800"}}, "the name of at least one class"),
-        ({"num_labels": 2}, "num_labels is 2 and id2label has 3 names; supported: as many"),
+        ({"num_labels": 2}, "num_labels is 2 and id2label has 3 names; supported: equal numbers"),
         ({"id2label": None, "num_labels": 0}, "num_labels must be a positive integer, found 0"),
         ({"is_causal": False}, "is_causal is False; supported: causal models"),
         ({"architectures": ["Qwen3ForTokenClassification"]}, "Qwen3ForSequenceClassification"),

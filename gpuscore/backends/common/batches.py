@@ -1,4 +1,4 @@
-"""Batches made up at start: for lazy set-up before traffic, and for the memory of the largest."""
+"""Artificial batches at start: small ones to warm up, large ones to measure peak memory."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,15 +7,16 @@ import numpy as np
 from gpuscore.arrays import Int32Array
 from gpuscore.batch import PackedBatch, Prefix, Segment, pack
 
-SMALL = 64  # tokens of a batch that only sets things up
-LABELS = 16384  # of a largest batch, more than the label head looks at in one tile
+SMALL = 64  # tokens of a warm-up batch
+LABELS = 16384  # labels of a largest batch; more than the label head handles in one tile
 
 
 def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
-    """Small batches of token 0, in every layout.
+    """Yield small batches of token 0, one for every layout.
 
-    A query that fills a page, then items on those pages, a query with items beside it, a lone row,
-    and one of which less is asked: kernels of the label head are compiled for either.
+    They are: a query that fills a page; items on that page; a query with items in the same batch; a
+    single row with and without the most probable tokens, since the label head has a kernel for
+    each.
     """
     size = min(max_tokens, SMALL)
     yield _batch([size], kept=min(page_size, size), scored=1, page_size=page_size)
@@ -28,14 +29,14 @@ def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
 
 
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
-    """The full batches that take the most memory, with all that can be asked of a row.
+    """Yield the full batches that take the most memory, with every optional result asked for.
 
-    Items of one token behind the longest prefix: attention fills each of them up to four rows,
-    every row is scored, and the keys of the prefix are gathered. And the end of the longest prompt,
-    in one segment that is kept, with every row of it scored: its rows reach back differently far in
-    layers with a window. No other layout came near these.
+    The first has items of one token behind the longest prefix: attention pads each item to four
+    rows, every row is scored, and the keys of the prefix are gathered. The second is the end of the
+    longest prompt in one segment that is kept, with every row scored: in layers with a window, each
+    of its rows sees a different range. No other measured layout came near these two.
 
-    Prefixes are the first page over and over, so a pool of that page is enough.
+    Prefixes repeat the first page, so a pool of that one page is enough.
     """
     labels = -(-LABELS // max_tokens)
     items, end = [1] * max_tokens, min(max_tokens, max_model_len)
@@ -56,15 +57,16 @@ def _batch(
     every_row: bool = False,
     need_top: bool = True,
 ) -> PackedBatch:
-    """Segments of one request on page 0, with log-sum-exp.
+    """Build a batch of one request on page 0, with log-sum-exp.
 
     Args:
         lengths: tokens of each segment.
-        scored: how many segments, the last ones, are scored.
-        parents: the segment that each continues, or -1; None = all -1.
-        cached: length of the request's prefix.
-        kept: how many tokens of the first segment are written, to slots of page 0 in turn.
-        labels: of each scored row.
+        page_size: tokens of a page.
+        scored: how many segments are scored, counted from the last.
+        parents: the parent of each segment, or -1; None = all -1.
+        cached: length of the cached prefix.
+        kept: how many tokens of the first segment are kept; slots of page 0 are used in turn.
+        labels: labels of each scored row.
         every_row: each row of the scored segments is scored, for one label.
         need_top: also ask for the most probable tokens.
     """

@@ -12,7 +12,7 @@ from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.errors import ConfigError
 from gpuscore.model_files import as_object, is_file, read_object, shown
 
-# Buffers that old checkpoints carry and that are computed here instead.
+# Buffers that old checkpoints contain; here they are computed.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 _FORMATS = ("BF16", "F16", "F32", "F64")
 
@@ -21,9 +21,9 @@ class CheckpointFiles:
     """Named tensors of all shards, read one at a time. A context manager.
 
     Args:
-        directory: of config.json and the weights.
-        architecture: which tensors there must be.
-        framework: whose tensors are wanted: torch's, or NumPy's arrays.
+        directory: the model directory, with config.json and the weights.
+        architecture: names the tensors that must exist.
+        framework: "pt" for torch tensors, "np" for NumPy arrays.
 
     Raises:
         ConfigError: a file is missing or cannot be read.
@@ -43,17 +43,17 @@ class CheckpointFiles:
         self._used: set[str] = set()
 
     def tensor(self, part: str, name: str) -> Any:
-        """The tensor `name` as it is stored, which must have the shape of `part`.
+        """Return the tensor `name` as it is stored; it must have the shape of `part`.
 
         Raises:
-            ConfigError: it is missing, or of the wrong shape or kind.
+            ConfigError: the tensor is missing, or has the wrong shape or dtype.
         """
         self._check_one(part, name)
         self._used.add(name)
         return self._file_of[name].get_tensor(name)
 
     def _check(self) -> None:
-        """Every tensor that there must be, before the first is read or memory for any is taken."""
+        """Check name, shape and dtype of every required tensor before any is read or allocated."""
         config, model = self.architecture.config, self.architecture.model_weights
         for part, name in model.items():
             if part != "lm_head" or not config.tie_word_embeddings:
@@ -79,11 +79,15 @@ class CheckpointFiles:
             )
 
     def refuse_left_over(self, tied: str | None) -> None:
-        """ConfigError for tensors that nobody read.
+        """Refuse a checkpoint with tensors that were not read.
 
         Args:
-            tied: the head that some checkpoints store although it is the embedding; one that is
-                not is left over, because transformers would use it.
+            tied: name of the head in a model with tied embeddings. Some checkpoints store it
+                although it equals the embedding. If it differs from the embedding, it is refused,
+                because transformers would use it.
+
+        Raises:
+            ConfigError: a tensor was not read, or the tied head differs from the embedding.
         """
         embedding = self.architecture.model_weights["embed"]
         if tied in self._file_of and not self._same(embedding, tied):
@@ -138,7 +142,7 @@ def _open_file(path: Path, framework: str, stack: ExitStack) -> Any:
 def _weight_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
-    if is_file(single):  # goes before an index, as in transformers
+    if is_file(single):  # takes precedence over an index, as in transformers
         return [single]
     content = read_object(index)
     if content is None:

@@ -1,8 +1,8 @@
-"""Every key of config.json that transformers reads for a supported model, and what becomes of it.
+"""Every key of config.json that transformers reads for a supported model, and how it is handled.
 
-A key is used, or has to be at a value that changes nothing, or changes no score whatever it says.
-Anything else is refused by name: it may be what a newer transformers, or another library, has put
-there to change the model. `tests/backends/test_config_keys.py` compares this list with the
+A key is used; or it must have a value that changes nothing; or it changes no score, whatever its
+value. Any other key is refused by name, because a newer transformers or another library may have
+added it to change the model. `tests/backends/test_config_keys.py` compares this list with the
 fields of transformers' own configuration classes, and its claims with transformers' logits.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from gpuscore.errors import ConfigError
 from gpuscore.model_files import shown
 
-# Of the decoder that all architectures share.
+# Keys of the decoder that all architectures share.
 _USED = """
 architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
 num_key_value_heads head_dim rms_norm_eps max_position_embeddings tie_word_embeddings
@@ -21,8 +21,9 @@ rope_parameters rope_scaling rope_theta layer_types dtype torch_dtype id2label n
 problem_type is_original_qwen3_reranker
 """
 
-# Key -> the values that change nothing, and what is supported. The first are common to many models,
-# the last belong to other architectures whose checkpoints are now and then renamed to one of these.
+# Key -> the values that change nothing, and what is supported. The first keys are common to many
+# models; the last belong to other architectures, whose checkpoints are sometimes renamed to one of
+# the supported ones.
 NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "quantization_config": ((None,), "unquantised bfloat16, float16 or float32 weights"),
     "compression_config": ((None,), "unquantised bfloat16, float16 or float32 weights"),
@@ -57,8 +58,8 @@ NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "num_local_experts": ((None, 0), "models without experts"),
 }
 
-# For training, generation, other tasks and other implementations of the same computation; what
-# fine-tuning tools note down about themselves; and what older transformers wrote into every file.
+# Keys for training, generation, other tasks and other implementations of the same computation;
+# notes of fine-tuning tools about themselves; keys that older transformers wrote into every file.
 _NO_EFFECT = """
 transformers_version chunk_size_feed_forward output_hidden_states output_attentions return_dict
 use_return_dict label2id name_or_path use_cache attn_implementation experts_implementation
@@ -86,12 +87,12 @@ EVERY_USED, EVERY_NO_EFFECT = frozenset(_USED.split()), frozenset(_NO_EFFECT.spl
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What a architecture has of its own.
+    """The keys that only one architecture has.
 
     Args:
-        model_type: what transformers knows it by.
-        used: keys that its reader reads.
-        no_effect: keys that its models have and that change no score.
+        model_type: its name in transformers.
+        used: keys that its module reads.
+        no_effect: keys of its models that change no score.
     """
 
     model_type: str
@@ -130,23 +131,23 @@ KEYS: Mapping[str, Keys] = {
 
 
 def keys_of(architecture: str) -> Keys:
-    """By a name such as LlamaForCausalLM."""
+    """Return the keys of an architecture, given a name such as LlamaForCausalLM."""
     return KEYS[architecture.partition("For")[0]]
 
 
 def verdict(architecture: str, name: str) -> str:
-    """What becomes of a key: "used", "neutral", "no effect" or "unknown"."""
+    """Return how a key is handled: "used", "neutral", "no effect" or "unknown"."""
     keys = keys_of(architecture)
     if name in keys.used or name in EVERY_USED:
         return "used"
-    # Names that begin so are private to transformers, which writes them and reads none.
+    # transformers writes names with a leading underscore for itself and never reads them.
     if name in keys.no_effect or name in EVERY_NO_EFFECT or name.startswith("_"):
         return "no effect"
     return "neutral" if name in NEUTRAL or name == "model_type" else "unknown"
 
 
 def refuse_unsupported(architecture: str, fields: Mapping[str, Any]) -> None:
-    """Raise ConfigError, naming the key, for anything that would be computed wrongly."""
+    """Raise ConfigError, naming the key, for any setting that would give wrong scores."""
     _check_model_type(architecture, fields.get("model_type"))
     for name, value in fields.items():
         match verdict(architecture, name):
@@ -164,7 +165,7 @@ def refuse_unsupported(architecture: str, fields: Mapping[str, Any]) -> None:
 
 
 def _check_model_type(architecture: str, found: object) -> None:
-    """transformers chooses the model by this name, and not by the architecture's."""
+    """Refuse a `model_type` of another architecture: transformers chooses the model by it."""
     wanted = keys_of(architecture).model_type
     if found not in (None, wanted):
         raise ConfigError(

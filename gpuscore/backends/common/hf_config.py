@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json into the fields that the decoder needs, and refuses the rest."""
+"""Read a Hugging Face config.json into the fields that the decoder needs; refuse the rest."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from gpuscore.model_files import read_object, shown
 
 DTYPES = ("bfloat16", "float16", "float32")
 
-# The most that a size may be: some times that of any model there is, so that a slip of a digit is
-# refused before anything of that size is made. Ids and positions are 32 bit integers.
+# Largest accepted sizes, several times those of any existing model: a mistyped size is refused
+# before anything of that size is allocated. Ids and positions are 32 bit integers.
 MOST_OTHERS = 2**31 - 1
 MOST = {
     "hidden_size": 2**18,
@@ -27,7 +27,7 @@ MOST = {
     "vocab_size": 2**24,
     "num_labels": 2**20,
 }
-# What numbers may be; outside, float32 loses them or turns them into infinity.
+# Accepted range of numbers; float32 loses smaller ones and turns larger ones into infinity.
 SMALL, LARGE = 1e-6, 1e9
 RANGES = {
     "rms_norm_eps": (1e-15, 1.0),
@@ -48,7 +48,7 @@ class Llama3Rope:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """A rotary embedding; a `scaling` that is a number divides all positions (`linear`)."""
+    """A rotary embedding. If `scaling` is a number, all positions are divided by it (`linear`)."""
 
     theta: float
     scaling: Llama3Rope | float | None = None
@@ -67,7 +67,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Everything that distinguishes one supported decoder from another."""
+    """Everything in which supported decoders differ."""
 
     architecture: str
     vocab_size: int
@@ -84,7 +84,7 @@ class DecoderConfig:
     tie_word_embeddings: bool
     checkpoint_dtype: str
     attention_scale: float
-    window_rope: Rope | None = None  # of layers with a window, where it is another one
+    window_rope: Rope | None = None  # of layers with a window; None = the same rope
     mixture: Mixture | None = None
     activation: Literal["silu", "gelu_tanh"] = "silu"
     embed_scale: float = 1.0
@@ -95,13 +95,13 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     post_norms: bool = False  # norms on the outputs of attention and MLP as well
-    one_plus_norms: bool = False  # norm weights are stored less 1 and applied before rounding
+    one_plus_norms: bool = False  # norm weights are stored minus 1 and applied before rounding
     dtypes: tuple[str, ...] = DTYPES
-    classes: tuple[str, ...] | None = None  # of a classification head in place of the LM head
+    classes: tuple[str, ...] | None = None  # of a classification head; None = an LM head
 
     @property
     def label_rows(self) -> int:
-        """Rows of the head."""
+        """Number of rows of the label head."""
         return self.vocab_size if self.classes is None else len(self.classes)
 
     def rope_of(self, layer: int) -> Rope:
@@ -111,7 +111,7 @@ class DecoderConfig:
 
 
 class RawConfig:
-    """config.json with typed access; a missing or mistyped field is named in the error."""
+    """config.json with typed access; the error for a missing or mistyped field names it."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
@@ -152,7 +152,7 @@ class RawConfig:
         return float(value)
 
     def optional_number(self, name: str, default: float | None = None) -> float | None:
-        """null means none; only a field that is absent means its default."""
+        """Return a number or None: null means None, an absent field means its default."""
         return None if self.fields.get(name, default) is None else self.number(name, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -173,11 +173,13 @@ def decoder_config(
     tie_word_embeddings: bool = False,
     **own: Any,
 ) -> DecoderConfig:
-    """The fields that all architectures share.
+    """Read the fields that all architectures share.
 
     Args:
+        raw: the configuration.
+        architecture: its name.
         tie_word_embeddings: the architecture's default.
-        own: what the architecture sets by itself.
+        own: fields that the architecture sets itself.
     """
     refuse_unsupported(architecture, raw.fields)
     num_heads, num_layers = raw.integer("num_attention_heads"), raw.integer("num_hidden_layers")
@@ -212,7 +214,7 @@ def decoder_config(
 
 
 def _check_layer_types(raw: RawConfig, config: DecoderConfig) -> None:
-    """What `layer_types` says must be computed, also where an architecture does not read it."""
+    """Refuse `layer_types` that differ from what is computed, even if transformers ignores them."""
     computed = [SLIDING if window else FULL for window in config.windows]
     if raw.get("layer_types") not in (None, computed):
         raise ConfigError(
@@ -226,7 +228,7 @@ def layer_windows(raw: RawConfig, by_default: Callable[[int], bool]) -> tuple[in
 
     Args:
         raw: `layer_types` says which layers have one, `sliding_window` how long it is.
-        by_default: whether layer i has one where `layer_types` is absent.
+        by_default: called with a layer's number if `layer_types` is absent; true = it has one.
     """
     num_layers = raw.integer("num_hidden_layers")
     kinds = raw.get("layer_types")
@@ -248,7 +250,7 @@ def every_layer(raw: RawConfig, windowed: bool) -> tuple[int | None, ...]:
 
 
 def upper_layer_windows(raw: RawConfig) -> tuple[int | None, ...]:
-    """Qwen's rule: with `use_sliding_window`, the layers from `max_window_layers` on."""
+    """Qwen's rule: with `use_sliding_window`, layers from `max_window_layers` on have a window."""
     in_use = raw.flag("use_sliding_window")
     windows = layer_windows(raw, lambda i: in_use and i >= _window_start(raw))
     if any(windows) and not in_use:
@@ -273,11 +275,11 @@ def read_rope(raw: RawConfig, layer_type: str | None = None, theta: float = 1000
 
     Args:
         raw: the configuration.
-        layer_type: which entry of nested `rope_parameters`, in architectures that have several.
+        layer_type: the entry of nested `rope_parameters`, in architectures that have several.
         theta: the architecture's default.
 
     Raises:
-        ConfigError: both are there and differ, or hold what is not supported.
+        ConfigError: both keys exist and differ, or one holds something that is not supported.
     """
     written = {key: raw.get(key) for key in ("rope_parameters", "rope_scaling") if raw.get(key)}
     if layer_type is not None and isinstance(nested := written.get("rope_parameters"), dict):
@@ -303,7 +305,7 @@ def _rope(raw: RawConfig, key: str, fields: Any, layer_type: str | None, theta: 
     return Rope(base.number("rope_theta", theta), _rope_scaling(key, RawConfig(fields)))
 
 
-# Key -> what it holds, of each kind of rotary embedding; beside the kind itself and its theta.
+# rope_type -> the keys that it needs besides the type itself and theta.
 _ROPE_KEYS = {
     "default": (),
     "linear": ("factor",),

@@ -1,4 +1,4 @@
-"""How much memory there is, and how much a run takes at its peak; one reader per kind of device."""
+"""Free memory, and the peak growth of a run; one reader per kind of device."""
 
 import os
 import sys
@@ -8,10 +8,10 @@ from typing import Protocol
 
 from gpuscore.heap import trim
 
-_RESET_PEAK = "5"  # what resets VmHWM, see proc_pid_clear_refs(5)
-# What glibc's heaps of 64 MiB may hold in fragments after batches of many sizes: as much again as
-# those that were measured, and never seen over 150 MiB, because blocks of more than half a heap are
-# given back at once.
+_RESET_PEAK = "5"  # resets VmHWM, see proc_pid_clear_refs(5)
+# Upper bound of the memory that stays fragmented in glibc's heaps of 64 MiB after batches of many
+# sizes. Fragments took as much as the measured batches, and never over 150 MiB, because blocks of
+# more than half a heap are returned to the system at once.
 _FRAGMENTS = 3 * 2**26
 # Limit, use and statistics of a container's memory: cgroup v2, then v1.
 _CGROUP_FILES = (
@@ -27,17 +27,17 @@ class Memory(Protocol):
         """Bytes that this process can still take."""
 
     def growth(self, run: Callable[[], object]) -> int | None:
-        """Run it; by how many bytes this process grew at the most meanwhile.
+        """Call `run` and return the peak growth of this process meanwhile, in bytes.
 
-        None where that cannot be known.
+        None if the system does not tell.
         """
 
     def trim(self) -> None:
-        """Give back what was freed but kept for later."""
+        """Return memory to the system that was freed but that an allocator keeps for later."""
 
 
 class HostMemory:
-    """The machine's memory, or what a container may have of it.
+    """The machine's memory, or a container's share of it.
 
     Args:
         proc: the mounted /proc.
@@ -48,14 +48,17 @@ class HostMemory:
         self._proc, self._cgroup = proc, cgroup
 
     def free(self) -> int:
-        """Mapped files, weights among them, count as available to the kernel, but not here."""
+        """Bytes that this process can still take.
+
+        The kernel counts mapped files, including weights, as available; here they are not.
+        """
         there = min(available_bytes(self._proc / "meminfo"), cgroup_bytes(self._cgroup))
         return max(0, there - (self._status("RssFile") or 0))
 
     def growth(self, run: Callable[[], object]) -> int | None:
-        """From the kernel's own record of the largest resident size, which Linux has.
+        """Peak growth from Linux's record of the largest resident size.
 
-        With what may come to lie in fragments between batches of other sizes.
+        Includes an allowance for fragments between batches of other sizes (`_FRAGMENTS`).
         """
         self.trim()
         known = self._reset_peak()
@@ -68,6 +71,7 @@ class HostMemory:
         return grown + min(grown, _FRAGMENTS)
 
     def trim(self) -> None:
+        """Return freed memory that glibc keeps; other C libraries have no call for it."""
         trim()
 
     def _reset_peak(self) -> bool:
@@ -78,12 +82,12 @@ class HostMemory:
         return True
 
     def _status(self, name: str) -> int | None:
-        """A size in bytes of this process; None where the system does not tell."""
+        """A size of this process in bytes; None if the system does not tell."""
         return _kilobytes(self._proc / "self" / "status", name)
 
 
 def available_bytes(meminfo: Path) -> int:
-    """What the machine can give without swapping; all of it where there is no /proc."""
+    """Bytes available without swapping; the machine's whole memory if there is no /proc."""
     available = _kilobytes(meminfo, "MemAvailable")
     if available is not None:
         return available
@@ -91,9 +95,10 @@ def available_bytes(meminfo: Path) -> int:
 
 
 def cgroup_bytes(cgroup: Path) -> int:
-    """What a container's own limit leaves, which /proc/meminfo does not know.
+    """Bytes left under the container's limit, which /proc/meminfo does not show.
 
-    Cached files, such as a checkpoint just read, count as used there but are given up when needed.
+    Cached files, such as a checkpoint just read, count as used there but are dropped when needed;
+    here they count as free.
     """
     for names in _CGROUP_FILES:
         limit, used, stat = (cgroup / name for name in names)
@@ -110,7 +115,7 @@ def _cached_files(stat: Path) -> int:
 
 
 def _kilobytes(path: Path, name: str) -> int | None:
-    """The bytes of a line such as "VmRSS:    1636 kB"."""
+    """Read the bytes of a line such as "VmRSS:    1636 kB"; None if there is none."""
     if not path.is_file():
         return None
     rows = (line.split() for line in path.read_text().splitlines())

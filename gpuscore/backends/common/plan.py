@@ -1,4 +1,4 @@
-"""What every backend decides in the same way before it reads a weight."""
+"""Decisions that every backend takes in the same way before it reads a weight."""
 
 from collections.abc import Callable
 
@@ -8,26 +8,27 @@ from gpuscore.backends.common.sizing import PagePlan, mebibytes
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
-# Of each kind of device.
+# By kind of device.
 PAGE_SIZE = {"cpu": 16, "cuda": 64, "tpu": 64}
 MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384, "tpu": 16384}
-# Of the memory that weights and the largest batch leave. On a GPU the rest is for fragmentation; on
-# a CPU also for the server's own process, the requests that wait, and whatever else runs there.
+# Share of the memory left by weights and the largest batch that pages may take. On a GPU the rest
+# covers fragmentation; on a CPU also the server's process, waiting requests and other programs.
 MEMORY_FRACTION = {"cpu": 0.7, "cuda": 0.9, "tpu": 0.9}
-CPU_PROMPTS, CPU_TOKENS = 4, 65536  # pages for so many full prompts, and at least so many tokens
+CPU_PROMPTS, CPU_TOKENS = 4, 65536  # at most: pages of 4 full prompts, or of 65536 tokens if more
 ITEM_SIZE = {"bfloat16": 2, "float16": 2, "float32": 4}  # bytes
 
 
 def choose_dtype(
     config: DecoderConfig, wanted: str, device: str, computes: Callable[[str], bool]
 ) -> str:
-    """The name of the number format; raises ConfigError for one in which the model overflows.
+    """Return the name of the dtype; raises ConfigError for one in which the model overflows.
 
     Args:
         config: the model.
-        wanted: a name, or "auto": the checkpoint's own, but float32 on a CPU that cannot.
+        wanted: a name, or "auto": the checkpoint's own, or float32 on a CPU that does not compute
+            in it.
         device: kind of device.
-        computes: whether the CPU has instructions for matrix products in that format.
+        computes: tells for a dtype whether the CPU has instructions for its matrix products.
     """
     name = config.checkpoint_dtype if wanted == "auto" else wanted
     if name not in config.dtypes:
@@ -50,15 +51,15 @@ def choose_max_model_len(config: DecoderConfig, wanted: int | None) -> int:
 
 
 def check_weights(pages: PagePlan, free: int, weight_bytes: int) -> None:
-    """Refuse at once, and not after the weights were read, what cannot fit even beside no batch.
+    """Refuse, before weights are read, a model that would not fit even without any batch.
 
     Args:
-        pages: the plan.
+        pages: the plan of KV pages.
         free: bytes that the device can give.
-        weight_bytes: of the weights in the number format in which they are loaded.
+        weight_bytes: size of the weights in the dtype in which they are loaded.
 
     Raises:
-        ConfigError: the weights, or one prompt's pages beside them, do not fit.
+        ConfigError: the weights, or the weights and one prompt's pages, do not fit.
     """
     if weight_bytes > free:
         raise ConfigError(
@@ -72,10 +73,18 @@ def check_weights(pages: PagePlan, free: int, weight_bytes: int) -> None:
 def plan_pages(
     config: DecoderConfig, wanted: ModelConfig, max_len: int, dtype: str, device: str, again: int
 ) -> PagePlan:
-    """The pages of `device`, a kind of device, in `dtype`.
+    """Plan the KV pages.
 
     Args:
-        again: tokens of its query that a long item computes again, at most.
+        config: the model.
+        wanted: the settings.
+        max_len: tokens of the longest prompt.
+        dtype: of keys and values.
+        device: kind of device.
+        again: query tokens that a long item computes again, at most.
+
+    Raises:
+        ConfigError: two settings size the KV cache.
     """
     if wanted.kv_cache_size is not None and wanted.memory_fraction is not None:
         raise ConfigError("--kv-cache-size and --memory-fraction both size the KV cache; set one")

@@ -1,4 +1,4 @@
-"""How large the parts of a model are, from its configuration alone."""
+"""Sizes of a model's parts, from its configuration alone."""
 
 import math
 
@@ -7,7 +7,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """Expected shape of each part of a checkpoint, by the names of the weight tables."""
+    """Expected shape of each part of a checkpoint; parts are named as in the weight tables."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
@@ -42,7 +42,7 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 
 def count_parameters(config: DecoderConfig) -> int:
-    """Parameters of the model, a tied head counted once."""
+    """Number of the model's parameters; a tied head counts once."""
     shapes = weight_shapes(config)
     experts = config.mixture.num_experts if config.mixture is not None else 0
     in_layers = sum(
@@ -59,5 +59,5 @@ def count_parameters(config: DecoderConfig) -> int:
 
 
 def bytes_per_token(config: DecoderConfig, itemsize: int) -> int:
-    """KV bytes of one token over all layers."""
+    """Bytes of one token's keys and values over all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize

@@ -1,4 +1,4 @@
-"""How many KV pages there are: what weights and the largest batch leave, times a fraction."""
+"""The number of KV pages: a fraction of the memory left by weights and the largest batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from gpuscore.errors import ConfigError
 
 Run: TypeAlias = Callable[[], object]
 
-UNMEASURED = 0.5  # of the free memory is kept for a batch whose peak cannot be measured
+UNMEASURED = 0.5  # share of free memory kept for the largest batch if its peak is not measurable
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMemory:
-    """Bytes that were free once the weights were in, and what the largest batch took of them."""
+    """Bytes that were free after loading the weights, and bytes that the largest batch took."""
 
     free: int
     batch: int
@@ -23,25 +23,26 @@ class MeasuredMemory:
 
 @dataclass(frozen=True, slots=True)
 class PagePlan:
-    """How the number of pages follows from the memory that there is."""
+    """The rule for the number of pages, to be applied once free memory is known."""
 
     size: int  # tokens of a page
     page_bytes: int  # over all layers
     max_model_len: int
     needed: int  # pages of one prompt of that length
-    most: int | None  # more are of no use; None = as many as fit
+    most: int | None  # upper bound; None = as many as fit
     fraction: float  # of the memory that is left
-    exact_bytes: int | None  # what all pages may take, instead of most and fraction
+    exact_bytes: int | None  # size of all pages; replaces `most` and `fraction`
 
     def count(self, free: int, batch: int) -> int:
-        """The number of pages.
+        """Return the number of pages.
 
         Args:
             free: bytes that are left beside the weights.
-            batch: bytes that the largest batch takes of those.
+            batch: bytes of those that the largest batch takes.
 
         Raises:
-            ConfigError: they cannot hold one prompt of full length, or `exact_bytes` do not fit.
+            ConfigError: the pages cannot hold one prompt of full length, or `exact_bytes` do not
+                fit.
         """
         rest = max(0, free - batch)
         left = f"the weights leave {mebibytes(free)}, the largest batch takes {mebibytes(batch)}"
@@ -71,7 +72,7 @@ class PagePlan:
 
 
 def measure(memory: Memory, run: Run) -> MeasuredMemory:
-    """What is free, and by how much `run`, the largest batches, exceeds what is in use now."""
+    """Measure free memory, and the peak growth during `run`, which runs the largest batches."""
     memory.trim()
     free = memory.free()
     peak = memory.growth(run)

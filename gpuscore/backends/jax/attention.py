@@ -1,10 +1,10 @@
-"""The mask rule (`gpuscore.batch.visible_rows`) in two passes over tiles of rows: cached prefixes,
-and rows of the same batch.
+"""The mask rule (`gpuscore.batch.visible_rows`) in two passes over tiles of rows: one over cached
+prefixes, one over rows of the same batch.
 
-Both give float32 outputs with their log-sum-exp and are merged by it. Which keys a tile looks at
-are bounds of loops (`layout.Bounds`), so one compiled program serves any lengths, and tiles that no
-row sees are not computed. Within a tile visibility is a comparison of numbers that belong to rows
-and keys; no mask is ever stored.
+Both passes give float32 outputs with their log-sum-exp and are merged by it. The keys that a tile
+reads are bounds of loops (`layout.Bounds`), so one compiled program serves all lengths, and keys
+that no row of a tile sees are not computed. Within a tile, visibility is a comparison of numbers
+that belong to rows and keys; no mask is stored.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from gpuscore.backends.jax.indexing import chosen, part
 from gpuscore.backends.jax.layout import Tables, Tile, TileSizes
 from gpuscore.backends.jax.products import contract
 
-LOWEST = -1e30  # finite, so that a row that sees no key of a tile gets no NaN from inf - inf
+LOWEST = -1e30  # finite, so that a row without visible keys gets no NaN from inf - inf
 
 
 class Pool(NamedTuple):
     """Keys and values of cached tokens: each [layers, pages, page size, Hkv, D].
 
-    On a CPU the bits of bfloat16 are kept as integers: XLA has no operations on that format there,
+    On a CPU the bits of bfloat16 are stored as integers: XLA has no operations on bfloat16 there,
     and would convert the whole pool to float32 and back in each batch.
     """
 
@@ -34,12 +34,12 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What passes have to know besides the batch."""
+    """Parameters of the passes that do not depend on the batch."""
 
     scale: float
     group: int  # query heads of a KV head
     tiling: TileSizes
-    windowed: bool  # whether any layer has a window
+    windowed: bool  # true if any layer has a window
     prefix_pass: "PrefixPass"
 
 
@@ -54,7 +54,7 @@ class PrefixPass(Protocol):
         window: Array,
         q: Array,
     ) -> tuple[Array, Array]:
-        """Attention of the rows of a tile to the cached prefixes of their requests.
+        """Attend from a tile's rows to the cached prefixes of their requests.
 
         Args:
             layer: int32 [], of the pool.
@@ -62,16 +62,17 @@ class PrefixPass(Protocol):
             q: [M, H, D], in the order of `tile.rows`.
 
         Returns:
-            float32 [M, H, D] and its log-sum-exp [M, H]; 0 and -inf for rows without a prefix.
+            The output, float32 [M, H, D], and its log-sum-exp, [M, H]; 0 and -inf for rows without
+            a prefix.
         """
 
 
 class Softmax(NamedTuple):
-    """A softmax under way, over the keys seen so far; float32."""
+    """Running softmax over the keys seen so far; float32."""
 
-    most: Array  # [Hkv, m]
-    total: Array  # [Hkv, m]
-    out: Array  # [Hkv, m, D], not divided yet
+    most: Array  # [Hkv, m] largest score
+    total: Array  # [Hkv, m] sum of the weights exp(score - most)
+    out: Array  # [Hkv, m, D] weighted sum of values, not yet divided by `total`
 
 
 def attend(
@@ -85,7 +86,7 @@ def attend(
     k: Array,
     v: Array,
 ) -> Array:
-    """q [M, H, D] of the rows of a tile, k and v [T, Hkv, D] of all rows -> [M, H, D]."""
+    """Attend: q [M, H, D] of a tile's rows, k and v [T, Hkv, D] of all rows -> [M, H, D]."""
     with jax.named_scope("own_pass"):
         own = own_pass(attention, tables, tile, window, q, k, v)
     with jax.named_scope("prefix_pass"):
@@ -95,7 +96,7 @@ def attend(
 
 
 def store(tables: Tables, pool: Pool, layer: Array, k: Array, v: Array) -> Pool:
-    """The pool with the keys and values of rows that have a slot."""
+    """Return the pool with the keys and values of rows that have a slot added."""
     page, offset = lax.div(tables.slots, pool.k.shape[2]), lax.rem(tables.slots, pool.k.shape[2])
     return Pool(
         *(
@@ -106,12 +107,12 @@ def store(tables: Tables, pool: Pool, layer: Array, k: Array, v: Array) -> Pool:
 
 
 def as_type(x: Array, dtype: jnp.dtype) -> Array:
-    """The same bits."""
+    """Return x as `dtype`, with the same bits."""
     return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
 def merge(out: Array, lse: Array, other: Array, other_lse: Array) -> Array:
-    """Two parts of one softmax, float32 [M, H, D] and [M, H]; the first sees a key in each row."""
+    """Merge two parts of one softmax, float32 [M, H, D] and [M, H]; `lse` must be finite."""
     most = jnp.maximum(lse, other_lse)
     one, two = jnp.exp(lse - most), jnp.exp(other_lse - most)
     return (out * one[..., None] + other * two[..., None]) / (one + two)[..., None]
@@ -120,7 +121,7 @@ def merge(out: Array, lse: Array, other: Array, other_lse: Array) -> Array:
 def own_pass(
     attention: Attention, tables: Tables, tile: Tile, window: Array, q: Array, k: Array, v: Array
 ) -> tuple[Array, Array]:
-    """Attention to rows of the batch: all of a parent, and what comes before in one's segment."""
+    """Attend to rows of the batch: the whole parent, and the row's own segment up to itself."""
     step, rows, bounds = attention.tiling.own_keys, tile.rows, tile.bounds
     in_parent = jnp.maximum(bounds.parent_stop - bounds.parent_start, 0)
     in_own = bounds.own_stop - bounds.own_start
@@ -165,7 +166,7 @@ def prefix_pass(
         mine = rows.request == request
 
         def add(block: Array, state: Softmax) -> Softmax:
-            # Past the request's last page come those of others, whose keys are not looked at.
+            # Entries after the request's last page belong to others; `inside` masks their keys.
             places = jnp.minimum(start + block * count + jnp.arange(count), last)
             pages = chosen(tables.pages, places)
             keys = block * step + jnp.arange(step)
@@ -178,7 +179,7 @@ def prefix_pass(
                 for side in pool
             )
             k_block, v_block = (x.reshape(step, heads, dim) for x in (k_block, v_block))
-            # A weight of 0 does not help against NaN in memory that nobody has written.
+            # Memory that was never written may hold NaN, and 0 * NaN is NaN.
             v_block = jnp.where(inside[:, None, None], v_block, 0)
             return update(attention, state, queries, k_block, v_block, seen)
 
@@ -192,28 +193,28 @@ def prefix_pass(
 
 
 def by_kv_head(q: Array, group: int) -> Array:
-    """[M, Hkv * G, D] -> [Hkv, G * M, D]."""
+    """Group query heads by their KV head: [M, Hkv * G, D] -> [Hkv, G * M, D]."""
     rows, _, dim = q.shape
     split = q.reshape(rows, -1, group, dim).transpose(1, 2, 0, 3)
     return split.reshape(-1, group * rows, dim)
 
 
 def by_row(x: Array, group: int) -> Array:
-    """[Hkv, G * M, ...] -> [M, Hkv * G, ...]."""
+    """Undo `by_kv_head`: [Hkv, G * M, ...] -> [M, Hkv * G, ...]."""
     heads, rows = x.shape[0], x.shape[1] // group
     split = jnp.moveaxis(x.reshape(heads, group, rows, *x.shape[2:]), 2, 0)
     return split.reshape(rows, heads * group, *x.shape[2:])
 
 
 def finished(state: Softmax, group: int) -> tuple[Array, Array]:
-    """Output [M, H, D] and log-sum-exp [M, H]; 0 and -inf where no key was seen."""
+    """Return output [M, H, D] and log-sum-exp [M, H]; 0 and -inf for rows that saw no key."""
     lse = state.most + jnp.log(state.total)
     out = state.out / jnp.where(state.total > 0, state.total, 1)[..., None]
     return by_row(out, group), by_row(lse, group)
 
 
 def fresh(q: Array) -> Softmax:
-    """Of no key, for queries [Hkv, m, D]."""
+    """Return the softmax over no keys, for queries [Hkv, m, D]."""
     rows = q.shape[:2]
     most, total = jnp.full(rows, LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
     return Softmax(most, total, jnp.zeros(q.shape, jnp.float32))
@@ -222,7 +223,7 @@ def fresh(q: Array) -> Softmax:
 def update(
     attention: Attention, state: Softmax, q: Array, k: Array, v: Array, seen: Array
 ) -> Softmax:
-    """The softmax over n more keys: q [Hkv, G * M, D], k and v [n, Hkv, D], seen bool [M, n]."""
+    """Add n keys to the softmax: q [Hkv, G * M, D], k and v [n, Hkv, D], seen bool [M, n]."""
     scores = contract(q, k, ((2,), (2,)), ((0,), (1,))) * attention.scale  # [Hkv, m, n]
     tiled = scores.reshape(len(q), attention.group, -1, len(k))
     scores = jnp.where(seen, tiled, -jnp.inf).reshape(scores.shape)

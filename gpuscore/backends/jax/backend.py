@@ -33,11 +33,11 @@ COMPILERS = 4  # threads
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A batch under way: arrays that are there once it has run, or why it was not launched."""
+    """A batch that was launched, with arrays that are filled once it has run; or its error."""
 
     batch: PackedBatch
     rows: ScoredRows | None
-    labels: tuple[Array, ...]  # together [>= L]
+    labels: tuple[Array, ...]  # label logits; together [>= L]
     error: Exception | None = None
 
 
@@ -45,7 +45,7 @@ class JaxBackend:
     """Implements `Backend`.
 
     Raises:
-        ConfigError: a damaged checkpoint, or one that leaves too little memory.
+        ConfigError: the checkpoint is damaged or leaves too little memory.
     """
 
     def __init__(self, plan: JaxPlan) -> None:
@@ -68,9 +68,9 @@ class JaxBackend:
         return self._limits
 
     def warmup(self) -> None:
-        """Compile all programs and run the smallest; nothing is compiled afterwards."""
+        """Compile all programs and run small batches; nothing is compiled afterwards."""
         start = time.monotonic()
-        with ThreadPoolExecutor(COMPILERS) as threads:  # XLA compiles without Python's lock
+        with ThreadPoolExecutor(COMPILERS) as threads:  # XLA releases the GIL while it compiles
             list(threads.map(self._program, self._sizes))
         longest = min(self.plan.max_tokens, self.plan.max_model_len)
         for batch in warmup_batches(longest, self.plan.pages.size):
@@ -120,7 +120,7 @@ class JaxBackend:
 
     @property
     def padding_share(self) -> float:
-        """Of the rows computed so far, those that filled batches up to whole tiles."""
+        """Share of padding among the rows computed so far; batches are padded to whole tiles."""
         return 1 - self._rows / max(1, self._padded_rows)
 
     def _labels(self, programs: Programs, hidden: Array, batch: PackedBatch) -> Iterator[Array]:
@@ -180,13 +180,13 @@ class JaxBackend:
             )
 
     def _count_pages(self) -> int:
-        """As many as fit beside what XLA says that the largest program takes."""
+        """Return the number of KV pages that fit beside the largest program; XLA tells its size."""
         plan, pages, largest = self.plan, self.plan.pages, self._sizes[-1]
         free = plan.free_memory()
         at_most = pages.count(free, 0)
         programs = self._compiled(largest, at_most)
         count = pages.count(free, programs.bytes)
-        if count == at_most:  # else it was compiled for another pool
+        if count == at_most:  # otherwise it was compiled for a pool of another size
             self._programs[largest] = programs
         logger.info(
             "memory: weights %s, largest batch %s, KV cache %s: %d pages, %d tokens",
@@ -199,7 +199,7 @@ class JaxBackend:
         return count
 
     def _meaning(self, failure: RuntimeError) -> Exception:
-        """What a failed batch means; its pool was given away and may be gone."""
+        """Return the error to raise for a failed batch, whose donated pool may be lost."""
         try:
             jax.block_until_ready(self.pool)
         except RuntimeError as error:
@@ -218,7 +218,7 @@ def _prefix_pass(name: str) -> PrefixPass:
 
 
 def _scores(pending: Launched) -> RowScores:
-    """Waits for the device."""
+    """Return a batch's results; waits for the device."""
     batch, rows = pending.batch, pending.rows
     assert rows is not None  # noqa: S101  (only a batch with an error has none)
     count, some = len(batch.score_rows), np.empty(0, np.float32)

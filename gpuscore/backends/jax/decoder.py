@@ -1,7 +1,7 @@
-"""The decoder of Llama's lineage as pure functions over trees of weights.
+"""The decoder of Llama-like models as pure functions over trees of weights.
 
-T rows, N scored rows, E hidden size, I size of the MLP, H heads, D head size. Rounding points are
-those of ARCHITECTURE.md.
+T rows, M rows of a tile, N scored rows, E hidden size, I size of the MLP, H heads, D head size.
+docs/explanation/rounding.md lists the rounding points.
 """
 
 import math
@@ -27,7 +27,7 @@ Rotary: TypeAlias = tuple[Array, Array]  # cos and sin, float32 [T, 1, D / 2]
 
 
 class Layer(NamedTuple):
-    """Weights of one layer, or of all with one more dimension in front."""
+    """Weights of one layer, or of all layers with one more dimension in front."""
 
     input_norm: Array  # [E]
     qkv: Array  # [(H + 2 Hkv) D, E]: q rows, then k, then v
@@ -60,12 +60,12 @@ class Attend(Protocol):
     def scored(self) -> Tiles: ...
 
     def store(self, pool: Pool, layer: Array, k: Array, v: Array) -> Pool:
-        """Keep k and v [T, Hkv, D] for later batches."""
+        """Return the pool with k and v [T, Hkv, D] of the rows that are kept."""
 
     def __call__(
         self, tile: Tile, pool: Pool, layer: Array, window: Array, q: Array, k: Array, v: Array
     ) -> Array:
-        """q [M, H, D] of the rows of a tile, k and v [T, Hkv, D] of all rows -> [M, H, D]."""
+        """Attend: q [M, H, D] of a tile's rows, k and v [T, Hkv, D] of all rows -> [M, H, D]."""
 
 
 def forward(
@@ -76,10 +76,10 @@ def forward(
     attend: Attend,
     pool: Pool,
 ) -> tuple[Array, Pool]:
-    """Final-norm hidden states [T, E], of which the first N are the scored rows, and the pool.
+    """Return hidden states [T, E] after the final norm, scored rows first, and the pool.
 
-    Each layer computes keys and values of every row, because later batches may read them; then
-    queries, attention and MLP of every row, but in the last layer of the scored rows only.
+    Each layer computes keys and values of every row, because later batches may read them. Queries,
+    attention and MLP are computed for every row too, but in the last layer for scored rows only.
     """
     with jax.named_scope("embed"):
         x = chosen(weights.embed, tokens)
@@ -120,7 +120,7 @@ def forward(
 
 
 def tile_by_tile(tiles: Tiles, run: Callable[[Tile], Any]) -> Any:
-    """run(tile) -> arrays [rows, ...], of all tiles below each other; 0 after the last tile."""
+    """Call `run` on each tile and stack the arrays [rows, ...] it returns; 0 after the last one."""
     count = len(tiles.bounds.position)
     size = len(tiles.rows.place) // count
 
@@ -144,7 +144,7 @@ def input_norm(layer: Layer, x: Array, cfg: DecoderConfig) -> Array:
 
 
 def queries(layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig) -> Array:
-    """[M, H, D], rotated."""
+    """Return rotated queries [M, H, D]."""
     with jax.named_scope("queries"):
         size = cfg.num_heads * cfg.head_dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[:size]
@@ -155,7 +155,7 @@ def queries(layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig) -> 
 def keys_values(
     layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig
 ) -> tuple[Array, Array]:
-    """k and v [T, Hkv, D], k rotated."""
+    """Return k and v [M, Hkv, D] of a tile's rows, k rotated."""
     with jax.named_scope("keys_values"):
         size = cfg.num_heads * cfg.head_dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[size:]
@@ -164,7 +164,7 @@ def keys_values(
 
 
 def after_attention(layer: Layer, x: Array, out: Array, cfg: DecoderConfig) -> Array:
-    """The residual stream after output projection and MLP; `out` [M, H, D]."""
+    """Return the residual stream after output projection and MLP; `out` is [M, H, D]."""
     with jax.named_scope("output"):
         x = x + linear(out.reshape(len(out), -1), layer.o, layer.o_bias)
     with jax.named_scope("mlp"):
@@ -175,7 +175,7 @@ def after_attention(layer: Layer, x: Array, out: Array, cfg: DecoderConfig) -> A
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """Over the last dimension; float32 inside, rounded, then times the weight."""
+    """RMS norm over the last dimension: computed in float32, rounded, then times the weight."""
     wide = x.astype(jnp.float32)
     normed = wide * lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + eps)
     return weight * normed.astype(x.dtype)
@@ -186,7 +186,7 @@ def by_head(x: Array, cfg: DecoderConfig) -> Array:
 
 
 def norm_and_rotate(x: Array, weight: Array | None, rotary: Rotary, cfg: DecoderConfig) -> Array:
-    """x [M, heads, D]: the RMS norm of each head where there is one, then pairs (i, i + D / 2)."""
+    """Norm each head of x [M, heads, D] if there is a QK norm, then rotate pairs (i, i + D / 2)."""
     if weight is not None:
         x = rms_norm(x, weight, cfg.rms_norm_eps)
     cos, sin = rotary
@@ -201,7 +201,7 @@ def rotary_tables(positions: Array, cfg: DecoderConfig) -> Rotary:
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> Float32Array:
-    """float32 [D / 2]."""
+    """Frequencies of the rotary embedding's pairs, float32 [D / 2]."""
     exponent = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
     frequencies = (1.0 / (np.float32(rope.theta) ** exponent)).astype(np.float32)
     if isinstance(rope.scaling, Llama3Rope):
@@ -210,7 +210,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Float32Array:
 
 
 def _llama3_scaled(frequencies: Float32Array, rope: Llama3Rope) -> Float32Array:
-    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, between them a ramp."""
+    """Scale as Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp."""
     turns = rope.original_max_position_embeddings / (np.float32(2 * math.pi) / frequencies)
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     ramp = ramp.clip(0, 1)

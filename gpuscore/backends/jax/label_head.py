@@ -14,14 +14,14 @@ LABEL_TILE = 64
 def vocab_statistics(
     hidden: Array, lm_head: Array, tiles: Array, wanted: Array, rows: int
 ) -> tuple[Array, Array, Array]:
-    """Log-sum-exp, float32 [N], most probable token, int32 [N], and its logit, of each row.
+    """Return each row's log-sum-exp, float32 [N], most probable token, int32 [N], and its logit.
 
     Args:
         hidden: [N, E].
         lm_head: [V, E].
-        tiles: int32 [], how many tiles of `rows` rows matter.
-        wanted: bool [], nothing is computed where it is false.
-        rows: of a tile; at most `rows` x VOCAB_TILE logits exist at a time.
+        tiles: int32 [], number of tiles to compute; later rows get NaN.
+        wanted: bool []; if false, nothing is computed.
+        rows: rows of a tile; at most `rows` x VOCAB_TILE logits exist at a time.
     """
     vocab = len(lm_head)
     step = min(VOCAB_TILE, vocab)
@@ -31,7 +31,7 @@ def vocab_statistics(
 
         def add(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             most, total, best = state
-            # The last tile begins earlier, so that it is full; what was there before is left out.
+            # The last tile starts earlier so that it is full; tokens of the tile before are masked.
             first = jnp.minimum(index * step, vocab - step)
             ids = first + jnp.arange(step)
             weights = part(lm_head, first, step)
@@ -55,12 +55,12 @@ def vocab_statistics(
 
 
 def label_logits(hidden: Array, lm_head: Array, rows: Array, ids: Array, count: Array) -> Array:
-    """float32 [L]: the logit of token ids[i] of row rows[i], for the first `count` of them.
+    """Return float32 [L]: the logit of token ids[i] of row rows[i], for the first `count` labels.
 
     Args:
         hidden: [N, E].
         lm_head: [V, E].
-        rows, ids: int32 [L], whole tiles of LABEL_TILE.
+        rows, ids: int32 [L]; L is a multiple of LABEL_TILE.
         count: int32 [].
     """
 

@@ -1,8 +1,8 @@
 """A `PackedBatch` as arrays of fixed sizes, so that few programs serve all batches.
 
-Only the number of tokens is padded to a bucket. How long items are, how many rows are scored, how
-many requests there are and how far prefixes reach are bounds of loops, which are data: the rows of
-a batch fall into tiles, and each tile says which keys any of its rows may see.
+Only the number of tokens is padded to a bucket. Lengths of items, and numbers of scored rows,
+requests and cached tokens are bounds of loops, which are data: the rows of a batch are divided into
+tiles, and each tile has the range of keys that any of its rows may see.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import numpy as np
 from gpuscore.arrays import Int32Array
 from gpuscore.batch import PackedBatch
 
-# Only whole tiles of a bucket are computed, so its empty part costs little.
+# Only tiles that hold a row are computed, so the empty part of a bucket costs little.
 SMALLEST_BUCKET, GROWTH = 64, 8
 
 
@@ -22,11 +22,11 @@ Ints: TypeAlias = Any  # int32: NumPy's arrays on the host, JAX's in a program
 
 @dataclass(frozen=True, slots=True)
 class TileSizes:
-    """How many rows and keys the loops of a program take at a time."""
+    """Rows and keys that one iteration of a program's loops computes."""
 
-    rows: int  # of queries; divides every bucket
-    own_keys: int  # of this batch; divides every bucket
-    prefix_pages: int
+    rows: int  # query rows; divides every bucket
+    own_keys: int  # keys of this batch; divides every bucket
+    prefix_pages: int  # pages of cached keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class ProgramSizes:
 
 
 class Rows(NamedTuple):
-    """Query rows, and what they may see of the batch; each [rows]."""
+    """Query rows, and the rows of the batch that they may see; each [rows]."""
 
     place: Ints  # in the batch
     position: Ints
     own_start: Ints  # first row of the row's own segment
-    parent_start: Ints  # rows of its parent, an empty range where there is none
+    parent_start: Ints  # rows of its parent; an empty range if there is none
     parent_stop: Ints
     request: Ints  # entry of the prefixes' tables
 
 
 class Bounds(NamedTuple):
-    """Half-open ranges that hold all that the rows of a tile may see, each [tiles]."""
+    """Half-open ranges that hold everything that the rows of a tile may see, each [tiles]."""
 
     own_start: Ints  # blocks of the batch's rows: their own segments
     own_stop: Ints
@@ -58,7 +58,7 @@ class Bounds(NamedTuple):
     parent_stop: Ints
     request_start: Ints  # requests with a prefix
     request_stop: Ints
-    position: Ints  # the smallest of them
+    position: Ints  # smallest position of its rows
 
 
 class Tile(NamedTuple):
@@ -69,11 +69,11 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """All tiles of some rows; the last row is repeated to fill up."""
+    """All tiles of some rows; padding repeats the last row."""
 
     rows: Rows  # each [tiles * rows]
     bounds: Bounds
-    number: Ints  # [] of tiles that hold a row
+    number: Ints  # [] number of tiles that hold a row
 
 
 class Tables(NamedTuple):
@@ -81,17 +81,20 @@ class Tables(NamedTuple):
 
     token_ids: Ints  # [T]
     positions: Ints  # [T]
-    slots: Ints  # [T] where keys and values are kept; past the last slot: nowhere
-    prefix_lens: Ints  # [T] of each request
-    prefix_blocks: Ints  # [T] blocks of pages that it takes
-    page_starts: Ints  # [T] where its pages begin in `pages`
+    slots: Ints  # [T] KV slots; one past the last slot = not kept
+    prefix_lens: Ints  # [T] cached tokens of each request
+    prefix_blocks: Ints  # [T] blocks of pages that they take
+    page_starts: Ints  # [T] first entry of its pages in `pages`
     pages: Ints  # [P]
     every: Tiles  # all rows
     scored: Tiles  # score_rows
 
 
 def buckets(max_tokens: int, rows: int) -> tuple[int, ...]:
-    """A few sizes up to the limit, each a multiple of `rows`, or less and a power of two."""
+    """Return a few sizes; the last one holds `max_tokens`.
+
+    Each is a multiple of `rows`, or a power of two below it.
+    """
     sizes, size = [], SMALLEST_BUCKET
     while size < max_tokens:
         sizes.append(size)
@@ -102,12 +105,12 @@ def buckets(max_tokens: int, rows: int) -> tuple[int, ...]:
 
 
 def num_pages(batch: PackedBatch, page_size: int) -> int:
-    """Entries that the page lists of a batch take."""
+    """Number of entries in the page lists of a batch."""
     return int((-(-batch.prefix_lens // page_size)).sum())
 
 
 def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, num_slots: int) -> Tables:
-    """The batch for a program of these sizes, which must be large enough for it."""
+    """Pad the batch for a program of these sizes, which must be large enough for it."""
     bucket, tiling = sizes.tokens, sizes.tiling
     used, request_of = np.unique(batch.request_of, return_inverse=True)
     lens = batch.prefix_lens[used]
@@ -130,7 +133,7 @@ def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, num_slots: i
 def _rows(
     batch: PackedBatch, request_of: np.ndarray, prefix_lens: Int32Array
 ) -> tuple[Rows, np.ndarray]:
-    """All rows of the batch, and which of them see a prefix."""
+    """Return all rows of the batch, and a mask of those that see a prefix."""
     lengths = np.diff(batch.cu_seqlens)
     segment_of = np.repeat(np.arange(len(lengths)), lengths)  # [T]
     parent = batch.parent[segment_of]
@@ -147,7 +150,7 @@ def _rows(
 
 
 def _tiles(every: Rows, sees_prefix: np.ndarray, chosen: np.ndarray, sizes: ProgramSizes) -> Tiles:
-    """Tiles of the chosen rows of a batch, with room for a whole bucket of them."""
+    """Divide the chosen rows of a batch into tiles, with room for a whole bucket of rows."""
     rows = Rows(*(values[chosen] for values in every))
     tile, keys = sizes.tiling.rows, sizes.tiling.own_keys
     starts = np.arange(0, len(chosen), tile)
@@ -157,7 +160,7 @@ def _tiles(every: Rows, sees_prefix: np.ndarray, chosen: np.ndarray, sizes: Prog
         return _filled(np.minimum.reduceat(values, starts) if len(starts) else starts, room)
 
     def most(values: np.ndarray, among: np.ndarray | None = None) -> Int32Array:
-        """Where there are none at all the range is empty, because this is 0."""
+        """Return each tile's maximum; 0 if no row is `among`, so that the range is empty."""
         values = values if among is None else np.where(among, values, 0)
         return _filled(np.maximum.reduceat(values, starts) if len(starts) else starts, room)
 
@@ -179,7 +182,7 @@ def _tiles(every: Rows, sees_prefix: np.ndarray, chosen: np.ndarray, sizes: Prog
 def _page_lists(
     batch: PackedBatch, used: np.ndarray, page_size: int
 ) -> tuple[Int32Array, Int32Array]:
-    """Where each request's pages begin, and those of all requests one after the other."""
+    """Return the first entry of each request's pages, and all requests' pages in one list."""
     counts = -(-batch.prefix_lens[used] // page_size)
     starts = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int32)
     width = batch.page_table.shape[1]
@@ -187,7 +190,7 @@ def _page_lists(
 
 
 def _filled(values: np.ndarray, size: int, fill: int = 0) -> Int32Array:
-    """int32 [size]: the values, then `fill`."""
+    """Return int32 [size]: the values, then `fill`."""
     out = np.full(size, fill, np.int32)
     out[: len(values)] = values
     return out

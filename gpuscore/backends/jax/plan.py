@@ -1,4 +1,4 @@
-"""What to load on which of JAX's devices: decided before any weight is read."""
+"""`JaxPlan`: device, dtype and sizes, decided before any weight is read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,8 @@ ARCHITECTURES = tuple(
     for head in ("CausalLM", "SequenceClassification")
     for architecture in ("Llama", "Mistral", "Qwen2", "Qwen3")
 )
-# Tiles of a CPU fit its caches; other devices have to be kept busy by one. The latter were not
-# measured on hardware.
+# A CPU's tiles fit its caches; on other devices one tile has to keep the device busy. The numbers
+# for other devices were not measured on hardware.
 ROWS = {"cpu": 128, "cuda": 512, "tpu": 512}
 OWN_KEYS = {"cpu": 64, "cuda": 512, "tpu": 512}
 PREFIX_KEYS = {"cpu": 512, "cuda": 2048, "tpu": 2048}
@@ -65,7 +65,7 @@ class JaxPlan:
         return free_memory(self.device)
 
     def sizes(self) -> tuple[ProgramSizes, ...]:
-        """Those of all programs, in ascending order; the last one holds any batch."""
+        """Sizes of all programs, in ascending order; the last one holds any batch."""
         kind, longest = self.device_name, -(-self.max_model_len // self.pages.size)
         found = []
         for tokens in buckets(self.max_tokens, ROWS[kind]):
@@ -80,7 +80,7 @@ class JaxPlan:
         return (*found, any_batch) if any_batch != largest else tuple(found)
 
     def limits(self, num_pages: int) -> BackendLimits:
-        """Those of the backend; how many pages there are is known once the weights are loaded."""
+        """Limits of the backend; the number of pages is known once the weights are loaded."""
         return BackendLimits(
             max_tokens=self.max_tokens,
             page_size=self.pages.size,
@@ -94,7 +94,7 @@ class JaxPlan:
 
 
 def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
-    """Raises ConfigError, in one sentence, for whatever cannot be served."""
+    """Decide what to load; raises ConfigError for a model or setting that is not supported."""
     _refuse_options(config)
     architecture = read_architecture(RawConfig.read(directory))
     if architecture.config.architecture not in ARCHITECTURES:
@@ -105,7 +105,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
         )
     device = find_device(config.device)
     kind = kind_of(device)
-    # XLA computes products of other formats on a CPU as float32 with conversions around them.
+    # On a CPU, XLA computes products of other dtypes by converting them to float32 and back.
     dtype = choose_dtype(architecture.config, config.dtype, kind, lambda name: name == "float32")
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
     pages = plan_pages(architecture.config, config, max_len, dtype, kind, again=0)
@@ -132,12 +132,12 @@ def _attention(wanted: str, kind: str) -> str:
     return "pallas" if wanted == "pallas" else "xla"
 
 
-# Option -> the values that --backend jax takes, and why no others.
+# Option -> the values that --backend jax accepts, and the reason why it accepts no others.
 _TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
-    "attention": (("auto", "pallas"), "is of --backend torch"),
-    "kernels": (("auto",), "is of --backend torch; XLA makes its own"),
-    "compile": (("auto", "on"), "is of --backend torch; XLA compiles whatever runs"),
-    "cuda_graph_tokens": ((None, 0), "is of --backend torch; XLA decides about CUDA graphs"),
+    "attention": (("auto", "pallas"), "needs --backend torch"),
+    "kernels": (("auto",), "needs --backend torch; XLA makes its own kernels"),
+    "compile": (("auto", "on"), "needs --backend torch; XLA always compiles"),
+    "cuda_graph_tokens": ((None, 0), "needs --backend torch; XLA decides about CUDA graphs"),
     "deterministic": (
         (False,),
         "needs calls of fixed shapes for each row, which --backend jax does not have: its "
@@ -145,13 +145,13 @@ _TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "threads": (
         (None,),
-        "is of --backend torch; JAX takes as many as the process has CPUs (see taskset)",
+        "needs --backend torch; JAX takes as many as the process has CPUs (see taskset)",
     ),
 }
 
 
 def _refuse_options(config: ModelConfig) -> None:
-    """ConfigError for what only torch's backend has."""
+    """Raise ConfigError for an option that only torch's backend has."""
     for name, (allowed, reason) in _TAKEN.items():
         value = getattr(config, name)
         if value not in allowed:

@@ -1,4 +1,4 @@
-"""JAX's devices, and how much memory they have. The first import of JAX of the program is here."""
+"""JAX's devices and their free memory. The program imports JAX here first."""
 
 import os
 
@@ -15,10 +15,10 @@ KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}  # as --devi
 
 
 def find_device(wanted: str) -> jax.Device:
-    """The first device of that kind; "auto" is JAX's own choice.
+    """Return the first device of that kind; "auto" is JAX's own choice.
 
     Raises:
-        ConfigError: JAX sees none.
+        ConfigError: JAX sees no such device.
     """
     try:
         device: jax.Device = (jax.devices() if wanted == "auto" else jax.devices(wanted))[0]
@@ -31,14 +31,14 @@ def find_device(wanted: str) -> jax.Device:
 
 
 def kind_of(device: jax.Device) -> str:
-    """cpu, cuda or tpu; raises ConfigError for anything else."""
+    """Return cpu, cuda or tpu; raises ConfigError for any other device."""
     if device.platform not in KINDS:
         raise ConfigError(f"--device: JAX's device is {device.platform}; supported: cpu, cuda, tpu")
     return KINDS[device.platform]
 
 
 def free_memory(device: jax.Device) -> int:
-    """Bytes that this process can still take; of a CPU, what the machine or container leaves."""
+    """Bytes that this process can still take; on a CPU, of the machine's or container's memory."""
     stats = device.memory_stats()
     if stats is None:
         return HostMemory().free()
@@ -46,7 +46,7 @@ def free_memory(device: jax.Device) -> int:
 
 
 def keep_programs(directory: str) -> None:
-    """Keep compiled programs in `directory`, for the whole process and later ones."""
+    """Keep all compiled programs of this process in `directory`, for later processes."""
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

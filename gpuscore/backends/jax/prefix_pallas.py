@@ -1,9 +1,9 @@
 """The prefix pass as a Pallas kernel for TPUs. **Not measured, and not run, on hardware yet.**
 
-One program per block of query rows. It goes through the pages of each request that its rows belong
+One program per block of query rows. It loops over the pages of each request that its rows belong
 to: while the rows are multiplied with one block of keys, the next block's pages are copied from
 the pool, page by page, into the other half of a buffer. Nothing is gathered into a tensor first,
-and scores never leave the chip. What it computes is `attention.prefix_pass`.
+and scores never leave the chip. It computes the same as `attention.prefix_pass`.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from gpuscore.backends.jax.layout import Tables, Tile
 from gpuscore.backends.jax.products import multiply
 
 BLOCK_ROWS = 128  # query rows of a program
-BLOCK_KEYS = 512  # at most; two blocks of keys and of values have to fit the chip's memory
+BLOCK_KEYS = 512  # at most; two blocks of keys and two of values have to fit the chip's memory
 
 
 def prefix_pass(
@@ -121,7 +121,7 @@ def _kernel(
     total[...] = jnp.zeros_like(total)
 
     def copy(start: Array, block: Array, half: Array, begin: bool) -> None:
-        """Begin to copy the block's pages, or wait; past the last page of all, that one again."""
+        """Start to copy the block's pages, or wait; places beyond the list mean its last page."""
         last = page_list.shape[0] - 1
 
         def one(index: Array, done: None) -> None:

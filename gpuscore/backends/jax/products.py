@@ -1,6 +1,6 @@
-"""Matrix products: float32 sums, and a precision that is always said.
+"""Matrix products with float32 sums and an explicit precision.
 
-Left to itself XLA multiplies float32 in TF32 on CUDA and in bfloat16 on TPUs.
+By default XLA multiplies float32 numbers in TF32 on CUDA and in bfloat16 on TPUs.
 """
 
 from functools import partial
@@ -13,18 +13,18 @@ Dims: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # of the left side, o
 
 
 def contract(left: Array, right: Array, over: Dims, batch: Dims = ((), ())) -> Array:
-    """The product in float32, not rounded."""
+    """Multiply; the result is float32, not rounded to the inputs' dtype."""
     product = partial(multiply, over=over, batch=batch)
     if left.dtype == jnp.float32:
         return product(left, right)
-    # The same numbers: a CPU without instructions for the format takes a slow loop otherwise.
+    # Widening changes no result; without it, a CPU that lacks instructions for the dtype is slow.
     return lax.platform_dependent(left, right, cpu=partial(_widened, product), default=product)
 
 
 def multiply(left: Array, right: Array, over: Dims, batch: Dims = ((), ())) -> Array:
-    """The product of the device in float32.
+    """Multiply on the device, with a float32 result.
 
-    Products of bfloat16 or float16 numbers are exact in float32, so they need no other precision.
+    Products of bfloat16 or float16 numbers are exact in float32, so they need no higher precision.
     """
     exact = left.dtype == jnp.float32
     return lax.dot_general(
@@ -41,7 +41,7 @@ def _widened(product: "partial[Array]", left: Array, right: Array) -> Array:
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """x [T, A] with weight [B, A] and bias [B] -> [T, B], rounded once to x's dtype."""
+    """Apply weight [B, A] and bias [B] to x [T, A] -> [T, B], rounded once to x's dtype."""
     out = contract(x, weight, ((1,), (1,)))
     if bias is not None:
         out = out + bias.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""The compiled programs of a backend: one for each size, all made before the first request."""
+"""The compiled programs of a backend: one per size, all compiled before the first request."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ from gpuscore.backends.jax.decoder import Weights, forward
 from gpuscore.backends.jax.label_head import LABEL_TILE, label_logits, vocab_statistics
 from gpuscore.backends.jax.layout import ProgramSizes, Tables, Tile, Tiles, padded
 
-LABELS_PER_TOKEN = 16  # of one call; batches with more labels take several
-# Without it XLA leaves out roundings between operations that it fuses.
+LABELS_PER_TOKEN = 16  # labels of one call, per token; a batch with more labels takes several calls
+# With excess precision, XLA would skip roundings between operations that it fuses.
 _OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
-# XLA's newer generator of CPU code takes more than twice as long for these programs, which then run
-# no faster.
+# XLA's newer generator of CPU code takes more than twice as long to compile these programs, which
+# then run no faster.
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 
-# (weights, pool, tables, whether statistics are wanted) -> pool, scored rows
+# (weights, pool, tables, true if statistics are wanted) -> pool, scored rows
 Extend: TypeAlias = Callable[..., tuple[Pool, "ScoredRows"]]
 Labels: TypeAlias = Callable[..., Array]  # the arguments of `label_logits`
 
 
 class ScoredRows(NamedTuple):
-    hidden: Array  # [T, E], of which the first N matter
+    hidden: Array  # [T, E]; only the first N rows are scored rows, here and below
     lse: Array  # float32 [T]
     top: Array  # int32 [T]
     top_logits: Array  # float32 [T]
@@ -39,18 +39,18 @@ class ScoredRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What runs a batch of these sizes."""
+    """The two programs that run a batch of these sizes."""
 
     sizes: ProgramSizes
     extend: Extend
     labels: Labels
     max_labels: int  # of one call of `labels`
-    bytes: int  # that running it takes beside weights and pool
+    bytes: int  # memory that running them takes beside weights and pool
 
 
 @dataclass(frozen=True, slots=True)
 class BatchAttention:
-    """`model.Attend` over the tables of one batch."""
+    """`decoder.Attend` over the tables of one batch."""
 
     attention: Attention
     tables: Tables
@@ -81,7 +81,7 @@ def run(
     cfg: DecoderConfig,
     attention: Attention,
 ) -> tuple[Pool, ScoredRows]:
-    """One batch."""
+    """Run one batch, without its label logits."""
     attends = BatchAttention(attention, tables)
     hidden, pool = forward(tables.token_ids, tables.positions, weights, cfg, attends, pool)
     count, rows = tables.scored.number, attention.tiling.rows
@@ -96,7 +96,7 @@ def compile_programs(
     prefix_pass: PrefixPass,
     device: jax.Device,
 ) -> Programs:
-    """Of weights and pool only the shapes are looked at."""
+    """Compile the programs of one size; only the shapes of weights and pool are used."""
     attention = Attention(
         scale=cfg.attention_scale,
         group=cfg.num_heads // cfg.num_kv_heads,
@@ -132,7 +132,7 @@ def compile_programs(
 
 
 def _bytes(compiled: Any) -> int:
-    """Temporary memory and results; 0 where XLA does not say."""
+    """Bytes of temporary memory and results; 0 if XLA does not tell."""
     found = compiled.memory_analysis()
     if found is None:
         return 0

@@ -1,4 +1,4 @@
-"""Hugging Face directory -> `Weights`, in one go per kind of weight."""
+"""Reads `Weights` from a model directory, with the layers' weights of one kind stacked."""
 
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class _Reader:
         return weights
 
     def _stacked(self, field: str) -> Array | None:
-        """Of all layers; the whole is in memory once more while it goes to the device."""
+        """Stack a field over all layers; a second copy exists while it is moved to the device."""
         first, count = self._one(field, 0), self.architecture.config.num_layers
         if first is None:
             return None
@@ -77,7 +77,7 @@ class _Reader:
         return self._put(every)
 
     def _one(self, field: str, layer: int) -> np.ndarray | None:
-        """The parts of a field below each other; None where the model has none of them."""
+        """Concatenate the parts of a field; None if the model has none of them."""
         table = self.architecture.layer_weights[layer]
         if PARTS[field][0] not in table:
             return None
@@ -85,7 +85,7 @@ class _Reader:
         return np.concatenate([self._tensor(part, name) for part, name in names])
 
     def _tensor(self, part: str, name: str) -> np.ndarray:
-        with np.errstate(over="ignore"):  # what overflows is not finite, and found below
+        with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused below
             tensor = self.files.tensor(part, name).astype(self.dtype)
         if not np.isfinite(tensor.astype(np.float32)).all():
             raise ConfigError(f"tensor {name} holds NaN or infinity in {self.dtype}")

@@ -46,11 +46,11 @@ class TorchBackend:
 
     Args:
         plan: what to load.
-        memory: tells how many pages there is room for; None = that of the plan's device.
+        memory: measures the device's memory; None = that of the plan's device.
 
     Raises:
-        ConfigError: a damaged checkpoint, or one that leaves too little memory, or an attention
-            backend that computes something else than the reference.
+        ConfigError: the checkpoint is damaged or leaves too little memory, or an attention backend
+            or kernel computes something else than its reference.
     """
 
     def __init__(self, plan: TorchPlan, memory: Memory | None = None) -> None:
@@ -72,7 +72,7 @@ class TorchBackend:
             self._compiler(merge_partials),
             self.tiling,
         )
-        if plan.attention != "torch":  # which is what the others are compared with
+        if plan.attention != "torch":  # torch's is the one that the others are compared with
             check_known_answer(
                 plan.attention,
                 self._attention,
@@ -100,7 +100,7 @@ class TorchBackend:
         return self._limits
 
     def warmup(self) -> None:
-        """Capture graphs, and run small batches of every layout: lazy set-up before traffic."""
+        """Capture graphs, then run small batches of every layout so that lazy set-up is done."""
         self._thread.submit(_translated, self.launcher.capture).result()
         self._set_up()
 
@@ -132,12 +132,12 @@ class TorchBackend:
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:
             return PlainLauncher(decoder, pool, attention, self._by_rows, self._own)
-        assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan has seen to it)
+        assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
         return GraphLauncher(decoder, pool, attention, queue_of(plan.device), plan.graph_tokens)
 
     def _count_pages(self, memory: Memory) -> int:
         plan, pages = self.plan, self.plan.pages
-        self._set_up()  # what stays for good is no part of a batch
+        self._set_up()  # before measuring, because what it allocates stays
         batches = largest_batches(plan.max_tokens, plan.max_model_len, pages.size)
 
         def run_largest() -> None:
@@ -171,13 +171,14 @@ class TorchBackend:
             self.collect(self.extend(batch))
 
 
-# What a RuntimeError says on a CPU: torch's allocator on Linux and elsewhere, and C++ itself.
+# Texts of a RuntimeError for too little memory on a CPU: from torch's allocator on Linux and on
+# other systems, and from C++.
 _CPU_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc")
 
 
 def _translated(run: Callable[[], ResultT]) -> ResultT:
-    """`run`, with what torch raises for too little memory as OutOfMemory, and for a CUDA error,
-    after which every call of the process fails, as DeviceLost."""
+    """Call `run`; raise OutOfMemory for torch's errors about too little memory, and DeviceLost for
+    a CUDA error, after which every CUDA call of the process fails."""
     try:
         return run()
     except (torch.OutOfMemoryError, MemoryError) as error:

@@ -1,7 +1,7 @@
-"""The shapes of batches that have a CUDA graph of their own; a batch runs in the smallest it fits.
+"""Buckets: the batch sizes that have a CUDA graph. A batch runs in the smallest one that holds it.
 
-Tokens come in steps of at most a half, so that at most a third of a batch is padding, a fifth on
-average. Query tiles and scored rows cost little when they are empty, so their steps are coarse.
+Token counts grow by at most a half per step, so at most a third of a batch is padding, a fifth on
+average. Empty query tiles and scored rows cost little, so their steps are coarse.
 """
 
 from bisect import bisect_left
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 SMALLEST = 32  # tokens
 TILES_STEP, SCORED_STEP = 4, 16
-FEW = 16  # query tiles, and scored rows, of the smallest
+FEW = 16  # query tiles, and scored rows, of the smallest bucket
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bucket:
-    """How much there is room for."""
+    """The numbers of tokens, tiles and scored rows that one graph holds."""
 
     tokens: int
-    tiles: int  # of all rows, for layers with one window
-    scored: int  # rows, and tiles of the last layer
+    tiles: int  # query tiles over all rows, in one tile table
+    scored: int  # scored rows, and query tiles of the last layer
 
 
 def make_buckets(most_tokens: int, rows_per_tile: int) -> list[Bucket]:
-    """All of them, for batches of up to `most_tokens`; none where that is 0."""
+    """All buckets for batches of up to `most_tokens` tokens, sorted; none if that is 0."""
     return [
         Bucket(tokens, tiles, scored)
         for tokens in _tokens(most_tokens)
@@ -32,7 +32,7 @@ def make_buckets(most_tokens: int, rows_per_tile: int) -> list[Bucket]:
 
 
 def find_bucket(buckets: list[Bucket], wanted: Bucket) -> Bucket | None:
-    """The first of the sorted buckets with room for all; None if there is none."""
+    """Return the first of the sorted buckets that holds `wanted`, or None."""
     start = bisect_left(buckets, Bucket(wanted.tokens, 0, 0))
     for bucket in buckets[start:]:
         if bucket.tiles >= wanted.tiles and bucket.scored >= wanted.scored:
@@ -50,7 +50,7 @@ def _tokens(most: int) -> list[int]:
 
 
 def _steps(first: int, step: int, last: int) -> list[int]:
-    """first, first * step, ... and `last`, which is what a batch of so many tokens has at most."""
+    """first, first * step, ... and `last`, the most that a batch of `last` tokens can have."""
     sizes = []
     while first < last:
         sizes.append(first)

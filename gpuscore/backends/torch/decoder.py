@@ -74,10 +74,11 @@ class Decoder:
 
     Args:
         config, weights: of the model.
-        compiler: what makes element-wise functions fast.
-        by_rows: how many rows are computed at a time.
-        heads_in: what computes everything between the QKV product and attention.
-        mlp_rows: rows of a dense MLP at a time, so that what is inside stays in a GPU's cache.
+        compiler: makes element-wise functions fast.
+        by_rows: applies a stage to all rows at once, or tile by tile.
+        heads_in: implementation of everything between the QKV product and attention.
+        mlp_rows: rows of a dense MLP at a time, so that its intermediate results stay in a GPU's
+            cache; None = all.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Decoder:
         self._by_rows = by_rows
         self._heads_in: Implementation = heads_in
         self._mlp_rows = mlp_rows
-        # The kernel writes pages itself, but not of tiles, which rows of no slot fill up.
+        # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
         self._stores = heads_in == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
         self.weights = weights
@@ -117,7 +118,7 @@ class Decoder:
         attend: Attend,
         kept: KeptRows,
     ) -> Tensor:
-        """Final-norm hidden states [N, E] of `score_rows`; `attend` sees every row's k and v.
+        """Return hidden states [N, E] of `score_rows` after the final norm.
 
         The last layer computes keys and values of every row, because later batches may read
         them, but queries, output projection and MLP of the scored rows only.
@@ -127,7 +128,7 @@ class Decoder:
             for rope, f in self.frequencies.items()
         }
         x = self._embed(token_ids)
-        delta: Tensor | None = None  # what the MLP before adds to x
+        delta: Tensor | None = None  # output of the previous MLP, still to be added to x
         *layers, last = self.weights.layers
         for index, layer in enumerate(layers):
             cos, sin = rotary[self.ropes[index]]
@@ -162,7 +163,7 @@ class Decoder:
         sin: Tensor,
         delta: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x + delta, and of all rows q [T, H, D], k and v [T, Hkv, D]; q and k rotated."""
+        """Return x + delta, and q [T, H, D], k and v [T, Hkv, D] of all rows; q and k rotated."""
         x, normed = self._residual(x, delta, layer.input_norm)
         qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
         heads = self.config.num_heads, self.config.num_kv_heads
@@ -177,7 +178,7 @@ class Decoder:
         sin: Tensor,
         delta: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x + delta, its norm, and k and v of all rows."""
+        """Return x + delta, its norm, and k and v of all rows."""
         x, normed = self._residual(x, delta, layer.input_norm)
         bias = None if layer.qkv_bias is None else layer.qkv_bias[self._q_size :]
         kv = functional.linear(normed, layer.qkv[self._q_size :], bias)
@@ -201,7 +202,7 @@ class Decoder:
         kv_heads: int,
         pages: Pages | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [T, heads, D], k and v [T, kv_heads, D] of the product with such weights."""
+        """Split a QKV product into q [T, heads, D], k and v [T, kv_heads, D]; q and k rotated."""
         c = self.config
         if self._heads_in == "triton":
             return qk_norm_rope_store(
@@ -234,7 +235,7 @@ class Decoder:
         return x.reshape(len(x), x.shape[1] // self.config.head_dim, self.config.head_dim)
 
     def _after(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream after attention, and what the MLP adds to it."""
+        """Return the residual stream after attention, and the MLP's output to be added to it."""
         delta = functional.linear(attended, layer.o, layer.o_bias)
         delta = self._post_norm(delta, layer.post_attention_norm)
         x, normed = self._residual(x, delta, layer.mlp_norm)
@@ -244,7 +245,7 @@ class Decoder:
         return self._residual(x, delta, self.weights.final_norm)
 
     def _residual(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """x + delta, and its norm."""
+        """Return x + delta, and its norm."""
         eps, one_plus = self.config.rms_norm_eps, self.config.one_plus_norms
         if delta is None:
             return x, self._rms_norm(x, weight, eps, one_plus)

@@ -1,4 +1,4 @@
-"""What `--deterministic` asks of torch: tiles of one shape, and threads that share work evenly."""
+"""Torch's part of `--deterministic`: tiles of one shape, and threads that share work evenly."""
 
 from collections.abc import Iterator
 
@@ -7,24 +7,24 @@ from gpuscore.backends.torch import mixture
 from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore_kernels.label_head import tile_shapes
 
-# Rows of every call of an operator: few enough that a small request does not cost many times more,
-# and a multiple of every page size.
+# Rows of every call of an operator: few, because a small request is padded to them, and a multiple
+# of every page size.
 TILING = Tiling(block=128, rows=128, group=512)
 
-GRAIN = 32768  # elements below which torch gives element-wise work to one thread more
-VECTOR = 16  # elements; the widest vector of float32, or two
+GRAIN = 32768  # torch gives element-wise work one thread per this many elements, rounded up
+VECTOR = 16  # elements; one or two vectors of float32, depending on the CPU
 
 
 def steady_threads(config: DecoderConfig, threads: int) -> int:
-    """The most threads, up to `threads`, among which all element-wise work falls evenly.
+    """Return the most threads, up to `threads`, that share all element-wise work evenly.
 
-    torch computes what is left over at the end of a thread's share without vectors, and functions
-    such as exp then round differently. The share of n elements is n / t, t = min(threads, n / GRAIN
-    rounded up), so a tile's rows would get other bits near the ends of shares. One or two threads
-    always divide a tile's rows evenly.
+    torch computes the rest at the end of a thread's share without vectors, and functions such as
+    exp then round differently. A thread's share of n elements is n / t, where t = min(threads,
+    n / GRAIN rounded up). With uneven shares, rows of a tile near the ends of shares would get
+    other bits. One or two threads always divide a tile's rows evenly.
     """
     if config.attention_softcap is not None:
-        return min(threads, 2)  # its scores are as many as there are keys
+        return min(threads, 2)  # a soft-cap works on one score per key, so sizes vary
     sizes = list(_elements(config))
     return next(t for t in range(threads, 0, -1) if all(_is_even(size, t) for size in sizes))
 
@@ -35,7 +35,7 @@ def _is_even(elements: int, threads: int) -> bool:
 
 
 def _elements(config: DecoderConfig) -> Iterator[int]:
-    """Sizes of what is computed element by element in one tile, over every product of a layer."""
+    """Yield the sizes, in elements, of all element-wise work on one tile."""
     heads = config.num_heads + 2 * config.num_kv_heads
     inner = config.intermediate_size
     for width in (config.hidden_size, heads * config.head_dim, inner, 2 * inner):

@@ -1,14 +1,13 @@
-"""Forward passes with one copy in and one copy out, the smaller ones as CUDA graphs.
+"""Forward passes with one copy in and one copy out; small batches run as CUDA graphs.
 
-Launching some 300 kernels one by one takes the host several milliseconds, which hides behind a
-large batch but not behind a small one. A graph replays them all at once, on the very memory on
-which it was captured. So all that a batch says, tile tables included, is written as int32 words
-into one piece of memory, in an order that follows from the sizes alone; batches are filled up to
-the next larger sizes that have a graph (`buckets`). What fills up is in no tile, is not stored and
-not scored.
+Launching some 300 kernels one by one takes the host several milliseconds. A large batch hides that
+time, a small one does not. A graph launches them all at once, and reads the same memory as when it
+was captured. So the whole batch, tile tables included, is written as int32 words into one buffer,
+in an order that depends on the batch's sizes only, and a batch is padded to the next larger sizes
+that have a graph (`buckets`). Padding is never attended to, stored or scored.
 
-While the device runs one batch, the next is planned and uploaded (`queues`). Nothing waits for the
-device but the function that `launch` returns.
+While the device runs one batch, the next is planned and uploaded (`queues`). Only the function that
+`launch` returns waits for the device.
 """
 
 from collections.abc import Sequence
@@ -29,20 +28,21 @@ from gpuscore.batch import PackedBatch, RowScores
 from gpuscore_kernels.extend_attention import TablePlace, TileTable, aligned, list_words
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 
-# Of a batch that runs as a graph, without what is asked of the label head, which is in no graph.
+# The most words of a batch that runs as a graph, without those of the label head, which is not part
+# of the graph.
 GRAPH_WORDS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a batch of some sizes lies among its words."""
+    """Places of a batch's parts in the buffer of words; they depend on its sizes only."""
 
     tokens: slice
     positions: slice
     slots: slice
     scored: slice
-    tables: tuple[TablePlace, ...]  # the last is that of the last layer
-    end: int  # lists of any length follow
+    tables: tuple[TablePlace, ...]  # the last one is the last layer's
+    end: int  # first word after them, where lists of any length follow
 
     @staticmethod
     def of(sizes: Bucket, num_tables: int) -> "Places":
@@ -59,31 +59,31 @@ class Places:
 
 @dataclass(slots=True)
 class Buffers:
-    """Memory of one batch under way."""
+    """Memory of one batch that was launched and not collected."""
 
     host: Tensor  # int32
     device: Tensor  # int32
-    answer: Tensor  # float32, of the host
+    answer: Tensor  # float32, on the host
 
 
 @dataclass(frozen=True, slots=True)
 class LabelWords:
-    """What is asked of the label head: where among the words."""
+    """Places of the label head's inputs in the buffer of words."""
 
-    rows: slice
-    ids: slice
-    wanted: slice
+    rows: slice  # scored row of each label
+    ids: slice  # label ids
+    wanted: slice  # scored rows whose statistics are wanted
 
 
 class GraphLauncher:
     """Forward passes of one model over one pool, with Triton's attention and kernels.
 
     Args:
-        decoder: with Triton's kernels, no mixture of experts, and all rows at once.
+        decoder: uses Triton's kernels and computes all rows at once; no mixture of experts.
         pool: its keys and values.
-        attention: the plan of batches, over that pool.
+        attention: over that pool.
         queue: of the device.
-        graph_tokens: batches of up to so many tokens run as graphs; 0: none.
+        graph_tokens: batches of up to this many tokens run as graphs; 0 = none.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class GraphLauncher:
     ) -> None:
         self.decoder, self.pool, self.attention, self.queue = decoder, pool, attention, queue
         config = decoder.config
-        self._windows = (*table_windows(config), config.windows[-1])  # of each table
+        self._windows = (*table_windows(config), config.windows[-1])  # one per table
         self.buckets = make_buckets(graph_tokens, attention.shape.rows)
         self.replayed = 0  # batches that ran as graphs ...
         self.launched = 0  # ... and as single launches
@@ -108,7 +108,7 @@ class GraphLauncher:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """All graphs, the largest first: the others fit into its memory."""
+        """Capture all graphs, the largest first, because the others can reuse its memory."""
         for bucket in reversed(self.buckets):
             self._capture(bucket)
 
@@ -139,7 +139,7 @@ class GraphLauncher:
         return self._answer(batch, head, hidden, buffers)
 
     def _places(self, batch: PackedBatch, tables: list[TileTable]) -> tuple[Places, Replay | None]:
-        """Where the batch goes, and the graph for it, if there is one."""
+        """Return the places of the batch's parts, and its graph if there is one."""
         tiles = max((len(table.tiles) for table in tables[:-1]), default=0)
         exact = Bucket(batch.num_tokens, tiles, len(batch.score_rows))
         bucket = find_bucket(self.buckets, exact)
@@ -171,7 +171,7 @@ class GraphLauncher:
         self._graphs[bucket] = self.queue.capture(run)
 
     def _forward(self, places: Places, words: Tensor) -> Tensor:
-        """Final-norm hidden states of the scored rows."""
+        """Return hidden states of the scored rows after the final norm."""
         tables = [
             place.on_device(words, self.attention.shape, window, own_only=False)
             for place, window in zip(places.tables, self._windows, strict=True)
@@ -216,7 +216,11 @@ class GraphLauncher:
 
 
 def _write(batch: PackedBatch, tables: list[TileTable], places: Places, words: Int32Array) -> int:
-    """Write the batch to its places; what fills it up is token 0 that is neither kept nor seen."""
+    """Write the batch to its places, padded with token 0 that has no slot and no tile.
+
+    Returns:
+        The first free word after it.
+    """
     for part, values, filling in (
         (places.tokens, batch.token_ids, 0),
         (places.positions, batch.positions, 0),
@@ -241,7 +245,7 @@ def _write_head(batch: PackedBatch, words: Int32Array, start: int) -> tuple[Labe
 
 
 def _slices(counts: Sequence[int], start: int) -> list[slice]:
-    """One after the other, each at a multiple of what kernels want."""
+    """Return slices of these lengths, one after the other, each aligned as kernels need it."""
     starts = [start]
     for count in counts:
         starts.append(starts[-1] + aligned(count))

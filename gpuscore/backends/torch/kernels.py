@@ -1,6 +1,6 @@
-"""The Triton forms of what a decoder computes row by row, and the choice of them (`--kernels`).
+"""Triton kernels for the decoder's row-wise functions, and the choice of them (`--kernels`).
 
-The products themselves stay the library's, and so does whatever has no entry here.
+Matrix products, and functions that are not listed here, stay with torch.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def use_kernels(wanted: str, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether to run them; raises ConfigError if that was asked for and is not possible."""
+    """True if Triton's kernels are to run; raises ConfigError if wanted but not possible."""
     if wanted == "torch" or (wanted == "auto" and device.type == "cpu"):
         return False
     reason = _why_not(device, dtype)
@@ -47,9 +47,9 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def in_triton(function: Function) -> Function:
-    """The kernel that computes what `function` does, itself where there is none.
+    """Return the kernel that computes the same as `function`, or `function` if there is none.
 
-    It stands where torch.compile does on a CPU: see `compiler.py`.
+    A `Compiler`, in the place that torch.compile has on a CPU: see `compiler.py`.
     """
     return _KERNELS.get(function, function)
 

@@ -1,7 +1,7 @@
-"""Proof at start that attention and kernels compute what the references do, on this machine.
+"""A check at start that attention and kernels agree with their references on this machine.
 
-Kernels of libraries and compilers for GPUs differ between versions and cards; a wrong mask or a
-misread stride would change scores without an error.
+GPU kernels of libraries and compilers differ between versions and cards. A wrong mask or a misread
+stride would change scores without an error.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,12 +33,12 @@ from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
-# Norm of the error over that of the answer; what a correct kernel does is several times smaller.
+# Largest norm of the error over the norm of the answer; a correct kernel stays several times lower.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 Run: TypeAlias = Callable[[Implementation], tuple[Tensor, ...]]
 
-ROWS = 33  # that kernels are tried with
+ROWS = 33  # rows of the inputs of kernels
 
 # Requests: cached tokens, tokens of the query beside its items, lengths of the items.
 REQUESTS = ((70, 0, (1, 9)), (0, 37, (3, 20)), (64, 6, (5,)))
@@ -52,12 +52,12 @@ def check_known_answer(
     device: torch.device,
     page_size: int,
 ) -> None:
-    """Raises ConfigError where the backend's answer is not that of the mask rule.
+    """Raise ConfigError if the attention backend's answer differs from the mask rule's.
 
     Args:
-        name: of the backend, for people.
+        name: of the backend, for the error.
         factory: makes it.
-        model: one layer of each window is computed, and the last.
+        model: its configuration; one layer of each window is computed, and the last.
         dtype, device, page_size: of the pool.
     """
     windows = (*dict.fromkeys(model.windows), model.windows[-1])
@@ -90,7 +90,7 @@ def check_known_answer(
 def _by_the_rule(
     config: DecoderConfig, layer: int, batch: PackedBatch, pool: KVPool, *rows: Tensor
 ) -> Tensor:
-    """Attention with the mask written out: all rows of one layer, request by request.
+    """Compute attention with an explicit mask: all rows of one layer, request by request.
 
     Args:
         rows: q [T, H, D], k and v [T, Hkv, D], float32.
@@ -119,7 +119,7 @@ def _by_the_rule(
 
 
 def _mask(batch: PackedBatch, own: np.ndarray, cached: int, window: int | None) -> BoolArray:
-    """Of a request's rows, [rows, cached + rows]."""
+    """The mask of a request's rows, [rows, cached + rows]."""
     seen = visible_rows(batch)[np.ix_(own, own)]
     mask: BoolArray = np.concatenate((np.ones((len(own), cached), dtype=bool), seen), axis=1)
     if window is not None:
@@ -129,10 +129,11 @@ def _mask(batch: PackedBatch, own: np.ndarray, cached: int, window: int | None) 
 
 
 def check_kernels(model: DecoderConfig, weights: DecoderWeights) -> None:
-    """Raises ConfigError where a kernel of `--kernels triton` is off its reference.
+    """Raise ConfigError if a kernel of `--kernels triton` differs from its reference.
 
     Args:
-        model, weights: norms of the first layer and the LM head are theirs, rows are random.
+        model, weights: norms of the first layer and the label head are taken from them; rows are
+            random.
     """
     with torch.inference_mode():
         for name, run in _kernel_calls(model, weights):
@@ -141,7 +142,7 @@ def check_kernels(model: DecoderConfig, weights: DecoderWeights) -> None:
 
 
 def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Run]]:
-    """What each kernel gives, and its reference, for the same rows of a model's sizes."""
+    """Yield each kernel's name, and a function that calls it or its reference on the same rows."""
     generator, head = torch.Generator().manual_seed(0), weights.lm_head
     eps, one_plus = model.rms_norm_eps, model.one_plus_norms
     layer, heads, kv_heads = weights.layers[0], model.num_heads, model.num_kv_heads
@@ -197,7 +198,7 @@ def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tup
 
 
 def _fill(sides: tuple[Tensor, Tensor], generator: torch.Generator) -> None:
-    """The same random numbers, as the first one's format holds them, in two pools."""
+    """Fill two pools with the same random numbers, rounded to the first one's dtype."""
     first, second = sides
     first.copy_(torch.randn(first.shape, generator=generator))
     second.copy_(first)
@@ -214,7 +215,7 @@ def _compare(choice: str, where: str, got: Tensor, want: Tensor, tolerance: floa
 
 
 def _batch(page_size: int) -> PackedBatch:
-    """All of `REQUESTS`; every segment's last row is scored, and the last query is kept."""
+    """Build a batch of all `REQUESTS`; every segment is scored, and the last query is kept."""
     room = max(-(-(cached + query) // page_size) for cached, query, _ in REQUESTS)
     pages = np.arange(len(REQUESTS) * room, dtype=np.int32)[::-1].reshape(len(REQUESTS), room)
     segments: list[Segment] = []

@@ -14,10 +14,10 @@ from gpuscore_kernels.qk_norm_rope_store import Pages
 
 
 class KVPool:
-    """Per layer and side one tensor [Hkv, slots, D], so that a gather comes out head by head.
+    """One tensor [Hkv, slots, D] per layer for keys and one for values.
 
-    Starts as zeros. On a CPU the operating system provides them when they are first written, so
-    pages that were never used cost no memory.
+    With this order, gathered rows come out head by head. The pool starts as zeros. On a CPU, memory
+    is taken when a page is first written, so pages that were never used cost none.
     """
 
     def __init__(
@@ -41,19 +41,19 @@ class KVPool:
             side.index_copy_(1, slots, values.transpose(0, 1))
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """k, v [Hkv, n, D] of slots [n]."""
+        """Return k and v [Hkv, n, D] of slots [n]."""
         k, v = self.layers[layer]
         return k.index_select(1, slots), v.index_select(1, slots)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """The rows of one batch whose keys and values later batches read, and where those go."""
+    """The rows of one batch whose keys and values are kept for later batches, and their slots."""
 
     pool: KVPool
     rows: Tensor  # [n] of the batch
     slots: Tensor  # [n]
-    slot_of_row: Tensor  # [T]; -1: not kept
+    slot_of_row: Tensor  # [T]; -1 = not kept
 
     @staticmethod
     def of(slot_mapping: Int32Array, pool: KVPool) -> "KeptRows":
@@ -63,18 +63,18 @@ class KeptRows:
         return KeptRows(pool, *moved)
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store what k, v [T, Hkv, D] have of these rows."""
+        """Store these rows of k and v [T, Hkv, D]."""
         if len(self.rows):
             self.pool.write(layer, self.slots, k[self.rows], v[self.rows])
 
     def pages(self, layer: int) -> Pages:
-        """For a kernel that stores them itself."""
+        """Return the pages and slots for a kernel that stores keys and values itself."""
         return Pages(*self.pool.layers[layer], self.slot_of_row)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # torch.zeros would write them, and so take all the memory at once.
+    # torch.zeros would write every page, and so take all the memory at once.
     fresh = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(fresh, dtype=dtype).view(shape)

@@ -1,6 +1,6 @@
-"""How a batch goes through the device: what is launched at once, and what is waited for.
+"""Launchers, which run a batch on the device.
 
-`PlainLauncher` is for any device and any kernels; `graph_launcher` is for our own on CUDA.
+`PlainLauncher` is for any device and any kernels; `graph_launcher` is for our own kernels on CUDA.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +22,19 @@ Finish: TypeAlias = Callable[[], RowScores]  # waits for the device
 
 
 class Launcher(Protocol):
-    """Forward passes of one model over one pool."""
+    """Forward passes of one model over one KV pool."""
 
     def launch(self, batch: PackedBatch) -> Finish: ...
 
     def capture(self) -> None:
-        """Prepare what launches of many sizes need; blocks."""
+        """Capture the CUDA graphs of all sizes, if there are any; blocks."""
 
     def capture_largest(self) -> None:
-        """The part of it that takes the most memory."""
+        """Capture the largest graph only, which takes the most memory."""
 
 
 class PlainLauncher:
-    """Launches operator after operator, and is done when `launch` returns."""
+    """Launches operator after operator; the batch is done when `launch` returns."""
 
     def __init__(
         self,
@@ -95,24 +95,24 @@ class PlainLauncher:
 
 
 def label_rows(batch: PackedBatch) -> np.ndarray:
-    """int64 [L]: which scored row each label belongs to."""
+    """Number of the scored row that each label belongs to, int64 [L]."""
     return np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
 
 
 def wanted_rows(batch: PackedBatch) -> np.ndarray:
-    """int64: the scored rows of which something about the whole vocabulary is wanted."""
+    """Numbers of the scored rows that need the whole vocabulary (lse or top token), int64."""
     return np.flatnonzero(batch.need_lse | batch.need_top)
 
 
 def row_scores(
     batch: PackedBatch, logits: np.ndarray, statistics: Sequence[np.ndarray]
 ) -> RowScores:
-    """What the engine gets.
+    """Build the results that the engine gets.
 
     Args:
-        batch: whose results they are.
+        batch: the batch that was run.
         logits: [L].
-        statistics: of the wanted rows: none, or lse, or lse, top_ids and top_logits.
+        statistics: arrays over the wanted rows: none, or lse, or lse, top_ids and top_logits.
     """
     logits = logits.astype(np.float32)
     if not statistics:
@@ -121,7 +121,7 @@ def row_scores(
     lse[wanted_rows(batch)] = statistics[0]
     if len(statistics) == 1:
         return RowScores(logits, lse, None, None)
-    _, top_ids, top_logits = statistics  # of all rows
+    _, top_ids, top_logits = statistics  # need_top makes every scored row a wanted one
     return RowScores(logits, lse, top_ids.astype(np.int32), top_logits.astype(np.float32))
 
 

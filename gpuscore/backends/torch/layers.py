@@ -1,7 +1,7 @@
-"""Pure functions that the decoders are made of. Shapes: T rows, E hidden, H heads, D head size.
+"""Pure functions of the decoder. Shapes: T rows, E hidden size, H heads, D head size.
 
-Rounding points, the same for every dtype: norms and the rotary embedding compute in float32 and
-round once on the way out; projections and the residual stream stay in the model's dtype.
+Rounding points are the same for every dtype: norms and the rotary embedding compute in float32 and
+round their result once; projections and the residual stream stay in the model's dtype.
 """
 
 import math
@@ -28,7 +28,7 @@ __all__ = [
 def add_and_norm(
     x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
 ) -> tuple[Tensor, Tensor]:
-    """The residual stream x + delta [T, E], and its norm."""
+    """Return the residual stream x + delta [T, E], and its norm."""
     x = x + delta
     return x, rms_norm(x, weight, eps, one_plus)
 
@@ -41,12 +41,12 @@ def norm_and_rotate(
     eps: float,
     one_plus: bool,
 ) -> Tensor:
-    """x [T, H, D]: the RMS norm of each head where the model has one, then the rotary embedding."""
+    """Norm each head of x [T, H, D] if the model has a QK norm, then apply the rotary embedding."""
     return rotate(x if weight is None else rms_norm(x, weight, eps, one_plus), cos, sin)
 
 
 def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
-    """float32 [D / 2]."""
+    """Frequencies of the rotary embedding's pairs, float32 [D / 2]."""
     exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / (rope.theta**exponent)
     if isinstance(rope.scaling, Llama3Rope):
@@ -57,7 +57,7 @@ def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tens
 
 
 def _llama3_scaled(frequencies: Tensor, rope: Llama3Rope) -> Tensor:
-    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, between them a ramp."""
+    """Scale as Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp."""
     wavelength = 2 * math.pi / frequencies
     turns = rope.original_max_position_embeddings / wavelength
     ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -66,6 +66,6 @@ def _llama3_scaled(frequencies: Tensor, rope: Llama3Rope) -> Tensor:
 
 
 def rotary_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, float32 [T, 1, D / 2]."""
+    """Return cos and sin, float32 [T, 1, D / 2]."""
     angles = positions.float().unsqueeze(1) * frequencies
     return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Hugging Face directory -> `DecoderWeights`. safetensors only: no pickle, no remote code."""
+"""Reads `DecoderWeights` from a model directory. safetensors only: no pickle, no remote code."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +15,7 @@ from gpuscore.errors import ConfigError
 
 
 class ReadPart(Protocol):
-    """Reads a part of one layer, of one of its experts if it says so; None if it has none."""
+    """Reads a part of one layer, or of one of its experts; None if the layer has no such part."""
 
     def __call__(self, part: str, expert: int | None = None) -> Tensor | None: ...
 
@@ -33,7 +33,7 @@ def load_weights(
 
 
 class _Checkpoint:
-    """A checkpoint's tensors, read one at a time straight into the wanted dtype."""
+    """Reads a checkpoint's tensors one at a time, directly into the wanted dtype."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Checkpoint:
         )
 
     def _mixture(self, read: ReadPart, mixture: Mixture) -> MixtureWeights:
-        """Experts go straight into the stacked tensors, so that none is in memory twice."""
+        """Read experts directly into the stacked tensors, so that they are not in memory twice."""
         shapes = self.files.shapes
         gate, down = shapes["expert_gate"], shapes["expert_down"]
         count = mixture.num_experts

@@ -21,10 +21,10 @@ class DeviceMemory:
         return int(torch.cuda.mem_get_info(self._device)[0])
 
     def growth(self, run: Callable[[], object]) -> int | None:
-        """What torch's allocator took from the device, and what others did beside it.
+        """Memory that torch's allocator took during `run`, plus what was taken outside of it.
 
-        Blocks that the allocator keeps between the sizes it was asked for count as taken. Beside
-        it come the workspaces and code of libraries, and other processes.
+        Blocks that the allocator keeps free between its allocations count as taken. Outside of it
+        are workspaces and code of libraries, and other processes.
         """
         self.trim()
         torch.cuda.reset_peak_memory_stats(self._device)

@@ -7,22 +7,24 @@ from torch.nn import functional
 from gpuscore.backends.common.hf_config import Mixture
 from gpuscore.backends.torch.layers import gated
 
-# Rows that an expert computes at a time. A fixed number, because matrix products need not be
-# bitwise equal for different numbers of rows: so a row's result does not depend on how many rows of
-# other items chose the same expert.
+# Rows that an expert computes at a time. Matrix products of different numbers of rows need not be
+# bitwise equal, so with a fixed number a row's result does not depend on how many rows of other
+# items chose the same expert.
 TILE = 32
 
 
 def mixture_mlp(
     x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor, mixture: Mixture, activation: str
 ) -> Tensor:
-    """sum over a row's chosen experts of weight * down(act(gate) * up).
+    """Compute, per row, the sum over its chosen experts of weight * down(act(gate) * up).
 
     Args:
         x: [T, E].
         router: [experts, E].
         gate_up: [experts, 2I, E].
         down: [experts, E, I].
+        mixture: sizes and routing rule.
+        activation: of the gate, see `gated`.
 
     Returns:
         [T, E] in x's dtype; weights and the sum over experts are float32.
@@ -43,7 +45,7 @@ def mixture_mlp(
 
 
 def _route(x: Tensor, router: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
-    """Weights float32 [T, k] and experts int64 [T, k] of each row."""
+    """Return the weights, float32 [T, k], and the experts, int64 [T, k], of each row."""
     probabilities = torch.softmax(functional.linear(x, router).float(), dim=-1)
     weights, chosen = probabilities.topk(mixture.top_k, dim=-1)
     if mixture.norm_top_k:
@@ -52,7 +54,7 @@ def _route(x: Tensor, router: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]
 
 
 def _expert(rows: Tensor, gate_up: Tensor, down: Tensor, activation: str) -> Tensor:
-    """One expert on rows [n, E], tile by tile; the last tile is filled up with zeros."""
+    """Compute one expert on rows [n, E], tile by tile; the last tile is padded with zeros."""
     count = len(rows)
     padded = functional.pad(rows, (0, 0, 0, -count % TILE))
     tiles = [

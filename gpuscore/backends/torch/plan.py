@@ -1,4 +1,4 @@
-"""What to load, in which dtype, and how much of it: decided before any weight is read."""
+"""`TorchPlan`: device, dtype, sizes and kernels, decided before any weight is read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +26,12 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.limits import BackendLimits
 
-# Rows of an MLP at a time, by compute capability: what lies between its products, 12 KiB a row at
-# 3,072 columns in bfloat16, would then stay in the cache. A card gets an entry when that was
-# measured there (`make bench-gpu`); the others compute all rows at once.
+# Rows of an MLP at a time, by compute capability, so that results between its products (12 KiB a
+# row at 3,072 columns in bfloat16, gate and up) stay in the cache. A card gets an entry once that
+# was measured to be faster (`make bench-gpu`); other cards compute all rows at once.
 MLP_ROWS: dict[tuple[int, int], int] = {}
-# Of the largest batch that runs as a CUDA graph. A larger one takes a GPU longer than its launches
-# take the host, and would lose more to padding. In Triton's interpreter there are none to save.
+# Tokens of the largest batch that runs as a CUDA graph. A larger one takes the GPU longer than its
+# launches take the host, and would lose more to padding. Triton's interpreter has no graphs.
 GRAPH_TOKENS = {"cpu": 0, "cuda": 4096}
 
 
@@ -49,11 +49,11 @@ class TorchPlan:
     weight_bytes: int
     threads: int | None
     compile: bool
-    kernels: bool  # Triton's, for what is computed row by row
+    kernels: bool  # Triton's kernels for row-wise functions
     deterministic: bool
     attention: str  # one of attention.choice.NAMES
-    mlp_rows: int | None  # of a dense MLP at a time
-    graph_tokens: int | None  # of the largest CUDA graph; None: there is no runner that has them
+    mlp_rows: int | None  # rows of a dense MLP at a time; None = all
+    graph_tokens: int | None  # of the largest CUDA graph; None = no `GraphLauncher`
     identity: str  # see BackendLimits
     framework: Literal["torch"] = "torch"
 
@@ -70,7 +70,7 @@ class TorchPlan:
         return memory_of(self.device).free()
 
     def limits(self, num_pages: int) -> BackendLimits:
-        """Those of the backend; how many pages there are is known once the weights are loaded."""
+        """Limits of the backend; the number of pages is known once the weights are loaded."""
         return BackendLimits(
             max_tokens=self.max_tokens,
             page_size=self.pages.size,
@@ -84,7 +84,7 @@ class TorchPlan:
 
 
 def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
-    """Raises ConfigError, in one sentence, for whatever cannot be served."""
+    """Decide what to load; raises ConfigError for a model or setting that is not supported."""
     if config.compile_cache is not None:
         raise ConfigError("--compile-cache needs --backend jax")
     architecture = read_architecture(RawConfig.read(directory))
@@ -156,9 +156,9 @@ def _graph_tokens(
         reason = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}; both "
         reason += "have to be triton"
     elif config.deterministic:
-        reason = "not with --deterministic, whose tiles are as many as a batch has"
+        reason = "not supported with --deterministic, whose number of tiles depends on the batch"
     elif model.mixture is not None:
-        reason = "a mixture of experts asks the device how many rows each expert has"
+        reason = "a mixture of experts has to ask the device how many rows each expert has"
     if reason is None:
         most = GRAPH_TOKENS[device.type] if wanted is None else wanted
         return min(most, _max_tokens(config, device))
@@ -168,7 +168,7 @@ def _graph_tokens(
 
 
 def _computes_natively(dtype: str) -> bool:
-    """Whether this CPU has instructions for matrix products in `dtype`, as oneDNN sees it."""
+    """True if, according to oneDNN, this CPU has instructions for matrix products in `dtype`."""
     if dtype == "bfloat16":
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     if dtype == "float16":

@@ -1,6 +1,6 @@
-"""Where work is queued for a device: the streams of a CUDA device, or a CPU, which does it at once.
+"""Queues of work for a device: the streams of a CUDA device; a CPU does work at once.
 
-Nothing here waits for the device but the functions that `download` returns.
+Only the functions that `download` returns wait for the device.
 """
 
 from collections.abc import Callable
@@ -18,24 +18,25 @@ class Queue(Protocol):
     device: torch.device
 
     def host(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Memory of the host, of which copies are made while the host goes on."""
+        """Allocate host memory that can be copied while the host continues (pinned on CUDA)."""
 
     def empty(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Memory of the device, to `upload` into."""
+        """Allocate device memory to `upload` into."""
 
     def upload(self, host: Tensor, device: Tensor) -> None:
-        """Copy beside what runs; what is queued from now on comes after it.
+        """Copy in parallel to running work; work queued from now on waits for the copy.
 
-        Nothing that was queued before may use `device`.
+        No work that was queued before may use `device`.
         """
 
     def download(self, device: Tensor, host: Tensor) -> Callable[[], None]:
-        """Copy in turn; the function returned waits until that is done."""
+        """Queue a copy after earlier work; the returned function waits until it is done."""
 
     def capture(self, run: Callable[[], None]) -> Replay:
-        """A function that queues what `run` does, on the same memory, at the cost of one launch.
+        """Return a function that repeats the work of `run`, on the same memory, in one launch.
 
-        `run` is called, twice or more. What it allocates may be used again by other captures.
+        `run` is called here, more than once on CUDA. Memory that it allocates may be reused by
+        other captures.
         """
 
 
@@ -63,7 +64,7 @@ class HostQueue:
 
 
 class CudaQueue:
-    """A CUDA device: uploads have a stream of their own, beside the current one."""
+    """A CUDA device; uploads use a stream of their own beside the current one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -91,10 +92,10 @@ class CudaQueue:
         return done.synchronize
 
     def capture(self, run: Callable[[], None]) -> Replay:
-        run()  # compiles kernels and sets up libraries, which a capture must not
+        run()  # compiles kernels and sets up libraries, which is not allowed during a capture
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may ask the device for its memory meanwhile.
+        # With the default mode, another thread that asks for free memory would end the capture.
         with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):
             run()
         return graph.replay

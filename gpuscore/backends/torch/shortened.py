@@ -9,9 +9,9 @@ from gpuscore.backends.torch.decoder import DecoderWeights
 def shortened(
     config: DecoderConfig, weights: DecoderWeights
 ) -> tuple[DecoderConfig, DecoderWeights]:
-    """The same model with one layer of each kind and the last.
+    """Return the same model with one layer of each kind and the last layer.
 
-    Layers run one after the other, so a batch takes as much memory as with all of them, and much
+    Layers run one after the other, so a batch takes as much memory as with all layers, but much
     less time.
     """
     mixture = config.mixture

@@ -1,9 +1,9 @@
-"""Rows of a batch all at once, or in tiles of one fixed number of rows.
+"""Computation of a batch's rows all at once, or in tiles of a fixed number of rows.
 
 Matrix products, reductions and even element-wise functions need not give a row the same bits when
-the number of rows changes: libraries choose other loops, and vectors end elsewhere. In tiles of one
-shape they do, so that a row's result does not depend on what else is in the batch (Thinking
-Machines, "Defeating nondeterminism in LLM inference", 2025).
+the number of rows changes: libraries choose other loops, and vectors end elsewhere. With tiles of
+one shape they do, so a row's result does not depend on the rest of the batch (Thinking Machines,
+"Defeating nondeterminism in LLM inference", 2025).
 """
 
 from collections.abc import Callable
@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# A function of tensors whose first dimension is the rows, each row on its own; None stays None.
+# A function that computes each row on its own; the first dimension of its tensors is the rows. An
+# argument may be None.
 Stage: TypeAlias = Callable[..., tuple[Tensor, ...]]
 ByRows: TypeAlias = Callable[..., tuple[Tensor, ...]]  # (stage, *its tensors)
 
 
 def all_at_once(stage: Stage, *rows: Tensor | None) -> tuple[Tensor, ...]:
-    """`stage` of all rows in one call."""
+    """Apply `stage` to all rows in one call."""
     return stage(*rows)
 
 
 def in_tiles(size: int) -> ByRows:
-    """What applies a stage to `size` rows at a time; the last tile is filled up with zeros."""
+    """Return a function that applies a stage to `size` rows at a time; zeros pad the last tile."""
 
     def apply(stage: Stage, first: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
         count = len(first)

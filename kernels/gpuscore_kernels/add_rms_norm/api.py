@@ -1,4 +1,4 @@
-"""The residual stream plus what a layer adds to it, and the RMS norm of the sum, in one pass."""
+"""The residual stream plus a layer's output, and the RMS norm of the sum, in one pass."""
 
 from typing import Literal, TypeAlias
 
@@ -18,10 +18,10 @@ def add_rms_norm(
     one_plus: bool = False,
     impl: Implementation,
 ) -> tuple[Tensor, Tensor]:
-    """x + delta, and its norm.
+    """Return x + delta, and its norm.
 
     Args:
-        x: [T, E]; rows may lie apart, elements of a row not.
+        x: [T, E]; the elements of a row are contiguous, rows need not be.
         delta: like x, or None for 0.
         weight: [E].
         eps: added to the mean square.
@@ -29,8 +29,8 @@ def add_rms_norm(
         impl: "reference" (any device) or "triton".
 
     Returns:
-        sum [T, E], which is x itself without a delta, rounded to x's dtype before its square is
-        taken; and normed [T, E] in x's dtype.
+        The sum [T, E], rounded to x's dtype before it is squared (x itself without a delta), and
+        its norm [T, E] in x's dtype.
 
     Raises:
         ValueError: shapes or dtypes do not fit.

@@ -5,9 +5,9 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-    """x [..., E], weight [E]; float32 inside (float64 for float64), rounds where transformers does.
+    """Norm x [..., E] with weight [E], in float32 (float64 for float64), rounding as transformers.
 
-    Llama's lineage rounds, then multiplies by the weight; Gemma's (`one_plus`) multiplies by
+    Llama-like models round, then multiply by the weight. Gemma (`one_plus`) multiplies by
     1 + weight in float32 and rounds afterwards.
     """
     compute = torch.promote_types(x.dtype, torch.float32)
@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
 def add_rms_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
 ) -> tuple[Tensor, Tensor]:
-    """x + delta [T, E], and its norm."""
+    """Return x + delta [T, E], and its norm."""
     if delta is not None:
         x = x + delta
     return x, rms_norm(x, weight, eps, one_plus)

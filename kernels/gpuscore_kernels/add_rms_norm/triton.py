@@ -1,4 +1,4 @@
-"""`add_rms_norm` as one Triton program per row, which it holds in registers."""
+"""`add_rms_norm` in Triton: one program per row, which it holds in registers."""
 
 from collections.abc import Iterator
 

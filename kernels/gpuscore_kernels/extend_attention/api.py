@@ -1,7 +1,7 @@
 """Attention of a packed batch over cached pages and over itself, in one launch.
 
 The mask rule: a row sees its request's cached prefix, all of its segment's parent and its own
-segment up to itself. Which keys that are is in a tile table (`tiles`), made once per batch.
+segment up to itself. A tile table (`tiles`), built once per batch, lists the keys that rows see.
 """
 
 from typing import Literal, TypeAlias
@@ -35,25 +35,25 @@ def extend_attention(
     Args:
         q: [M, H, D], the table's M rows; H is a multiple of Hkv, D at most 256.
         k, v: [T, Hkv, D] of all rows of the batch.
-        pool_k, pool_v: [Hkv, slots, D], cached keys and values by slot. What lies in slots that no
-            row sees is never used, NaN included.
+        pool_k, pool_v: [Hkv, slots, D], cached keys and values by slot. Slots that no row sees
+            have no effect, even if they hold NaN.
         tiles: the batch's table, of the shape `config.shape(H // Hkv)`.
         scale: factor on q k^T, over 0.
         softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax
             and the log-sum-exp.
-        need_lse: whether the log-sum-exp is wanted.
+        need_lse: also return the log-sum-exp.
         config: sizes of the kernel's tiles.
-        impl: "reference" (any device and number format) or "triton" (float32, float16 or bfloat16
-            on CUDA; in Triton's interpreter on a CPU, without bfloat16, which it computes wrongly).
+        impl: "reference" (any device and dtype) or "triton" (float32, float16 or bfloat16 on CUDA;
+            float32 or float16 in Triton's interpreter on a CPU, which computes bfloat16 wrongly).
 
-    Every tensor may have any strides but for its last dimension, which is contiguous.
+    The last dimension of every tensor is contiguous; other strides are free.
 
     Returns:
         out [M, H, D] in q's dtype, and lse [M, H], natural log, float32 (None unless asked for).
         Sums are float32; weights are rounded to v's dtype before they are multiplied with v.
 
     Raises:
-        ValueError: shapes or number formats do not fit.
+        ValueError: shapes or dtypes do not fit.
     """
     check(q, k, v, tiles, scale, config)
     for pool in (pool_k, pool_v):
@@ -84,20 +84,20 @@ def extend_attention(
 def check(
     q: Tensor, k: Tensor, v: Tensor, tiles: DeviceTiles, scale: float, config: TileConfig
 ) -> None:
-    """Raises ValueError for what the kernels cannot compute."""
+    """Raise ValueError for arguments that the kernels cannot compute."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() != 3 or k.shape != v.shape or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
         raise ValueError(f"shapes do not fit: {shapes}")
     if q.shape[2] > MAX_HEAD_DIM:
-        raise ValueError(f"heads of {q.shape[2]} numbers; at most {MAX_HEAD_DIM} are supported")
+        raise ValueError(f"head_dim is {q.shape[2]}; supported: at most {MAX_HEAD_DIM}")
     if len(q) != tiles.rows.shape[1]:
-        raise ValueError(f"the table is of {tiles.rows.shape[1]} query rows, not of {len(q)}")
+        raise ValueError(f"the table has {tiles.rows.shape[1]} query rows, q has {len(q)}")
     if tiles.shape != config.shape(q.shape[1] // k.shape[1]):
-        raise ValueError(f"the table's {tiles.shape} is not that of {config}")
+        raise ValueError(f"the table's {tiles.shape} does not belong to {config}")
     if not scale > 0:
         raise ValueError(f"scale is {scale}, but must be over 0")
     if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"number formats differ: {q.dtype}, {k.dtype}, {v.dtype}")
+        raise ValueError(f"dtypes of q, k and v differ: {q.dtype}, {k.dtype}, {v.dtype}")
     for x in (q, k, v):
         _check_contiguous(x)
 

@@ -1,8 +1,8 @@
-"""Launch configurations of the Triton kernel: one per kind of GPU, head size and number format.
+"""Launch configurations of the Triton kernel: one per kind of GPU, head size and dtype.
 
-The table is checked in and nothing is tuned while serving, so that a server's bits and speed do not
-depend on what it happened to time. Its values come from what compiles without spilling registers
-(Triton 3.6); they were not timed on GPUs yet.
+The table is fixed and nothing is tuned while serving, so a server's bits and speed do not depend on
+timings. Its values are the ones that compile without spilling registers (Triton 3.6); they were not
+timed on GPUs yet.
 """
 
 from dataclasses import dataclass
@@ -17,24 +17,27 @@ from gpuscore_kernels.extend_attention.layout import TileShape
 class TileConfig:
     """Sizes of the kernel's tiles, and how it is launched."""
 
-    rows: int  # of a query tile: tokens times heads of one KV head; a power of two, >= 16
+    rows: int  # of a query tile: tokens times query heads of one KV head; a power of two, >= 16
     keys: int  # of a full tile; a power of two, >= 16
-    own: int  # of a masked tile; likewise, divides `keys`
+    own: int  # of a masked tile; a power of two, >= 16, that divides `keys`
     num_warps: int
     num_stages: int
 
     def shape(self, group: int) -> TileShape:
-        """For `group` heads per KV head.
+        """Return the tile shape for `group` query heads per KV head.
 
         Raises:
-            ValueError: more than `rows`.
+            ValueError: `group` is larger than `rows`.
         """
         if group > self.rows:
-            raise ValueError(f"{group} heads share one of keys; at most {self.rows} are supported")
+            raise ValueError(f"{group} query heads share a KV head; supported: at most {self.rows}")
         return TileShape(self.rows // group, self.keys, self.own)
 
     def steady(self) -> "TileConfig":
-        """Masked tiles as wide as full ones: a row's tiles do not depend on its neighbours."""
+        """Return the same with masked tiles as wide as full ones.
+
+        A row's tiles then do not depend on other rows.
+        """
         return TileConfig(self.rows, self.keys, self.keys, self.num_warps, self.num_stages)
 
 
@@ -52,7 +55,7 @@ _HALVES = {
         256: TileConfig(128, 32, 32, 8, 2),
     },
 }
-# Matrix units have no exact float32, so its tiles are small; it is there to compare with.
+# Tensor cores do not compute exact float32, so its tiles are small; float32 is for comparison only.
 _SINGLES = {
     64: TileConfig(64, 32, 32, 8, 1),
     128: TileConfig(32, 32, 32, 8, 1),
@@ -63,18 +66,18 @@ CONFIGS = MappingProxyType(
     {
         (80, 2): _HALVES[80],  # A100
         (89, 2): _HALVES[80],  # L4, L40S
-        (90, 2): _HALVES[90],  # H100, H200; on the others 64 keys spill registers
+        (90, 2): _HALVES[90],  # H100, H200; on other GPUs 64 keys spill registers
         (120, 2): _HALVES[80],  # RTX PRO 6000
         (80, 4): _SINGLES,
         (89, 4): _SINGLES,
         (90, 4): _SINGLES,
         (120, 4): _SINGLES,
     }
-)  # by (compute capability times ten, bytes of a number), then by head size rounded up
+)  # by (compute capability times ten, bytes of an element), then by head size rounded up
 
 
 def config_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> TileConfig:
-    """The configuration for a device; an unknown GPU has that of the one before it.
+    """Return the configuration for a device; an unknown GPU gets that of the next older one.
 
     Raises:
         ValueError: there is none.
@@ -86,12 +89,12 @@ def config_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> TileC
 
 
 def config_of(arch: int, head_dim: int, itemsize: int) -> TileConfig:
-    """As `config_for`, for a compute capability times ten and bytes of a number."""
+    """Return the configuration for a compute capability times ten and bytes of an element."""
     known = [a for a, size in CONFIGS if a <= arch and size == itemsize]
     if not known:
         raise ValueError(f"compute capability is {arch / 10}; supported: 8.0 and newer")
     row = CONFIGS[max(known), itemsize]
     fitting = [size for size in row if size >= head_dim]
     if not fitting:
-        raise ValueError(f"heads have {head_dim} numbers; supported: {MAX_HEAD_DIM}")
+        raise ValueError(f"head_dim is {head_dim}; supported: at most {MAX_HEAD_DIM}")
     return row[min(fitting)]

@@ -1,4 +1,4 @@
-"""The launch of `extend_attention_kernel`, for both functions that are made of it."""
+"""The launch of `extend_attention_kernel`, for `extend_attention` and `items_merge`."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ def launch(
     need_lse: bool,
     config: TileConfig,
 ) -> tuple[Tensor, Tensor | None]:
-    """`extend_attention` with a pool, `items_merge` with what came before; see their `api`."""
+    """Launch `extend_attention` (with `pool`) or `items_merge` (with `before`); see their `api`."""
     num_rows, heads, dim = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty((num_rows, heads), dtype=torch.float32, device=q.device)

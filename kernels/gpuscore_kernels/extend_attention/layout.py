@@ -1,4 +1,4 @@
-"""What a tile table is made from, and what is in it; NumPy only."""
+"""Input and content of a tile table; NumPy only."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,11 +10,11 @@ Ints: TypeAlias = NDArray[np.int32]
 
 # Columns of `TileTable.tiles`.
 (
-    ROW_START,  # of the tile in `rows` ...
-    NUM_ROWS,  # ... and its length
-    MASKED_START,  # in `masked`: tiles before the full ones ...
-    MASKED_AFTER,  # ... and after them
-    MASKED_END,
+    ROW_START,  # first row of the tile in `rows` ...
+    NUM_ROWS,  # ... and number of rows
+    MASKED_START,  # in `masked`: first tile before the full ones ...
+    MASKED_AFTER,  # ... first tile after them ...
+    MASKED_END,  # ... and the end
     POOL_START,  # in `pool_tiles`: full tiles of the cached prefix
     POOL_END,
     NUM_PACKED,  # full tiles of this batch: the i-th starts at row
@@ -42,8 +42,8 @@ class TileShape:
 class Layout:
     """Lengths of a packed batch: T tokens, S segments, R requests, P pages. All int32.
 
-    A row sees its request's cached prefix, all of its segment's parent (a parent's own parent it
-    does not see) and its segment up to itself; keys at positions 0, 1, ... in this order.
+    A row sees its request's cached prefix, all of its segment's parent (but not the parent's own
+    parent) and its segment up to itself. In this order the keys are at positions 0, 1, 2, ...
     """
 
     positions: Ints  # [T]
@@ -57,12 +57,12 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class TileTable:
-    """What the kernel reads; M query rows, int32 throughout."""
+    """The table that the kernel reads; M query rows, int32 throughout."""
 
     shape: TileShape
     window: int | None
     own_only: bool  # without prefix and parent
     rows: Ints  # [3, M] in the order of tiles: query row, its position, its segment
-    tiles: Ints  # [n, TILE_FIELDS], those with most keys first
+    tiles: Ints  # [n, TILE_FIELDS], tiles with most keys first
     pool_tiles: Ints  # first slot of every full tile of a cached prefix
     masked: Ints  # [*, MASKED_FIELDS]

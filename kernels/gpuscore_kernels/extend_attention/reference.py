@@ -1,4 +1,4 @@
-"""The meaning of a tile table in plain torch: every tile's keys gathered, one softmax over them."""
+"""The definition of a tile table in plain torch: gather a tile's keys, one softmax over them."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def extend_attention(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """See `api`; with `pool` None the table is one without shared keys."""
+    """Compute `api.extend_attention`; without a `pool` the table must have no shared keys."""
     compute = torch.promote_types(q.dtype, torch.float32)
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     lse = torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
@@ -42,7 +42,7 @@ def extend_attention(
 
 
 def _gather(own: Tensor, pool: Tensor | None, slots: Tensor, packed: Tensor) -> Tensor:
-    """[Hkv, keys, D]: those of the pool first."""
+    """Gather keys or values, [Hkv, keys, D]; those of the pool come first."""
     mine = own[packed].transpose(0, 1)
     return mine if pool is None else torch.cat((pool[:, slots], mine), dim=1)
 
@@ -50,13 +50,13 @@ def _gather(own: Tensor, pool: Tensor | None, slots: Tensor, packed: Tensor) -> 
 def _keys(
     tiles: DeviceTiles, tile: list[int], position: Tensor, segment: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots and rows of a tile's keys, and bool [rows, keys]: which are visible."""
+    """Slots and rows of a tile's keys, and bool [rows, keys], true for visible keys."""
     _, _, begin, _, end, pool_begin, pool_end, num_packed, num_parent, parent, own = tile
     size, device = tiles.shape.keys, position.device
     offsets = torch.arange(size, device=device)
     slots = [int(slot) + offsets for slot in tiles.pool_tiles[pool_begin:pool_end]]
     packed = [(parent if i < num_parent else own) + i * size + offsets for i in range(num_packed)]
-    # Keys of full tiles are visible to all.
+    # Keys of full tiles are visible to all rows.
     seen = {
         False: [torch.ones(len(position), size * len(slots), dtype=torch.bool, device=device)],
         True: [torch.ones(len(position), size * len(packed), dtype=torch.bool, device=device)],

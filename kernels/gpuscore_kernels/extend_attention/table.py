@@ -1,4 +1,4 @@
-"""Tile tables on a device: several in one array of int32 words, so that one copy brings them."""
+"""Tile tables on a device: several in one array of int32 words, so that one copy is enough."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,14 +22,15 @@ from gpuscore_kernels.extend_attention.layout import (
 
 WordsT = TypeVar("WordsT", Ints, Tensor)
 
-ALIGNED = 16  # words; Triton compiles a kernel once more for pointers that are not 16 bytes aligned
+ALIGNED = 16  # words; Triton compiles a second kernel for pointers that are not 16 bytes aligned
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTiles:
     """The arrays of a `TileTable`, int32.
 
-    `pool_tiles` and `masked` may be one array that holds more than this table: its tiles say where.
+    `pool_tiles` and `masked` may be arrays that hold more than this table's entries; the tiles hold
+    the ranges that belong to it.
     """
 
     shape: TileShape
@@ -43,11 +44,11 @@ class DeviceTiles:
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:
-    """Where a table with room for so many query rows and tiles lies among the words."""
+    """The place of a table in an array of words, with room for these query rows and tiles."""
 
     rows: int
     tiles: int
-    start: int
+    start: int  # first word
 
     @property
     def end(self) -> int:
@@ -58,9 +59,12 @@ class TablePlace:
         return self.start + aligned(3 * self.rows)
 
     def write(self, table: TileTable, words: Ints, tail: int) -> int:
-        """Write a table that fits; returns where its lists of any length, from `tail` on, end.
+        """Write a table that fits, with its lists of any length from word `tail` on.
 
-        What is left of the room becomes tiles without rows, which the kernel passes over.
+        Unused room becomes tiles without rows, which do nothing in the kernel.
+
+        Returns:
+            The first word after the lists.
         """
         count = table.rows.shape[1]
         self._rows(words)[:, :count] = table.rows
@@ -78,7 +82,7 @@ class TablePlace:
     def on_device(
         self, words: Tensor, shape: TileShape, window: int | None, own_only: bool
     ) -> DeviceTiles:
-        """The table among words that are on a device."""
+        """Return the table in an array of words that is on a device."""
         rows, tiles = self._rows(words), self._tiles(words)
         masked = words[: len(words) // MASKED_FIELDS * MASKED_FIELDS].view(-1, MASKED_FIELDS)
         return DeviceTiles(shape, window, own_only, rows, tiles, words, masked)
@@ -96,12 +100,12 @@ def aligned(words: int) -> int:
 
 
 def list_words(tables: Sequence[TileTable]) -> int:
-    """Words that the lists of any length of all tables take at the most."""
+    """The most words that the tables' lists of any length take."""
     return sum(t.pool_tiles.size + t.masked.size + MASKED_FIELDS for t in tables)
 
 
 def upload(tables: Sequence[TileTable], device: torch.device) -> list[DeviceTiles]:
-    """All tables in one copy, which does not wait for the device."""
+    """Copy all tables to the device at once, without waiting for it."""
     places, end = [], 0
     for table in tables:
         places.append(TablePlace(table.rows.shape[1], len(table.tiles), end))

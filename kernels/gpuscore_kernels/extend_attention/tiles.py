@@ -1,19 +1,20 @@
-"""Tile tables of `extend_attention`: which keys each tile of query rows has to look at.
+"""Tile tables of `extend_attention`: the keys that each tile of query rows reads.
 
-A table is made once per batch on the host, from lengths alone, and shared by all layers with one
+A table is built once per batch on the host, from lengths alone, and shared by all layers with one
 window. The keys of a row come from three sources, in this order: its request's cached prefix (pages
-of a pool), its segment's parent and its own segment (rows of this batch). Of each source a tile of
-query rows looks at
+of a pool), its segment's parent and its own segment (rows of this batch). From each source a tile
+of query rows reads
 
-- *full* tiles, that all its rows see completely: no mask;
-- *masked* tiles, that are cut off by a prefix's end, the diagonal, a window's edge or the border to
-  another segment;
-- and at nothing else. Tiles that no row sees do not appear.
+- *full* tiles of keys, which all its rows see completely: no mask;
+- *masked* tiles of keys, cut off by a prefix's end, the diagonal, a window's edge or the border to
+  another segment.
 
-Key tiles start at the first key of their source, an item's at the item's own first token, and a
-row's come in the order of their positions. With masked tiles as wide as full ones the tiles of a
-row therefore do not depend on what else is in the batch, nor on which of the keys before it were
-cached. (A masked key leaves a row's sums as they are, bit for bit.)
+Tiles of keys that no row sees are left out.
+
+Tiles of keys start at the first key of their source (for an item, its own first token), and a row
+reads them in the order of positions. So if masked tiles are as wide as full ones, the tiles of a
+row depend neither on the rest of the batch nor on which of its keys were cached. (A masked key
+leaves a row's sums as they are, bit for bit.)
 """
 
 from collections.abc import Callable
@@ -57,14 +58,14 @@ def build_tiles(
     window: int | None = None,
     shared: bool = True,
 ) -> TileTable:
-    """The table of a batch.
+    """Build the table of a batch.
 
     Args:
         layout: the batch.
         shape: sizes of tiles.
         rows: [M] rows of the batch that are query rows, in any order; None = all.
-        window: a row sees keys at positions over its own minus this; None = all.
-        shared: False leaves out prefix and parent, what rows share with others.
+        window: a row sees only keys at positions above its own minus this; None = all.
+        shared: False leaves out prefix and parent, the keys that rows share.
 
     Raises:
         ValueError: a tile of keys would not lie within one page.
@@ -78,13 +79,13 @@ def build_tiles(
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Keys of one source, by carrier: a query tile, or a segment's rows in one (a piece)."""
+    """Keys of one source, by carrier: a query tile, or a piece (rows of one segment in a tile)."""
 
     tile: _Wide  # of each carrier
-    length: _Wide  # keys that any row of the carrier sees at the most
-    full: _Wide  # the first so many are before every row of the tile
+    length: _Wide  # the most keys that a row of the carrier sees
+    full: _Wide  # number of first keys that come before every row of the tile
     position: _Wide  # of key 0
-    segment: _Wide  # SHARED, or the one whose rows see them
+    segment: _Wide  # SHARED, or the segment whose rows see them
 
 
 class _Tiling:
@@ -100,11 +101,11 @@ class _Tiling:
         self.order = np.lexsort((packed, group_of[segment_of]))
         self.segment = segment_of[self.order]
         self.position = layout.positions[packed[self.order]].astype(np.int64)
-        self.offset = packed[self.order] - starts[self.segment]  # in its own segment
+        self.offset = packed[self.order] - starts[self.segment]  # of each row in its segment
         self._cut(group_of[self.segment])
 
     def _cut(self, group: _Wide) -> None:
-        """Rows into tiles; segments that fill a tile have theirs to themselves."""
+        """Divide rows into tiles; segments that fill a tile share their tiles with no other."""
         count = len(group)
         new_segment = np.diff(self.segment, prepend=-1) != 0
         length = np.bincount(np.cumsum(new_segment))[np.cumsum(new_segment)] if count else group
@@ -145,7 +146,7 @@ class _Tiling:
         return full * self.shape.keys + masked * self.shape.own
 
     def _pool_tiles(self) -> tuple[_Wide, _Wide]:
-        """First slots of all full tiles of all prefixes, and where each request's begin."""
+        """First slots of all full tiles of all prefixes, and the first entry of each request."""
         lengths = self.layout.prefix_lens.astype(np.int64)
         counts = lengths // self.shape.keys if self.shared else np.zeros_like(lengths)
         starts = np.cumsum(counts) - counts
@@ -159,12 +160,12 @@ class _Tiling:
         return pages * size + position % size
 
     def _fill(self, tiles: _Wide, pool_start: _Wide) -> _Wide:
-        """Sets all columns of `tiles` that are about keys; returns the masked tiles."""
+        """Set all columns of `tiles` that are about keys; return the masked tiles."""
         layout, keys = self.layout, self.shape.keys
         run = _FullRuns(self, tiles)
         segment = self.segment[self.first]
         request = layout.request_of[segment].astype(np.int64)
-        # Small batches are planned faster without what they do not have.
+        # Sources that a batch does not have are skipped, which matters for small batches.
         if self.shared and layout.prefix_lens.any():
             begin, end = run.add(self._prefix(request), lambda t, at: self._slots(request[t], at))
             tiles[:, POOL_START] = pool_start[request] + begin
@@ -177,7 +178,7 @@ class _Tiling:
             tiles[:, PARENT_BASE] = rows + begin * keys
         own_rows = layout.cu_seqlens[self.segment[self.piece]].astype(np.int64)
         begin, end = run.add(self._own(), lambda c, at: own_rows[c] + at, packed=True)
-        # Only a tile's single piece has full tiles; of others both are the same.
+        # Only the single piece of a tile has full tiles; for other pieces begin equals end.
         last = np.flatnonzero(np.diff(self.tile_of_piece, append=self.num_tiles))
         begin, end = begin[last], end[last]
         tiles[:, NUM_PACKED] = tiles[:, NUM_PARENT] + end - begin
@@ -210,7 +211,7 @@ class _Tiling:
         )
 
     def edges(self) -> tuple[_Wide, _Wide]:
-        """Of each tile, the first position that any row sees, and from which on all rows see."""
+        """Per tile: the first position that any row sees, and the first that all rows see."""
         if self.window is None:
             return np.zeros(self.num_tiles, np.int64), np.zeros(self.num_tiles, np.int64)
         low = np.minimum.reduceat(self.position, self.first) - self.window + 1
@@ -219,10 +220,10 @@ class _Tiling:
 
 
 class _FullRuns:
-    """Sorts the keys of source after source into full and masked tiles.
+    """Divides the keys of one source after the other into full and masked tiles.
 
-    The kernel runs over masked tiles, full ones, masked ones, so of each query tile one run of full
-    tiles counts as full. Masked tiles before the run exist with a window only.
+    The kernel reads masked tiles, then full ones, then masked ones. So each query tile has one run
+    of full tiles; further ones are masked. Masked tiles before the run exist with a window only.
     """
 
     def __init__(self, tiling: _Tiling, tiles: _Wide) -> None:
@@ -233,7 +234,7 @@ class _FullRuns:
         self.parts: list[tuple[_Wide, _Flags]] = []
 
     def add(self, keys: _Keys, start_of: _StartOf, packed: bool = False) -> tuple[_Wide, _Wide]:
-        """The range of full tiles of each carrier; `start_of` (carrier, key) is its slot or row."""
+        """Return each carrier's range of full tiles; `start_of(carrier, key)` gives slot or row."""
         size, t = self.tiling.shape.keys, keys.tile
         end = -(-keys.length // size)
         if self.tiling.window is None:
@@ -255,7 +256,7 @@ class _FullRuns:
     def _add_without_window(
         self, keys: _Keys, start_of: _StartOf, packed: bool, end: _Wide
     ) -> tuple[_Wide, _Wide]:
-        """As `add`. Rows see keys from the first on, so full tiles come before masked ones."""
+        """Do the same as `add`; rows see the first keys, so full tiles come before masked ones."""
         t = keys.tile
         stop = np.where(self.closed[t], 0, np.minimum(keys.full // self.tiling.shape.keys, end))
         self._mask(keys, start_of, packed, stop, end, before=np.zeros(len(t), np.bool_))
@@ -271,7 +272,7 @@ class _FullRuns:
         end: _Wide,
         before: _Flags,
     ) -> None:
-        """Masked tiles for the full-sized ones [begin, end), without what no row sees."""
+        """Add masked tiles for the keys of tiles [begin, end), except keys that no row sees."""
         size, own = self.tiling.shape.keys, self.tiling.shape.own
         low = np.maximum(self.low[keys.tile] - keys.position, 0)
         first = np.maximum(begin * size, low // own * own)
@@ -291,7 +292,7 @@ class _FullRuns:
         self.parts.append((np.stack(columns, axis=1), before[carrier]))
 
     def masked(self) -> _Wide:
-        """All masked tiles in the order of query tiles; sets the columns that point at them."""
+        """Return all masked tiles by query tile; set the columns of `tiles` that point at them."""
         parts = np.concatenate([part for part, _ in self.parts])
         tile = parts[:, MASKED_FIELDS]
         before = np.concatenate([flags for _, flags in self.parts]) & self.started[tile]

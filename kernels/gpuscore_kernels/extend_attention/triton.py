@@ -1,9 +1,9 @@
-"""`extend_attention` on Triton: one launch for all tiles of all requests and KV heads.
+"""`extend_attention` in Triton: one launch for all tiles of all requests and KV heads.
 
-A program has one query tile and one KV head; its rows are the tile's tokens times the heads of that
-KV head. It runs over masked tiles (with a window), full tiles of the pool, full tiles of the batch
-and masked tiles. Scores and sums are float32, exponentials of base 2; a masked key's weight is
-exactly 0, and it changes no sum (FlashAttention-2, arXiv 2307.08691, has the recurrence).
+A program computes one query tile and one KV head; its rows are the tile's tokens times the query
+heads of that KV head. It reads masked tiles (with a window), full tiles of the pool, full tiles of
+the batch and masked tiles. Scores and sums are float32, exponentials have base 2. A masked key's
+weight is exactly 0, so it changes no sum. The recurrence is FlashAttention-2's (arXiv 2307.08691).
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from gpuscore_kernels.variant import ARCHES, Variant
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
-NEVER = tl.constexpr(-1.0e30)  # finite, so that no difference of two is NaN
+NEVER = tl.constexpr(-1.0e30)  # finite, so that a difference of two is never NaN
 TILE_FIELDS = tl.constexpr(columns.TILE_FIELDS)
 NUM_ROWS = tl.constexpr(columns.NUM_ROWS)
 MASKED_START = tl.constexpr(columns.MASKED_START)
@@ -39,7 +39,7 @@ IS_PACKED = tl.constexpr(columns.IS_PACKED)
 
 @triton.jit
 def _load_keys(base, offset_n, offset_d, stride, count, D: tl.constexpr, MASKED: tl.constexpr):
-    """[BN, D_PAD] of `base`; zeros beyond the head and, masked, from `count` on."""
+    """Load [BN, D_PAD] from `base`, with zeros beyond D and, if MASKED, from row `count` on."""
     pointers = base + offset_n[:, None] * stride + offset_d[None, :]
     even: tl.constexpr = offset_d.shape[0] == D
     if MASKED:
@@ -54,7 +54,7 @@ def _load_keys(base, offset_n, offset_d, stride, count, D: tl.constexpr, MASKED:
 
 @triton.jit
 def _step(q, k, v, top, total, acc, visible, scale, cap, MASKED: tl.constexpr, CAP: tl.constexpr):
-    """Adds a tile of keys to a row's maximum, sum of weights and weighted values."""
+    """Add a tile of keys to each row's maximum, sum of weights and weighted values."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if CAP:
         # softcap * tanh(scale * s / softcap), in units of base 2
@@ -100,7 +100,7 @@ def _masked_step(
     POOL: tl.constexpr,
     CAP: tl.constexpr,
 ):
-    """All masked tiles of one range of the table."""
+    """Add all masked tiles of one range of the table."""
     offset_n = tl.arange(0, OWN)
     for index in tl.range(begin, end):
         entry = masked + index * MASKED_FIELDS
@@ -143,7 +143,7 @@ def extend_attention_kernel(
     pool_tiles,  # int32
     masked,  # int32 [*, MASKED_FIELDS]
     num_rows,
-    scale,  # base 2; with a soft-cap 2 log2(e) / softcap of it
+    scale,  # times log2(e); with a soft-cap times 2 log2(e) / softcap
     cap,  # the soft-cap
     stride_qm,
     stride_qh,
@@ -170,9 +170,9 @@ def extend_attention_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     OWN: tl.constexpr,
-    POOL: tl.constexpr,  # whether there are a pool and parents to look at
+    POOL: tl.constexpr,  # read the pool and parents too
     CAP: tl.constexpr,
-    MERGE: tl.constexpr,  # go on from before_out and before_lse
+    MERGE: tl.constexpr,  # continue from before_out and before_lse
     NEED_LSE: tl.constexpr,
 ):
     tile = tiles + tl.program_id(0) * TILE_FIELDS
@@ -254,7 +254,7 @@ def extend_attention_kernel(
     )  # fmt: skip
 
     at = row[:, None] * stride_om + head[:, None] * stride_oh + offset_d[None, :]
-    seen = total > 0  # false for the rows that fill up a tile
+    seen = total > 0  # false for padding rows
     total = tl.where(seen, total, 1.0)
     result = acc / total[:, None]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=in_head)
@@ -291,7 +291,7 @@ def constants(
 
 
 def variants() -> Iterator[Variant]:
-    """Every configuration, and every compile-time choice with some of them."""
+    """Yield every configuration, and every compile-time choice with some of them."""
     every, merge = {"pool": True, "merge": False}, {"pool": False, "merge": True}
     plain: dict[str, Any] = {"window": None, "cap": False, "need_lse": False}
     for dim, group in ((64, 4), (96, 1), (128, 2), (256, 2)):
@@ -306,7 +306,7 @@ def variants() -> Iterator[Variant]:
 def _variants(
     number: str, dim: int, group: int, choices: dict[str, Any], quick: tuple[int, ...] = ()
 ) -> Iterator[Variant]:
-    """One for each configuration that some architecture has."""
+    """Yield one variant per configuration that an architecture has."""
     itemsize = 2 if number == "bf16" else 4
     configs = {arch: config_of(arch, dim, itemsize) for arch in ARCHES}
     chosen = [name for name, value in choices.items() if value and name != "pool"]
@@ -323,14 +323,15 @@ def _variants(
             num_stages=config.num_stages,
             arches=arches,
             needs_wgmma=itemsize == 2,
-            # float32 is there to compare with; a group of 7 divides by no power of two.
+            # Some stack is accepted for float32, which is for comparison only, and for groups of 7,
+            # where the kernel divides by a number that is no power of two.
             stack=dict.fromkeys(ARCHES, 96) if itemsize == 4 else {80: 32} if group == 7 else {},
             quick=tuple(arch for arch in arches if arch in quick),
         )
 
 
 def signature(number: str) -> dict[str, str]:
-    """Types of the kernel's arguments for tensors of `number`, a Triton name such as bf16."""
+    """Types of the kernel's arguments; `number` is Triton's name of the dtype, such as bf16."""
     tensors = ("q", "k", "v", "pool_k", "pool_v", "out", "before_out")
     tables = ("rows", "tiles", "pool_tiles", "masked")
     strides = [name for name in extend_attention_kernel.arg_names if name.startswith("stride_")]
@@ -344,6 +345,6 @@ def signature(number: str) -> dict[str, str]:
 
 
 def divisible() -> tuple[str, ...]:
-    """Arguments that are multiples of 16; strides of log-sum-exps are numbers of heads."""
+    """Arguments that are multiples of 16; strides of log-sum-exps are numbers of heads, so not."""
     others = ("num_rows", "scale", "cap", "stride_lm", "stride_lh", "stride_blm", "stride_blh")
     return tuple(name for name in signature("bf16") if name not in others)

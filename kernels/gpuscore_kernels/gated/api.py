@@ -1,4 +1,4 @@
-"""The inside of a gated MLP: SwiGLU and GeGLU."""
+"""The activation of a gated MLP: SwiGLU and GeGLU."""
 
 from typing import Literal, TypeAlias
 
@@ -11,11 +11,11 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 
 
 def gated(gate_up: Tensor, activation: str, *, impl: Implementation) -> Tensor:
-    """act(gate) * up.
+    """Return act(gate) * up.
 
     Args:
-        gate_up: [T, 2I], the gate's columns, then the up projection's; rows may lie apart,
-            elements of a row not.
+        gate_up: [T, 2I], the gate's columns, then the up projection's; the elements of a row are
+            contiguous, rows need not be.
         activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with tanh's approximation).
         impl: "reference" (any device) or "triton".
 
@@ -23,7 +23,7 @@ def gated(gate_up: Tensor, activation: str, *, impl: Implementation) -> Tensor:
         [T, I] in gate_up's dtype; the activation is float32 inside and rounded before the product.
 
     Raises:
-        ValueError: an odd number of columns, or another activation.
+        ValueError: the number of columns is odd, or the activation is unknown.
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [T, 2I], got {tuple(gate_up.shape)}")

@@ -1,8 +1,8 @@
-"""The second half of attention in two passes: rows over their own segments, merged, in one launch.
+"""The second half of two-pass attention: rows attend to their own segments, then merge.
 
-The first half is dense and without a mask: all rows of a request over what they share (cached
-prefix and parent), by whatever kernel is fastest at that and returns its log-sum-exp. Here each row
-goes on from that result as if the shared keys had been the first in its own softmax (Hydragen,
+The first half is dense and has no mask: all rows of a request attend to the keys they share (cached
+prefix and parent), by any fast kernel that returns its log-sum-exp. Here each row continues from
+that result as if the shared keys had been the first ones in its own softmax (Hydragen,
 arXiv 2402.05099, with the merge inside the second pass).
 """
 
@@ -34,8 +34,8 @@ def items_merge(
         q: [M, H, D], the table's M rows; H is a multiple of Hkv, D at most 256.
         k, v: [T, Hkv, D] of all rows of the batch.
         shared_out: [M, H, D], each row's result over the keys that it shares with others.
-        shared_lse: float32 [M, H], its log-sum-exp, natural log; -inf = there are no such keys,
-            and `shared_out` is not used.
+        shared_lse: float32 [M, H], its log-sum-exp, natural log; -inf = the row shares no keys, and
+            its `shared_out` is not used.
         tiles: the batch's table, of the shape `config.shape(H // Hkv)`, made with `shared=False`.
         scale, softcap, need_lse, config, impl: as for `extend_attention`.
 
@@ -43,7 +43,7 @@ def items_merge(
         out [M, H, D] in q's dtype, and lse [M, H] over all keys, float32 (None unless asked for).
 
     Raises:
-        ValueError: shapes or number formats do not fit, or the table has shared keys.
+        ValueError: shapes or dtypes do not fit, or the table has shared keys.
     """
     check(q, k, v, tiles, scale, config)
     if shared_out.shape != q.shape or shared_lse.shape != q.shape[:2]:

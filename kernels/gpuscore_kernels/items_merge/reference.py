@@ -1,4 +1,4 @@
-"""The meaning of `items_merge` in plain torch: two results, and the merge written out."""
+"""The definition of `items_merge` in plain torch: two results, merged explicitly."""
 
 import torch
 from torch import Tensor

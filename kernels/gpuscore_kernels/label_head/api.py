@@ -1,8 +1,8 @@
-"""The LM head of a scorer: logits of a few label tokens, and the full-vocabulary log-sum-exp.
+"""The label head: logits of a few label tokens, and the full-vocabulary log-sum-exp.
 
-All products are float32 (float64 for float64 inputs), and [N, V] never exists. Rows come with the
-final norm, which the decoder takes together with the last sum of the residual stream
-(`add_rms_norm`).
+All products are float32 (float64 for float64 inputs), and the [N, V] logits never exist as a whole.
+The final norm is already applied to the rows: the decoder computes it together with the last sum of
+the residual stream (`add_rms_norm`).
 """
 
 from typing import Literal, TypeAlias
@@ -28,7 +28,7 @@ def label_logits(
     max_tile: int = MAX_TILE,
     impl: Implementation,
 ) -> Tensor:
-    """Logit of token `label_ids[i]` in row `rows[i]`; reads these rows of the weights only.
+    """Return the logit of token `label_ids[i]` in row `rows[i]`; reads only these weight rows.
 
     Args:
         hidden: [N, E] after the final norm.
@@ -65,22 +65,22 @@ def vocab_statistics(
     max_tile: int = MAX_TILE,
     impl: Implementation,
 ) -> VocabStatistics:
-    """Log-sum-exp over all V logits of each row, and the largest with its id (lowest on a tie).
+    """Return each row's log-sum-exp over all V logits, and the largest (lowest id on a tie).
 
     Args:
         hidden: [N, E] after the final norm.
         weight: [V, E] of the LM head.
-        rows: int [M], the rows of `hidden` that are wanted; None = all.
-        need_top: whether the best token is wanted.
+        rows: int [M], rows of `hidden` to compute; None = all.
+        need_top: also return the best token and its logit.
         softcap: logits z become softcap * tanh(z / softcap).
         max_tile: elements of logits and of converted weights that the reference holds at a time.
         impl: "reference" (any device) or "triton".
 
     Returns:
         lse float [M], natural log; top_ids int64 [M] and top_logits float [M], or None. The top
-        logit is one of those that the log-sum-exp is of; `label_logits` of that token adds up its
-        products in another order. With "triton" the vocabulary falls into slices whose number and
-        order of summing depend on the device's architecture and the dtype alone.
+        logit is the one that went into the log-sum-exp; `label_logits` sums the same token's
+        products in another order. With "triton" the vocabulary is divided into slices, whose number
+        and order of summing depend only on the device's architecture and the dtype.
 
     Raises:
         ValueError: shapes or dtypes do not fit.

@@ -56,7 +56,7 @@ def vocab_statistics(
 
 
 def tile_shapes(num_rows: int, vocab: int, width: int) -> set[tuple[int, int]]:
-    """Shapes [n, v] of the logits that `vocab_statistics` holds at a time for 2^k rows [*, E]."""
+    """Shapes [n, v] of the tiles of logits in `vocab_statistics`, for 2^k rows of this width."""
     vocab_step, row_step = _tile(width, MAX_TILE)
     rows = min(num_rows, row_step)
     return {(rows, v) for v in (min(vocab, vocab_step), vocab % vocab_step) if v}
@@ -68,7 +68,7 @@ def _tile(width: int, max_tile: int) -> tuple[int, int]:
 
 
 def _power_of_two(most: int) -> int:
-    """The largest one that is not above `most`: so that 2^n rows fall into equal tiles."""
+    """Largest power of two up to `most`, at least 1; so 2^n rows are divided into equal tiles."""
     return 1 << (max(1, most).bit_length() - 1)
 
 

@@ -1,4 +1,4 @@
-"""What the implementations of `vocab_statistics` give."""
+"""Result type of `vocab_statistics`."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class VocabStatistics(NamedTuple):
-    """Of each row; see `api.vocab_statistics`."""
+    """Statistics of each row over the vocabulary; see `api.vocab_statistics`."""
 
     lse: Tensor
     top_ids: Tensor | None

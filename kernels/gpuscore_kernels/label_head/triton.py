@@ -1,9 +1,9 @@
 """The label head in Triton.
 
 The log-sum-exp takes two kernels. The first multiplies rows with one slice of the vocabulary, tile
-by tile, and keeps of each row a running maximum, sum and best token; the second puts a row's slices
-together in a fixed order. Cut Cross-Entropy (arXiv 2411.09009) does the same in one kernel with
-locks, whose order of summing varies.
+by tile, and keeps each row's running maximum, sum and best token; the second combines a row's
+slices in a fixed order. Cut Cross-Entropy (arXiv 2411.09009) does the same in one kernel with
+locks, where the order of summing varies.
 """
 
 from collections.abc import Iterator
@@ -23,21 +23,21 @@ LABEL_BLOCK = 1024  # elements of a dot product at a time
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One entry of the table: it never follows the number of rows, so that bits do not either."""
+    """One launch configuration; it does not depend on the number of rows, so neither do bits."""
 
     BLOCK_M: int  # rows
     BLOCK_N: int  # tokens
     BLOCK_K: int  # elements of a row at a time
-    SLICES: int  # of the vocabulary, each a program; a power of two
+    SLICES: int  # slices of the vocabulary, one program each; a power of two
     num_warps: int
     num_stages: int
 
 
 def config_for(arch: int, dtype: torch.dtype) -> Config:
-    """Two stages on sm_89 and sm_120, whose blocks have 99 KB of shared memory."""
+    """Return the configuration; sm_89 and sm_120 have only 99 KB of shared memory: two stages."""
     if arch == INTERPRETER:
         return Config(16, 32, 16, SLICES=4, num_warps=4, num_stages=1)
-    if dtype == torch.float32:  # no tensor cores: accumulators and operands are all registers
+    if dtype == torch.float32:  # no tensor cores, so accumulators and operands are in registers
         return Config(64, 64, 32, SLICES=128, num_warps=8, num_stages=2)
     stages = 2 if arch in (89, 120) else 3
     return Config(128, 128, 64, SLICES=128, num_warps=8, num_stages=stages)
@@ -45,7 +45,7 @@ def config_for(arch: int, dtype: torch.dtype) -> Config:
 
 @triton.jit
 def _capped(logits, softcap):
-    """softcap * tanh(logits / softcap)."""
+    """Return softcap * tanh(logits / softcap)."""
     small = tl.exp(-2.0 * tl.abs(logits / softcap))
     size = softcap * (1.0 - small) / (1.0 + small)
     return tl.where(logits < 0, -size, size)
@@ -79,7 +79,7 @@ def label_logits_kernel(
     tl.store(out + label, logit)
 
 
-# Without this the number of rows would decide which code runs: one row, a multiple of 16, others.
+# If specialised, Triton would compile different code for 1 row, multiples of 16 and other numbers.
 @triton.jit(do_not_specialize=["num_rows"])
 def slice_statistics_kernel(
     hidden,
@@ -102,9 +102,9 @@ def slice_statistics_kernel(
     HAS_CAP: tl.constexpr,
     NEED_TOP: tl.constexpr,
 ):
-    """peaks, sums, best_ids [num_rows, SLICES]; programs of one slice run side by side.
+    """Write peaks, sums and best_ids, each [num_rows, SLICES]; programs of a slice run together.
 
-    `width` is no constant, because the inner loop over one would be unrolled.
+    `width` is not a compile-time constant, because the inner loop over it would be unrolled.
     """
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = row < num_rows
@@ -161,7 +161,7 @@ def merge_slices_kernel(
     SLICES: tl.constexpr,
     NEED_TOP: tl.constexpr,
 ):
-    """One program per row; a slice without tokens has peak -inf and sum 0."""
+    """Combine a row's slices; one program per row. A slice without tokens has peak -inf, sum 0."""
     row = tl.program_id(0)
     place = row.to(tl.int64) * SLICES + tl.arange(0, SLICES)
     peak = tl.load(peaks + place)
@@ -169,7 +169,7 @@ def merge_slices_kernel(
     total = tl.sum(tl.load(sums + place) * tl.exp(peak - highest), axis=0)
     tl.store(lse + row, highest + tl.log(total))
     if NEED_TOP:
-        # Slices are in the order of ids, so the first of equal ones has the lowest.
+        # Slices are in the order of ids, so of equal logits the first has the lowest id.
         winner = tl.argmax(peak, axis=0, tie_break_left=True)
         tl.store(top_ids + row, tl.load(best_ids + row.to(tl.int64) * SLICES + winner))
         tl.store(top_logits + row, highest)
@@ -288,7 +288,7 @@ def variants() -> Iterator[Variant]:
 
 
 def _types(pointers: str, dtype: torch.dtype) -> dict[str, str]:
-    """Types of the arguments that the first two kernels share, and of these pointers."""
+    """Types of the given pointers, and of the other arguments that the first two kernels share."""
     own = "*fp32" if dtype == torch.float32 else "*bf16"
     known = dict.fromkeys(("rows", "label_ids"), "*i32") | {"best_ids": "*i32"}
     known |= dict.fromkeys(("hidden", "weight"), own)

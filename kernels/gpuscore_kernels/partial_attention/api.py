@@ -5,7 +5,7 @@ l_a = log sum exp(q K_a^T / sqrt(D)). Over two disjoint key sets a and b
 
     o = (exp(l_a) o_a + exp(l_b) o_b) / (exp(l_a) + exp(l_b)),    l = log(exp(l_a) + exp(l_b))
 
-which is how a shared prefix is read once, densely, by every item (Hydragen, arXiv 2402.05099).
+With this all items attend to a shared prefix in one dense pass (Hydragen, arXiv 2402.05099).
 """
 
 from typing import Literal, TypeAlias
@@ -40,22 +40,23 @@ def partial_attention(
         scale: factor on q k^T.
         causal: row m sees keys 0..m (needs M == S; not together with `key_mask`).
         key_mask: bool [B, S], True = visible to every row. Masked keys must still be finite.
-        first_key: int64 [M], row m does not see keys before it: the lower edge of a sliding
-            window. Not together with `key_mask`. Hidden keys must still be finite.
+        first_key: int64 [M], row m does not see keys before first_key[m]: the lower edge of a
+            sliding window. Not together with `key_mask`. Hidden keys must still be finite.
         softcap: scores s = scale * q k^T become softcap * tanh(s / softcap), before the softmax
             and the log-sum-exp.
-        skip_hidden: allow leaving out keys that `first_key` hides from all rows computed together.
-            Without it the order of every sum is that of all S keys, so that a row's bits do not
-            depend on the other rows' windows.
-        impl: "reference" (any device, never leaves out any), "cpu", or one of torch's for CUDA,
-            "flash" or "cudnn", which take float16 and bfloat16 and neither mask nor soft-cap.
+        skip_hidden: leave out keys that `first_key` hides from all rows computed together. If
+            false, every sum is over all S keys, so a row's bits do not depend on the other rows'
+            windows.
+        impl: "reference" (any device, never leaves out keys), "cpu", or one of torch's operators
+            for CUDA, "flash" or "cudnn", which take float16 and bfloat16, but no masks and no
+            soft-cap.
 
     Returns:
         out [B, H, M, D] in q's dtype, and lse [B, H, M], natural log (float32; float64 for float64
         inputs). A row without visible keys has out 0 and lse -inf.
 
     Raises:
-        ValueError: shapes do not fit, or `impl` does not know one of the arguments.
+        ValueError: shapes do not fit, or `impl` does not support an argument.
     """
     _check(q, k, v, causal, key_mask, first_key)
     if impl in ("flash", "cudnn"):
@@ -78,7 +79,7 @@ def merge_partials(
     The weights and the sum are float32 (float64 if the log-sum-exps are).
     """
     lse = torch.logaddexp(lse_a, lse_b)
-    # Two empty sides give lse -inf; subtracting 0 instead keeps both weights at exp(-inf) = 0.
+    # If both sides are empty, lse is -inf; subtracting 0 instead makes both weights exp(-inf) = 0.
     base = torch.where(lse == -torch.inf, torch.zeros_like(lse), lse)
     weight_a = torch.exp(lse_a - base).unsqueeze(-1)
     weight_b = torch.exp(lse_b - base).unsqueeze(-1)

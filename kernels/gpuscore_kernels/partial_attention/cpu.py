@@ -1,7 +1,8 @@
-"""`partial_attention` on torch's CPU flash operator, the one that returns the log-sum-exp.
+"""`partial_attention` on torch's CPU flash operator, which returns the log-sum-exp.
 
-Its traps, each handled here: no rows or no keys crash the process, and a row whose keys are all
-masked gets lse 0 instead of -inf. It knows no soft-cap; scores with one are computed in tiles here.
+The operator crashes the process if there are no rows or no keys, and gives lse 0 instead of -inf to
+a row whose keys are all masked; both are handled here. It has no soft-cap, so attention with one is
+computed here in tiles.
 """
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from gpuscore_kernels.partial_attention.visibility import Visibility
 
-ROW_TILE = 256  # rows that share a mask; with a window they also share the keys they look at
-CAPPED_TILE = 1 << 21  # scores, float32, that a pass with a soft-cap holds at a time
+ROW_TILE = 256  # rows computed together if there is a mask; with a window they share a key range
+CAPPED_TILE = 1 << 21  # float32 scores that a pass with a soft-cap holds at a time
 
 
 def partial_attention(
@@ -42,7 +43,7 @@ def partial_attention(
 
 
 def _nothing(q: Tensor) -> tuple[Tensor, Tensor]:
-    """The result of rows that see no key."""
+    """Return the result of rows that see no key."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     return torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=dtype)
 
@@ -52,7 +53,7 @@ def _row_tiles(q: Tensor, k: Tensor, softcap: float | None) -> list[slice]:
     step = ROW_TILE
     if softcap is not None:
         most = max(1, min(step, CAPPED_TILE // (batch * heads * k.shape[2])))
-        step = 1 << (most.bit_length() - 1)  # so that few row counts need a smaller last tile
+        step = 1 << (most.bit_length() - 1)  # a power of two: few row counts leave a smaller tile
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
@@ -72,7 +73,7 @@ def _flash(
 
 
 def _fold_heads(q: Tensor, k: Tensor) -> Tensor:
-    """Heads that share a KV head become rows: fewer, larger matrix products."""
+    """Make rows of the heads that share a KV head: fewer, larger matrix products."""
     batch, heads, rows, dim = q.shape
     return q.reshape(batch, k.shape[1], heads // k.shape[1] * rows, dim)
 
@@ -96,7 +97,7 @@ def _flash_masked(
 def _capped(
     q: Tensor, k: Tensor, v: Tensor, scale: float, hidden: Tensor | None, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """One tile in float32: the cap comes before the mask and the log-sum-exp."""
+    """Compute one tile in float32: the cap comes before the mask and the log-sum-exp."""
     compute = torch.promote_types(q.dtype, torch.float32)
     folded = _fold_heads(q, k).to(compute)
     scores = (folded @ k.to(compute).transpose(-1, -2)).mul_(scale / softcap)

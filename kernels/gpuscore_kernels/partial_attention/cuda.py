@@ -1,7 +1,7 @@
 """`partial_attention` on torch's CUDA operators that return the log-sum-exp.
 
-`torch.nn.functional` hides it, so the operators below it are called; their arguments are the same
-from torch 2.11 to 2.13. cuDNN's log-sum-exp has come with and without a last dimension of one.
+`torch.nn.functional` does not return it, so the aten operators are called directly; their arguments
+are the same from torch 2.11 to 2.13. cuDNN's log-sum-exp may have a last dimension of one or not.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from torch import Tensor
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """FlashAttention-2, for any GPU since Ampere; head sizes up to 256."""
+    """Attend with FlashAttention-2, on any GPU since Ampere; head sizes up to 256."""
     return _folded(
         lambda *x: torch.ops.aten._scaled_dot_product_flash_attention(*x, scale=scale), q, k, v
     )
 
 
 def cudnn(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """cuDNN, the fastest of torch's on Hopper; head sizes up to 128."""
+    """Attend with cuDNN, the fastest of torch's operators on Hopper; head sizes up to 128."""
     return _folded(
         lambda *x: torch.ops.aten._scaled_dot_product_cudnn_attention(*x, None, True, scale=scale),
         q,
@@ -29,9 +29,9 @@ def cudnn(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor
 
 
 def _folded(operator: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Heads that share a KV head become rows: without a mask that is the same product.
+    """Call `operator` with the heads that share a KV head as rows.
 
-    Whether an operator knows shared heads then does not matter.
+    Without a mask the result is the same, and the operator need not support shared KV heads.
     """
     batch, heads, rows, dim = q.shape
     if 0 in q.shape or k.shape[2] == 0:

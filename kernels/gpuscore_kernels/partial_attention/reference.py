@@ -1,4 +1,4 @@
-"""The meaning of `partial_attention` in plain torch: float32 scores, softmax and sums."""
+"""The definition of `partial_attention` in plain torch: float32 scores, softmax and sums."""
 
 import torch
 from torch import Tensor

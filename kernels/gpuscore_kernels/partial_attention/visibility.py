@@ -1,4 +1,4 @@
-"""Which keys a row of a partial attention pass sees."""
+"""Visibility of keys to the rows of a partial attention pass."""
 
 from dataclasses import dataclass
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """The masking arguments of `partial_attention`, which explains them."""
+    """The masking arguments of `partial_attention`, explained there."""
 
     causal: bool
     key_mask: Tensor | None  # bool [B, S]
     first_key: Tensor | None  # int64 [M]
 
     def hidden(self, rows: slice, keys: slice, device: torch.device) -> Tensor | None:
-        """True where a row does not see a key: [B or 1, 1, rows, keys]; None if all are seen."""
+        """Mask of hidden keys, [B or 1, 1, rows, keys], true = hidden; None if all are visible."""
         if self.key_mask is not None:
             return ~self.key_mask[:, None, None, keys].expand(-1, 1, rows.stop - rows.start, -1)
         if not self.causal and self.first_key is None:
@@ -28,7 +28,7 @@ class Visibility:
         return hidden[None, None]
 
     def span(self, rows: slice, num_keys: int) -> slice:
-        """The keys outside of which no row of `rows` sees any."""
+        """Range of keys that holds every key visible to a row of `rows`, ignoring `key_mask`."""
         first = 0 if self.first_key is None else max(0, int(self.first_key[rows].min()))
         last = rows.stop if self.causal else num_keys
         return slice(min(first, last), last)

@@ -1,4 +1,4 @@
-"""From the product with the QKV weights to what attention reads, in one pass over the rows."""
+"""QK norm, rotary embedding and the store of keys and values, in one pass over the QKV product."""
 
 from typing import Literal, TypeAlias
 
@@ -24,22 +24,23 @@ def qk_norm_rope_store(
     pages: Pages | None = None,
     impl: Implementation,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split heads; RMS norm and rotary embedding of queries and keys; store keys and values.
+    """Split heads, norm and rotate queries and keys, and store keys and values.
 
     Args:
-        qkv: [T, (H + 2 Hkv) D]: queries, keys, values; rows may lie apart, elements of a row not.
+        qkv: [T, (H + 2 Hkv) D]: queries, keys, values; the elements of a row are contiguous, rows
+            need not be.
         cos, sin: float32 [T, D / 2], for the pairs (i, i + D / 2).
-        num_heads: H; 0 where only keys and values are there.
-        num_kv_heads: Hkv; 0 where only queries are there.
-        q_norm, k_norm: [D], weights of the norm of each head, both or none.
+        num_heads: H; 0 if there are only keys and values.
+        num_kv_heads: Hkv; 0 if there are only queries.
+        q_norm, k_norm: [D], weights of the norm of each head; both or neither.
         eps: of the norms.
         one_plus: Gemma's norms, see `add_rms_norm`.
-        pages: keys and values are also written there.
+        pages: also write keys and values there.
         impl: "reference" (any device) or "triton".
 
     Returns:
-        q [T, H, D], k and v [T, Hkv, D] in qkv's dtype, contiguous with impl="triton". The norm is
-        rounded, and so is the rotation; both are float32 inside.
+        q [T, H, D], k and v [T, Hkv, D] in qkv's dtype, contiguous with impl="triton". Norm and
+        rotation are each computed in float32 and rounded.
 
     Raises:
         ValueError: shapes do not fit.
@@ -78,10 +79,10 @@ def _checked_head_dim(
     if qkv.shape != (table[0], columns) or cos.shape != table or sin.shape != table:
         raise ValueError(
             f"shapes do not fit: qkv {tuple(qkv.shape)}, cos {tuple(cos.shape)}, sin "
-            f"{tuple(sin.shape)} for {num_heads} heads and {num_kv_heads} of keys"
+            f"{tuple(sin.shape)} for {num_heads} query heads and {num_kv_heads} KV heads"
         )
     if (q_norm is None) != (k_norm is None):
-        raise ValueError("q_norm and k_norm go together")
+        raise ValueError("q_norm and k_norm must both be given, or neither")
     for norm in (q_norm, k_norm):
         if norm is not None and norm.shape != (head_dim,):
             raise ValueError(f"norm weights must be {(head_dim,)}, got {tuple(norm.shape)}")

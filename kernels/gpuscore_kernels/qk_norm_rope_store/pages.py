@@ -1,4 +1,4 @@
-"""Where keys and values are kept beyond a batch."""
+"""KV pages, to which the kernel writes keys and values."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Where rows are kept beyond a batch.
+    """The KV pages of one layer, and the slots of a batch's rows in them.
 
     Args:
-        k, v: [Hkv, slots, D], of one stride each; elements of a head lie side by side.
-        slots: int32 or int64 [T]; no two rows have the same; those with a negative one are not
-            kept.
+        k, v: [Hkv, slots, D], with equal strides; the elements of a head are contiguous.
+        slots: int32 or int64 [T], all different; a row with a negative slot is not kept.
     """
 
     k: Tensor

@@ -7,7 +7,7 @@ from gpuscore_kernels.add_rms_norm.reference import rms_norm
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, H, D]: rotate the pairs (i, i + D / 2), in float32 (float64 for float64).
+    """Rotate the pairs (i, i + D / 2) of x [T, H, D], in float32 (float64 for float64).
 
     cos and sin are [T, 1, D / 2].
     """

@@ -11,12 +11,12 @@ from gpuscore_kernels.launch import next_power_of_two, row_warps
 from gpuscore_kernels.qk_norm_rope_store.pages import Pages
 from gpuscore_kernels.variant import Variant
 
-BLOCK = 1024  # elements of a program, about
+BLOCK = 1024  # elements of a program, approximately
 
 
 @triton.jit
 def _normed(left, right, weight, head_dim, eps, half, inside, ONE_PLUS: tl.constexpr):
-    """Both halves [heads, D / 2] of heads under their RMS norm, rounded to the weight's dtype."""
+    """Return both halves [heads, D / 2] of normed heads, rounded to the weight's dtype."""
     mean = (tl.sum(left * left, axis=1) + tl.sum(right * right, axis=1)) / head_dim
     factor = tl.rsqrt(mean + eps)[:, None]
     dtype = weight.dtype.element_ty
@@ -34,7 +34,7 @@ def _normed(left, right, weight, head_dim, eps, half, inside, ONE_PLUS: tl.const
 
 @triton.jit
 def _put(start, half, left, right, mask, HALF: tl.constexpr):
-    """Both halves of heads to where `start` [heads, 1] says."""
+    """Store both halves of heads at the pointers `start` [heads, 1]."""
     dtype = start.dtype.element_ty
     tl.store(start + half[None, :], left.to(dtype), mask=mask)
     tl.store(start + HALF + half[None, :], right.to(dtype), mask=mask)
@@ -130,7 +130,7 @@ def qk_norm_rope_store(
     one_plus: bool,
     pages: Pages | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`sizes` are H, Hkv and D."""
+    """Launch the kernel; `sizes` are H, Hkv and D."""
     num_heads, num_kv_heads, head_dim = sizes
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     q, k, v = (

@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused(impl):
     sizes = {"num_heads": 4, "num_kv_heads": 2, "impl": impl}
     with pytest.raises(ValueError, match="shapes do not fit"):
         qk_norm_rope_store(qkv[:, 16:], cos, sin, **sizes)
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="both be given"):
         qk_norm_rope_store(qkv, cos, sin, q_norm=randn(16), **sizes)
     with pytest.raises(ValueError, match="norm weights must be"):
         qk_norm_rope_store(qkv, cos, sin, q_norm=randn(15), k_norm=randn(16), **sizes)

@@ -1,4 +1,4 @@
-"""Supported architectures; each architecture is one small file over the shared decoder."""
+"""Supported architectures; each is one small file over the shared decoder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ from gpuscore.model_files import shown
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A checkpoint's configuration and where its weights are found."""
+    """A checkpoint's configuration and the names of its tensors."""
 
     config: DecoderConfig
     model_weights: Mapping[str, str]  # our part -> name in the checkpoint
-    layer_weights: tuple[Mapping[str, str], ...]  # of each layer: name below model.layers.{i}.
+    layer_weights: tuple[Mapping[str, str], ...]  # per layer; names below model.layers.{i}.
 
 
 _LANGUAGE_MODELS: dict[str, ModuleType] = {
     module.ARCHITECTURE: module
     for module in (gemma, gemma2, gemma3, llama, mistral, qwen2, qwen3, qwen3_moe)
 }
-# Those whose classification models were compared with transformers'.
+# Architectures whose classification models were compared with transformers'.
 _CLASSIFIERS: dict[str, ModuleType] = {
     module.ARCHITECTURE.replace("ForCausalLM", ENDING): module
     for module in (gemma2, llama, mistral, qwen2, qwen3)
@@ -41,7 +41,7 @@ _CLASSIFIERS: dict[str, ModuleType] = {
 
 
 def read_architecture(raw: RawConfig) -> Architecture:
-    """Raises ConfigError for an architecture or a feature that is not supported."""
+    """Read the configuration; raises ConfigError for an architecture or feature not supported."""
     architectures = raw.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     supported = _LANGUAGE_MODELS | _CLASSIFIERS

@@ -1,8 +1,8 @@
 """`*ForSequenceClassification`: a head over classes in place of the one over tokens.
 
-transformers' head of all these architectures is `GenericForSequenceClassification`: `score.weight`
-[classes, E] without a bias, applied to the final norm's hidden state of the last token. A soft-cap
-of the LM head is no part of it.
+In transformers these architectures share `GenericForSequenceClassification`: `score.weight`
+[classes, E] without a bias, applied to the last token's hidden state after the final norm. The LM
+head's soft-cap does not apply.
 """
 
 from collections.abc import Mapping
@@ -12,13 +12,14 @@ from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.errors import ConfigError
 
 ENDING = "ForSequenceClassification"
-BY_DEFAULT = 2  # classes: transformers writes no id2label then
+BY_DEFAULT = 2  # number of classes for which transformers writes no id2label
 
 
 def with_classes(config: DecoderConfig, architecture: str, raw: RawConfig) -> DecoderConfig:
-    """The configuration of a language model's architecture, with a classification head.
+    """Return a language model's configuration with a classification head instead.
 
-    The head is never the embedding, whatever a file that was made from a language model's says.
+    The head is never tied to the embedding. A config.json that was derived from a language model's
+    may still say so.
     """
     return replace(
         config,
@@ -34,7 +35,7 @@ def head_weights(model_weights: Mapping[str, str]) -> dict[str, str]:
 
 
 def _classes(raw: RawConfig) -> tuple[str, ...]:
-    """Their names, in the order of the head's rows."""
+    """Names of the classes, in the order of the head's rows."""
     names = raw.get("id2label")
     if names is None:
         return tuple(f"LABEL_{i}" for i in range(raw.integer("num_labels", BY_DEFAULT)))
@@ -46,11 +47,11 @@ def _classes(raw: RawConfig) -> tuple[str, ...]:
     if count != len(names):
         raise ConfigError(
             f"config.json: num_labels is {count} and id2label has {len(names)} names; "
-            "supported: as many"
+            "supported: equal numbers"
         )
     return tuple(names[str(i)] for i in range(len(names)))
 
 
 def _is_text(name: str) -> bool:
-    """JSON can also spell halves of characters, which no message can carry."""
+    """True if a name has no lone surrogates, which JSON can spell but UTF-8 cannot encode."""
     return not any("\ud800" <= char <= "\udfff" for char in name)

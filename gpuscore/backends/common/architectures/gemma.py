@@ -1,4 +1,4 @@
-"""Gemma 1: norms stored less 1, embeddings scaled, an MLP with a tanh GELU."""
+"""Gemma 1: norm weights stored minus 1, embeddings scaled, an MLP with a tanh GELU."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def read_config(raw: RawConfig) -> DecoderConfig:
 
 
 def every_gemma(raw: RawConfig) -> dict[str, Any]:
-    """What Gemma 1, 2 and 3 share."""
+    """Fields that Gemma 1, 2 and 3 share."""
     activation = raw.get("hidden_activation") or "gelu_pytorch_tanh"
     if activation != "gelu_pytorch_tanh":
         raise ConfigError(

@@ -28,7 +28,7 @@ def read_config(raw: RawConfig) -> DecoderConfig:
 
 
 def gemma(raw: RawConfig) -> dict[str, Any]:
-    """What Gemma 2 and 3 share; their hidden_act is not read."""
+    """Fields that Gemma 2 and 3 share; their hidden_act is not read."""
     return every_gemma(raw) | {
         "attention_scale": raw.number("query_pre_attn_scalar", 256) ** -0.5,
         "post_norms": True,

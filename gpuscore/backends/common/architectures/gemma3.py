@@ -1,4 +1,4 @@
-"""Gemma 3, text only: Gemma 2's norms, QK norm, windows with a rope of their own."""
+"""Gemma 3, text only: Gemma 2's norms, QK norm, and another rope in layers with a window."""
 
 from gpuscore.backends.common.architectures.gemma2 import gemma
 from gpuscore.backends.common.architectures.names import MODEL_WEIGHTS, layer_weights
@@ -34,7 +34,7 @@ def read_config(raw: RawConfig) -> DecoderConfig:
 
 
 def _ropes(raw: RawConfig) -> tuple[Rope, Rope]:
-    """Of layers without and with a window; `rope_scaling` of older files is for the former."""
+    """Ropes of layers without and with a window; older files' `rope_scaling` is for the former."""
     windowed = RawConfig({"rope_parameters": raw.get("rope_parameters")})
     local = Rope(raw.number("rope_local_base_freq", 10000.0))
     if raw.get("rope_parameters"):

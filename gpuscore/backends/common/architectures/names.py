@@ -1,4 +1,4 @@
-"""Weight names in checkpoints of the Llama lineage: our part -> name in the checkpoint."""
+"""Tensor names in Llama-like checkpoints: part (our name) -> name in the checkpoint."""
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 
@@ -44,7 +44,7 @@ MIXTURE = {
     "expert_down": "mlp.experts.{expert}.down_proj.weight",
 }
 
-POST_NORMS = {  # Gemma; the name of the norm before the MLP means another one elsewhere
+POST_NORMS = {  # Gemma 2 and 3; post_attention_layernorm is the norm before the MLP in the others
     "post_attention_norm": "post_attention_layernorm.weight",
     "mlp_norm": "pre_feedforward_layernorm.weight",
     "post_mlp_norm": "post_feedforward_layernorm.weight",
@@ -52,7 +52,7 @@ POST_NORMS = {  # Gemma; the name of the norm before the MLP means another one e
 
 
 def layer_weights(config: DecoderConfig, layer: int) -> dict[str, str]:
-    """The parts that a layer has; names with `{expert}` stand for one tensor per expert."""
+    """Parts of a layer and their names; a name with `{expert}` stands for one tensor per expert."""
     names = dict(LAYER_WEIGHTS)
     for present, more in (
         (config.qk_norm, QK_NORM),

@@ -29,7 +29,7 @@ def read_config(raw: RawConfig) -> DecoderConfig:
 
 
 def _mixture(raw: RawConfig) -> Mixture:
-    # transformers 5 writes num_local_experts, the hub's files have num_experts.
+    # transformers 5 writes num_local_experts; files on the hub have num_experts.
     num_experts = raw.integer("num_local_experts", raw.integer("num_experts", 128))
     top_k = raw.integer("num_experts_per_tok", 8)
     if top_k > num_experts:

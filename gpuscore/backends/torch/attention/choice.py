@@ -1,6 +1,6 @@
 """The attention backends and the choice among them (`--attention`).
 
-All compute the mask rule, which is `gpuscore.batch.visible_rows`; they differ in whose kernels run.
+All compute the mask rule (`gpuscore.batch.visible_rows`); they differ in the kernels they run.
 """
 
 import importlib.util
@@ -30,17 +30,17 @@ class AttentionPass(Protocol):
     """Attention of one batch."""
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [M, H, D], k and v [T, Hkv, D] -> [M, H, D].
+        """Attend: q [M, H, D], k and v [T, Hkv, D] -> [M, H, D].
 
         M is T, except in the last layer, where q holds the scored rows only.
         """
 
 
 class AttentionBackend(Protocol):
-    """One way to compute attention, over one pool."""
+    """One way to compute attention over one KV pool."""
 
     def prepare(self, batch: PackedBatch) -> AttentionPass:
-        """What depends on a batch's lengths, once for all layers."""
+        """Prepare, once for all layers, everything that depends on the batch's lengths."""
 
 
 Factory: TypeAlias = Callable[[DecoderConfig, KVPool], AttentionBackend]
@@ -53,9 +53,9 @@ def choose_attention(
     dtype: torch.dtype,
     deterministic: bool,
 ) -> str:
-    """The backend's name; raises ConfigError if it was asked for and cannot run."""
+    """Return the attention backend's name; raises ConfigError if the wanted one cannot run."""
     if wanted == "auto":
-        # Its bits were compared on CPUs; those of Triton's kernel on no GPU yet.
+        # torch's bits were compared on CPUs; those of Triton's kernel on no GPU yet.
         if device.type == "cpu" or deterministic:
             return "torch"
         reason = _why_not_triton(model, device, dtype)
@@ -64,10 +64,10 @@ def choose_attention(
         logger.warning("--attention is torch, which is slow on %s: %s", device.type, reason)
         return "torch"
     if wanted not in _REASONS:
-        raise ConfigError(f"--attention {wanted} is of --backend jax")
+        raise ConfigError(f"--attention {wanted} needs --backend jax")
     reason = _REASONS[wanted](model, device, dtype)
     if deterministic and wanted not in ("torch", "triton"):
-        reason = "its calls have shapes that depend on the batch, so not with --deterministic"
+        reason = "not supported with --deterministic: the shapes of its calls depend on the batch"
     if reason is not None:
         raise ConfigError(f"--attention {wanted}: {reason}")
     return wanted
@@ -81,7 +81,7 @@ def attention_factory(
     merge: Merge,
     tiling: Tiling | None,
 ) -> Factory:
-    """Makes the backend of that name; what it needs is imported here."""
+    """Return a function that makes the named backend; imports only what that backend needs."""
     if name == "triton":
         from gpuscore.backends.torch.attention.triton import TritonAttention
 
@@ -113,7 +113,7 @@ def _why_not_triton(model: DecoderConfig, device: torch.device, dtype: torch.dty
         if dtype == torch.bfloat16:
             return "Triton's interpreter computes bfloat16 wrongly; supported: float16, float32"
     if model.head_dim > MAX_HEAD_DIM:
-        return f"heads have {model.head_dim} numbers; supported: {MAX_HEAD_DIM}"
+        return f"head_dim is {model.head_dim}; supported: at most {MAX_HEAD_DIM}"
     try:
         config_for(device, model.head_dim, dtype).shape(model.num_heads // model.num_kv_heads)
     except ValueError as error:
@@ -125,9 +125,9 @@ def _why_not_two_pass(model: DecoderConfig, device: torch.device, dtype: torch.d
     if device.type == "cpu":
         return None
     if any(model.windows) or model.attention_softcap is not None:
-        return "the library's kernels know neither sliding windows nor soft-caps with a prefix"
+        return "the library's kernels support neither sliding windows nor soft-caps with a prefix"
     if dtype == torch.float32:
-        return "the library's kernels know no float32; supported: bfloat16, float16"
+        return "the library's kernels do not support float32; supported: bfloat16, float16"
     return _why_not_triton(model, device, dtype)
 
 
@@ -139,11 +139,11 @@ def _why_not_flashinfer(
     if device.type == "cpu":
         return "device is cpu; supported: cuda"
     if dtype == torch.float32:
-        return "its kernels know no float32; supported: bfloat16, float16"
+        return "its kernels do not support float32; supported: bfloat16, float16"
     if any(model.windows) or model.attention_softcap is not None:
-        return "it is not used here for models with sliding windows or soft-caps"
+        return "not supported for models with sliding windows or soft-caps"
     if model.head_dim not in FLASHINFER_HEADS:
-        return f"heads have {model.head_dim} numbers; supported: 64, 128, 256"
+        return f"head_dim is {model.head_dim}; supported: 64, 128, 256"
     return None
 
 

@@ -1,14 +1,17 @@
-"""Attention by FlashInfer's paged kernels, an optional package, to compare with.
+"""Attention by FlashInfer's paged kernels; an optional package, meant for comparison.
 
-Two forms. *Multi-item*: per query one sequence of its prefix and all of its items, in FlashInfer's
-mask mode for that. Its positions within items count from 0, a delimiter; counted from 1 there is no
-delimiter and a token sees exactly the prefix and its own item (FlashInfer PR 1015 has the rule, the
-known answer at start is the proof). Only the paged wrapper has this mode; the ragged one takes the
-arguments and ignores them. *Cascade*: shared keys and own segments in two passes, merged. Both
-compute the mask rule, `gpuscore.batch.visible_rows`.
+There are two forms; both compute the mask rule (`gpuscore.batch.visible_rows`).
 
-Keys lie in one buffer per layer, in pages of one token: those that requests have cached, gathered
-from the pool, then the batch's own. So a plan's page numbers are the same in every layer.
+*Multi-item*: the prefix of a query and all of its items form one sequence, in FlashInfer's mask
+mode for that. FlashInfer counts positions within an item from 0, where 0 is a delimiter token. We
+count from 1, so there is no delimiter, and a token sees exactly the prefix and its own item. The
+rule is in FlashInfer PR 1015; the known answer at start checks it. Only the paged wrapper has this
+mode; the ragged one accepts the arguments and ignores them.
+
+*Cascade*: shared keys and own segments are computed in two passes and merged.
+
+All keys of a layer are in one buffer, in pages of one token: first the cached keys, gathered from
+the pool, then the batch's own. So page numbers are the same in every layer.
 """
 
 from collections import defaultdict
@@ -30,28 +33,28 @@ LONGEST_ITEM = 2**16 - 1  # positions are uint16
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Query rows and keys of FlashInfer's "requests", by number in the buffer of keys."""
+    """Query rows and keys of FlashInfer's "requests", here called sequences."""
 
-    queries: NDArray[np.int32]  # [n + 1] where each begins among the query rows
-    starts: NDArray[np.int32]  # [n + 1] where each begins in `keys`
-    keys: NDArray[np.int32]
+    queries: NDArray[np.int32]  # [n + 1] first query row of each sequence, and the end
+    starts: NDArray[np.int32]  # [n + 1] first entry of each sequence in `keys`, and the end
+    keys: NDArray[np.int32]  # places in the buffer of keys
 
 
 @dataclass(frozen=True, slots=True)
 class ItemsLayout:
-    """Of a batch, for the multi-item form."""
+    """A batch in the multi-item form."""
 
-    slots: NDArray[np.int64]  # of the pool: the first keys of the buffer
+    slots: NDArray[np.int64]  # of the pool; their keys come first in the buffer
     rows: NDArray[np.int64]  # [T] rows of the batch in the order of query rows
     sequences: Sequences
-    prefix_lens: NDArray[np.int64]  # [n] keys of each sequence that are no item's
-    positions: NDArray[np.int64]  # [n, width] of each token after the prefix, from 1 in its item
+    prefix_lens: NDArray[np.int64]  # [n] keys of each sequence before its items
+    positions: NDArray[np.int64]  # [n, width] position in its item of each item token, from 1
     longest: NDArray[np.int64]  # [n] tokens of the longest item
 
 
 @dataclass(frozen=True, slots=True)
 class CascadeLayout:
-    """Of a batch, for the cascade form: what rows share, then their own segments, causally."""
+    """A batch in the cascade form: first shared keys, then each row's own segment, causally."""
 
     slots: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -60,7 +63,11 @@ class CascadeLayout:
 
 
 def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
-    """A parent without a parent is the causal end of its items' prefix, else an item itself."""
+    """Lay out the multi-item form.
+
+    A parent that has no parent itself becomes the causal end of its items' prefix. A parent that
+    has one is computed as an item of that one, and its keys are repeated in its items' prefix.
+    """
     slots, cached = _cached(batch, page_size)
     rows, keys, prefix_lens, positions, longest = [], [], [], [], []
     groups = _groups(batch)
@@ -105,7 +112,7 @@ def lay_out_cascade(batch: PackedBatch, page_size: int) -> CascadeLayout:
 
 
 def _groups(batch: PackedBatch) -> dict[tuple[int, int], list[int]]:
-    """Segments by what they share: (request, parent)."""
+    """Group segments by the keys that they share: (request, parent)."""
     groups = defaultdict(list)
     pairs = zip(batch.request_of.tolist(), batch.parent.tolist(), strict=True)
     for segment, pair in enumerate(pairs):
@@ -120,7 +127,7 @@ def _rows(batch: PackedBatch, segment: int) -> NDArray[np.int64]:
 def _cached(
     batch: PackedBatch, page_size: int
 ) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
-    """Slots of all cached prefixes, and of each request where in the buffer of keys its lie."""
+    """Slots of all cached prefixes, and each request's places in the buffer of keys."""
     slots = [prefix_slots(batch, request, page_size) for request in range(len(batch.prefix_lens))]
     ends = np.cumsum([0, *batch.prefix_lens.tolist()])
     numbers = [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
@@ -136,7 +143,7 @@ def _sequences(rows: list[NDArray[np.int64]], keys: list[NDArray[np.int64]]) -> 
 
 
 class FlashInfer:
-    """The wrappers of FlashInfer and their workspace, made once."""
+    """A FlashInfer wrapper and its workspace, made once."""
 
     def __init__(self, device: torch.device, *, cascade: bool) -> None:
         import flashinfer
@@ -179,7 +186,7 @@ class FlashInfer:
         )
 
     def _indices(self, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Where queries and keys begin, pages, and the tokens of each last page."""
+        """Starts of queries and of keys, page numbers, and the tokens in each last page."""
         some = (np.diff(sequences.starts) > 0).astype(np.int32)
         arrays = (sequences.queries, sequences.starts, sequences.keys, some)
         queries, starts, keys, last = (torch.from_numpy(x).to(self.device) for x in arrays)
@@ -191,7 +198,7 @@ class FlashInfer:
 
 @dataclass(frozen=True, slots=True)
 class FlashInferAttention:
-    """An attention backend; batches run one after the other, so they share the wrappers."""
+    """An attention backend; batches run one after the other, so they share the wrapper."""
 
     config: DecoderConfig
     pool: KVPool
@@ -231,7 +238,7 @@ class FlashInferPass:
             for side, own in zip(cached, (k, v), strict=True)
         ]
         last = layer == self.backend.config.num_layers - 1
-        if last:  # its rows are no whole sequences; the others are computed and dropped
+        if last:  # q holds scored rows only, FlashInfer needs whole sequences: fill in zeros
             every = q.new_zeros(len(k), *q.shape[1:])
             every[self.scored] = q
             q = every

@@ -1,9 +1,9 @@
-"""Index tensors of one batch for attention, made once and shared by all layers of a window.
+"""Index tensors of one batch for attention, made once and shared by all layers with one window.
 
-With a `Tiling` every call of an attention operator has a shape that follows from a row's own
-sequence: segments fall into blocks at fixed places, rows that share keys are taken a fixed number
-at a time, and so are blocks of one length. So a row's bits do not depend on what else is in the
-batch, nor on which of the keys before it were computed in an earlier one.
+With a `Tiling`, the shape of every call of an attention operator depends on a row's own sequence
+only: segments are divided into blocks at fixed places, and rows that share keys, like blocks of one
+length, are computed a fixed number at a time. So a row's bits depend neither on the rest of the
+batch nor on which of its keys were computed in an earlier batch.
 """
 
 from collections import defaultdict
@@ -19,63 +19,63 @@ from gpuscore.batch import PackedBatch, prefix_slots
 
 Rows: TypeAlias = Tensor | slice
 
-# With tiling, rows and keys of a call are a multiple of it. torch's CPU operator lays the work
-# spaces of its threads end to end, and MKL's products round differently at other alignments, so
-# that a row's bits would depend on which thread it falls to.
+# With tiling, the numbers of rows and keys of a call are multiples of this. torch's CPU operator
+# puts the work spaces of its threads end to end, and MKL's products round differently at other
+# alignments, so a row's bits would otherwise depend on the thread that computes it.
 ALIGNED = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Fixed numbers of rows; a segment begins at a multiple of `block` of its own sequence."""
+    """Fixed numbers of rows; every segment starts at a multiple of `block` in its sequence."""
 
-    block: int  # rows that attend to each other in one causal pass; what is before them is shared
-    rows: int  # of a dense pass
-    group: int  # about, of all blocks of one length that are side by side
+    block: int  # rows that attend to each other in one causal pass; keys before them are shared
+    rows: int  # rows of one call of a dense pass
+    group: int  # approximate rows of one call of a causal pass, over several blocks
 
 
 @dataclass(frozen=True, slots=True)
 class DenseCall:
-    """Query rows of one call; with tiling, copies of the last one follow after `count`."""
+    """Query rows of one call; with tiling, the rows after `count` repeat the last one."""
 
     rows: Rows
     count: int
-    first_key: Tensor | None  # [rows], counted from the first shared key; None = all are seen
+    first_key: Tensor | None  # [rows] first visible key among the shared ones; None = all visible
 
 
 @dataclass(frozen=True, slots=True)
 class DensePass:
-    """Query rows that all see the same shared keys: cached slots, then rows of this batch."""
+    """Query rows that share the same keys: cached slots, then rows of this batch."""
 
     calls: tuple[DenseCall, ...]
-    slots: Tensor  # [P]; without those that no row's window reaches
+    slots: Tensor  # [P]; without those outside of every row's window
     before: tuple[slice, ...]  # rows of a parent, and of earlier blocks of the same segment
 
 
 @dataclass(frozen=True, slots=True)
 class CausalGroup:
-    """Whole blocks of similar length, side by side.
+    """Whole blocks of similar length, computed in one call.
 
-    Shorter ones are filled up by repeating their own last row, which no earlier row sees. In the
-    last layer query rows are numbered by their place among the scored ones, and what stands for a
-    row that is not scored is computed and dropped.
+    Shorter blocks are padded by repeating their own last row, which no earlier row sees. In the
+    last layer, query rows are numbered by their place among the scored ones; a row that is not
+    scored has a stand-in, which is computed and dropped.
     """
 
     gather: Tensor  # [n, length] rows of the batch
     queries: Tensor  # [n, length] their query rows
-    keep: Tensor  # positions in the flattened [n * length] that are wanted
-    rows: Tensor  # query rows that those are
+    keep: Tensor  # places in the flattened [n * length] whose results are kept
+    rows: Tensor  # query rows of those results
     first_key: Tensor | None  # [length]; None = no window
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """Single scored rows with the part of their own block that they see.
+    """Single scored rows with the visible part of their own block.
 
-    With tiling, copies of the last one follow after `count`, and each is computed several times.
+    With tiling, the rows after `count` repeat the last one, and each row is computed `times` times.
     """
 
-    rows: Tensor  # [n] of the scored rows
+    rows: Tensor  # [n] places among the scored rows
     count: int
     times: int
     gather: Tensor  # [n, length] rows of the batch
@@ -100,7 +100,7 @@ def lay_out_attention(
     device: torch.device,
     tiling: Tiling | None = None,
 ) -> AttentionLayout:
-    """The plan of `batch` for layers whose rows see the last `window` positions (None = all)."""
+    """Lay out `batch` for layers whose rows see the last `window` positions (None = all)."""
     planner = _Builder(batch, page_size, window, device, tiling)
     return AttentionLayout(
         dense=tuple(planner.dense_passes(np.arange(batch.num_tokens))),
@@ -114,7 +114,7 @@ def lay_out_attention(
 def lay_out_shared(
     batch: PackedBatch, page_size: int, window: int | None, device: torch.device
 ) -> tuple[tuple[DensePass, ...], tuple[DensePass, ...]]:
-    """Of a plan, what is about keys that rows share: for all rows, and for the scored ones."""
+    """Lay out the dense passes only: for all rows, and for the scored ones."""
     planner = _Builder(batch, page_size, window, device, None)
     return (
         tuple(planner.dense_passes(np.arange(batch.num_tokens))),
@@ -123,7 +123,7 @@ def lay_out_shared(
 
 
 class _Builder:
-    """One batch divided into blocks: whole segments, or with tiling pieces of them."""
+    """One batch divided into blocks: whole segments, or pieces of them with tiling."""
 
     def __init__(
         self,
@@ -140,18 +140,15 @@ class _Builder:
         counts = -(-lengths // block)  # blocks of each segment
         self.segments = np.repeat(np.arange(len(lengths)), counts)
         nth = np.arange(len(self.segments)) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.before = nth * block  # rows of a block's segment before it
+        self.before = nth * block  # rows of its segment before each block
         self.starts = batch.cu_seqlens[self.segments] + self.before
         self.lengths = np.minimum(lengths[self.segments] - self.before, block)
         self.block_of = np.repeat(np.arange(len(self.segments)), self.lengths)  # [T]
         scored = np.bincount(self.block_of[batch.score_rows], minlength=len(self.segments))
-        self.several = scored > 1  # [blocks] whether more than one row of it is scored
+        self.several = scored > 1  # [blocks] true if more than one row is scored
 
     def dense_passes(self, rows: np.ndarray) -> Iterator[DensePass]:
-        """One pass for all of `rows` that share the same keys, where there are any.
-
-        The passes index into `rows`.
-        """
+        """Yield one pass per group of `rows` that share keys; the passes index into `rows`."""
         if len(rows) == 0:
             return
         blocks = self.block_of[rows]
@@ -163,8 +160,8 @@ class _Builder:
             members = np.flatnonzero(group_of_row.reshape(-1) == group)
             first = _first_positions(self.batch.positions[rows[members]], self.window)
             slots = prefix_slots(self.batch, request, self.page_size)
-            # Nobody sees the keys before it. With tiling they are masked and not left out, because
-            # it depends on the other rows of the pass.
+            # No row sees the keys before `reached`, so they are left out. With tiling they are
+            # masked instead, because `reached` depends on the other rows of the pass.
             reached = int(first.min()) if self.tiling is None else 0
             before = _without(self._before(parent, block), reached - len(slots))
             slots = slots[reached:]
@@ -174,7 +171,7 @@ class _Builder:
                 yield DensePass(calls, _index(slots, self.device), before)
 
     def _before(self, parent: int, block: int) -> list[slice]:
-        """Rows of this batch that are before a block's own: its parent's, then its segment's."""
+        """Rows of this batch that a block sees before its own: its parent's, then its segment's."""
         slices = []
         if parent >= 0:
             slices.append(slice(*self.batch.cu_seqlens[parent : parent + 2].tolist()))
@@ -197,13 +194,13 @@ class _Builder:
         yield from self._causal_groups(np.arange(len(self.lengths)), every)
 
     def scored_causal_groups(self) -> Iterator[CausalGroup]:
-        """Gathering the keys of each row, as `scored_groups` does, would take their square."""
+        """Yield groups for blocks with several scored rows; their keys are gathered only once."""
         place = np.full(self.batch.num_tokens, -1)
         place[self.batch.score_rows] = np.arange(len(self.batch.score_rows))
         yield from self._causal_groups(np.flatnonzero(self.several), place)
 
     def _causal_groups(self, chosen: np.ndarray, place: np.ndarray) -> Iterator[CausalGroup]:
-        """Of these blocks; `place` is where a row's query is, -1 for none."""
+        """Yield groups of the chosen blocks; `place` is the query row of each row, -1 = none."""
         for size, members, count in self._alike(self.lengths[chosen]):
             blocks = chosen[members]
             offsets = np.arange(size)
@@ -243,7 +240,10 @@ class _Builder:
             )
 
     def _alike(self, lengths: np.ndarray) -> Iterator[tuple[int, np.ndarray, int]]:
-        """Groups by padded length: that length, indices into `lengths`, how many are no copies."""
+        """Yield groups of one padded length: the length, indices into `lengths`, the real count.
+
+        With tiling, indices after the real count repeat the last one.
+        """
         groups = defaultdict(list)
         unit = ALIGNED if self.tiling else 1
         for index, length in enumerate(lengths.tolist()):
@@ -258,14 +258,14 @@ class _Builder:
 
 
 def _first_positions(positions: np.ndarray, window: int | None) -> np.ndarray:
-    """The first position that each row sees."""
+    """Return the first position that each row sees."""
     if window is None:
         return np.zeros(len(positions), np.int64)
     return np.maximum(positions.astype(np.int64) - window + 1, 0)
 
 
 def _without(slices: list[slice], skip: int) -> tuple[slice, ...]:
-    """`slices` without the first `skip` rows of them together, and without empty ones."""
+    """Drop the first `skip` rows of all slices together, and empty slices."""
     left = []
     for rows in slices:
         start = min(rows.stop, rows.start + max(0, skip))
@@ -276,20 +276,20 @@ def _without(slices: list[slice], skip: int) -> tuple[slice, ...]:
 
 
 def _filled(indices: np.ndarray, size: int) -> Iterator[tuple[np.ndarray, int]]:
-    """`size` of them at a time, filled up by repeating the last one; and how many are no copies."""
+    """Yield `size` indices at a time, padded by repeating the last one, and the real count."""
     for start in range(0, len(indices), size):
         part = indices[start : start + size]
         yield np.pad(part, (0, size - len(part)), mode="edge"), len(part)
 
 
 def padded_length(length: int) -> int:
-    """Round up to a multiple of a quarter of the power of two below (at least of 4)."""
+    """Round up to a multiple of a quarter of the next lower power of two (at least of 4)."""
     step = max(4, 1 << max(0, length.bit_length() - 3))
     return -(-length // step) * step
 
 
 def _rows(indices: np.ndarray, device: torch.device) -> Rows:
-    """A slice where the rows are consecutive, because slices are read and written in place."""
+    """Return a slice if the rows are consecutive: slices are read and written without a copy."""
     first, last = int(indices[0]), int(indices[-1])
     if last - first + 1 == len(indices):
         return slice(first, last + 1)

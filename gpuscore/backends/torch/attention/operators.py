@@ -3,10 +3,10 @@ causal one over a row's own segment.
 
 Every row attends causally to its own segment. Rows that see a cached prefix or a parent segment
 attend to those keys without any mask, all rows of a request at once, and the two results are merged
-by their log-sum-exp. No T x T mask exists anywhere.
+by their log-sum-exp. There is no T x T mask.
 
-A sliding window narrows both: it counts positions, and the keys of a dense pass lie at positions
-0, 1, 2, ..., so all that a row needs is its first visible key.
+A sliding window narrows both passes. It counts positions, and the keys of a dense pass are at
+positions 0, 1, 2, ..., so the first visible key of each row says everything.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +65,8 @@ class TorchPass:
         }
         self.plans = [plans[window] for window in config.windows]
         self.pool, self.impl, self.merge = pool, impl, merge
-        self.skip_hidden = tiling is None  # which keys are hidden depends on the rows of a call
+        # Keys hidden from all rows are skipped, but not with tiling: the other rows decide which.
+        self.skip_hidden = tiling is None
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ class TorchPass:
 def shared_keys(
     pool: KVPool, layer: int, part: DensePass, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """k, v [1, Hkv, P + rows before, D], contiguous."""
+    """Gather a dense pass's k and v, each [1, Hkv, P + rows before, D], contiguous."""
     cached = pool.read(layer, part.slots) if len(part.slots) else None
     sides = []
     for side, own in enumerate((k, v)):
@@ -162,5 +163,5 @@ def shared_keys(
 
 
 def _by_head(x: Tensor, gather: Tensor) -> Tensor:
-    """x [T, H, D] -> [n, H, length, D]."""
+    """Gather rows by head: x [T, H, D] -> [n, H, length, D]."""
     return x[gather].transpose(1, 2)

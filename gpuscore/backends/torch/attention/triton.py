@@ -1,6 +1,6 @@
 """Attention by our own Triton kernel: one launch per layer for all segments of all requests.
 
-Its tile tables hold the mask rule, `gpuscore.batch.visible_rows`.
+Its tile tables encode the mask rule (`gpuscore.batch.visible_rows`).
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from gpuscore_kernels.extend_attention.config import config_for
 
 
 class TritonAttention:
-    """An attention backend; with `steady`, a row's tiles do not depend on its neighbours."""
+    """An attention backend; with `steady`, a row's tiles do not depend on other rows."""
 
     def __init__(self, config: DecoderConfig, pool: KVPool, *, steady: bool) -> None:
         self.config, self.pool = config, pool
@@ -39,7 +39,7 @@ class TritonAttention:
         return self.planned(upload(self.tables(batch), self.pool.device))
 
     def planned(self, tables: list[DeviceTiles]) -> "TritonPass":
-        """With tables that are on the device already."""
+        """Return the pass for tables that are on the device already."""
         of_layers = tables_of_layers(self.config, tables)
         return TritonPass(self.config, self.pool, self.tile_config, of_layers)
 
@@ -51,7 +51,7 @@ class TritonPass:
     config: DecoderConfig
     pool: KVPool
     tile_config: TileConfig
-    tables: list[DeviceTiles]  # of each layer
+    tables: list[DeviceTiles]  # per layer
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out, _ = extend_attention(
@@ -69,7 +69,7 @@ class TritonPass:
 
 
 def layout_of(batch: PackedBatch, page_size: int) -> Layout:
-    """What the kernels' tile tables are made of."""
+    """Return the parts of a batch that the kernels' tile tables are built from."""
     return Layout(
         batch.positions,
         batch.cu_seqlens,
@@ -82,7 +82,7 @@ def layout_of(batch: PackedBatch, page_size: int) -> Layout:
 
 
 def table_windows(config: DecoderConfig) -> list[int | None]:
-    """The windows of all layers but the last; each has one table, and the last layer its own."""
+    """Distinct windows of all layers but the last; each has one table, the last layer its own."""
     return list(dict.fromkeys(config.windows[:-1]))
 
 
@@ -94,7 +94,7 @@ def build_tables(
     *,
     shared: bool,
 ) -> list[TileTable]:
-    """One of all rows for each of `table_windows`, then one of the scored rows."""
+    """Build one table of all rows for each of `table_windows`, then one of the scored rows."""
     layout = layout_of(batch, page_size)
     tables = [
         build_tiles(layout, shape, window=window, shared=shared) for window in table_windows(config)
@@ -104,7 +104,7 @@ def build_tables(
 
 
 def tables_of_layers(config: DecoderConfig, tables: list[DeviceTiles]) -> list[DeviceTiles]:
-    """Of each layer its own, of those that `build_tables` makes."""
+    """Return the table of each layer, from the tables that `build_tables` makes."""
     *others, last = tables
     by_window = dict(zip(table_windows(config), others, strict=True))
     return [*(by_window[window] for window in config.windows[:-1]), last]

@@ -1,8 +1,8 @@
 """Attention in two passes: a library's dense kernel over shared keys, then our own over the rest.
 
-The dense pass is most of the work when many items share a long prefix, needs no mask, and is what
-libraries compute fastest; our kernel then goes on from its result with each row's own segment. Both
-together are the mask rule, `gpuscore.batch.visible_rows`.
+When many items share a long prefix, the dense pass is most of the work; it needs no mask, and
+libraries compute it fastest. Our kernel then continues from its result with each row's own segment.
+Together they compute the mask rule (`gpuscore.batch.visible_rows`).
 """
 
 import logging
@@ -27,14 +27,14 @@ from gpuscore_kernels.partial_attention.api import Implementation as DenseImplem
 
 logger = logging.getLogger(__name__)
 
-CUDNN_HEAD = 128  # the largest that it computes
-CUDNN_ERROR = 2e-2  # absolute, of numbers around 1
+CUDNN_HEAD = 128  # the largest head_dim that cuDNN computes
+CUDNN_ERROR = 2e-2  # absolute, for values around 1
 
 
 def choose_dense(
     model: DecoderConfig, device: torch.device, dtype: torch.dtype
 ) -> DenseImplementation:
-    """cuDNN on Hopper, if what this torch calls by that name works; else FlashAttention-2."""
+    """Return the dense kernel's name: cuDNN on Hopper if it works here, else FlashAttention-2."""
     if device.type == "cpu":
         return "cpu"
     hopper = torch.cuda.get_device_capability(device)[0] == 9
@@ -44,7 +44,7 @@ def choose_dense(
 
 
 def _cudnn_works(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether it runs for these heads, and returns a log-sum-exp that is one."""
+    """True if cuDNN runs for these heads, and its output and log-sum-exp are right."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(1, heads, length, model.head_dim, generator=generator).to(dtype).to(device)
@@ -94,7 +94,7 @@ class TwoPassPass:
     """Attention of one batch."""
 
     backend: TwoPassAttention
-    dense: list[tuple[DensePass, ...]]  # of each layer
+    dense: list[tuple[DensePass, ...]]  # per layer
     tables: list[DeviceTiles]
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
