@@ -81,8 +81,7 @@ def _index(found: list[Route]) -> str:
         "This page lists every route, as a running server describes it at `/openapi.json`. If the "
         f"server has API keys, all routes except {_open()} need one: as "
         "`Authorization: Bearer KEY`, as `Authorization: KEY`, or as `X-Api-Key: KEY`. Bodies are "
-        "JSON with "
-        "`Content-Type: application/json`; an unknown field is an error. Errors are "
+        "JSON with `Content-Type: application/json`; an unknown field is an error. Errors are "
         "[listed by code](errors.md).",
         table(("route", "name", "description"), rows),
         "## Headers",
