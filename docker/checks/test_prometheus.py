@@ -40,12 +40,12 @@ def test_promtool(promtool, docker):
     run(promtool, "test", "rules", directory / "rules.test.yml")
 
 
-def test_the_scrape_job_of_the_readme(promtool, docker, tmp_path):
-    """The job in README.md is valid.
+def test_the_scrape_job_of_the_docs(promtool, docker, tmp_path):
+    """The job in docs/how-to/monitor.md is valid.
 
     The one in kubernetes/README.md is not checked: Debian's Prometheus has no Kubernetes support.
     """
-    text = (docker.parent / "README.md").read_text()
+    text = (docker.parent / "docs" / "how-to" / "monitor.md").read_text()
     (job,) = re.findall(r"```yaml\n(scrape_configs:.*?)```", text, re.DOTALL)
     (tmp_path / "prometheus.yml").write_text(job)
     run(promtool, "check", "config", "--syntax-only", tmp_path / "prometheus.yml")

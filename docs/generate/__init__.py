@@ -1,1 +1,1 @@
-"""Makes the reference pages of the documentation from the code, and checks the built site."""
+"""Make the reference pages of the documentation from the code, and check the built site."""

@@ -1,4 +1,4 @@
-"""Writes the generated pages of the documentation: python -m generate DIRECTORY."""
+"""Write the generated pages of the documentation: python -m generate DIRECTORY."""
 
 import shutil
 import sys
@@ -14,7 +14,7 @@ from generate.settings import page_of_settings
 
 
 def pages() -> Iterator[tuple[str, str]]:
-    """All pages of the reference, by file name."""
+    """Yield the file name and text of every page of the reference."""
     yield from routes.pages(openapi())
     yield "errors.md", page_of_errors()
     yield "settings.md", page_of_settings()

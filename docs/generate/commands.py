@@ -1,4 +1,4 @@
-"""Reference of the command line: the help of every command, as it prints it."""
+"""The reference page of the command line: the --help text of every command."""
 
 import argparse
 import os
@@ -17,13 +17,13 @@ def page_of_commands() -> str:
         blocks += [f"## {parser.prog}", block("text", parser.format_help())]
     return page(
         "Command line",
-        "The help of every command. What all settings mean, with their environment variables: "
-        "[settings](settings.md).",
+        "This page shows the `--help` text of every command. [Settings](settings.md) explains "
+        "every setting, with its environment variable.",
         *blocks,
         "## Exit codes",
-        "`0` done; `1` failed, or a gate or a check did; `2` wrong usage; `70` the engine failed "
-        "five times in a row or never came up; `75` the model was not ready within "
-        "`--load-timeout`; `78` a configuration or a model that cannot be served; 128 + the "
+        "`0`: done. `1`: the command, a gate or a check failed. `2`: wrong usage. `70`: the engine "
+        "failed five times in a row or never became ready. `75`: the model was not ready within "
+        "`--load-timeout`. `78`: a configuration or a model that cannot be served. 128 + the "
         "signal's number: a stop that left requests unfinished.",
     )
 

@@ -1,4 +1,4 @@
-"""Reference of the error codes, from the docstrings of `gpuscore.errors`."""
+"""The reference page of the error codes, from the docstrings of `gpuscore.errors`."""
 
 import inspect
 
@@ -20,20 +20,19 @@ def page_of_errors() -> str:
     return page(
         "Errors",
         "Every error is JSON and has an HTTP status, a `code` and a message with the numbers in "
-        "it. `param` names the field, where one is to blame. A message never repeats the text of a "
-        "request.",
+        "it. `param` names the field that caused the error, if there is one. A message never "
+        "repeats the text of a request.",
         block("json", example),
-        "On the rerank routes the message also stands in `detail` and `message`, which Jina's and "
-        "Cohere's clients read; a body with `texts` is answered with TEI's `error` and "
-        "`error_type`.",
+        "On the rerank routes the message is also in `detail` and `message`, which Jina's and "
+        "Cohere's clients read. A body with `texts` gets TEI's `error` and `error_type`.",
         table(("code", "status", "meaning", "remedy"), rows),
         "Scoring changes nothing on the server, so any request may be sent again. 429 and 503 have "
-        "a `Retry-After` header with an integer of seconds.",
+        "a `Retry-After` header with a whole number of seconds.",
     )
 
 
 def explained(kind: type[GpuscoreError]) -> tuple[str, str]:
-    """What the code means, and what to do."""
+    """Return the meaning of an error and its remedy, from its class's docstring."""
     what, found, remedy = inspect.getdoc(kind).partition(REMEDY)  # type: ignore[union-attr]
     if not found:
         raise ValueError(f"the docstring of {kind.__name__} has no line that begins with Remedy:")

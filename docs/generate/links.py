@@ -1,5 +1,8 @@
-"""Checks the built site: python -m generate.links DIRECTORY. Every link leads to a page and an
-anchor that exist, and nothing is loaded from another host."""
+"""Check the built site: python -m generate.links DIRECTORY.
+
+Every link must lead to a page and an anchor that exist, and no page may load anything from another
+host.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -8,14 +11,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# What a page loads by itself, other than links that a reader follows.
+# Attributes that a browser loads by itself, unlike links that a reader follows.
 LOADS = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("link", "href")}
 NOT_LOADED = {"canonical", "prev", "next", "alternate", "edit"}  # <link rel=...>
 
 
 @dataclass
 class Page(HTMLParser):
-    """What a page links to and loads, and where its anchors are."""
+    """The links, the loaded files and the anchors of one page."""
 
     file: Path
     links: list[str] = field(default_factory=list)
@@ -36,7 +39,7 @@ class Page(HTMLParser):
 
 
 def problems(site: Path) -> Iterator[str]:
-    """In words, each with the page that has it."""
+    """Yield a sentence for each broken link and each load from another host."""
     pages = {file.resolve(): Page(file) for file in sorted(site.rglob("*.html"))}
     if not pages:
         yield f"{site} holds no pages"
@@ -44,7 +47,7 @@ def problems(site: Path) -> Iterator[str]:
         for target in page.loads:
             if urlsplit(target).netloc:
                 yield f"{page.file}: loads {target} from another host"
-        if page.file.name == "404.html":  # is served at any depth
+        if page.file.name == "404.html":  # served at any depth, so its links are not relative
             continue
         for target in (*page.links, *page.loads):
             problem = _problem(target, file, site.resolve(), pages)

@@ -1,4 +1,4 @@
-"""Pieces of Markdown pages."""
+"""Parts of Markdown pages."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ NOTE = "<!-- Made by docs/generate from the code; changes here are lost. -->"
 
 
 def page(title: str, *blocks: str) -> str:
-    """A page of blocks, each a paragraph, a table or a list."""
+    """Return a page of blocks, each a paragraph, a table or a list."""
     return "\n\n".join([f"# {title}", NOTE, *(block for block in blocks if block)]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Reference of the metrics, from what a server exposes at /metrics."""
+"""The reference page of the metrics, from those that a server exposes at /metrics."""
 
 from collections.abc import Iterable
 
@@ -14,18 +14,18 @@ def page_of_metrics() -> str:
     rows = [(_name(one), one.type, _labels(one), one.documentation) for one in families()]
     return page(
         "Metrics",
-        "What `GET /metrics` exposes, in Prometheus' text format or OpenMetrics. It wants the API "
-        "key. [Monitoring](../how-to/monitor.md) has a scrape job, alerts and a dashboard.",
+        "`GET /metrics` exposes these metrics in Prometheus' text format or OpenMetrics. It needs "
+        "the API key. [Monitoring](../how-to/monitor.md) has a scrape job, alerts and a dashboard.",
         table(("metric", "type", "labels", "meaning"), rows),
         "Times are in seconds, sizes in bytes. Labels never hold anything that a caller wrote. "
-        "Counters of the engine come with its heartbeat and go on when its process is replaced: "
-        "they never go back, but what a process did in its last quarter of a second before it was "
-        "lost is not in them. Gauges of the engine are there only while it runs.",
+        "Counters of the engine come with its heartbeat and never go back, even if its process is "
+        "replaced. They do not include the work of a lost process in its last quarter of a second. "
+        "Gauges of the engine are exposed only while it runs.",
     )
 
 
 def families() -> list[Metric]:
-    """All metrics of a server whose engine is running."""
+    """Return all metrics of a server whose engine is running."""
     state = ServerState(
         up=True,
         ready=True,
@@ -36,7 +36,7 @@ def families() -> list[Metric]:
         engine_alive=True,
     )
     metrics = Metrics(lambda: state)
-    metrics.finished(RequestRecord("id"))  # shows the labels of what is counted by request
+    metrics.finished(RequestRecord("id"))  # or metrics per request would show no labels
     return list(metrics.registry.collect())
 
 

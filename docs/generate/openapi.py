@@ -1,4 +1,4 @@
-"""The document that a server gives at /openapi.json, with references resolved."""
+"""The document of /openapi.json, with references resolved."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ async def _fetched(app: Any) -> dict[str, Any]:
 
 
 def _resolved(part: Any, document: dict[str, Any]) -> Any:
-    """The same with what references name in their place; nothing in the document holds itself."""
+    """Return a part with all references replaced by their targets; none contains itself."""
     if isinstance(part, list):
         return [_resolved(one, document) for one in part]
     if not isinstance(part, dict):

@@ -1,4 +1,4 @@
-"""Draws query, items and mask: python -m generate.picture writes docs/assets/mask.svg."""
+"""Draw query, items and mask: python -m generate.picture writes docs/assets/mask.svg."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 CELL, LEFT, TOP = 20, 96, 64
 WIDTH, RIGHT = 640, 22
 FILE = Path(__file__).parents[1] / "assets" / "mask.svg"
-# The card brings its own background, so that it is legible on any page.
+# The card has a background of its own, so that it is legible on any page.
 STYLE = """
   .card { fill: #ffffff; stroke: #d0d7de; }
   text { font: 13px system-ui, sans-serif; fill: #1f2328; }
@@ -28,7 +28,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens that stand together: the query, or an item."""
+    """A contiguous run of tokens: the query, or an item."""
 
     name: str
     start: int
@@ -47,7 +47,10 @@ def segments(query: int, items: Sequence[int]) -> list[Segment]:
 
 
 def kind(row: int, column: int, parts: Sequence[Segment]) -> str:
-    """What the token of a row sees in a column: the mask rule, for one request without pages."""
+    """Return the kind of token that a row sees in a column, or "" if it does not see it.
+
+    This is the mask rule for one request without KV pages.
+    """
     query = parts[0]
     own = next(part for part in parts if part.start <= row < part.end)
     if own.start <= column <= row:

@@ -1,4 +1,4 @@
-"""Reference of the Python API: what the packages export, for mkdocstrings to fill in."""
+"""The reference pages of the Python API: exported names, which mkdocstrings fills in."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ def pages() -> Iterator[tuple[str, str]]:
         "scorer.md",
         page(
             "Scorer in Python",
-            "Scores in the same process, without a server.",
+            "`Scorer` computes scores in the same process, without a server.",
             "::: gpuscore.scorer.Scorer",
             "::: gpuscore.scorer.Scores",
             "::: gpuscore.config.ModelConfig",
@@ -23,8 +23,8 @@ def pages() -> Iterator[tuple[str, str]]:
         "client.md",
         page(
             "Python client",
-            "Clients of a gpuscore server. `pip install 'gpuscore[client]'` adds httpx; neither "
-            "client imports torch.",
+            "These are the clients of a gpuscore server. `pip install 'gpuscore[client]'` adds "
+            "httpx. Neither client imports torch.",
             *(_item(name) for name in ("Client", "AsyncClient", *names)),
             "::: gpuscore.client.options.ClientOptions",
             "::: gpuscore.client.calls.ScoreOptions",

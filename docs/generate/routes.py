@@ -1,4 +1,4 @@
-"""Reference of the HTTP routes, from /openapi.json: every field of every body and answer."""
+"""The reference pages of the HTTP routes: every field of every body and answer in /openapi.json."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An operation of the document, and all paths that answer alike."""
+    """An operation of the document, and all paths that have it."""
 
     method: str
     paths: tuple[str, ...]
@@ -43,7 +43,7 @@ def _schema(holder: dict[str, Any]) -> Schema | None:
 
 
 def routes(document: dict[str, Any]) -> list[Route]:
-    """Paths with the same operation together, in the document's order."""
+    """Return the routes in the document's order; paths with the same operation are one route."""
     found: list[Route] = []
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -64,7 +64,7 @@ def _meaning(route: Route) -> dict[str, Any]:
 
 
 def pages(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """File names and texts: an index, and a page for each route that takes a body."""
+    """Yield file names and texts: an index, and a page for each route that takes a body."""
     found = routes(document)
     yield "http.md", _index(found)
     for route in found:
@@ -78,12 +78,12 @@ def _index(found: list[Route]) -> str:
     ]
     return page(
         "HTTP API",
-        "Every route, as a running server describes it at `/openapi.json`. Where the server has "
-        f"API keys, all routes but {_open()} want one: as `Authorization: Bearer KEY`, as "
-        "`Authorization: KEY`, or as `X-Api-Key: KEY`. Bodies are "
+        "This page lists every route, as a running server describes it at `/openapi.json`. If the "
+        f"server has API keys, all routes except {_open()} need one: as "
+        "`Authorization: Bearer KEY`, as `Authorization: KEY`, or as `X-Api-Key: KEY`. Bodies are "
         "JSON with `Content-Type: application/json`; an unknown field is an error. Errors are "
         "[listed by code](errors.md).",
-        table(("route", "does", "description"), rows),
+        table(("route", "name", "description"), rows),
         "## Headers",
         _headers(found),
     )
@@ -133,9 +133,9 @@ def _page(route: Route) -> str:
 
 
 def _choice(schema: Schema) -> str:
-    """What a body or an answer is, where that is not one struct."""
+    """Return a sentence with the type of a body or an answer, unless that is one struct."""
     text = words(schema)
-    return "" if text.startswith("[") and " or " not in text else f"Is {text}."
+    return "" if text.startswith("[") and " or " not in text else f"Type: {text}."
 
 
 def _tables(schema: Schema) -> list[str]:
@@ -185,10 +185,7 @@ def _errors(route: Route) -> str:
         for status, answer in route.operation["responses"].items()
         if status != "200"
     ]
-    return (
-        table(("status", "codes"), rows)
-        + "\n\nWhat they mean, and what to do: [errors](../errors.md)."
-    )
+    return table(("status", "codes"), rows) + "\n\nMeanings and remedies: [errors](../errors.md)."
 
 
 def _pretty(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Reference of the settings, from the fields of the configuration."""
+"""The reference page of the settings, from the fields of the configuration."""
 
 from generate.markdown import code, page, table
 from gpuscore.config import API_KEY_VARIABLE, CONFIGS, FileConfig
@@ -12,10 +12,10 @@ def page_of_settings() -> str:
     return page(
         "Settings",
         "Every setting of `gpuscore serve` may be a flag, an environment variable or a line of the "
-        "TOML file that `--config` names; a flag goes before a variable, a variable before the "
-        "file, the file before the default. A line of the file has the flag's name with "
+        "TOML file that `--config` names. A flag overrides a variable, a variable overrides the "
+        "file, and the file overrides the default. A line of the file has the flag's name with "
         "underscores: `max_items = 500`. [Configuration](../how-to/configure.md) has examples, and "
-        "`gpuscore info` shows the value and the source of each.",
+        "`gpuscore info` shows the value and the source of each setting.",
         *blocks,
         "## API keys",
         f"Keys are never flags. {code(API_KEY_VARIABLE)} holds one key; `--api-key-file` names a "

@@ -1,4 +1,4 @@
-"""JSON schemas in words, and the structs that they hold."""
+"""JSON schemas in words, and the structs that they contain."""
 
 import json
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ _PLAIN = {"string": "text", "integer": "integer", "number": "number", "boolean":
 
 
 def alternatives(schema: Schema) -> list[Schema]:
-    """What a schema may be, null left out."""
+    """Return the schemas that a schema allows, without null."""
     return [one for one in schema.get("anyOf", [schema]) if one.get("type") != "null"]
 
 
 def words(schema: Schema) -> str:
-    """Such as "text or list of (text or list of integer)"; a struct is called by its name."""
+    """Return the type in words, such as "text or list of integer"; a struct by its name."""
     found = [_word(one) for one in alternatives(schema)]
     return " or ".join(dict.fromkeys(found)) or "null"
 
@@ -24,7 +24,7 @@ def may_be_null(schema: Schema) -> bool:
 
 
 def structs(schema: Schema) -> Iterator[Schema]:
-    """The structs within a schema, outermost first."""
+    """Yield the structs within a schema, outermost first."""
     for one in alternatives(schema):
         if "properties" in one:
             yield one
@@ -35,7 +35,7 @@ def structs(schema: Schema) -> Iterator[Schema]:
 
 
 def bounds(schema: Schema) -> str:
-    """What a value has to keep to beside its type."""
+    """Return the limits of a value beyond its type, or "" if there are none."""
     for one in alternatives(schema):
         if "minimum" in one and "maximum" in one:
             return f"{one['minimum']:g} to {one['maximum']:g}"
