@@ -1,5 +1,5 @@
-"""The OpenAPI document: beside bodies and answers, what every route may refuse and in which words,
-the headers that are read and written, and who needs a key."""
+"""The OpenAPI document: besides bodies and answers, every route's errors and their bodies, the
+headers that are read and written, and the routes that need a key."""
 
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -14,13 +14,13 @@ from gpuscore.server.api.errors import ErrorAnswer
 from gpuscore.server.api.paths import GENERATING_PATHS, OPEN_PATHS
 
 Errors: TypeAlias = tuple[type[msgspec.Struct], ...]
-PLAIN: Errors = (ErrorAnswer,)  # of routes that have no dialect
+PLAIN: Errors = (ErrorAnswer,)  # for routes that have no dialect
 ERRORS = tuple(
     one
     for one in vars(errors).values()
     if isinstance(one, type) and issubclass(one, GpuscoreError) and one is not GpuscoreError
 )
-# What a head, or a request of no body, may be refused for on any route.
+# Errors of a head, or of a request without a body, on any route.
 _OF_HEADS: tuple[type[GpuscoreError], ...] = (
     errors.InvalidRequest,
     errors.RequestTimeout,
@@ -44,7 +44,7 @@ _NEED_AN_ENGINE = frozenset(("/health", "/ready", "/info", "/tokenizer_info"))
 _OBJECT = {"application/json": {"schema": {"type": "object"}}}
 _STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
 _TEXT = {"schema": {"type": "string"}}
-# Answers of the routes that have no dialect, and so no type.
+# Answers of the routes that have no dialect, and so no answer type.
 _PAGES: dict[str, dict[str, Any]] = {
     "/livez": {"application/json": {"schema": _STATUS}},
     "/health": {"application/json": {"schema": _STATUS}},
@@ -80,10 +80,11 @@ _KEYS = {
 
 
 class DocumentedApp(FastAPI):
-    """
+    """A FastAPI application whose OpenAPI document has errors, headers and keys.
+
     Attributes:
-        has_keys: whether the server has API keys.
-        longest: milliseconds that a caller may give a request.
+        has_keys: the server has API keys.
+        longest: the most milliseconds that a caller may ask for as a timeout.
     """
 
     has_keys = False
@@ -96,7 +97,7 @@ class DocumentedApp(FastAPI):
 
 
 def refusals(path: str, method: str, has_keys: bool) -> tuple[type[GpuscoreError], ...]:
-    """Every error that an operation may be answered with."""
+    """Return every error that an operation may be answered with."""
     found = list(_OF_HEADS)
     if path in _NEED_AN_ENGINE:
         found.append(errors.Unavailable)
@@ -144,7 +145,7 @@ def _response_name(types: Errors, status: int) -> str:
 
 
 def _responses() -> Iterator[tuple[str, dict[str, Any]]]:
-    """A response for each status, and each set of shapes that its body may have."""
+    """Yield a response for each status and each set of shapes that its body may have."""
     kinds = dict.fromkeys([PLAIN, *(dialect.errors for dialect in DIALECT_OF.values())])
     for status in sorted({error.status for error in ERRORS}):
         codes = ", ".join(error.code for error in ERRORS if error.status == status)
@@ -168,7 +169,7 @@ def _more_headers(status: int) -> tuple[str, ...]:
 
 
 def _parameters(longest: int) -> dict[str, Any]:
-    """Headers that every caller may send."""
+    """Return the headers that every caller may send."""
     return {
         "X-Request-Id": {
             "name": "X-Request-Id",

@@ -337,7 +337,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         return True
 
     def _refuse(self, error: GpuscoreError) -> None:
-        """Answer the request that is being read with an error, unless it was answered, and close."""
+        """Answer the request being read with an error, unless it was answered, and close."""
         if self._transport.is_closing():
             return
         exchange, self._exchange = self._exchange, None
