@@ -1,7 +1,7 @@
-"""Memory that large requests took goes back to the system.
+"""The return of memory to the system after large requests.
 
-glibc keeps what was freed for later: after a burst of bodies of 16 MiB hundreds of megabytes, in an
-arena for each thread. With another C library there is nothing to do.
+glibc keeps freed memory for later use, in an arena for each thread: hundreds of megabytes after a
+burst of 16 MiB bodies. With another C library there is nothing to do.
 """
 
 import asyncio
@@ -9,19 +9,19 @@ import ctypes
 import gc
 from collections.abc import Callable
 
-LARGE = 1 << 18  # bytes of a body or of ids, or characters, after which memory is given back
-PAUSE = 0.5  # seconds from a large request to giving back, and so at least between two
+LARGE = 1 << 18  # bytes of a body or of ids, or characters, from which a request counts as large
+PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims
 
 
 def find_trim() -> Callable[[], None]:
-    """What gives back free memory, in some milliseconds."""
+    """Return a function that gives free memory back to the system, in some milliseconds."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
         return lambda: None
 
     def trim() -> None:
-        # A refused request's error, its traceback and the frames that it knows may be in a circle,
-        # and the frames know the text. What was there at start is frozen, so this takes little.
+        # A refused request's error, its traceback and the frames there may refer to each other in a
+        # circle, and the frames hold the text. Objects made at start are frozen, so this is quick.
         gc.collect()
         library.malloc_trim(0)
 
@@ -29,10 +29,10 @@ def find_trim() -> Callable[[], None]:
 
 
 class Trimmer:
-    """Gives memory back now and then while there are large requests, and after the last.
+    """A trimmer: gives memory back at most every PAUSE seconds, after large requests have ended.
 
     Args:
-        run: does work in a thread.
+        run: runs a function in a thread.
     """
 
     def __init__(self, run: Callable[[Callable[[], None]], object]) -> None:
@@ -40,8 +40,8 @@ class Trimmer:
         self._timer: asyncio.TimerHandle | None = None
 
     def used(self, size: int) -> None:
-        """A request is over that took about so many bytes, of its body or of ids; or work on so
-        many characters is."""
+        """Note the end of a request with a body or ids of `size` bytes, or of work on `size`
+        characters."""
         if size >= LARGE and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
 
