@@ -1,4 +1,4 @@
-"""The only reader of a model directory's files: a missing file is None, an unreadable one an error."""
+"""The only reader of a model directory's files; an existing file that is unreadable is an error."""
 
 import json
 import math

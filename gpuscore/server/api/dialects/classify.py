@@ -37,8 +37,8 @@ from gpuscore.text.joining import ScoreInput
 from gpuscore.text.turns import Turns
 
 NO_CLASSES = (
-    "this model has no classes and is of no known family of guards: labels is required, or start "
-    "the server with --family"
+    "this model has no classes and belongs to no known family of guards: send labels, or start the "
+    "server with --family"
 )
 
 
@@ -155,7 +155,7 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
         return PreparedBody.of(built.request, body.cache_salt, classes)
     for field in ("query", "truncate", "max_tokens_per_doc"):
         if getattr(body, field):
-            raise InvalidRequest(f"{field} is for models with a prompt of their own", param=field)
+            raise InvalidRequest(f"{field} is for guards only, without labels", param=field)
     known = model.engine.limits.classes
     labels = body.labels if body.labels is not None or known is None else list(known)
     if labels is None:

@@ -136,7 +136,7 @@ def _check_prompt(body: CompletionBody) -> None:
 
 def _check_tokens(body: CompletionBody) -> None:
     if body.max_tokens not in (0, 1):
-        given = "16 where it is not given" if body.max_tokens is None else str(body.max_tokens)
+        given = "16 by default" if body.max_tokens is None else str(body.max_tokens)
         raise InvalidRequest(
             f"max_tokens is {given}, but {SCORES_ONLY}: it must be 0, or 1 for the most probable "
             "next token",
@@ -152,7 +152,7 @@ def _check_tokens(body: CompletionBody) -> None:
         )
     if body.logprobs not in (None, 0, 1):
         raise InvalidRequest(
-            f"logprobs is {body.logprobs}, this server gives at most 1: the best token's",
+            f"logprobs is {body.logprobs}; supported: 0, or 1 for the best token's, too",
             param="logprobs",
         )
 
@@ -164,7 +164,7 @@ def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -
         GpuscoreError: the request is invalid, or the model predicts classes instead of tokens.
     """
     if model.engine.limits.classes is not None:
-        raise InvalidRequest("this model has classes and no next tokens; use /v1/score")
+        raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
     builder, special = model.builder, body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
     request = _request(builder, body, prompts, turns)

@@ -48,7 +48,7 @@ def decode_decisions(body: bytes, record: RequestRecord) -> DecisionsBody:
         decoded = _decoder.decode(body)
     if not 1 <= len(decoded.questions) <= MAX_QUESTIONS:
         raise InvalidRequest(
-            f"{len(decoded.questions)} questions, it must be 1 to {MAX_QUESTIONS}",
+            f"there are {len(decoded.questions)} questions; supported: 1 to {MAX_QUESTIONS}",
             param="questions",
         )
     return decoded
@@ -62,7 +62,7 @@ def prepare_decisions(model: LoadedModel, body: DecisionsBody, turns: Turns) -> 
     """
     prompts = model.decisions
     if not isinstance(prompts, DecisionPrompts):
-        raise InvalidRequest(f"this model cannot be asked: {prompts}")
+        raise InvalidRequest(f"this model cannot answer questions: {prompts}")
     questions = [_asked(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
     request = prompts.build(_input_text(body.input), questions, body.priority or 0, turns)
     return PreparedBody.of(request, body.cache_salt)
@@ -76,7 +76,7 @@ def _asked(question: Question, param: str) -> DecisionQuestion:
         _check_count(len(question.choices), MAX_CHOICES, "choices", param)
         values = [(type(option.value), option.value) for option in question.choices]
         if len(set(values)) < len(values):
-            raise InvalidRequest(f"{param}.choices holds a value twice", param=f"{param}.choices")
+            raise InvalidRequest(f"{param}.choices has a value twice", param=f"{param}.choices")
         options = [(_shown(o.value), o.description or "") for o in question.choices]
         return choice(instructions, options)
     _check_count(len(question.levels), MAX_LEVELS, "levels", param)
@@ -116,7 +116,7 @@ def _turn(item: InputItem, param: str) -> tuple[str, str]:
         return "tool call", f"{item.name}({item.arguments or item.input or ''})"
     if item.type in ("function_call_output", "custom_tool_call_output"):
         return "tool", _text(item.output or "", f"{param}.output")
-    raise InvalidRequest(f"{param} is no message or tool call of a known kind", param=param)
+    raise InvalidRequest(f"{param} is not a known kind of message or tool call", param=param)
 
 
 def _text(content: Content, param: str) -> str:
@@ -132,7 +132,7 @@ def _part(part: ContentPart, param: str) -> str:
         return part.refusal
     if part.type == "input_json":
         return msgspec.json.encode(part.data).decode()
-    raise InvalidRequest(f"{param} must be text or JSON; this server reads no more", param=param)
+    raise InvalidRequest(f"{param} must be text or JSON", param=param)
 
 
 def encode_decisions(scored: Scored[DecisionsBody]) -> bytes:

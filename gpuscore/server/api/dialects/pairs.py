@@ -148,8 +148,8 @@ def _to_input(body: PairsBody) -> RerankInput:
     (first, queries), (second, documents) = _side(body, FIRST), _side(body, SECOND)
     if body.truncate_prompt_tokens not in (None, -1):
         raise InvalidRequest(
-            "truncate_prompt_tokens can be -1, for the model's limit; documents are cut shorter "
-            "by max_tokens_per_doc",
+            "truncate_prompt_tokens must be -1, for the model's limit; max_tokens_per_doc sets a "
+            "lower one",
             param="truncate_prompt_tokens",
         )
     if body.truncation_side not in (None, "right"):

@@ -11,8 +11,8 @@ from gpuscore.server.service import LoadedModel
 from gpuscore.text.turns import Turns
 
 NO_RERANKER = (
-    "this model is of no known family of rerankers, so its prompt is not known; start the server "
-    "with --family, or use /v1/score with query, items and labels"
+    "this model belongs to no known family of rerankers: start the server with --family, or use "
+    "/v1/score with query, items and labels"
 )
 
 
