@@ -74,7 +74,7 @@ class DrainingServer(uvicorn.Server):
         if not self.service.draining:
             self._signal, self._drain_end = sig, monotonic() + self._drain_timeout
             self.service.drain()
-        elif not self.force_exit:  # a second signal: do not wait for what is in flight
+        elif not self.force_exit:  # a second signal: do not wait for requests in flight
             self.force_exit, self._forced_end = True, monotonic() + LAST_ANSWERS
             threading.Thread(target=self._exit_anyway, daemon=True).start()
 

@@ -59,16 +59,16 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
     },
     "Server-Timing": {
-        "description": "With `--timing-headers`: milliseconds of each stage, which show callers "
-        "whether the prefix cache was hit",
+        "description": "With `--timing-headers`: milliseconds of each stage, which reveal cache "
+        "hits",
         "schema": {"type": "string"},
     },
     "Retry-After": {
-        "description": "Seconds after which another try is of use",
+        "description": "Seconds to wait before the next try",
         "schema": {"type": "integer", "minimum": 0},
     },
     "WWW-Authenticate": {
-        "description": "How a key is sent",
+        "description": "The scheme by which a key is sent",
         "required": True,
         "schema": {"type": "string", "enum": ["Bearer"]},
     },
@@ -174,22 +174,22 @@ def _parameters(longest: int) -> dict[str, Any]:
         "X-Request-Id": {
             "name": "X-Request-Id",
             "in": "header",
-            "description": "1 to 128 of `A-Z a-z 0-9 . _ -`, anything else is a 400; made by the "
-            "server where there is none",
+            "description": "1 to 128 of `A-Z a-z 0-9 . _ -`; anything else gets 400. Without it, "
+            "the server makes an id",
             "schema": _HEADERS["X-Request-Id"]["schema"],
         },
         "X-Request-Timeout-Ms": {
             "name": "X-Request-Timeout-Ms",
             "in": "header",
             "description": "Milliseconds from the complete body to the answer, at most "
-            "`--request-timeout`; then 504, and what has not run of the request is dropped",
+            "`--request-timeout`; then the answer is 504, and the rest of the request is dropped",
             "schema": {"type": "integer", "minimum": 1, "maximum": longest},
         },
         "traceparent": {
             "name": "traceparent",
             "in": "header",
-            "description": "W3C trace context: where traces are exported, the request's span joins "
-            "it",
+            "description": "W3C trace context: if traces are exported, the request's span joins "
+            "this trace",
             "schema": {"type": "string"},
         },
     }

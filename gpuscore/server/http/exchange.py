@@ -222,7 +222,7 @@ class Exchange:
     def _head(self, start: Message, more: bool) -> bytes:
         fields = list(start.get("headers", ()))
         if more and all(name != b"content-length" for name, _ in fields):
-            self.keep_alive = False  # only the connection's end tells the client where it ends
+            self.keep_alive = False  # the body ends where the connection ends
         if CLOSE in fields:
             self.keep_alive = False
         elif not self.keep_alive:

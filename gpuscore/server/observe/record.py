@@ -78,7 +78,7 @@ class RequestRecord:
             start += seconds
 
     def refuse(self, status: int, code: str) -> None:
-        """Note the error that is answered; only the first call has an effect."""
+        """Note the error that is answered; no effect if a status is already set."""
         if not self.status:
             self.status, self.code = status, code
 

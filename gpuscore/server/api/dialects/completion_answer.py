@@ -149,7 +149,7 @@ def _rows(
 
 
 def following(prompt: Int32Array) -> Int32Array:
-    """Return the next token of each token; for the last one, a token that is not used."""
+    """Return the token that follows each token; the last one's value is not used."""
     return np.append(prompt[1:], prompt[:1])
 
 
