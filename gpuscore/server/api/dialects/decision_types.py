@@ -64,7 +64,7 @@ Description = Annotated[str | None, about("Explains it to the model.", "")]
 
 
 class PredicateQuestion(msgspec.Struct, tag="predicate", forbid_unknown_fields=True):
-    """A question if a statement is true."""
+    """A yes-or-no question: is a statement true?"""
 
     instructions: Annotated[Content, about("The statement.")]
     name: QuestionName = None
@@ -76,7 +76,7 @@ class ChoiceOption(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChoiceQuestion(msgspec.Struct, tag="choice", forbid_unknown_fields=True):
-    """A question for the right one of several values."""
+    """A choice between several values."""
 
     instructions: Annotated[Content, about("The question.")]
     choices: Annotated[list[ChoiceOption], about(f"2 to {MAX_CHOICES} values.")]
@@ -89,7 +89,7 @@ class Level(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LevelQuestion(msgspec.Struct, tag="score", forbid_unknown_fields=True):
-    """A question for a level on a scale."""
+    """A question that is answered by a level on a scale."""
 
     instructions: Annotated[Content, about("The question.")]
     levels: Annotated[
