@@ -1,7 +1,8 @@
-"""The process of the `gpuscore` command: what has to hold before anything else is imported.
+"""The process of the `gpuscore` command: its set-up before, and its exit after, `cli` runs.
 
-Descriptors 0 to 2 are open, a signal during the imports ends the process without a traceback, and
-output that nobody takes is no traceback either. The commands themselves are in `cli`.
+Before anything else is imported, descriptors 0 to 2 are opened and signals are set to end the
+process without a traceback. Output that cannot be written causes no traceback either. The commands
+themselves are in `cli`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import select
 import signal
 import sys
 
-TYPE_CHECKING = False  # of typing, whose import takes longer than all the others here
+TYPE_CHECKING = False  # not from typing, whose import takes longer than all the others here
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = 0, 1, 2
 EXIT_FAILED = 1
-EXIT_SIGNAL = 128  # and the signal's number
+EXIT_SIGNAL = 128  # plus the signal's number
 UNWRITABLE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
-    """The console script's entry; returns the exit code."""
+    """Run the console script and return the exit code."""
     _open_standard_streams()
     _end_at_signals()
-    from gpuscore.cli import main as run  # whose imports take a tenth of a second
+    from gpuscore.cli import main as run  # after the signals, as this takes a tenth of a second
 
     try:
         return _written(_code(run))
@@ -40,7 +41,7 @@ def main() -> int:
 
 
 def _code(run: Callable[[], int]) -> int:
-    """What a command returns, or what argparse exits with after it has printed help."""
+    """Return a command's exit code, or argparse's after it has printed help or an error."""
     try:
         return run()
     except SystemExit as ended:
@@ -50,7 +51,7 @@ def _code(run: Callable[[], int]) -> int:
 
 
 def _open_standard_streams() -> None:
-    """Open what the caller has closed, or the next socket would be standard error."""
+    """Open closed standard descriptors; otherwise the next socket could become standard error."""
     for descriptor in (STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR):
         try:
             os.fstat(descriptor)
@@ -66,7 +67,7 @@ def _open_null(descriptor: int) -> None:
     if null != descriptor:
         os.dup2(null, descriptor)
         os.close(null)
-    os.set_inheritable(descriptor, True)  # or a child would have the gap
+    os.set_inheritable(descriptor, True)  # otherwise it would be closed in a child
 
 
 def _stream(descriptor: int) -> TextIO:
@@ -74,25 +75,28 @@ def _stream(descriptor: int) -> TextIO:
 
 
 def _end_at_signals() -> None:
-    """Until the server has handlers of its own. What is ignored, as by nohup, stays ignored."""
+    """End the process at signals until the server sets its own handlers.
+
+    A signal that is ignored, as by nohup, stays ignored.
+    """
     for number in STOPS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(EXIT_SIGNAL + number)  # no exception, which an import would show as a traceback
+    os._exit(EXIT_SIGNAL + number)  # an exception during an import would print a traceback
 
 
 def _written(code: int) -> int:
-    """The exit code once all output is out."""
+    """Flush all output and return the exit code."""
     error = _refusal(sys.stdout)
     _drop_unwritable(sys.stderr, STANDARD_ERROR)
     return code if error is None else _unwritten(error, code)
 
 
 def _refusal(stream: TextIO) -> OSError | None:
-    """Why a stream does not take what was written to it."""
+    """Flush a stream; return the error if its output cannot be written."""
     try:
         stream.flush()
     except OSError as error:
@@ -101,8 +105,10 @@ def _refusal(stream: TextIO) -> OSError | None:
 
 
 def _unwritten(error: OSError, code: int = 0) -> int:
-    """The exit code of a command whose output was not taken; says so, but not of a pipe whose
-    reader has seen enough."""
+    """Return the exit code of a command whose output could not be written, and report the error.
+
+    A pipe whose reader has closed it is not reported.
+    """
     _drop_unwritable(sys.stdout, STANDARD_OUTPUT)
     if isinstance(error, BrokenPipeError):
         return code or EXIT_SIGNAL + signal.SIGPIPE
@@ -112,14 +118,14 @@ def _unwritten(error: OSError, code: int = 0) -> int:
 
 
 def _reader_left() -> bool:
-    """Whether standard output is a pipe that nobody can read any more."""
+    """Return True if standard output is a pipe without a reader."""
     poll = select.poll()
     poll.register(STANDARD_OUTPUT, 0)
     return bool(poll.poll(0))
 
 
 def _drop_unwritable(stream: TextIO, descriptor: int) -> None:
-    """Let the interpreter's own last flush succeed, which would change the exit code to 120."""
+    """Redirect an unwritable stream to null, because a failed flush at exit sets exit code 120."""
     if _refusal(stream) is not None:
         _open_null(descriptor)
 

@@ -1,4 +1,4 @@
-"""The `gpuscore` command: serve, score, info, parity. All parts are put together here."""
+"""The `gpuscore` command: serve, score, info and parity."""
 
 import argparse
 import json
@@ -30,17 +30,18 @@ from gpuscore.hub import model_directory
 from gpuscore.parity.arguments import add_parity
 
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
-LONG_INPUT = 200  # items from which a progress bar is shown
+LONG_INPUT = 200  # items; with as many or more, a progress bar is shown
 SHOWN_CLASSES = 8
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 MAX_WAIT = 1.0  # seconds for a full pipe to be read
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code.
+    """Run the command and return its exit code.
 
-    0 done, 1 failed, 2 usage, 70 the engine cannot be kept running, 75 the model was not ready in
-    time, 78 cannot be served; 128 + n: signal n came twice, or its drain ran out of time.
+    0 done, 1 failed, 2 wrong usage, 70 the engine cannot be kept running, 75 the model was not
+    ready in time, 78 the model or a setting is not supported; 128 + n: signal n came twice, or the
+    drain after it ran out of time.
     """
     values = make_parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str) -> None:
-    """A line on standard error. The exit code says it too where nobody reads, or has room."""
+    """Write a line to standard error; give up if it takes none within MAX_WAIT seconds."""
     with suppress(OSError):
         if select.select([], [STANDARD_ERROR], [], MAX_WAIT)[1]:
             print(f"gpuscore: {message}", file=sys.stderr, flush=True)
@@ -76,7 +77,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"gpuscore {__version__}")
     refuse_api_key(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = _add_command(commands, "serve", "serve POST /v1/score over HTTP", _serve)
+    serve = _add_command(commands, "serve", "serve a model over HTTP", _serve)
     add_flags(serve, *CONFIGS, FileConfig)
     score = _add_command(commands, "score", "score the lines of a file", _score, _SCORE_USAGE)
     _add_score_flags(score)
@@ -114,8 +115,8 @@ def _add_command(
 
 
 def _add_score_flags(score: argparse.ArgumentParser) -> None:
-    group = score.add_argument_group("What to score and how to print it (command line only)")
-    group.add_argument("--query", required=True, metavar="TEXT", help="what all items share")
+    group = score.add_argument_group("Input and output (command line only)")
+    group.add_argument("--query", required=True, metavar="TEXT", help="text that all items share")
     group.add_argument(
         "--items", required=True, metavar="FILE", help="one item per line; - reads standard input"
     )
@@ -171,7 +172,7 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
 def _info(values: argparse.Namespace, settings: Settings) -> int:
     try:
         _print_model(settings.make(ModelConfig))
-    finally:  # also for a model that cannot be served: a setting may be the reason
+    finally:  # even if the model cannot be served, because a setting may be the reason
         _print_settings(settings)
     return EXIT_OK
 
@@ -217,7 +218,7 @@ def _head(classes: Sequence[str] | None) -> str:
 
 
 def _print_settings(settings: Settings) -> None:
-    """One line per setting; a star marks what is not a default."""
+    """Print one line per setting; a star marks values that are not defaults."""
     shown = {name: settings.in_force(name) for name in settings.chosen}
     rows = [(name, plain(one.value), one.source) for name, one in shown.items()]
     names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
@@ -228,7 +229,7 @@ def _print_settings(settings: Settings) -> None:
 
 
 def _read_items(source: str) -> list[str]:
-    """Lines without their ends; every line is an item, empty ones too."""
+    """Return the lines without their ends; every line is an item, even an empty one."""
     try:
         text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -238,7 +239,7 @@ def _read_items(source: str) -> list[str]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, on a terminal and for long input only."""
+    """Show a progress bar on standard error if that is a terminal and there are many items."""
     with tqdm(total=total, unit="item", disable=True if total < LONG_INPUT else None) as bar:
         yield lambda done: bar.update(done - bar.n) and None
 
@@ -250,7 +251,7 @@ def _print_json(items: list[str], labels: list[str], rows: list[list[float]]) ->
 
 
 def _print_table(items: list[str], labels: list[str], rows: list[list[float]]) -> None:
-    """Best first, by the first label."""
+    """Print the items as a table, best first by the first label."""
     print("rank  " + "  ".join(f"{label[:10]:>10}" for label in labels) + "  item")
     ranked = sorted(zip(items, rows, strict=True), key=lambda pair: -pair[1][0])
     for rank, (item, row) in enumerate(ranked, start=1):

@@ -1,13 +1,14 @@
-"""One class per wire code. Messages are fixed text plus numbers and token ids, never input text.
+"""The errors that callers can get, one class per code.
 
-A class's docstring is what the reference says of its code: what it means, then the remedy.
+Messages are fixed text with numbers and token ids, never a caller's text. The reference copies each
+class's docstring: the meaning of its code, then the remedy.
 """
 
 from typing import ClassVar
 
 
 class GpuscoreError(Exception):
-    """Base of every error that a caller can see; subclasses fix the HTTP status and the code."""
+    """Base of every error that a caller can see; subclasses set the HTTP status and the code."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -22,24 +23,24 @@ class GpuscoreError(Exception):
 
     @property
     def type(self) -> str:
-        """The word that OpenAI's clients know; LiteLLM takes an "invalid_request_error" for a
-        request that must not be tried again, whatever its status."""
+        """The error type in OpenAI's terms. After an "invalid_request_error", LiteLLM never retries
+        the request, whatever the status is."""
         if self.status == Overloaded.status:
             return "rate_limit_error"
         return "invalid_request_error" if self.status < 500 else "server_error"
 
 
 class InvalidRequest(GpuscoreError):
-    """A header, the body or one of its fields is not what the route takes.
+    """A header, the body or one of its fields is not valid for the route.
 
-    Remedy: Correct what the message and `param` name; the same request will fail again.
+    Remedy: Correct the header or field that the message names; the same request will fail again.
     """
 
     status, code = 400, "invalid_request"
 
 
 class MissingLabels(GpuscoreError):
-    """Neither the request nor the model says which labels to score.
+    """The request names no labels, and the model has no default labels.
 
     Remedy: Send `labels` or `label_token_ids`, or start the server with `--family`.
     """
@@ -57,16 +58,16 @@ class EmptyLabels(GpuscoreError):
 
 
 class TokenIdOutOfRange(GpuscoreError):
-    """A token id is none of the model's, or a class number none of its classes.
+    """A token id or the number of a class does not exist in the model.
 
-    Remedy: Use ids of the served model's tokenizer; the message has the valid range.
+    Remedy: Use ids of the served model's tokenizer; the message gives the valid range.
     """
 
     status, code = 400, "token_id_out_of_range"
 
 
 class LabelNotSingleToken(GpuscoreError):
-    """A label text is no single token, so it has no next-token probability.
+    """A label text is not a single token, so it has no next-token probability.
 
     Remedy: Choose another text (a leading space matters) or send ids; the message lists the tokens.
     """
@@ -75,7 +76,7 @@ class LabelNotSingleToken(GpuscoreError):
 
 
 class MixedInputTypes(GpuscoreError):
-    """Texts and token ids are mixed in one request.
+    """One request has both texts and token ids.
 
     Remedy: Send all of them as texts or all as token ids.
     """
@@ -95,7 +96,7 @@ class EmptyPrompt(GpuscoreError):
 class PromptTooLong(GpuscoreError):
     """A prompt is longer than the model or `--max-model-len` allows.
 
-    Remedy: Shorten it; `/rerank` and guards cut documents where `truncate` asks for it.
+    Remedy: Shorten it; `/rerank` and guards cut documents if `truncate` is true.
     """
 
     status, code = 400, "prompt_too_long"
@@ -104,7 +105,7 @@ class PromptTooLong(GpuscoreError):
 class TooManyItems(GpuscoreError):
     """The request has more items than `--max-items`.
 
-    Remedy: Send several requests, or raise the limit; the Python client splits by itself.
+    Remedy: Send several requests, or raise the limit; the Python client splits requests itself.
     """
 
     status, code = 400, "too_many_items"
@@ -120,7 +121,7 @@ class TooManyLabels(GpuscoreError):
 
 
 class TooManyTokens(GpuscoreError):
-    """The request has more tokens than `--max-request-tokens`, or than an answer can report.
+    """The request has more tokens than `--max-request-tokens`, or than one answer may hold.
 
     Remedy: Send several requests, or raise the limit.
     """
@@ -156,7 +157,7 @@ class ModelNotFound(GpuscoreError):
 
 
 class MethodNotAllowed(GpuscoreError):
-    """The path exists and does not take that method.
+    """The path exists but does not have that method.
 
     Remedy: See the list of routes in `/openapi.json`.
     """
@@ -192,9 +193,10 @@ class UnsupportedMediaType(GpuscoreError):
 
 
 class Overloaded(GpuscoreError):
-    """The server has too much to do: one of its limits on work in flight is reached.
+    """The server is overloaded: one of its limits on work in flight is reached.
 
-    Remedy: Send it again after the seconds of `Retry-After`; if it lasts, add a server.
+    Remedy: Send the request again after the seconds of `Retry-After`; if the error lasts, add a
+    server.
     """
 
     status, code = 429, "overloaded"
@@ -210,16 +212,16 @@ class HeaderTooLarge(GpuscoreError):
 
 
 class InternalError(GpuscoreError):
-    """A defect of the server; the log has the request's id and the exception.
+    """A bug in the server; the log has the request's id and the exception.
 
-    Remedy: Report it with the log's lines. Other requests are not affected.
+    Remedy: Report it with the lines of the log. Other requests are not affected.
     """
 
     status, code = 500, "internal_error"
 
 
 class NonfiniteScore(GpuscoreError):
-    """The model computed a NaN or an infinity, twice.
+    """The model computed a NaN or an infinity, and did so again when it was retried.
 
     Remedy: Use another number format (`--dtype float32`); check the checkpoint.
     """
@@ -230,7 +232,7 @@ class NonfiniteScore(GpuscoreError):
 class Unavailable(GpuscoreError):
     """The model is loading, the engine is being restarted, or the server is shutting down.
 
-    Remedy: Send it again after the seconds of `Retry-After`.
+    Remedy: Send the request again after the seconds of `Retry-After`.
     """
 
     status, code = 503, "unavailable"
@@ -246,7 +248,7 @@ class InsufficientMemory(GpuscoreError):
 
 
 class DeadlineExceeded(GpuscoreError):
-    """No answer within `--request-timeout` or the request's own `X-Request-Timeout-Ms`.
+    """There was no answer within `--request-timeout` or the request's own `X-Request-Timeout-Ms`.
 
     Remedy: Allow more time, or send smaller requests.
     """
@@ -255,12 +257,12 @@ class DeadlineExceeded(GpuscoreError):
 
 
 class ConfigError(Exception):
-    """A start-up refusal in one sentence: what is wrong, and what is supported."""
+    """A refusal to start; one sentence names the cause and the supported values."""
 
 
 class EngineFailed(Exception):
-    """The engine's process cannot be kept running; in one sentence why."""
+    """The engine's process cannot be kept running; one sentence names the cause."""
 
 
 class LoadTimeout(EngineFailed):
-    """The model was not ready in time when the server started; another start may go better."""
+    """The model was not ready in time when the server started; another start may succeed."""

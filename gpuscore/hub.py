@@ -1,4 +1,4 @@
-"""Model names to directories: `demo`, a local directory, or a name on the Hugging Face hub."""
+"""Model directories: of `demo`, of a local path, or of a name on the Hugging Face hub."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -6,15 +6,16 @@ from pathlib import Path
 from gpuscore.errors import ConfigError
 
 DEMO = "demo"
-# Weights, and every file beside them that is looked for; not other formats of the same weights.
+# Weights in safetensors and the other files that are read; no other formats of the same weights.
 _WANTED = ["*.json", "chat_template.jinja", "*.safetensors"]
 
 
 def model_directory(model: str, revision: str | None = None) -> Path:
-    """Where the model's files are; downloads a hub model that is not in the local cache.
+    """Return the directory of the model's files; download a hub model that is not cached.
 
     Raises:
-        ConfigError: no such model, or the hub cannot be reached; the message says what to do.
+        ConfigError: there is no such model, or the hub cannot be reached; the message then says
+            how to go on without it.
     """
     if model == DEMO:
         return Path(str(files("gpuscore"))) / DEMO

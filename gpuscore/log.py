@@ -1,7 +1,7 @@
-"""The log: one JSON object per line on standard error, never a caller's text.
+"""The log: one JSON object per line on standard error, never with a caller's text.
 
-Standard output is left to the lines for people (loading, ready). A line per request is written by
-`request_line`; whatever else is logged goes through `JsonFormatter`.
+Standard output is for people (loading, ready). `server.observe.lines.request_line` makes the line
+of each request; `JsonFormatter` makes all other lines.
 """
 
 import logging
@@ -17,17 +17,16 @@ from types import TracebackType
 
 import msgspec
 
-MAX_MESSAGE = 2000  # characters of a message, and of a traceback
+MAX_MESSAGE = 2000  # most characters of a message, and of a traceback
 _PAUSE = 0.05  # seconds between writes, so that many lines go out at once
-_CAPACITY = 10_000  # lines that may wait
+_CAPACITY = 10_000  # most lines that may wait
 _STANDARD_ERROR = 2
 
 
 class JsonFormatter(logging.Formatter):
-    """Log records as JSON lines.
+    """A formatter of log records as JSON lines.
 
-    Of an exception only its type and where it was raised are shown: its message may quote what a
-    caller sent.
+    An exception appears with its type and traceback only: its message may quote a caller's text.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -45,24 +44,24 @@ class JsonFormatter(logging.Formatter):
 
 
 class LogWriter:
-    """Writes lines from a thread of its own, so that a slow reader stops no request.
+    """A writer of lines in a thread of its own, so that a slow reader delays no request.
 
-    Lines that find the queue full are dropped and counted.
+    If the queue is full, lines are dropped and counted.
     """
 
     def __init__(self, descriptor: int = _STANDARD_ERROR, capacity: int = _CAPACITY) -> None:
         self.dropped = 0
         self._descriptor, self._capacity = descriptor, capacity
         self._lines: deque[bytes] = deque()
-        self._torn = False  # whether the last line that was written may lack its end
+        self._torn = False  # the last line that was written may lack its end
         self._wake, self._closing = threading.Event(), threading.Event()
-        # A daemon that writes to the bare descriptor: one that is stuck there does not keep the
-        # process from ending.
+        # A daemon thread that writes to the bare descriptor: if it is stuck in a write, the process
+        # can still end.
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
     def write(self, line: bytes) -> None:
-        """Take a line, with its end. From any thread; never waits."""
+        """Queue a line, which must have its line end. Safe in any thread; never waits."""
         if len(self._lines) >= self._capacity:
             self.dropped += 1
             return
@@ -71,7 +70,7 @@ class LogWriter:
             self._wake.set()
 
     def close(self, seconds: float = 1.0) -> None:
-        """Write what is there, for at most so long."""
+        """Write the queued lines, for at most `seconds`, and end the thread."""
         self._closing.set()
         self._wake.set()
         self._thread.join(seconds)
@@ -97,16 +96,16 @@ class LogWriter:
 
     def _write_all(self) -> None:
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        # A line that was cut off by a full disk ends before the next one begins.
+        # If a full disk has cut a line off, end that line before the next one.
         whole = b"\n" * (self._torn and bool(lines)) + b"".join(lines)
         rest = memoryview(whole)
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
-            except BlockingIOError:  # somebody has made the descriptor non-blocking
+            except BlockingIOError:  # another process has made the descriptor non-blocking
                 if self._closing.wait(_PAUSE):
                     return
-            except OSError:  # nobody reads any more, or the disk is full
+            except OSError:  # the reader has left, or the disk is full
                 self.dropped += bytes(rest).count(b"\n")
                 self._torn |= len(rest) < len(whole)
                 return

@@ -1,4 +1,4 @@
-"""The one reader of a model directory's files: what is there and cannot be read is an error."""
+"""The only reader of a model directory's files; an existing file that is unreadable is an error."""
 
 import json
 import math
@@ -9,23 +9,24 @@ from typing import Any, NoReturn
 
 from gpuscore.errors import ConfigError
 
-# Bytes. The largest of the hub: an index of 10 MB, a tokenizer_config.json of 1 MB, and chat
-# templates of 20 KB. Python's objects take about 20 times a JSON file's size.
+# Bytes. The largest files on the hub: an index of 10 MB, a tokenizer_config.json of 1 MB, and chat
+# templates of 20 KB. Decoded, a JSON file takes about 20 times its size.
 MAX_JSON = 32 * 2**20
 MAX_TEMPLATE = 2**20
 MAX_TOKENIZER = 512 * 2**20
-MAX_DEPTH = 64  # objects and lists in each other
-SHOWN = 200  # characters of a value or a reason in an error
+MAX_DEPTH = 64  # most levels of nested objects and lists
+SHOWN = 200  # most characters of a value or a reason in an error
 
 
 def is_file(path: Path, limit: int | None = None) -> bool:
-    """Whether there is a file to read; False only where nothing has this name.
+    """Return True if the file can be read, and False if nothing has this name.
 
     Args:
-        limit: bytes that it may have.
+        limit: the most bytes that the file may have.
 
     Raises:
-        ConfigError: a link that leads nowhere, a directory, a pipe, or a file that may not be read.
+        ConfigError: a link that leads nowhere, a directory, a pipe, a file that may not be read, or
+            one with more than `limit` bytes.
     """
     if not os.path.lexists(path):
         return False
@@ -53,7 +54,11 @@ _KINDS = {
 
 
 def read_text(path: Path, limit: int) -> str | None:
-    """A file of at most `limit` bytes of UTF-8; None if there is none. ConfigError as `is_file`."""
+    """Return a file of at most `limit` bytes of UTF-8 as text; None if there is none.
+
+    Raises:
+        ConfigError: as `is_file`, or the file is not UTF-8.
+    """
     if not is_file(path, limit):
         return None
     try:
@@ -65,10 +70,11 @@ def read_text(path: Path, limit: int) -> str | None:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file whose numbers are finite; None if there is none.
+    """Return the value in a JSON file, with finite numbers only; None if there is no such file.
 
     Raises:
-        ConfigError: as `is_file`, or it is not JSON, too large, or nested too deep.
+        ConfigError: as `is_file`, or the file is not JSON, larger than MAX_JSON, or nested deeper
+            than MAX_DEPTH.
     """
     text = read_text(path, MAX_JSON)
     if text is None:
@@ -84,38 +90,42 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None if there is no such file. Raises ConfigError as `read_json`."""
+    """Return the object in a JSON file; None if there is no such file.
+
+    Raises:
+        ConfigError: as `read_json`, or the value is not an object.
+    """
     if not is_file(path):
         return None
     return as_object(read_json(path), str(path))
 
 
 def as_object(value: Any, name: str) -> dict[str, Any]:
-    """The value, which has to be a JSON object; ConfigError names it otherwise."""
+    """Return the value, which must be a JSON object; otherwise raise ConfigError with its name."""
     if not isinstance(value, dict):
         raise ConfigError(f"{name} must be a JSON object, found {shown(value)}")
     return value
 
 
 def shown(value: Any) -> str:
-    """A value of a file as part of an error: one line of bounded length."""
+    """Return a value of a file as part of an error: one line of bounded length."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON; numbers are finite")
+    raise ValueError(f"{constant} is not a number in JSON; numbers must be finite")
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits[:SHOWN]} is over every float; numbers are finite")
+        raise ValueError(f"{digits[:SHOWN]} is too large for a float; numbers must be finite")
     return number
 
 
 def _check_depth(value: Any) -> None:
-    """Raises RecursionError where later walks through the value could end in one."""
+    """Raise RecursionError for a value so deep that recursion over it could fail later."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [

@@ -1,4 +1,4 @@
-"""Loads a model and makes a server of it: the composition root of `gpuscore serve`."""
+"""The composition root of `gpuscore serve`: loads a model and serves it."""
 
 import json
 import os
@@ -39,10 +39,11 @@ STANDARD_OUTPUT = 1
 def serve_model(
     model: ModelConfig, server: ServerConfig, limits: RequestLimits, engine: EngineConfig
 ) -> int:
-    """Serve until a signal; returns the exit code.
+    """Serve until a signal; return the exit code.
 
     Raises:
-        ConfigError: what cannot be served; an open address, before anything is loaded.
+        ConfigError: the model cannot be served, or a setting is invalid. Keys and origins are
+            checked before anything is loaded.
         EngineFailed: the engine was lost at start, or too often since.
     """
     keys = read_api_keys(server)
@@ -53,7 +54,7 @@ def serve_model(
     directory = model_directory(model.model, model.revision)
     names = (server.served_model_name or model.model, model.model)
     client = EngineClient(command(), Start(str(directory), model, engine))
-    # Not by print: no reader, a slow one or a full disk must not end or hold up the server.
+    # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
     with LogWriter(STANDARD_OUTPUT) as output, closing(client):
         files = _read_files(directory, server.family, names)  # while the child imports torch
 
@@ -68,7 +69,7 @@ def serve_model(
 
 @dataclass(frozen=True, slots=True)
 class _ModelFiles:
-    """What the server itself reads of a model's directory."""
+    """The contents of a model's directory that the server itself needs."""
 
     encoder: TextEncoder | None
     specials: list[str]
@@ -89,7 +90,7 @@ def _read_files(directory: Path, family: str, names: tuple[str, ...]) -> _ModelF
 
 
 def _load(client: EngineClient, files: _ModelFiles, limits: RequestLimits) -> LoadedModel:
-    """Wait for the engine, and prepare the prompts of the model; runs in a thread."""
+    """Wait for the engine and prepare the model's prompts; runs in a thread."""
     builder = PromptBuilder(files.encoder, client.wait_ready(), limits)
     prompts = None if files.family is None else FamilyPrompts(files.family, builder)
     try:
@@ -97,7 +98,7 @@ def _load(client: EngineClient, files: _ModelFiles, limits: RequestLimits) -> Lo
     except TemplateLimit:
         raise
     except ConfigError as error:
-        decisions = str(error)  # which a caller gets to hear
+        decisions = str(error)  # part of the error that callers get
     about = client.wait_planned()
     ended = client.wait_ended
     return LoadedModel(client, builder, ended, prompts, files.head, about, decisions, files.info)

@@ -1,4 +1,4 @@
-"""What can be set, in one place (`fields`); the options, flags and sources of values."""
+"""The configuration: all settings (`fields`), their options and flags, and sources of values."""
 
 from gpuscore.config.fields import (
     API_KEY,

@@ -1,4 +1,4 @@
-"""The command line, made from the fields of the configuration."""
+"""The command-line flags, made from the fields of the configuration."""
 
 import argparse
 import textwrap
@@ -16,12 +16,12 @@ variable or a line of the --config file:
   GPUSCORE_MAX_BATCH_TOKENS=4096
   max_batch_tokens = 4096
 
-The command line goes before the environment, the environment before the file.
-`gpuscore info` takes the options of serve and shows where each value is from."""
+The command line overrides the environment, the environment overrides the file.
+`gpuscore info` takes the options of serve and shows the source of each value."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Wide enough on the left for a flag and its help to share a line; breaks no names in two."""
+    """A help format with a wide left column for flags, and no line breaks at hyphens."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
@@ -33,7 +33,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 def add_flags(parser: argparse.ArgumentParser, *configs: type) -> None:
     """Add a group per configuration dataclass, with one flag per field.
 
-    A flag that is not given leaves no trace in the namespace: defaults belong to `sources`.
+    A flag that is not given sets nothing in the namespace: `sources` adds the defaults.
     """
     for config in configs:
         group = parser.add_argument_group((config.__doc__ or "").rstrip("."))
@@ -42,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser, *configs: type) -> None:
 
 
 def refuse_api_key(parser: argparse.ArgumentParser) -> None:
-    """Without a flag of this name, argparse would print the key as an unknown argument."""
+    """Refuse --api-key; without this flag, argparse would print the key as an unknown argument."""
     parser.add_argument("--api-key", nargs="?", action=_ApiKey, help=argparse.SUPPRESS)
 
 
@@ -62,7 +62,7 @@ def _add_flag(group: Any, item: Option) -> None:
         words |= {"action": argparse.BooleanOptionalAction}
     elif item.choices:
         words |= {"choices": item.choices}
-        if item.metavar:  # many choices are better read in the text
+        if item.metavar:  # the help text lists the choices, because there are many
             words |= {"metavar": item.metavar}
     else:
         words |= {"type": _reader(item), "metavar": item.metavar}
@@ -75,7 +75,10 @@ def _help(item: Option) -> str:
 
 
 def _reader(item: Option) -> Callable[[str], Any]:
-    """A wrong type is a usage error; the range is checked with that of the other sources."""
+    """Return argparse's reader of a value, for which a wrong type is a usage error.
+
+    `sources` checks the range.
+    """
 
     def read(text: str) -> Any:
         value = item.from_text(text)

@@ -1,4 +1,4 @@
-"""One configuration field as flags, environment and file see it: its names, and what it takes."""
+"""Options: configuration fields, with their names in all sources and their valid values."""
 
 import json
 import re
@@ -13,14 +13,14 @@ from gpuscore.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT")
 
-SHOWN_CHARACTERS = 60  # of a value in an error
+SHOWN_CHARACTERS = 60  # most characters of a value in an error
 _SIZE = re.compile(r"([0-9]{1,15})(|KiB|MiB|GiB|TiB)")
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field of a configuration dataclass; the meaning of most is in `config.option`."""
+    """A field of a configuration dataclass; `config.fields.option` explains most attributes."""
 
     name: str
     kind: type  # bool, int, float or str
@@ -41,7 +41,7 @@ class Option:
 
     @property
     def message_name(self) -> str:
-        """What messages call it."""
+        """The name that messages use."""
         return self.metavar if self.positional else self.flag
 
     @property
@@ -50,7 +50,7 @@ class Option:
 
     @property
     def supported(self) -> str:
-        """The values it takes, to follow "must be"."""
+        """A description of the valid values, to follow "must be"."""
         if self.size:
             return f"a size such as 512MiB or 4GiB, in bytes at least {self.minimum}"
         if self.choices:
@@ -62,7 +62,7 @@ class Option:
         return noun if self.minimum is None else f"{noun} of at least {self.minimum}"
 
     def problem(self, value: object) -> str | None:
-        """Why the value cannot be taken, to follow the name of its place; or None."""
+        """Return why the value is invalid, to follow the name of its place; or None."""
         return None if self._takes(value) else f"must be {self.supported}, got {shown(value)}"
 
     def _takes(self, value: Any) -> bool:
@@ -75,18 +75,18 @@ class Option:
         return at_least and (self.maximum is None or value <= self.maximum)
 
     def read(self, value: object) -> Any:
-        """A value as a file or an argument has it: as it is, except that a size may be text."""
+        """Return a file's or an argument's value; only a size may be given as text."""
         return self.from_text(value) if self.size and isinstance(value, str) else value
 
     def from_text(self, text: str) -> Any:
-        """The value that a text stands for; the text itself where it is none of this type."""
+        """Return the value that a text stands for; the text itself if it has the wrong type."""
         if self.size:
             found = _SIZE.fullmatch(text)
             return int(found[1]) * _UNITS[found[2]] if found else text
         if self.kind is bool:
             return {"true": True, "1": True, "false": False, "0": False}.get(text, text)
         if self.kind is str or "_" in text or text != text.strip() or not text.isascii():
-            return text  # Python's own int and float would take 1_000, " 7" and ٧
+            return text  # Python's int and float would accept 1_000, " 7" and ٧
         try:
             return self.kind(text)
         except ValueError:
@@ -94,7 +94,7 @@ class Option:
 
 
 def options(*configs: type) -> Iterator[Option]:
-    """The fields of configuration dataclasses, by default of all."""
+    """Yield the fields of the configuration dataclasses, by default of all."""
     for config in configs or CONFIGS:
         hints = typing.get_type_hints(config)
         for item in fields(config):
@@ -102,7 +102,7 @@ def options(*configs: type) -> Iterator[Option]:
 
 
 def checked(config: ConfigT) -> ConfigT:
-    """The same configuration, with sizes in bytes.
+    """Return the same configuration with sizes in bytes.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.
@@ -115,7 +115,7 @@ def checked(config: ConfigT) -> ConfigT:
 
 
 def shown(value: object) -> str:
-    """A value as errors show it: on one line, not too long, and nothing of what a list holds."""
+    """Return a value as errors show it: on one line, not too long, without a list's contents."""
     if isinstance(value, list | dict):
         return "an array" if isinstance(value, list) else "a table"
     quoted = isinstance(value, str | bool)
@@ -124,7 +124,7 @@ def shown(value: object) -> str:
 
 
 def plain(value: object) -> str:
-    """A valid value as tables and help show it: 10 for 10.0, a name without quotes."""
+    """Return a valid value as tables and help show it: 10 for 10.0, a name without quotes."""
     if value is None:
         return "not set"
     if isinstance(value, str) and value.isprintable():
@@ -133,7 +133,7 @@ def plain(value: object) -> str:
 
 
 def _scalar(hint: Any) -> Any:
-    """`int | None` -> int."""
+    """Return int for `int | None`, and any other type as it is."""
     if isinstance(hint, types.UnionType):
         return next(part for part in typing.get_args(hint) if part is not type(None))
     return hint

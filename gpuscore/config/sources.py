@@ -1,7 +1,7 @@
-"""Where values come from: command line, else environment, else TOML file, else default.
+"""The sources of values: command line, else environment, else TOML file, else default.
 
-Every source is checked as a whole, also where a stronger one overrides it. No message holds the
-value of a name that is not known: it may be a key that somebody misspelt.
+Every source is checked completely, even values that another source overrides. No message holds the
+value of an unknown name: the name may be a misspelt name of the API key.
 """
 
 import difflib
@@ -19,8 +19,8 @@ from gpuscore.errors import ConfigError
 DEFAULT, COMMAND_LINE = "default", "command line"
 OPTIONS = {item.name: item for item in options()}
 (CONFIG,) = options(FileConfig)
-_FLAG = re.compile(r"(?<![\w-])(?:--[a-z][a-z-]*[a-z]|MODEL)(?![\w-])")  # as in error messages
-# What Kubernetes sets in every pod for a Service called gpuscore or gpuscore-something.
+_FLAG = re.compile(r"(?<![\w-])(?:--[a-z][a-z-]*[a-z]|MODEL)(?![\w-])")  # in error messages
+# Variables that Kubernetes sets in every pod for a Service named gpuscore or gpuscore-something.
 KUBERNETES = re.compile(
     PREFIX + r"(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)=.*"
     r"|" + PREFIX + r"(\w+_)?PORT=(tcp|udp|sctp)://.*",
@@ -43,9 +43,9 @@ class Settings:
     chosen: Mapping[str, Setting]
 
     def sources(self, message: str) -> str:
-        """What to add to an error: where the values of the flags that it names were set.
+        """Return an addition to an error: the sources of the values of the flags that it names.
 
-        Nothing for those of the command line, which the reader has just written, and for defaults.
+        Leaves out defaults and the command line, which the reader has just written.
         """
         named = dict.fromkeys(_FLAG.findall(message))
         by_flag = {item.message_name: self.chosen.get(item.name) for item in OPTIONS.values()}
@@ -58,8 +58,11 @@ class Settings:
         return f" ({', '.join(places)})" if places else ""
 
     def in_force(self, name: str) -> Setting:
-        """A setting as it takes effect: a default that follows another value as the number it is,
-        and the sum as its source."""
+        """Return a setting as it takes effect.
+
+        A default that depends on another setting is returned as a number, with the sum as its
+        source.
+        """
         chosen, added = self.chosen[name], OPTIONS[name].added
         if added is None or chosen.value is not None:
             return chosen
@@ -71,11 +74,11 @@ class Settings:
 
 
 def read_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
-    """The values that hold, each with its source.
+    """Return the values in force, each with its source.
 
     Args:
-        flags: what the command line sets, by field name; other names are passed over.
-        environment: as os.environ; what does not begin with GPUSCORE_ is passed over.
+        flags: the values of the command line, by field name; other names are ignored.
+        environment: like os.environ; names that do not begin with GPUSCORE_ are ignored.
 
     Raises:
         ConfigError: an unknown name, or a value of wrong type or out of range.
@@ -95,7 +98,10 @@ def _from_flags(flags: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Setting]]:
-    """An empty variable is an unset one: `docker run -e X=` and compose's ${X:-} make them."""
+    """Yield the settings of the environment.
+
+    An empty variable counts as unset: `docker run -e X=` and compose's ${X:-} make such variables.
+    """
     variables = {name: environment[name] for name in sorted(environment) if name.startswith(PREFIX)}
     for variable, text in variables.items():
         _refuse_kubernetes(variable, text)
@@ -140,7 +146,7 @@ def _from_file(path: str) -> dict[str, Setting]:
 
 
 def _read_toml(path: str) -> dict[str, Any]:
-    try:  # without a line end, tomllib would not say where an error in the last line is
+    try:  # without a final line end, tomllib would not give the place of an error in the last line
         text = Path(path).read_bytes().decode() + "\n"
     except (OSError, ValueError) as error:
         raise ConfigError(f"configuration file {path}: {error}") from error
@@ -151,7 +157,7 @@ def _read_toml(path: str) -> dict[str, Any]:
 
 
 def _repeated_key(reason: str, text: str) -> str | None:
-    """tomllib names the line of a key that is set twice, but not the key."""
+    """Return a message for a key that is set twice; tomllib names its line, but not the key."""
     if found := re.match(r"Cannot overwrite a value \(at line (\d+),", reason):
         line = int(found[1])
         if key := re.match(r"\s*([\w-]+)\s*=", text.split("\n")[line - 1]):
@@ -166,7 +172,7 @@ def _setting(item: Option, value: Any, place: str, source: str) -> Setting:
 
 
 def _closest(name: str, known: Collection[str]) -> str:
-    """The end of a sentence that says what would be known instead of `name`."""
+    """Return the end of an error about an unknown name, with the closest known name."""
     folded = {_fold(one): one for one in known}
     found = difflib.get_close_matches(_fold(name), folded, n=1)
     nearest = f"the closest is {folded[found[0]]}; " if found else ""

@@ -1,1 +1,1 @@
-"""The HTTP side: decode, validate, ask the engine, answer."""
+"""The HTTP server: decodes and checks requests, asks the engine, answers."""

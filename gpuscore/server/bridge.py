@@ -1,5 +1,8 @@
-"""Between the event loop and the engine's threads: requests that begin in one round of the loop go
-to the engine together, and answers that come together wake the loop once."""
+"""The bridge between the event loop and the engine's threads.
+
+Requests that begin in the same round of the loop go to the engine together. Answers that arrive
+together wake the loop once.
+"""
 
 import asyncio
 from collections import deque
@@ -28,11 +31,12 @@ class _Submission:
 
 
 class Bridge:
-    """For one event loop; all methods run on it, but for `_done`.
+    """The bridge of one event loop, on which all methods except `_done` run.
 
     Args:
         engine: gets the requests.
-        pieces: how many answers a round of the loop takes; the others wait for the next.
+        pieces: returns the number of answers that this round may deliver; the others wait for the
+            next round.
     """
 
     def __init__(self, engine: EngineIntake, pieces: Callable[[], int]) -> None:
@@ -43,8 +47,11 @@ class Bridge:
         self._waking = False
 
     async def score(self, request: ScoreRequest, taken: Callable[[], None]) -> ScoreResult:
-        """As `Engine.score`; `taken` is called when the engine has admitted the request. When the
-        caller is cancelled the engine drops it."""
+        """Return the engine's result; raise the errors of `Engine.score`.
+
+        `taken` is called when the engine has admitted the request. If the caller is cancelled, the
+        engine drops the request.
+        """
         call = _Submission(request, self.loop.create_future(), taken)
         if not self._going:
             self.loop.call_soon(self._send)
@@ -60,7 +67,7 @@ class Bridge:
         self._going = []
         try:
             outcomes = self._engine.score_all([call.request for call in calls])
-        except Exception as error:  # noqa: BLE001  (a bug, and those who wait have to hear of it)
+        except Exception as error:  # noqa: BLE001  (a bug; it must reach every waiting caller)
             for call in calls:
                 call.answer.set_exception(error)
             return
@@ -73,14 +80,14 @@ class Bridge:
                 outcome.add_done_callback(partial(self._done, call))
 
     def _done(self, call: _Submission, _: "Future[ScoreResult]") -> None:
-        """Runs in whichever thread answers."""
+        """Have the answer delivered on the loop; called in the engine's thread that made it."""
         self._coming.append(call)
         if not self._waking and not self.loop.is_closed():
             self._waking = True
             self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._waking = False  # before looking, so that nothing is overlooked
+        self._waking = False  # cleared first, so that an answer that comes now wakes the loop again
         for _ in range(min(self._pieces(), len(self._coming))):
             call = self._coming.popleft()
             future, answer = call.future, call.answer

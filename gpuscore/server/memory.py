@@ -1,4 +1,4 @@
-"""Memory that large requests took goes back to the system.
+"""The return of memory to the system after large requests.
 
 Without this, after a burst of bodies of 16 MiB hundreds of megabytes would stay with the process.
 """
@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from gpuscore.heap import collect_and_trim
 
-LARGE = 1 << 18  # bytes of a body or of ids, or characters, after which memory is given back
-PAUSE = 0.5  # seconds from a large request to giving back, and so at least between two
+LARGE = 1 << 18  # bytes of a body or of ids, or characters, from which a request counts as large
+PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims
 
 
 class Trimmer:
-    """Gives memory back now and then while there are large requests, and after the last.
+    """A trimmer: gives memory back at most every PAUSE seconds, after large requests have ended.
 
     Args:
-        run: does work in a thread.
+        run: runs a function in a thread.
     """
 
     def __init__(self, run: Callable[[Callable[[], None]], object]) -> None:
@@ -24,7 +24,8 @@ class Trimmer:
         self._timer: asyncio.TimerHandle | None = None
 
     def used(self, size: int) -> None:
-        """Note the end of a request, or of work on text, that used about so many bytes."""
+        """Note the end of a request with a body or ids of `size` bytes, or of work on `size`
+        characters."""
         if size >= LARGE and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PAUSE, self._give_back)
 

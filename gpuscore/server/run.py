@@ -1,4 +1,4 @@
-"""Runs the server: binds first, loads the model beside it, drains on SIGTERM."""
+"""The run of the server: it binds first, loads the model in a thread, and drains on SIGTERM."""
 
 import asyncio
 import gc
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_ERROR = 0, 1
-EXIT_SIGNAL = 128  # and the signal's number: ended with work in flight
+EXIT_SIGNAL = 128  # plus the signal's number: ended with work in flight
 LAST_ANSWERS = 1.0  # seconds for writing answers once all are known
 FORCED_EXIT = 3.0  # seconds after a second signal, whatever hangs
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server with a drain during which it still listens, and answers that it drains.
+    """uvicorn's server with a drain, during which it still listens and answers 503 to new requests.
 
-    uvicorn's own shutdown, which closes the listener, comes once nothing is in flight.
+    uvicorn's own shutdown, which closes the listener, begins once nothing is in flight.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DrainingServer(uvicorn.Server):
         if not self.service.draining:
             self._signal, self._drain_end = sig, monotonic() + self._drain_timeout
             self.service.drain()
-        elif not self.force_exit:  # a second signal: do not wait for what is in flight
+        elif not self.force_exit:  # a second signal: do not wait for requests in flight
             self.force_exit, self._forced_end = True, monotonic() + LAST_ANSWERS
             threading.Thread(target=self._exit_anyway, daemon=True).start()
 
@@ -93,7 +93,7 @@ class DrainingServer(uvicorn.Server):
         return self.service.draining and self._drained()
 
     def _drained(self) -> bool:
-        """Whether there is no reason to stay; what is still in flight at the end is answered."""
+        """Return True if the server may shut down; answer 503 to requests still in flight then."""
         left = self._drain_end - monotonic()
         busy = self.service.busy or self._gate.waiting > 0
         if busy and not self.force_exit and left > 0:
@@ -103,7 +103,7 @@ class DrainingServer(uvicorn.Server):
             self.service.abandon()
             if self.force_exit and monotonic() < self._forced_end:
                 return False  # uvicorn would not wait until these answers are written
-        # What uvicorn's shutdown waits for now is answers on their way to slow readers.
+        # From here, uvicorn's shutdown only waits for slow clients to take their answers.
         self.config.timeout_graceful_shutdown = round(max(LAST_ANSWERS, left))
         return True
 
@@ -120,18 +120,18 @@ def serve(
     announce: Callable[[str], None],
     tracer: "SpanTracer | None" = None,
 ) -> int:
-    """Serve until SIGTERM, SIGINT, or SIGHUP without a key file; returns the exit code.
+    """Serve until SIGTERM, SIGINT, or SIGHUP without a key file; return the exit code.
 
     Args:
-        names: the model's names on the wire.
+        names: the names by which requests may call the model.
         keys: digests of the valid API keys (`read_api_keys`); none leaves every route open.
-        load: loads and warms the model; runs in a thread while /health already answers. A stop
-            meanwhile leaves it running: whoever made it ends it.
+        load: loads and warms the model; runs in a thread while /health already answers. If the
+            server stops meanwhile, it does not wait for the thread: the caller must end the load.
         announce: called with the server's address once it is ready.
-        tracer: where traces go (`read_tracer`), if they are wanted.
+        tracer: makes the spans of requests (`read_tracer`), if traces are configured.
 
     Raises:
-        ConfigError: an address that cannot be bound, or what `load` raises.
+        ConfigError: the address cannot be bound, or `load` raised this.
         EngineFailed: the engine was lost at start, or too often since.
     """
     return_large_blocks(LARGE)
@@ -163,8 +163,11 @@ def serve(
 
 
 def _stops(config: ServerConfig) -> list[signal.Signals]:
-    """The signals that drain the server. SIGHUP is not one where it means to read the keys again
-    (`KeyReader`), nor under nohup, which has it ignored."""
+    """Return the signals that drain the server.
+
+    SIGHUP is not among them with a key file, which it reads again (`KeyReader`), nor under nohup,
+    which ignores it.
+    """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     hangup = [] if config.api_key_file is not None or ignored else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
@@ -207,7 +210,7 @@ def _load(
     try:
         model = load()
         gc.collect()
-        gc.freeze()  # what is there now stays; collecting garbage looks at requests only
+        gc.freeze()  # all objects made so far stay, so garbage collection need not visit them
         service.serve(model)
         announce()
         model.wait_ended()
@@ -244,7 +247,7 @@ def _bind(config: ServerConfig) -> Listener:
         raise ConfigError(
             f"cannot bind --host {config.host} --port {config.port}: {reason}"
         ) from error
-    # Connections inherit it. asyncio sets it only on sockets made with an explicit protocol;
-    # without it an answer of more than one packet may wait 40 ms for an ACK.
+    # Connections inherit this option. asyncio sets it only on sockets made with an explicit
+    # protocol. Without it, an answer of more than one packet may wait 40 ms for an ACK.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Listener(fileno=sock.detach())

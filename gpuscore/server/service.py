@@ -1,4 +1,4 @@
-"""One model being served: who may use it, its threads, and the way to its engine."""
+"""The service of one model: its state from loading to draining, its threads and its engine."""
 
 import asyncio
 import hashlib
@@ -31,14 +31,15 @@ ResultT = TypeVar("ResultT")
 
 DEFAULT_MODEL = "default"
 LOADING_RETRY_AFTER = 5  # seconds
-ANSWERS = 16  # of the engine, that a round of the event loop takes in
+ANSWERS = 16  # answers of the engine that a round of the event loop delivers
 
-# Up to here a request of token ids is worked on in about a millisecond, on the event loop itself.
+# Up to these sizes, preparing a request of token ids takes about a millisecond, so it is done on
+# the event loop.
 SMALL_ITEMS, SMALL_TOKENS = 64, 4096
 
 
 class ScoringEngine(Protocol):
-    """What the server needs of `Engine` and `EngineClient`."""
+    """The part of `Engine` and `EngineClient` that the server uses."""
 
     @property
     def limits(self) -> BackendLimits: ...
@@ -60,9 +61,9 @@ class ScoringEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What is there once the model's weights are in and warm.
+    """A model that is loaded and warm, with its engine and its prompts.
 
-    `wait_ended` blocks until the engine is closed; it raises once the engine has failed for good.
+    `wait_ended` blocks until the engine is closed; it raises if the engine has failed for good.
     """
 
     engine: ScoringEngine
@@ -71,12 +72,12 @@ class LoadedModel:
     family: FamilyPrompts | None = None
     head: ClassifierHead | None = None
     about: str = ""  # number format and device, for people
-    decisions: DecisionPrompts | str = "not prepared"  # or why there are none
+    decisions: DecisionPrompts | str = "not prepared"  # or the reason why there are none
     tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
 
     @property
     def default_labels(self) -> list[int] | None:
-        """What /v1/score asks for where a body names no labels; None: it must name some."""
+        """The labels that /v1/score uses if a body names none; None if it must name some."""
         if self.family is not None:
             return self.family.label_ids
         classes = self.engine.limits.classes
@@ -85,13 +86,13 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One request beside its body.
+    """The data of a request besides its body.
 
     Args:
-        tenant: whose it is.
-        deadline: on time.monotonic's clock; what has not run then need not run.
+        tenant: the owner of the request's key.
+        deadline: on time.monotonic's clock; work that has not begun by then is dropped.
         record: gets the sizes and the stages.
-        path: at which it came.
+        path: the route.
     """
 
     tenant: str
@@ -101,12 +102,13 @@ class RequestContext:
 
 
 class ScoringService:
-    """Serves one model, from before it is loaded until after it is drained.
+    """The service of one model, from before it is loaded until after it is drained.
 
     Args:
-        names: the model's names on the wire, first the one shown in /v1/models.
-        max_queue_seconds: that a request may have to wait for the engine.
-        answers_per_round: answers of the engine that the next round of the event loop takes in.
+        names: the names by which requests may call the model; /v1/models shows the first.
+        max_queue_seconds: the longest expected wait for the engine that a request is admitted with.
+        answers_per_round: returns the number of the engine's answers that the current round of the
+            event loop may deliver.
     """
 
     def __init__(
@@ -123,10 +125,10 @@ class ScoringService:
         self._max_wait, self._answers_per_round = max_queue_seconds, answers_per_round
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridge: Bridge | None = None
-        # Text and all that is large is worked on here, never on the event loop.
+        # Text and large requests are worked on here, never on the event loop.
         self._text = TextWork(self._text_ended)
         self.memory = Trimmer(self._in_background)
-        self._loop: asyncio.AbstractEventLoop | None = None  # that has handed in text
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one that submits text work
 
     @property
     def healthy(self) -> bool:
@@ -138,12 +140,12 @@ class ScoringService:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being worked on."""
+        """True while a request is being worked on."""
         return bool(self._handlers)
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
-        """Around the handling of a request, from its arrival to its answer."""
+        """Count the current task as in flight: a drain waits for it, and `abandon` ends it."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  (a handler runs in a task)
         self._handlers.add(task)
@@ -158,19 +160,19 @@ class ScoringService:
             self._handlers.discard(task)
 
     def serve(self, model: LoadedModel) -> None:
-        """The model is loaded and warm."""
+        """Start to serve the model, which is loaded and warm."""
         self.model = model
 
     def fail(self) -> None:
-        """There is no engine, and there will be none."""
+        """Count as unhealthy from now on, because there is no engine and will be none."""
         self.failed = True
 
     def drain(self) -> None:
-        """Answer what has come, and nothing that comes from now on."""
+        """Refuse new requests from now on; those in flight are still answered."""
         self.draining = True
 
     def abandon(self) -> None:
-        """Answer what is in flight with `Unavailable`, in the event loop's next round."""
+        """Answer all requests in flight with `Unavailable`, in the event loop's next round."""
         self.abandoned = True
         for task in self._handlers:
             task.cancel()
@@ -181,7 +183,11 @@ class ScoringService:
     async def run(
         self, model: LoadedModel, request: ScoreRequest, salt: str | None, call: RequestContext
     ) -> ScoreResult:
-        """Hand a request to the engine, for its caller and under the caller's salt, and wait."""
+        """Pass a request to the engine, with the caller's salt and deadline, and return the result.
+
+        Raises:
+            GpuscoreError: the expected wait is too long, or the engine refuses or fails.
+        """
         submitted = monotonic()
         longest = min(self._max_wait, call.deadline - submitted)
         salt = cache_salt(call.tenant, salt)
@@ -205,29 +211,32 @@ class ScoringService:
         return self._bridge
 
     async def in_turns(self, call: RequestContext, work: Callable[[Turns], ResultT]) -> ResultT:
-        """`work` in a thread, in turns with that of others; given up when nobody waits for it."""
+        """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
         self._loop = asyncio.get_running_loop()
         job, future = self._text.submit(call.tenant, work)
         try:
             return await asyncio.wrap_future(future)
         finally:
             self._text.give_up(job)
-            del future  # which knows the error, whose traceback knows this frame
+            del future  # it holds the error, whose traceback holds this frame
 
     async def in_thread(self, call: RequestContext, work: Callable[[], ResultT]) -> ResultT:
-        """The same for work that is over soon."""
+        """Run short `work` in a thread, like `in_turns` but without pauses."""
         return await self.in_turns(call, lambda turns: work())
 
     def _text_ended(self, characters: int, given_up: bool) -> None:
-        """In a thread of texts. What was given up ends later than its request, and has perhaps made
-        far more ids than it has read characters: those of a query go into every prompt."""
+        """Tell the trimmer about finished text work; called in a thread of text work.
+
+        A job that was given up always counts as large: it ends later than its request, and may have
+        made far more ids than it has read characters, because every prompt has the query's ids.
+        """
         size = LARGE if given_up else characters
         if self._loop is not None and size >= LARGE:
             with suppress(RuntimeError):  # the event loop is closed
                 self._loop.call_soon_threadsafe(self.memory.used, size)
 
     def _in_background(self, work: Callable[[], None]) -> None:
-        """Work of the server's own, which takes its turns like a caller's."""
+        """Run work of the server itself in a thread, in turns with callers' work."""
         if not self._text.closed:
             self._text.submit("", lambda turns: work())
 
@@ -245,11 +254,11 @@ class ScoringService:
 
 
 def cache_salt(tenant: str, given: str | None) -> str:
-    """What has to be equal for two requests to share a cached prefix.
+    """Return the salt that two requests must have in common to share a cached prefix.
 
-    Always the key's owner: a hit shows in `cached_tokens` and in time, so a shared cache would tell
-    one key's holder what another's has asked. The caller's salt only narrows that further. Hashed,
-    so that neither a caller's text nor a key's digest goes any further.
+    It always depends on the key's owner: a hit shows in `cached_tokens` and in time, so a shared
+    cache would tell one owner which queries another has sent. The caller's salt can only narrow it
+    further. It is hashed, so that neither a caller's text nor a key's digest reaches the engine.
     """
     return hashlib.sha256(f"{tenant}:{given or ''}".encode()).hexdigest()
 

@@ -1,16 +1,15 @@
-"""Work on text, in a few threads and in turns, so that nobody's long text holds up the others.
+"""Text work, done in a few threads and in turns, so that no long text delays the other requests.
 
-At most `PERMITS` jobs are worked on at a time, each in a thread of its own. Between two pieces of
-its text a job hands its permit on if others wait and it has done a turn's worth of work. Permits go
-round between tenants, and within a tenant in turns to a job that has begun and to one that has not:
-short texts, which end in their first turn, wait for one turn of the long ones beside them and not
-for their end.
+At most `PERMITS` jobs run at a time, each in a thread of its own. Between two pieces of its text, a
+job passes its permit on if other jobs wait and it has done one turn's worth of work. Permits go
+round between tenants. Within a tenant they go alternately to a job that has begun and to a new one.
+So a short text, which ends in its first turn, waits for one turn of a long text, not for its end.
 
-A piece cannot be interrupted. Where a text has no place to be cut at, one may take seconds; such
-large ones never have the last permit, so that a small one always waits for small ones only.
+A piece cannot be interrupted, and a text without a place to cut may be one piece that takes
+seconds. Such a large piece never gets the last permit, so small pieces only wait for small ones.
 
-A job that has not begun holds no thread. How many may have begun is bounded, for every tenant and
-for all together; a tenant of which fewer have begun is not held up by another's bound.
+A job that has not begun holds no thread. The number of begun jobs is bounded for each tenant and
+for all together. A tenant below its own bound is not delayed by another tenant at its bound.
 """
 
 import threading
@@ -27,27 +26,27 @@ from gpuscore.text.turns import Turns
 ResultT = TypeVar("ResultT")
 
 PERMITS = 2
-BEGUN_OF_TENANT, BEGUN = 4, 32  # jobs with a thread, of one tenant and of all
+BEGUN_OF_TENANT, BEGUN = 4, 32  # most jobs with a thread, of one tenant and of all
 TURN = PIECE_CHARS  # characters of a turn: one piece, or many short texts
-LARGE = 4 * PIECE_CHARS  # characters of a piece that never has the last permit
+LARGE = 4 * PIECE_CHARS  # characters; a piece with more never gets the last permit
 IDLE = 1.0  # seconds after which a thread without work ends
 
 
 class TextJob(Turns, Generic[ResultT]):
-    """One piece of work. All but `before` is the scheduler's."""
+    """One job of text work. Only `before` is for the work itself; the rest is for the scheduler."""
 
     def __init__(self, owner: "TextWork", tenant: str, work: Callable[[Turns], ResultT]) -> None:
         self.tenant = tenant
         self.begun = self.permitted = self.large = self.given_up = False
-        self.queue: deque[AnyJob] | None = None  # in which it waits
-        self.permit = threading.Semaphore(0)  # released when it is this job's turn
-        self.characters = 0  # that the work has looked at so far
-        self._done = 0  # of them in this turn
+        self.queue: deque[AnyJob] | None = None  # the queue in which it waits
+        self.permit = threading.Semaphore(0)  # released when this paused job may go on
+        self.characters = 0  # characters that the work has read so far
+        self._done = 0  # characters that it has read in this turn
         self._owner = owner
         self._left: tuple[Callable[[Turns], ResultT], Future[ResultT]] | None = (work, Future())
 
     def before(self, characters: int) -> None:
-        """See `Turns`. Costs next to nothing while nobody else waits."""
+        """See `Turns.before`. Costs next to nothing while no other job waits."""
         self.characters += characters
         self._done += characters
         large = characters > LARGE
@@ -57,21 +56,22 @@ class TextJob(Turns, Generic[ResultT]):
 
     @property
     def future(self) -> Future[ResultT]:
-        """Of the result, until the work begins."""
+        """The future of the result; only until the work begins."""
         assert self._left is not None  # noqa: S101  (it has not begun)
         return self._left[1]
 
     def run(self) -> None:
         """Do the work, in a thread that has a permit."""
         assert self._left is not None  # noqa: S101  (it runs once)
-        # An error's traceback knows the frames that know this job, and their texts: if the job knew
-        # the future, which has the error, all of it would be there until garbage is collected.
+        # An error's traceback refers to frames that refer to this job and to its texts. If the job
+        # still referred to the future, which holds the error, this circle would keep the texts in
+        # memory until the next garbage collection.
         (work, future), self._left = self._left, None
         if not future.set_running_or_notify_cancel():
             return
         try:
             future.set_result(work(self))
-        except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
+        except BaseException as error:  # noqa: BLE001  (the future passes it on)
             future.set_exception(error)
         finally:
             del work, future
@@ -81,39 +81,43 @@ AnyJob = TextJob[Any]
 
 
 class _Tenant:
-    """Jobs that wait; how many have begun, and how many of these have a permit."""
+    """A tenant's waiting jobs, and its numbers of jobs that have begun and that have a permit."""
 
     def __init__(self) -> None:
         self.new: deque[AnyJob] = deque()
         self.paused: deque[AnyJob] = deque()
         self.begun = self.permitted = 0
-        self.was_new = False  # the job that had the last turn
+        self.was_new = False  # the tenant's last permit went to a new job
 
 
 class TextWork:
-    """The scheduler. Safe to call from several threads; nothing but `TextJob.before` waits.
+    """The scheduler of text work. Safe to call from several threads; only `TextJob.before` waits.
 
     Args:
-        ended: called in a job's thread, once nothing holds its texts any more, with how many
-            characters it has looked at and whether it was given up.
+        ended: called in a job's thread once its texts are released, with the number of characters
+            that it has read and True if it was given up.
     """
 
     def __init__(self, ended: Callable[[int, bool], None] = lambda *_: None) -> None:
         self._ended = ended
-        self.waiting = 0  # jobs that want a turn
+        self.waiting = 0  # jobs that wait for a permit
         self._lock = threading.Lock()
-        self._tenants: dict[str, _Tenant] = {}  # who had a turn last is last
+        self._tenants: dict[str, _Tenant] = {}  # in order of their last permits, oldest first
         self._permitted: set[AnyJob] = set()
         self._begun = 0
-        self._ready: deque[AnyJob] = deque()  # begun and permitted, for the next free thread
-        self._free = 0  # threads without work that no job was meant for
+        self._ready: deque[AnyJob] = deque()  # new jobs with a permit, for the next free thread
+        self._free = 0  # idle threads, less those that were woken for a job
         self._wake = threading.Condition(self._lock)
         self.closed = False
 
     def submit(
         self, tenant: str, work: Callable[[Turns], ResultT]
     ) -> tuple[TextJob[ResultT], Future[ResultT]]:
-        """Begin `work` when it is its turn. It is given turns to ask before every piece."""
+        """Queue `work`, which must call `Turns.before` before every piece; return job and future.
+
+        Raises:
+            Unavailable: the server is shutting down.
+        """
         job = TextJob(self, tenant, work)
         future = job.future
         with self._lock:
@@ -124,13 +128,16 @@ class TextWork:
         return job, future
 
     def give_up(self, job: AnyJob) -> None:
-        """Nobody waits for a job any more. One that waits is dropped, one that runs ends before its
-        next piece; a job that is done stays as it is."""
+        """Give up a job whose result is not wanted any more.
+
+        A job that has not begun is dropped; one that runs or is paused ends before its next piece;
+        one that is done stays as it is.
+        """
         with self._lock:
             self._give_up(job)
 
     def close(self) -> None:
-        """Give up everything; threads end with the piece that they are at."""
+        """Give up all jobs; each thread ends after its current piece."""
         with self._lock:
             self.closed = True
             waiting = [[*tenant.new, *tenant.paused] for tenant in self._tenants.values()]
@@ -139,10 +146,10 @@ class TextWork:
             self._wake.notify_all()
 
     def next_turn(self, job: AnyJob, large: bool) -> None:
-        """Hand on a running job's permit and wait for its next.
+        """Pass a running job's permit on, and wait until the job gets its next one.
 
         Args:
-            large: whether the next piece is.
+            large: the job's next piece is large.
 
         Raises:
             DeadlineExceeded: the job was given up.
@@ -159,7 +166,7 @@ class TextWork:
         if job.given_up:
             raise DeadlineExceeded("the request was given up")
 
-    # ---- all that follows holds the lock ----
+    # ---- the methods that follow are called with the lock held ----
 
     def _wait(self, job: AnyJob, queue: deque[AnyJob]) -> None:
         job.queue = queue
@@ -184,13 +191,13 @@ class TextWork:
             return
         self._leave(job)
         if job.begun:
-            job.permit.release()  # its thread ends it, without a permit
+            job.permit.release()  # its thread wakes up and ends the job without a permit
         else:
             job.future.cancel()
             self._forget(job.tenant)
 
     def _hand_out(self, but: AnyJob | None = None) -> None:
-        """Give free permits to jobs that may have them, other than `but`, which had its turn."""
+        """Give free permits to waiting jobs that may have them, except to `but`."""
         while len(self._permitted) < PERMITS and (job := self._next(but)) is not None:
             self._leave(job)
             self._permitted.add(job)
@@ -202,7 +209,11 @@ class TextWork:
                 self._begin(job)
 
     def _next(self, but: AnyJob | None) -> AnyJob | None:
-        """Of the tenant with the fewest permits; among these, of whose last turn is longest ago."""
+        """Return the job that gets the next permit, or None.
+
+        The tenant with the fewest permits comes first; among equals, the one whose last permit is
+        the oldest.
+        """
         for name, tenant in sorted(self._tenants.items(), key=lambda pair: pair[1].permitted):
             job = self._next_of(tenant, but)
             if job is not None:
@@ -212,7 +223,7 @@ class TextWork:
         return None
 
     def _next_of(self, tenant: _Tenant, but: AnyJob | None) -> AnyJob | None:
-        """New jobs and those that have begun take turns; each of the two in their own order."""
+        """Return a tenant's next job: new and paused jobs alternate, each in order of arrival."""
         room = tenant.begun < BEGUN_OF_TENANT and self._begun < BEGUN
         new = tenant.new[0] if tenant.new and room else None
         no_large = sum(job.large for job in self._permitted) >= PERMITS - 1
@@ -232,7 +243,7 @@ class TextWork:
             return
         try:
             threading.Thread(target=self._thread, name="text").start()
-        except RuntimeError:  # the system has no more
+        except RuntimeError:  # the system has no more threads
             self._ready.remove(job)
             self._end(job)
             job.future.set_exception(Unavailable("no thread for text", retry_after=1))
@@ -258,11 +269,11 @@ class TextWork:
                 self._free += 1
                 self._hand_out()
             seen = job.characters, job.given_up
-            del job  # and with it what it holds, while this thread waits
+            del job  # releases its texts before this thread waits
             self._ended(*seen)
 
     def _take(self) -> AnyJob | None:
-        """The next job for this thread; None if it has to end."""
+        """Return the next job for this thread; None if the thread must end."""
         with self._lock:
             while not self._ready:
                 if self.closed or not (self._wake.wait(IDLE) or self._ready):

@@ -230,7 +230,7 @@ def test_a_model_with_classes_has_no_next_tokens():
     service.model.engine.limits = replace(StubEngine.limits, classes=("good", "bad"))
     body = {"method": "POST", "url": "/v1/completions", "json": {"prompt": IDS} | LM_EVAL}
     (reply,) = ask(service, body)
-    assert "no next tokens" in check_error(reply, 400, "invalid_request")
+    assert "classes, not tokens" in check_error(reply, 400, "invalid_request")
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "embeddings"])

@@ -1,1 +1,1 @@
-"""Routes: what is asked over HTTP, and how it is answered."""
+"""The application: routes, API keys, bodies, dialects and answers."""

@@ -21,8 +21,10 @@ def json_response(
 def error_answer(
     error: GpuscoreError, record: RequestRecord
 ) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Header fields and body of the answer to a request that is refused, in the shape that the
-    clients of its route read; noted in the request's record."""
+    """Return the header fields and the body of an error's answer; note the error in the record.
+
+    The body has the shape that the clients of the request's route expect.
+    """
     record.refuse(error.status, error.code)
     body = _error_json(error, record)
     fields = [
@@ -43,7 +45,7 @@ def _error_json(error: GpuscoreError, record: RequestRecord) -> bytes:
 
 
 class _ErrorResponse(Response):
-    """An error as an ASGI response."""
+    """An ASGI response that answers with an error."""
 
     def __init__(self, error: GpuscoreError, headers: dict[str, str]) -> None:
         super().__init__(None, error.status, headers)
@@ -57,6 +59,6 @@ class _ErrorResponse(Response):
 
 
 def error_response(error: GpuscoreError, headers: dict[str, str] | None = None) -> Response:
-    # After these the rest of the request is not going to be read.
+    # After these errors the rest of the request is not read.
     close = {"Connection": "close"} if error.status in (408, 413, 431) else {}
     return _ErrorResponse(error, close | (headers or {}))

@@ -1,4 +1,4 @@
-"""Routes, and what surrounds them: keys, header limits, errors as JSON."""
+"""The ASGI application: routes, checks of keys and heads, and errors as JSON."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ def create_app(
     keys: ApiKeys,
     operations: Operations | None = None,
 ) -> ASGIApp:
-    """The ASGI application of one served model; by default it has metrics but no log."""
+    """Return the ASGI application for one served model; by default with metrics but no log."""
     operations = operations or Operations(service)
     app = DocumentedApp(
         title="gpuscore",
@@ -95,12 +95,12 @@ def _add_dialects(app: FastAPI, service: ScoringService, config: ServerConfig) -
 
 def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConfig) -> Endpoint:
     async def answered(request: Request) -> Response:
-        """The body, decoded, and the work on it, in time."""
+        """Read, decode and answer a body within the request's timeout."""
         seconds = request_seconds(request, config.request_timeout)
         check_content_type(request)
         scope = request.scope
-        if scope["state"].get("draining", service.draining):  # when it came
-            await read_body(request, config)  # or its sender would see a reset, not the answer
+        if scope["state"].get("draining", service.draining):  # at the time of its head
+            await read_body(request, config)  # otherwise the client would see a reset, no answer
             raise service.shutting_down()
         with service.in_flight():
             received = await read_body(request, config)
@@ -111,7 +111,7 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             size = len(received)
             try:
                 body = dialect.decode(received, call.record)
-                del received  # it may be large, and the text is in `body`
+                del received  # it may be large, and `body` has the text
                 running = answer(service, dialect, body, call)
                 content = await _in_time(running, deadline, seconds)
                 return Response(content, media_type="application/json")
@@ -157,7 +157,7 @@ def _add_pages(app: FastAPI, service: ScoringService) -> None:
 
 def _add_metrics(app: FastAPI, operations: Operations) -> None:
     @app.get("/metrics", summary="Prometheus metrics")
-    def metrics(request: Request) -> Response:  # in a thread: the engine may be slow to tell
+    def metrics(request: Request) -> Response:  # in a thread: the engine's statistics may be slow
         content, kind = operations.metrics.exposition(request.headers.get("accept", ""))
         return Response(content, headers={"Content-Type": kind})
 
@@ -170,8 +170,13 @@ def _model_card(service: ScoringService) -> dict[str, Any]:
 
 
 async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float) -> AnswerT:
-    """Run `work`; cancel it when the time (of `seconds`) is up. When the client leaves, the
-    connection cancels all of the task."""
+    """Return the result of `work`, or cancel it at `deadline`.
+
+    If the client leaves, the connection cancels the whole task.
+
+    Raises:
+        DeadlineExceeded: the deadline, which was `seconds` away at first, has passed.
+    """
     task, late = asyncio.current_task(), False
     assert task is not None  # noqa: S101  (a handler runs in a task)
 
@@ -180,14 +185,14 @@ async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds:
         late = True
         task.cancel()
 
-    # What asyncio.timeout does, with less around it.
+    # Like asyncio.timeout, with less overhead.
     timer = asyncio.get_running_loop().call_later(max(0.0, deadline - monotonic()), end)
     try:
         return await work
     except asyncio.CancelledError:
         if late and task.uncancel() == 0:
             raise DeadlineExceeded(f"no answer after {seconds:g} seconds") from None
-        raise  # by somebody else
+        raise  # not cancelled by this timer
     finally:
         timer.cancel()
 
@@ -197,7 +202,7 @@ async def _on_gpuscore_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """The router's own 404 and 405."""
+    """Return the answer to an error of the router: 404, 405, or else 400."""
     refused = cast(HTTPException, error)
     known: dict[int, GpuscoreError] = {
         404: NotFound("no such path"),
@@ -211,7 +216,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_client_left(request: Request, error: Exception) -> Response:
-    """For the record only: nobody is there to read it."""
+    """Note in the record that the client left; the response itself reaches nobody."""
     record_of(request.scope).refuse(CLIENT_LEFT, LEFT_CODE)
     return Response(status_code=CLIENT_LEFT)
 
@@ -221,9 +226,11 @@ async def _on_bug(request: Request, error: Exception) -> Response:
 
 
 class PlainRoute(APIRoute):
-    """A route whose endpoint takes the request and returns the response: described like the others
-    in /openapi.json, but without the framework's dependencies, which cost more than parsing a small
-    request."""
+    """A route whose endpoint takes the request and returns the response.
+
+    It appears in /openapi.json like any other, but skips FastAPI's dependency handling, which costs
+    more than parsing a small request.
+    """
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
@@ -231,8 +238,11 @@ class PlainRoute(APIRoute):
 
 
 class OuterMiddleware:
-    """Refuses bad heads, answers HEAD as GET (the connection leaves the body out), and is the last
-    resort: what nobody caught is logged, the connection lives."""
+    """The middleware that refuses bad heads and treats HEAD as GET; the connection drops the body.
+
+    It also catches every exception that nothing else has caught: it logs the exception and answers
+    500, so that the connection survives.
+    """
 
     def __init__(self, app: ASGIApp, config: ServerConfig, service: ScoringService) -> None:
         self.app, self.config, self.service = app, config, service
@@ -259,11 +269,14 @@ class OuterMiddleware:
         except Exception:
             record = record_of(scope)
             logger.exception("unhandled error in request %s", record.request_id)
-            if not record.status:  # else _on_bug has answered
+            if not record.status:  # otherwise _on_bug has answered
                 await error_response(InternalError("internal error"))(scope, receive, send)
 
     def _closing(self, send: Send) -> Send:
-        """While draining, answers ask the client to come back on a connection to somebody else."""
+        """Return a `send` that, while draining, asks the client to close the connection.
+
+        The client's next request then goes to another server.
+        """
 
         async def closing(message: Message) -> None:
             if message["type"] == "http.response.start" and self.service.draining:

@@ -1,4 +1,4 @@
-"""API keys: which are valid, and the middleware that asks for one on every route by default."""
+"""API keys: the set of valid ones, and the middleware that requires one on every guarded route."""
 
 import hashlib
 import hmac
@@ -21,11 +21,11 @@ from gpuscore.server.observe.record import Headers
 logger = logging.getLogger(__name__)
 
 KEY_HEADERS = (b"authorization", b"x-api-key")
-NO_KEY = "no-key"  # tenant of every caller where no key is set
+NO_KEY = "no-key"  # the tenant of every caller if no key is set
 
 
 class ApiKeys:
-    """Digests of the valid keys; without any, every caller is let in."""
+    """Digests of the valid keys; without any, every caller is accepted."""
 
     def __init__(self, keys: Collection[bytes]) -> None:
         self._digests = [hashlib.sha256(key).digest() for key in keys]
@@ -34,22 +34,23 @@ class ApiKeys:
         return len(self._digests)
 
     def replace(self, other: "ApiKeys") -> None:
-        """Be valid for the keys of `other` from now on; what was let in before goes on."""
+        """Accept the keys of `other` from now on; requests that were accepted before go on."""
         self._digests = other._digests
 
     def tenant(self, headers: Headers) -> str | None:
-        """A name for the key's owner, or None if the head holds no valid key, or several.
+        """Return a name for the key's owner, or None if the head has no valid key, or several.
 
-        A key stands in Authorization, behind "Bearer" or alone, or in X-Api-Key, as clients of
-        different servers send it. Compares digests in constant time, all of them whatever the
-        outcome.
+        A key is read from Authorization, after "Bearer" or alone, or from X-Api-Key: clients of
+        different servers send it differently. Digests are compared in constant time, and all of
+        them are compared even after a match.
         """
-        digests = self._digests  # once: they may be replaced meanwhile
+        digests = self._digests  # read once: another thread may replace them
         if not digests:
             return NO_KEY
         given = [(name, _key(name, value)) for name, value in headers if name in KEY_HEADERS]
         keys = {key for _, key in given}
-        # Where a proxy in front reads one of two and we the other, a key means two owners.
+        # Of two keys a proxy could read one and we the other, and so take the request for two
+        # different owners'.
         clear = len(keys) == 1 and len(given) == len({name for name, _ in given})
         digest = hashlib.sha256(keys.pop() if clear else b"").digest()
         matches = [hmac.compare_digest(digest, known) for known in digests]
@@ -63,9 +64,13 @@ def _key(name: bytes, value: bytes) -> bytes:
 
 
 def read_api_keys(config: ServerConfig) -> ApiKeys:
-    """Keys of the environment and the key file; raises ConfigError for an open door.
+    """Return the keys of the environment and of the key file.
 
     A key is never taken from the command line, where every user of the machine could read it.
+
+    Raises:
+        ConfigError: the key file cannot be read or holds no key; or there is no key, the address is
+            reachable from other machines and `--insecure` was not given.
     """
     keys = [os.environ.get(API_KEY_VARIABLE, "").strip()]
     if config.api_key_file is not None:
@@ -85,19 +90,18 @@ def read_api_keys(config: ServerConfig) -> ApiKeys:
 
 
 class KeyReader:
-    """Reads the keys again, in a thread, because a disk may be slow to answer."""
+    """The reloading of API keys, in a thread, because the disk may be slow."""
 
     def __init__(self, config: ServerConfig, keys: ApiKeys) -> None:
         self._config, self._keys = config, keys
-        self._turn = threading.Lock()  # the last to begin reads last
+        self._turn = threading.Lock()  # one reload at a time, so that an older one cannot win
 
     def start(self, number: int, frame: FrameType | None) -> None:
-        """A signal's handler; returns at once."""
+        """Start reading the keys in a thread, as a signal's handler; return at once."""
         threading.Thread(target=self.read, name="api-keys", daemon=True).start()
 
     def read(self) -> None:
-        """Put the keys of now in the place of those before; where they cannot be read, or there
-        are none, all stays as it is."""
+        """Replace the keys by those found now; keep the old ones if that fails or finds none."""
         with self._turn:
             try:
                 self._keys.replace(read_api_keys(self._config))
@@ -108,10 +112,10 @@ class KeyReader:
 
 
 class AuthMiddleware:
-    """Lets a request through if its route is open or its key is valid.
+    """The middleware that passes a request on if its route is open or its key is valid.
 
-    The decision is made on the route object that the router will use, never on a path that a
-    Host header could have changed; what matches no route is not open.
+    It decides by the route object that the router will use, never by a path that a Host header
+    could have changed. A request that matches no route needs a key.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        # Of what asks for work the connection has looked at the key, before it took the body.
+        # For a scoring request, the connection has checked the key before it read the body.
         tenant = state.get("tenant") or self.keys.tenant(scope["headers"])
         if tenant is None and not self._is_open(scope):
             error = InvalidApiKey("a valid API key is required: Authorization: Bearer KEY")

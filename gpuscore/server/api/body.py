@@ -1,4 +1,4 @@
-"""Reads a request body under a byte cap; never through the framework's parser."""
+"""Request bodies, read up to a limit of bytes and never by the framework's parser."""
 
 from starlette.requests import Request
 
@@ -7,7 +7,7 @@ from gpuscore.errors import BodyTooLarge, UnsupportedMediaType
 
 
 def check_content_type(request: Request) -> None:
-    """Raises UnsupportedMediaType unless the body is plain JSON in UTF-8."""
+    """Raise UnsupportedMediaType unless the head announces uncompressed JSON in UTF-8."""
     kind, *parameters = request.headers.get("content-type", "").lower().split(";")
     charset = [p.strip() for p in parameters if p.strip()]
     if kind.strip() != "application/json" or charset not in ([], ["charset=utf-8"]):
@@ -17,17 +17,18 @@ def check_content_type(request: Request) -> None:
 
 
 async def read_body(request: Request, config: ServerConfig) -> bytes:
-    """The whole body. How long it may take is the connection's affair, and so is reading on after
-    an answer that came before its end.
+    """Return the whole body.
+
+    The connection enforces the timeout, and drops the rest of a body that was answered early.
 
     Raises:
         BodyTooLarge: more than `max_body_bytes`, announced or sent.
-        Overloaded: more bodies are in flight than there is memory for.
+        Overloaded: the bodies in flight exceed `max_queued_bytes`.
         ClientDisconnect: the client left.
     """
     limit = config.max_body_bytes
     announced = request.headers.get("content-length")
-    if announced is not None and int(announced) > limit:  # the HTTP parser saw to the digits
+    if announced is not None and int(announced) > limit:  # the HTTP parser checked the digits
         raise BodyTooLarge(f"the body is over {limit} bytes")
     parts, size = [], 0
     async for part in request.stream():

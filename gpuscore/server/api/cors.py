@@ -1,8 +1,8 @@
-"""Cross-origin requests: which pages of the web may read this server's answers in a browser (CORS).
+"""Cross-origin requests (CORS): the origins whose web pages may read this server's answers.
 
-None by default. The middleware answers preflights, which carry no key, and marks the application's
-answers; a connection marks those that it writes by itself, or a browser would hide a 429 from the
-page that asked.
+There are none by default. The middleware answers preflights, which carry no key, and adds the
+header fields to the application's answers. A connection adds them to the answers that it writes by
+itself; otherwise a browser would hide a 429 from the page that asked.
 """
 
 import re
@@ -18,12 +18,12 @@ from gpuscore.server.observe.record import Headers
 ANY = "*"
 METHODS = ("GET", "HEAD", "POST")
 REQUEST_FIELDS = ("Authorization", "X-Api-Key", "Content-Type", "X-Request-Id", TIMEOUT_HEADER)
-ANSWER_FIELDS = ("X-Request-Id", "Retry-After", "Server-Timing")  # that a page may read
+ANSWER_FIELDS = ("X-Request-Id", "Retry-After", "Server-Timing")  # fields that a page may read
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
 
 
 class Origins:
-    """The origins that may."""
+    """The allowed origins."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         self._allowed = allowed
@@ -43,7 +43,7 @@ class Origins:
         )
 
     def fields(self, request: Headers) -> list[tuple[bytes, bytes]]:
-        """What the middleware adds to an answer to a request with this head."""
+        """Return the fields that the middleware would add to the answer to this head."""
         origin = next((value for name, value in request if name == b"origin"), None)
         if not self._allowed or origin is None:
             return []
@@ -56,7 +56,7 @@ class Origins:
 
 
 def read_origins(config: ServerConfig) -> Origins:
-    """Those of the configuration; raises ConfigError for what no browser would ever send."""
+    """Return the configured origins; raise ConfigError for one that no browser would ever send."""
     given = [] if config.cors_origin is None else config.cors_origin.split(",")
     allowed = tuple(origin.strip() for origin in given)
     for origin in allowed:

@@ -1,4 +1,4 @@
-"""Errors as JSON, in the shape that all dialects share but for those with their own."""
+"""Errors as JSON, in the shape of every dialect that has no shape of its own."""
 
 import msgspec
 
@@ -23,5 +23,5 @@ def error_body(error: GpuscoreError) -> ErrorBody:
 
 
 def encode_error(error: GpuscoreError, variant: str = "") -> bytes:
-    """`{"error": {...}}`, whatever the variant."""
+    """Return `{"error": {...}}` as JSON; the variant makes no difference."""
     return msgspec.json.encode(ErrorAnswer(error_body(error)))

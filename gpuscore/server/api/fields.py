@@ -1,37 +1,37 @@
-"""What is said of a body's fields: the one source of /openapi.json and of the reference.
+"""Descriptions of bodies' fields: the only source of /openapi.json and of the reference.
 
-A field is `Annotated[type | None, about(...)]`; `null` and a field that is left out mean the same.
+A field is `Annotated[type | None, about(...)]`; `null` means the same as leaving the field out.
 """
 
 from typing import Annotated
 
 from msgspec import Meta
 
-# msgspec writes a field's own default, which is null nearly everywhere, so what null stands for
-# goes under another name; `schema` puts it in the place of the default.
+# msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
+# for is kept under another name, and `schema` makes it the default.
 DEFAULT = "x-default"
 REFUSED = "x-refused"
 
 
 def about(text: str, default: bool | int | float | str | None = None) -> Meta:
-    """A field that means something.
+    """Describe a field.
 
     Args:
-        text: what it means, in a sentence.
-        default: what null stands for, where that is a value.
+        text: its meaning, in a sentence.
+        default: the value that null stands for, if there is one.
     """
     extra = None if default is None else {DEFAULT: default}
     return Meta(description=text, extra_json_schema=extra)
 
 
 def refused(text: str = "") -> Meta:
-    """A field of the original API that is known here only to be refused by name."""
+    """Describe a field of the original API that is known only so that it is refused by name."""
     words = f"Refused unless it is null. {text}".strip()
     return Meta(description=words, extra_json_schema={REFUSED: True, "deprecated": True})
 
 
 def only(text: str) -> Meta:
-    """A field of text generation, accepted at the values that change nothing."""
+    """Describe a field of text generation that is accepted only at values that change nothing."""
     words = f"Accepted as {text}; anything else is refused, because nothing is generated."
     return Meta(description=words)
 
@@ -76,9 +76,9 @@ Instruction = Annotated[
     str | None,
     about("Replaces the family's own instruction; refused where the family has none."),
 ]
-# Of answers.
+# Fields of answers.
 AnswerId = Annotated[str, about("The request's id, as in the header X-Request-Id.")]
 AnsweredModel = Annotated[str, about("The model's name as the request gave it, or `default`.")]
 Created = Annotated[int, about("Time of the answer, in seconds since 1970.")]
 Index = Annotated[int, about("Number of the document in the request, from 0.")]
-Truncated = Annotated[bool, about("Whether it was cut, as the request allowed.")]
+Truncated = Annotated[bool, about("true if it was cut, as the request allowed.")]

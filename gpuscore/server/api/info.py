@@ -1,4 +1,4 @@
-"""GET /info: what TEI's clients ask a server before they use it, and what is ours."""
+"""GET /info: the fields that TEI's clients read before they use a server, and our own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from gpuscore.server.service import LoadedModel
 
 
 def server_info(names: tuple[str, ...], model: LoadedModel) -> dict[str, Any]:
-    """In the fields of text-embeddings-inference; `gpuscore` holds what it has no field for."""
+    """Return the fields of text-embeddings-inference, and those that it lacks under `gpuscore`."""
     limits = model.engine.limits
     backlog, requests = model.engine.backlog.config, model.builder.limits
     return {
@@ -37,7 +37,7 @@ def server_info(names: tuple[str, ...], model: LoadedModel) -> dict[str, Any]:
 
 
 def _model_type(model: LoadedModel) -> dict[str, Any]:
-    """TEI's kinds; a language model that is neither is called by a name of ours."""
+    """Return TEI's kind of model, or `language_model`, which is ours, for any other model."""
     if model.family is not None and model.family.family.ranks:
         return {"reranker": _labels(["relevance"])}
     if model.family is not None:

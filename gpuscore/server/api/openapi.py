@@ -1,5 +1,5 @@
-"""The OpenAPI document: beside bodies and answers, what every route may refuse and in which words,
-the headers that are read and written, and who needs a key."""
+"""The OpenAPI document: besides bodies and answers, every route's errors and their bodies, the
+headers that are read and written, and the routes that need a key."""
 
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -14,13 +14,13 @@ from gpuscore.server.api.errors import ErrorAnswer
 from gpuscore.server.api.paths import GENERATING_PATHS, OPEN_PATHS
 
 Errors: TypeAlias = tuple[type[msgspec.Struct], ...]
-PLAIN: Errors = (ErrorAnswer,)  # of routes that have no dialect
+PLAIN: Errors = (ErrorAnswer,)  # for routes that have no dialect
 ERRORS = tuple(
     one
     for one in vars(errors).values()
     if isinstance(one, type) and issubclass(one, GpuscoreError) and one is not GpuscoreError
 )
-# What a head, or a request of no body, may be refused for on any route.
+# Errors of a head, or of a request without a body, on any route.
 _OF_HEADS: tuple[type[GpuscoreError], ...] = (
     errors.InvalidRequest,
     errors.RequestTimeout,
@@ -44,7 +44,7 @@ _NEED_AN_ENGINE = frozenset(("/health", "/ready", "/info", "/tokenizer_info"))
 _OBJECT = {"application/json": {"schema": {"type": "object"}}}
 _STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
 _TEXT = {"schema": {"type": "string"}}
-# Answers of the routes that have no dialect, and so no type.
+# Answers of the routes that have no dialect, and so no answer type.
 _PAGES: dict[str, dict[str, Any]] = {
     "/livez": {"application/json": {"schema": _STATUS}},
     "/health": {"application/json": {"schema": _STATUS}},
@@ -59,16 +59,16 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]{1,128}$"},
     },
     "Server-Timing": {
-        "description": "With `--timing-headers`: milliseconds of each stage, which show callers "
-        "whether the prefix cache was hit",
+        "description": "With `--timing-headers`: milliseconds of each stage, which reveal cache "
+        "hits",
         "schema": {"type": "string"},
     },
     "Retry-After": {
-        "description": "Seconds after which another try is of use",
+        "description": "Seconds to wait before the next try",
         "schema": {"type": "integer", "minimum": 0},
     },
     "WWW-Authenticate": {
-        "description": "How a key is sent",
+        "description": "The scheme by which a key is sent",
         "required": True,
         "schema": {"type": "string", "enum": ["Bearer"]},
     },
@@ -80,10 +80,11 @@ _KEYS = {
 
 
 class DocumentedApp(FastAPI):
-    """
+    """A FastAPI application whose OpenAPI document has errors, headers and keys.
+
     Attributes:
-        has_keys: whether the server has API keys.
-        longest: milliseconds that a caller may give a request.
+        has_keys: the server has API keys.
+        longest: the most milliseconds that a caller may ask for as a timeout.
     """
 
     has_keys = False
@@ -96,7 +97,7 @@ class DocumentedApp(FastAPI):
 
 
 def refusals(path: str, method: str, has_keys: bool) -> tuple[type[GpuscoreError], ...]:
-    """Every error that an operation may be answered with."""
+    """Return every error that an operation may be answered with."""
     found = list(_OF_HEADS)
     if path in _NEED_AN_ENGINE:
         found.append(errors.Unavailable)
@@ -144,7 +145,7 @@ def _response_name(types: Errors, status: int) -> str:
 
 
 def _responses() -> Iterator[tuple[str, dict[str, Any]]]:
-    """A response for each status, and each set of shapes that its body may have."""
+    """Yield a response for each status and each set of shapes that its body may have."""
     kinds = dict.fromkeys([PLAIN, *(dialect.errors for dialect in DIALECT_OF.values())])
     for status in sorted({error.status for error in ERRORS}):
         codes = ", ".join(error.code for error in ERRORS if error.status == status)
@@ -168,27 +169,27 @@ def _more_headers(status: int) -> tuple[str, ...]:
 
 
 def _parameters(longest: int) -> dict[str, Any]:
-    """Headers that every caller may send."""
+    """Return the headers that every caller may send."""
     return {
         "X-Request-Id": {
             "name": "X-Request-Id",
             "in": "header",
-            "description": "1 to 128 of `A-Z a-z 0-9 . _ -`, anything else is a 400; made by the "
-            "server where there is none",
+            "description": "1 to 128 of `A-Z a-z 0-9 . _ -`; anything else gets 400. Without it, "
+            "the server makes an id",
             "schema": _HEADERS["X-Request-Id"]["schema"],
         },
         "X-Request-Timeout-Ms": {
             "name": "X-Request-Timeout-Ms",
             "in": "header",
             "description": "Milliseconds from the complete body to the answer, at most "
-            "`--request-timeout`; then 504, and what has not run of the request is dropped",
+            "`--request-timeout`; then the answer is 504, and the rest of the request is dropped",
             "schema": {"type": "integer", "minimum": 1, "maximum": longest},
         },
         "traceparent": {
             "name": "traceparent",
             "in": "header",
-            "description": "W3C trace context: where traces are exported, the request's span joins "
-            "it",
+            "description": "W3C trace context: if traces are exported, the request's span joins "
+            "this trace",
             "schema": {"type": "string"},
         },
     }

@@ -1,4 +1,4 @@
-"""Every path of this server."""
+"""Paths of the server's routes."""
 
 SCORE_PATH = "/v1/score"
 JINA_RERANK_PATH = "/v1/rerank"
@@ -6,9 +6,9 @@ RERANK_PATHS = ("/rerank", JINA_RERANK_PATH, "/v2/rerank", "/reranking", "/v1/re
 COMPLETIONS_PATH = "/v1/completions"
 TOKENIZE_PATH, DETOKENIZE_PATH = "/tokenize", "/detokenize"
 TOKENIZER_INFO_PATH = "/tokenizer_info"
-# What generates text, or makes embeddings: refused in a sentence and not with 404.
+# Routes that generate text or make embeddings elsewhere: answered 400 with an explanation, not 404.
 GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
-# Infinity's clients want a document that is text, where all others want an object.
+# Infinity's clients want returned documents as text; all others want objects.
 INFINITY_RERANK_PATH = "/infinity/rerank"
 CLASSIFY_PATHS = ("/classify", "/v1/classify")
 DECISIONS_PATH = "/v1/decisions"

@@ -1,4 +1,4 @@
-"""What the bodies of all dialects have in common."""
+"""Parts that the bodies and answers of all dialects share: usage, decoding errors, JSON schemas."""
 
 import re
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class ShortUsage(msgspec.Struct):
 
 @contextmanager
 def decoding_errors() -> Iterator[None]:
-    """What msgspec raises, as InvalidRequest."""
+    """Turn every error that msgspec raises while decoding into InvalidRequest."""
     try:
         yield
     except UnicodeDecodeError:
@@ -53,7 +53,7 @@ def decoding_errors() -> Iterator[None]:
 
 
 def check_not_negative(body: msgspec.Struct, *fields: str) -> None:
-    """Raises InvalidRequest for the first of these fields that is below 0."""
+    """Raise InvalidRequest for the first of these fields that is below 0."""
     for field in fields:
         value = getattr(body, field)
         if value is not None and value < 0:
@@ -63,8 +63,10 @@ def check_not_negative(body: msgspec.Struct, *fields: str) -> None:
 def openapi_of(
     bodies: tuple[Any, ...], answers: tuple[Any, ...], example: object
 ) -> dict[str, Any]:
-    """OpenAPI's description of what may be sent and of what comes back, for /docs; `openapi` adds
-    errors. Types stand where they are used."""
+    """Return the OpenAPI description of a route's bodies and answers; `openapi` adds the errors.
+
+    Types are written out where they are used, not referred to.
+    """
     body = {"schema": _schema(bodies), "example": example}
     done = {"description": "Done", "content": {"application/json": {"schema": _schema(answers)}}}
     return {
@@ -80,14 +82,14 @@ def _schema(types: tuple[Any, ...]) -> Any:
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """The same without references; none of our types holds itself."""
+    """Return the schema with every reference replaced; none of our types contains itself."""
     if isinstance(schema, list):
         return [_inlined(one, components) for one in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
         return _inlined(components[schema["$ref"].rpartition("/")[2]], components)
-    # The mapping of a discriminator names types, which are no longer there.
+    # A discriminator's mapping refers to named types, and those are gone.
     shown = {k: _inlined(v, components) for k, v in schema.items() if k != "discriminator"}
     if DEFAULT in shown:
         shown["default"] = shown.pop(DEFAULT)
@@ -95,7 +97,10 @@ def _inlined(schema: Any, components: dict[str, Any]) -> Any:
 
 
 def _invalid(message: str) -> InvalidRequest:
-    """msgspec's messages hold types, numbers and a path, except for an unknown field's name."""
+    """Return msgspec's message as InvalidRequest, without text of the caller's.
+
+    The messages hold types, numbers and a path; only the name of an unknown field is the caller's.
+    """
     unknown = _UNKNOWN_FIELD.match(message)
     if unknown is not None:
         name = unknown.group(1)

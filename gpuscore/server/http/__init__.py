@@ -1,1 +1,1 @@
-"""HTTP connections: parsing, deadlines, caps, and who is let in."""
+"""HTTP connections: parsing, deadlines, limits, and the gate that admits or refuses requests."""

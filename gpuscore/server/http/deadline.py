@@ -1,4 +1,4 @@
-"""One deadline of a connection, which moves often and is hardly ever met."""
+"""A connection's deadline. It moves often and rarely passes."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,8 +7,10 @@ NEVER = float("inf")
 
 
 class Deadline:
-    """Calls `met` once it is over. A timer that fires although the deadline has moved on meanwhile
-    is set again, so moving it costs no timer."""
+    """A deadline that calls `met` when it passes.
+
+    Moving it to a later time leaves the timer alone: the timer fires early and is then set again.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, met: Callable[[], None]) -> None:
         self._loop, self._met = loop, met

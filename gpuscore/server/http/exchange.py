@@ -13,7 +13,7 @@ from gpuscore.server.http.parser import RequestHead
 
 logger = logging.getLogger(__name__)
 
-HIGH_WATER = 2**16  # bytes of a body that nobody has asked for yet, before reading pauses
+HIGH_WATER = 2**16  # bytes of a body that the application has not read yet, before reading pauses
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE = (b"connection", b"close")
 
@@ -23,7 +23,7 @@ Fields = Iterable[tuple[bytes, bytes]]
 
 
 def head_of(status: int, *fields: Fields) -> bytes:
-    """An answer's head, from its status line to the empty line."""
+    """Return an answer's head, from its status line to the empty line."""
     known = _STATUS_LINES.get(status)
     parts = [b"HTTP/1.1 %d \r\n" % status if known is None else known]
     for some in fields:
@@ -34,9 +34,9 @@ def head_of(status: int, *fields: Fields) -> bytes:
 
 
 def scope_of(head: RequestHead, addresses: tuple[Any, Any]) -> Scope:
-    """A request's head as ASGI has it; `addresses` are the server's and the client's.
+    """Return a request's head as an ASGI scope; `addresses` are the server's and the client's.
 
-    The path is `read_target`'s and not decoded any further.
+    The path is the one that `read_target` returned, not decoded any further.
     """
     return {
         "type": "http",
@@ -56,7 +56,7 @@ def scope_of(head: RequestHead, addresses: tuple[Any, Any]) -> Scope:
 
 
 class Channel(Protocol):
-    """What an exchange needs of its connection."""
+    """The methods of a connection that its exchange calls."""
 
     @property
     def default_fields(self) -> Fields: ...
@@ -67,25 +67,27 @@ class Channel(Protocol):
         """Return once the client has taken most of what was written, or has left."""
 
     def regulate(self) -> None:
-        """The exchange may take more, or has enough: read on, or pause."""
+        """Pause or resume reading, depending on whether the exchange has room for more body."""
 
     def answered(self, exchange: "Exchange") -> None:
-        """The answer's last byte was written."""
+        """Take note that the answer's last byte was written."""
 
 
 class Exchange:
-    """The application's `receive` and `send`; the connection brings the body by `feed` and `end`.
+    """One request and its answer, with the application's `receive` and `send`.
 
-    An answer's head waits for its body, so that both go out in one write.
+    The connection passes the body on by `feed` and `proceed`. An answer's head is held back until
+    its body is there, so that both go out in one write.
 
     Args:
         channel: the connection.
-        loop: the connection's.
-        scope: the request's head as ASGI has it.
+        loop: the connection's event loop.
+        scope: the request's head as an ASGI scope.
         keep_alive: whether the connection stays open after the answer.
-        expects_continue: the client sends the body once it is told to.
-        scoring: it is a POST to a dialect's path.
-        tenant: whose it is, if it is scoring and has a valid key.
+        expects_continue: the client waits for "100 Continue" before it sends the body.
+        scoring: the request is a POST to a dialect's path.
+        tenant: the owner of the request's key; empty unless the request is scoring and its key is
+            valid.
     """
 
     __slots__ = (
@@ -108,17 +110,17 @@ class Exchange:
     ) -> None:
         self.scope, self.keep_alive = scope, keep_alive
         self.scoring, self.tenant = scoring, tenant
-        self.complete = False  # the whole request is here
-        self.begun = False  # let in, or about to be in its turn
-        self.gone = False  # the client has left, or somebody else has answered it
-        self.over = False  # the answer is complete
-        self.written = False  # some of the answer is
+        self.complete = False  # the whole request has arrived
+        self.begun = False  # its work was started, or it waits in the gate's queue to be started
+        self.gone = False  # the client has left, or the connection itself has answered
+        self.over = False  # the whole answer was written
+        self.written = False  # the first part of the answer was written
         self.task: asyncio.Task[None] | None = None
         self._channel, self._loop = channel, loop
         self._parts: list[bytes] = []
         self._unread = 0
         self._proceeds = False
-        self._delivered = False  # the whole body, to the application
+        self._delivered = False  # the application has received the whole body
         self._error: GpuscoreError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._start: Message | None = None
@@ -126,11 +128,11 @@ class Exchange:
         self._running = False
 
     def begin(self) -> None:
-        """It is let in, or about to be in its turn."""
+        """Mark the request as handed over to be started."""
         self.begun = True
 
     def close_after(self) -> None:
-        """The connection ends with this answer."""
+        """Have the connection closed after this answer."""
         self.keep_alive = False
 
     def start(self, app: ASGIApp) -> asyncio.Task[None]:
@@ -139,7 +141,10 @@ class Exchange:
         return self.task
 
     def feed(self, data: bytes) -> None:
-        """A part of the body. The application gets it when there is much of it, or by `proceed`."""
+        """Add a part of the body.
+
+        The application gets the body when more than HIGH_WATER bytes are there, or by `proceed`.
+        """
         self._unread += len(data)
         self._parts.append(data)
         if self.full:
@@ -147,22 +152,22 @@ class Exchange:
 
     @property
     def full(self) -> bool:
-        """Whether no more of the body should come until the application has asked for it."""
+        """True if the connection should stop reading until the application takes the body."""
         wanted = not (self.complete or self.over or self.gone)
         return wanted and self._unread > HIGH_WATER
 
     def proceed(self) -> None:
-        """The body is complete, and it is the application's turn to have it."""
+        """Let the application receive the body, which is complete."""
         self._proceeds = True
         self._wake()
 
     def refuse(self, error: GpuscoreError) -> None:
-        """Let the application have this error instead of the body."""
+        """Make the application's next `receive` raise this error instead of returning the body."""
         self._error = error
         self._wake()
 
     def leave(self) -> None:
-        """Nobody waits for the answer any more: the application is cancelled."""
+        """Cancel the application, because the answer can no longer be sent."""
         if self.gone or self.over:
             return
         self.gone = True
@@ -217,7 +222,7 @@ class Exchange:
     def _head(self, start: Message, more: bool) -> bytes:
         fields = list(start.get("headers", ()))
         if more and all(name != b"content-length" for name, _ in fields):
-            self.keep_alive = False  # the connection's end is the body's
+            self.keep_alive = False  # the body ends where the connection ends
         if CLOSE in fields:
             self.keep_alive = False
         elif not self.keep_alive:
@@ -230,7 +235,7 @@ class Exchange:
             await app(self.scope, self.receive, self.send)
         except asyncio.CancelledError:
             if not self.gone:
-                raise  # by the server that stops
+                raise  # the server itself is stopping
         except Exception:
             logger.exception("the application failed")
         finally:

@@ -1,8 +1,8 @@
-"""How many of the bytes that came in may be parsed next, so that none behind a request's end are.
+"""Spans: the bytes that may be parsed next without going past the end of a request.
 
-A span ends where a request can end: at a head's lines, at a body's last byte, at the empty line of
-a chunked body. The HTTP parser is given one span at a time and has to see the same end. What is
-behind waits, unparsed, until there is room for the next request.
+A span ends where a request can end: at a line of the head, at a body's last byte, or at the empty
+line after the chunks. The HTTP parser gets one span at a time and must find the same end. Later
+bytes stay unparsed until the connection is free for the next request.
 """
 
 import re
@@ -11,33 +11,33 @@ from typing import Protocol
 from gpuscore.errors import HeaderTooLarge, InvalidRequest
 
 EMPTY_LINE = b"\r\n"
-CHUNKS = 128  # of a chunked body in one span: what one turn costs has a bound
+CHUNKS = 128  # chunks in one span, so that parsing a span takes a bounded time
 
 _BLANK = re.compile(rb"[\r\n]*")
-# A request line's beginning: the method's name as far as it is there.
+# The start of a request line: as much of the method's name as has arrived.
 _BEGINNING = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}(?: |\Z)")
-# 16 digits are enough for any length that the parser takes; more can only be zeros in front.
+# 16 digits are enough for any length that the parser takes; more could only be leading zeros.
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(;[^\n]*)?\r\n")
 _SIZE_DIGITS = 18  # bytes of a size line without extensions, at most
 
 
 class Framing(Protocol):
-    """Of a head or a body."""
+    """A rule that divides a head or a body into spans."""
 
-    ended: bool  # the last span was its end
+    ended: bool  # the last span completed the head or body
 
     def span(self, data: bytearray) -> int:
-        """The bytes of `data` that may be parsed now; 0 if it takes more to know.
+        """Return how many bytes of `data` may be parsed now; 0 if more bytes are needed to tell.
 
-        Raises HeaderTooLarge or InvalidRequest where no more bytes would help.
+        Raises HeaderTooLarge or InvalidRequest if further bytes cannot make the request valid.
         """
 
 
 class HeadFraming:
-    """Whole lines, all at once where the head is complete.
+    """Spans of a head: whole lines, or all of them at once if the head is complete.
 
     Args:
-        room: bytes of the head, at most, with the empty lines before it.
+        room: the most bytes that the head may have, with the empty lines before it.
     """
 
     __slots__ = ("_room", "begun", "ended", "used")
@@ -45,7 +45,7 @@ class HeadFraming:
     def __init__(self, room: int) -> None:
         self.ended = False
         self.used = 0
-        self.begun = False  # some of its lines are parsed, or in the last span
+        self.begun = False  # the spans so far contain lines of the head
         self._room = room
 
     def span(self, data: bytearray) -> int:
@@ -72,7 +72,7 @@ class HeadFraming:
 
 
 class LengthFraming:
-    """A body of as many bytes as were announced."""
+    """Spans of a body whose length was announced by Content-Length."""
 
     __slots__ = ("_left", "ended")
 
@@ -88,18 +88,18 @@ class LengthFraming:
 
 
 class ChunkFraming:
-    """A body in chunks, and the fields behind it.
+    """Spans of a chunked body and its trailer fields.
 
     Args:
-        limit: bytes of head, chunk extensions and trailer fields together.
+        limit: the most bytes that head, chunk extensions and trailer fields may have together.
         used: bytes of the head.
     """
 
     def __init__(self, limit: int, used: int) -> None:
         self.ended = False
         self._limit, self._used = limit, used
-        self._left = 0  # bytes of a chunk and the line's end behind it that are still to come
-        self._last = False  # the chunk of size zero was there
+        self._left = 0  # bytes of the current chunk, with its line end, that have not arrived
+        self._last = False  # the chunk of size zero has arrived
 
     def span(self, data: bytearray) -> int:
         at = self._take(len(data))
@@ -114,13 +114,13 @@ class ChunkFraming:
         return at
 
     def _take(self, there: int) -> int:
-        """Bytes of the chunk, out of those that are there."""
+        """Take the current chunk's bytes from the `there` bytes that have arrived; count them."""
         part = min(self._left, there)
         self._left -= part
         return part
 
     def _size_line(self, data: bytearray, at: int) -> int:
-        """The length of the line at `at`; 0 if its end is not there."""
+        """Return the length of the size line at `at`; 0 if its end has not arrived."""
         found = _SIZE.match(data, at)
         if found is None:
             if data.find(b"\n", at) >= 0:
@@ -135,7 +135,7 @@ class ChunkFraming:
         return found.end() - at
 
     def _trailer_line(self, data: bytearray, at: int) -> int:
-        """The same for a field behind the last chunk, or the empty line."""
+        """Do the same for a trailer field, or for the empty line that ends the body."""
         size = data.find(b"\n", at) + 1 - at
         if size <= 0:
             self._check(len(data) - at)

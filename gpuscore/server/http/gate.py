@@ -1,8 +1,7 @@
-"""Who is let in: decided at a request's head, before there is a body, a task or any work.
+"""The gate: admits or refuses a request at its head, before its body is read or a task exists.
 
-When a server has more to do than it can, saying no must cost much less than doing the work, or
-there is no time left for either. So requests are counted here, where they come from the HTTP
-parser, and a refusal is a few bytes that the connection writes at once.
+An overloaded server must refuse requests at a small part of the cost of answering them. So the gate
+counts requests as they come from the HTTP parser, and the connection writes a refusal at once.
 """
 
 import asyncio
@@ -16,17 +15,21 @@ from gpuscore.server.http.exchange import Exchange
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.service import ScoringService
 
-# A round of the event loop begins the work of so many requests, or on so many bytes of theirs; the
-# others wait (`Rounds.pieces` is for rounds that are long all the same). That keeps rounds to some
-# milliseconds, so that refusals and probes are answered although a thousand requests came at once.
+# A round of the event loop starts the work of at most this many requests, or of requests with about
+# this many bytes; the others wait. (After a long round, `Rounds.pieces` allows more.) This keeps
+# rounds to some milliseconds, so that refusals and probes are answered even when a thousand
+# requests arrive at once.
 STARTS, START_BYTES = 8, 2**18
-BEHIND = 0.5  # seconds; a loop that is this late reads no more bodies
-BYTES_PER_TOKEN = 4  # of a body, about; for the wait of a request that was not read yet
+BEHIND = 0.5  # seconds; a loop that is this late admits no more requests
+BYTES_PER_TOKEN = 4  # of a body, roughly; to estimate the wait of a request that was not read yet
 
 
 class Gate:
-    """Counts score requests in flight, from their complete body to the end of their answer, and
-    the bytes of their bodies, from the first byte received."""
+    """The counts of scoring requests in flight and of the bytes of their bodies.
+
+    A request counts from its complete body to the end of its answer; its bytes count from the first
+    one received.
+    """
 
     def __init__(
         self, service: ScoringService, config: ServerConfig, keys: ApiKeys, rounds: Rounds
@@ -34,12 +37,12 @@ class Gate:
         self.requests = 0
         self.bytes = 0
         self.tenant = keys.tenant
-        self._tenants: Counter[str] = Counter()  # requests in flight of each
+        self._tenants: Counter[str] = Counter()  # requests in flight of each tenant
         self._entered: set[Exchange] = set()
         self._sizes: Counter[Exchange] = Counter()  # bytes of bodies
         self._service, self._config, self._rounds = service, config, rounds
         self._turns: deque[tuple[Exchange, Callable[[], None]]] = deque()
-        # Too many requests at one time of a round are so for the rest of it, however many ask.
+        # Once there are too many requests, every further one in the same round gets this refusal.
         self._refused, self._refusal = -1, Overloaded("")
         self._round = -1
         self._starts = self._start_bytes = 0
@@ -50,7 +53,7 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        """Complete requests whose work has not begun."""
+        """Number of complete requests whose work has not begun."""
         return len(self._turns)
 
     @property
@@ -58,14 +61,14 @@ class Gate:
         return self._service.draining
 
     def refusal(self, tenant: str, announced: int, own: int = 0) -> Overloaded | None:
-        """Why a request would not be let in now, if it would not.
+        """Return the error for a request that must be refused now; None if it is admitted.
 
         Args:
-            tenant: whose it is.
+            tenant: the owner of the request's key.
             announced: bytes of its body that are still to come, as far as is known.
-            own: bytes that came already.
+            own: bytes of its body that have arrived.
 
-        None also where there is another answer: without an engine, and while draining.
+        Also returns None without an engine and while draining: the service answers those requests.
         """
         if self._refused == self._rounds.number:
             return self._refusal
@@ -97,18 +100,22 @@ class Gate:
         return backlog.wait_refusal((own + announced) // BYTES_PER_TOKEN, seconds)
 
     def received(self, exchange: Exchange, size: int) -> Overloaded | None:
-        """Count a part of a body; an error if there is no memory for it."""
+        """Count a part of a body; return an error if the bodies exceed `--max-queued-bytes`."""
         self.bytes += size
         self._sizes[exchange] += size
         full = self.bytes > self._config.max_queued_bytes
         return self.refusal(exchange.tenant, 0, self._sizes[exchange]) if full else None
 
     def size(self, exchange: Exchange) -> int:
-        """Bytes of its body so far."""
+        """Return the bytes of its body that have arrived."""
         return self._sizes[exchange]
 
     def enter(self, exchange: Exchange, start: Callable[[], None]) -> None:
-        """Count a complete request, and call `start` in its turn: now, if nobody waits."""
+        """Count a complete request and call `start`.
+
+        The call comes at once if no request waits and the round may start more work; otherwise in a
+        later round, in order of arrival.
+        """
         self._entered.add(exchange)
         self.requests += 1
         self._tenants[exchange.tenant] += 1
@@ -120,7 +127,7 @@ class Gate:
             asyncio.get_running_loop().call_soon(self._next)
 
     def leave(self, exchange: Exchange) -> None:
-        """An exchange is over, however it ended."""
+        """Stop counting an exchange, however it ended."""
         if exchange in self._entered:
             self._entered.remove(exchange)
             self.requests -= 1

@@ -1,4 +1,4 @@
-"""What a request's head may say: how large it is, its id, its time."""
+"""Checks of a request's head: its size, its id and its timeout."""
 
 import re
 
@@ -16,7 +16,10 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 def head_refusal(
     headers: list[tuple[bytes, bytes]], target: int, config: ServerConfig
 ) -> GpuscoreError | None:
-    """What is wrong with a request's head on any route, if anything; `target` is in bytes."""
+    """Return the error of a head that is refused on every route, or None.
+
+    `target` is the length of the request target in bytes.
+    """
     size = target + sum(len(name) + len(value) + 4 for name, value in headers)
     if len(headers) > config.max_headers or size > config.max_header_bytes:
         return HeaderTooLarge(
@@ -24,13 +27,13 @@ def head_refusal(
             f"{config.max_headers} and {config.max_header_bytes}"
         )
     if {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}:
-        # Where a proxy in front believes the one and we the other, a body hides a request.
+        # If a proxy reads by one length and we by the other, a body can smuggle in a request.
         return InvalidRequest("Content-Length and Transfer-Encoding exclude each other")
     return None
 
 
 def check_request_id(scope: Scope) -> None:
-    """Raises InvalidRequest for an id that would not be found in logs as it was sent."""
+    """Raise InvalidRequest for an id that logs could not show exactly as it was sent."""
     if record_of(scope).bad_request_id:
         raise InvalidRequest(
             "X-Request-Id must be given once, as 1 to 128 of A-Z a-z 0-9 . _ -",
@@ -39,9 +42,9 @@ def check_request_id(scope: Scope) -> None:
 
 
 def request_seconds(request: Request, longest: float) -> float:
-    """Time for the answer: what the caller asks for, at most `longest`.
+    """Return the seconds in which the request must be answered; `longest` without a header.
 
-    Raises InvalidRequest for a header that is not an integer of milliseconds in that range.
+    Raises InvalidRequest unless the header is an integer of milliseconds from 1 to `longest`.
     """
     given = request.headers.getlist(TIMEOUT_HEADER)
     if not given:

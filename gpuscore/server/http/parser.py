@@ -1,10 +1,10 @@
-"""HTTP/1.1 requests out of a stream of bytes: llhttp, and what it leaves to its user.
+"""The parser of HTTP/1.1 requests: llhttp, plus the checks that it leaves to its user.
 
-llhttp refuses what smuggles (both lengths, two lengths, folded lines, bare line feeds, white space
-before a colon, broken chunks). Added here are bounds on what it parses at a time (`framing`) and on
-the bytes of a head, the Host rule, the versions that are spoken, and what llhttp would stop at:
-methods of the caller's own, and upgrades, which RFC 9110 (7.8) lets a server ignore. It gets those
-under a neutral name; every byte is parsed once.
+llhttp refuses requests that could smuggle another one (both lengths, two lengths, folded lines,
+bare line feeds, white space before a colon, broken chunks). This module bounds how much llhttp
+parses at a time (`framing`) and the bytes of a head, and checks the Host field and the HTTP
+version. llhttp stops at methods that it does not know and at upgrades, which RFC 9110 (7.8) lets a
+server ignore, so it gets both under a neutral name. Every byte is parsed once.
 """
 
 import re
@@ -18,24 +18,25 @@ from gpuscore.server.http.target import read_target
 
 Field = tuple[bytes, bytes]  # name in lower case, value without white space around it
 
-# Known to llhttp and without a meaning of their own for how a message is read. It gets one of them,
-# which no route has, in the place of any other.
+# llhttp knows these methods, and none of them changes how a message is parsed. In place of any
+# other method it gets TRACE, which no route has.
 _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS", b"TRACE"))
 _METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 _UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 _IGNORED = b"Upgrade-Ignored:"  # the application sees the field by this name
-# RFC 9112 (3.2): a Host field that is no host, with a port or without, gets 400. What may stand in
-# a host is RFC 3986's reg-name (3.2.2) or an address in brackets.
+# RFC 9112 (3.2): a Host field that is not a host with an optional port gets 400. A host is a
+# reg-name of RFC 3986 (3.2.2) or an address in brackets.
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(:[0-9]*)?")
-_TOO_MANY_DIGITS = "Content-Length overflow"  # llhttp's words for a length of 2^64 or more
+_TOO_MANY_DIGITS = "Content-Length overflow"  # llhttp's message for a length of 2^64 or more
 
 
 class RequestHead(NamedTuple):
-    """
+    """A parsed request head.
+
     Attributes:
-        target: as it was sent; empty if that is not known.
-        path: as `read_target` has it: the one form that routes, keys and limits go by.
-        length: bytes of the body; None if only its end will tell.
+        target: as it was sent; empty if it is not known.
+        path: the form that `read_target` returns, which routes, keys and limits use.
+        length: bytes of the body; None if it is chunked.
     """
 
     method: bytes
@@ -57,7 +58,7 @@ class RequestHead(NamedTuple):
 
 
 class ParserListener(Protocol):
-    """Is told what was parsed; an error that it raises comes out of `RequestParser.step`."""
+    """The receiver of parsed heads and bodies; `RequestParser.step` passes its errors on."""
 
     def on_head(self, head: RequestHead) -> None: ...
 
@@ -67,46 +68,48 @@ class ParserListener(Protocol):
 
 
 class RequestParser:
-    """Takes bytes in by `feed`; parses them by `step`, one span at a time.
+    """A parser that gets bytes by `feed` and parses one span of them per `step`.
 
     Args:
-        max_head: bytes of a request's head, with the empty lines before it, the extensions of its
-            chunks and the fields behind its body.
+        owner: gets the heads and bodies.
+        max_head: the most bytes of a request's head, with the empty lines before it, its chunk
+            extensions and its trailer fields.
     """
 
     def __init__(self, owner: ParserListener, max_head: int) -> None:
-        self.ended = False  # nothing may follow the last request
+        self.ended = False  # the connection takes no more requests
         self._owner, self._max_head = owner, max_head
         self._data = bytearray()  # not parsed yet
         self._head = HeadFraming(max_head)
         self._body: Framing | None = None  # None: in a head, or before one
         self._llhttp = httptools.HttpRequestParser(self)
-        # What llhttp has called for: in this span ...
+        # Results of llhttp's callbacks for the current span:
         self._version = ""  # empty: the head did not end
         self._keep_alive = self._complete = False
         self._parts: list[bytes] = []
-        self._begun = 0  # ... and in this request: beginnings, method, target, fields
+        # ... and for the current request:
+        self._begun = 0  # messages that llhttp has begun
         self._method = self._target = b""
         self._fields: list[Field] = []
 
     @property
     def in_head(self) -> bool:
-        """Of a request, or before one."""
+        """True inside a request's head, and between two requests."""
         return self._body is None
 
     @property
     def left(self) -> int:
-        """Bytes that are not parsed."""
+        """Number of bytes that were not parsed yet."""
         return len(self._data)
 
     @property
     def begun(self) -> bool:
-        """Whether some of a request has come in that did not end."""
+        """True if part of a head has arrived, or any bytes are unparsed."""
         return self._head.used > 0 or len(self._data) > 0
 
     @property
     def seen(self) -> RequestHead:
-        """As much of the head as is known."""
+        """The part of the head that is known so far."""
         try:
             path, query = read_target(self._method, self._target)
         except InvalidRequest:
@@ -118,15 +121,15 @@ class RequestParser:
             self._data += data
 
     def stop(self) -> None:
-        """Nothing more is wanted of this connection."""
+        """Drop all unparsed bytes and those that still arrive."""
         self.ended = True
         self._data.clear()
 
     def step(self) -> bool:
-        """Parse the next span and tell the owner; False if that takes more bytes.
+        """Parse the next span and tell the owner; return False if more bytes are needed.
 
         Raises:
-            HeaderTooLarge, BodyTooLarge, InvalidRequest: the connection cannot go on.
+            HeaderTooLarge, BodyTooLarge, InvalidRequest: the connection cannot be used any more.
         """
         if not self._data:
             return False
@@ -147,7 +150,7 @@ class RequestParser:
             self._end()
         return True
 
-    # What llhttp calls.
+    # The callbacks of llhttp.
 
     def on_message_begin(self) -> None:
         self._begun += 1
@@ -156,7 +159,7 @@ class RequestParser:
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._body is None:  # else it is behind a chunked body, where we want none
+        if self._body is None:  # otherwise it is a trailer field, and those are dropped
             self._fields.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
@@ -170,11 +173,11 @@ class RequestParser:
         self._complete = True
 
     def _readable(self, span: bytes) -> bytes:
-        """Lines of a head as llhttp goes on after them."""
+        """Return a head's lines with any method or upgrade that would stop llhttp replaced."""
         if not self._method and self._head.begun:
             self._method = span.partition(b" ")[0]
             if not span.partition(b"\r\n")[0].rpartition(b" ")[2].startswith(b"HTTP/"):
-                raise _invalid()  # llhttp reads RTSP and ICE as well
+                raise _invalid()  # llhttp would also accept RTSP and ICE
             if self._method not in _METHODS:
                 span = self._stand_in(self._method) + span[len(self._method) :]
         if b"pgrade" in span.lower():
@@ -199,8 +202,11 @@ class RequestParser:
             raise _invalid() from None
 
     def _judge(self) -> RequestHead | None:
-        """The head, if it ended. Where llhttp found another end than `framing`, one of the two is
-        wrong, and bytes of one request could be taken for another's."""
+        """Return the head if this span completed it.
+
+        Raises InvalidRequest if llhttp and `framing` disagree about where the head or the request
+        ends: bytes of one request could then be taken for another's.
+        """
         head, body = None, self._body
         if body is None:
             if self._head.ended != bool(self._version):
@@ -214,7 +220,7 @@ class RequestParser:
         return head
 
     def _read_head(self) -> RequestHead:
-        """What llhttp lets pass is checked here."""
+        """Return the head, after the checks that llhttp leaves out."""
         hosts, length, version = 0, 0, self._version
         chunked = False
         for name, value in self._fields:
@@ -223,7 +229,7 @@ class RequestParser:
                 if not _HOST.fullmatch(value):
                     raise _invalid()
             elif name == b"content-length":
-                length = int(value)  # llhttp saw to the digits, and that there is one
+                length = int(value)  # llhttp has checked the digits, and that the field is unique
             elif name == b"transfer-encoding":
                 chunked = True
                 if value.lower() != b"chunked" or version == "1.0":  # RFC 9112 (6.1)
@@ -249,7 +255,7 @@ class RequestParser:
         return LengthFraming(head.length)
 
     def _end(self) -> None:
-        """The request is complete."""
+        """Reset the state after a complete request, and tell the owner."""
         self._head, self._body, self._begun = HeadFraming(self._max_head), None, 0
         self._method, self._target, self._fields = b"", b"", []
         if self._last:

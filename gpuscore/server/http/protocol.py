@@ -1,5 +1,5 @@
-"""One HTTP/1.1 connection: deadlines, caps, refusals, and requests handed to the application one
-after the other. uvicorn owns the listener and the connections."""
+"""One HTTP/1.1 connection: deadlines, limits, refusals, and one request at a time for the
+application. uvicorn owns the listener and the connections."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,22 +26,22 @@ from gpuscore.server.observe.operations import Operations, server_timing
 from gpuscore.server.observe.record import UNMATCHED, Headers, RequestRecord, new_record, record_of
 
 KEEP_ALIVE = 5.0  # seconds that a connection may be idle
-LINGER = 2.0  # seconds for a client that still sends although it was answered for good
-SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read for the connection's sake
-# A connection gets on by so many spans of `framing` at once; then the others have their turn.
+LINGER = 2.0  # seconds for a client that still sends after its last answer
+SMALL_BODY = 2**16  # bytes; after a refusal, a larger body is not read: the connection is closed
+# A connection parses at most this many spans at once; then other connections get their turn.
 SPANS = 4
 
-# What one read brings at most, and with it what a connection keeps unparsed. All connections read
-# into it, one after the other.
+# The read buffer, which all connections share. Its size bounds one read, and so the bytes that a
+# connection keeps unparsed.
 _READ = memoryview(bytearray(2**16))
 
 
 class ScoreProtocol(asyncio.BufferedProtocol):
-    """Answers one request before it parses the next: what comes behind it waits, at most one read,
-    and then in the client's own memory.
+    """A connection that answers one request before it parses the next.
 
-    The deadline of a head runs from the connection's opening, or from a later request's first byte;
-    that of a body from the end of its head.
+    Later bytes wait here, at most one read of them; the others stay with the client. The deadline
+    of a head runs from the connection's opening, or from a later request's first byte; the deadline
+    of a body runs from the end of its head.
     """
 
     _transport: asyncio.Transport
@@ -67,21 +67,21 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self._operations, self._gate, self._turns = operations, gate, turns
         self._origins = origins
         self._loop = _loop or asyncio.get_running_loop()
-        self._open = False  # let in, and not lost
+        self._open = False  # accepted, and not lost
         self._addresses: tuple[Any, Any] = (None, None)
         self._parser = RequestParser(self, server_config.max_header_bytes)
-        self._exchange: Exchange | None = None  # being read, or answered
-        self._closing = False  # answered for good, but the client still sends
-        self._used = False  # whether there was a request
+        self._exchange: Exchange | None = None  # being read or answered
+        self._closing = False  # the last answer was written, but the client still sends
+        self._used = False  # there was at least one request
         self._paused = False
-        self._stalled = False  # what came in waits for an answer, or for a turn
-        self._queued = False  # for a turn
+        self._stalled = False  # unparsed bytes wait for the answer in progress, or for `_turns`
+        self._queued = False  # in `_turns`
         self._looked = -1  # the round in which the gate was last asked
-        self._unsent: list[Exchange] = []  # answered, but much of it waits for the client
-        self._departure: Departure | None = None  # the client has closed its side
+        self._unsent: list[Exchange] = []  # answered, but the client has not taken most of it
+        self._departure: Departure | None = None  # set once the client has closed its side
         self._deadline = Deadline(self._loop, self._late)
 
-    # What asyncio calls.
+    # The callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101
@@ -107,7 +107,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self._get_on()
 
     def eof_received(self) -> bool:
-        """True keeps the connection: the client may wait for its answer."""
+        """Return True, which keeps the connection open, if the client may wait for an answer."""
         exchange = self._exchange
         if exchange is None or not exchange.complete:
             return False
@@ -117,7 +117,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._open:  # turned away
+        if not self._open:  # refused in `connection_made`
             return
         self._open = False
         self._state.connections.discard(self)
@@ -141,20 +141,20 @@ class ScoreProtocol(asyncio.BufferedProtocol):
             self._later()
 
     def shutdown(self) -> None:
-        """uvicorn is about to end: answer what is under way, then close."""
+        """Answer the request in progress, then close; uvicorn calls this before it ends."""
         if self._exchange is not None:
             self._exchange.close_after()
         elif self._open:
             self._transport.close()
 
-    # What the parser calls.
+    # The callbacks of the parser.
 
     def on_head(self, head: RequestHead) -> None:
         self._used = True
         scoring = head.method == b"POST" and head.path in DIALECT_OF
         tenant = self._gate.tenant(head.fields) if scoring else None
         length = head.length or 0
-        if tenant is not None and length <= self._config.max_body_bytes:  # else that is the answer
+        if tenant is not None and length <= self._config.max_body_bytes:  # else the app answers
             refusal = self._gate.refusal(tenant, length)
             self._looked = self._gate.round
             if refusal is not None and self._turn_away(head, tenant, refusal):
@@ -174,7 +174,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         exchange = self._exchange
         if exchange is None or exchange.over or exchange.gone:
             return
-        if self._gate.size(exchange) <= self._config.max_body_bytes:  # beyond it nobody keeps them
+        if self._gate.size(exchange) <= self._config.max_body_bytes:  # bytes beyond are not kept
             refusal = self._gate.received(exchange, len(data))
             if refusal is not None:
                 exchange.refuse(refusal)
@@ -185,14 +185,14 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         if exchange is not None:
             self._deadline.clear()
             exchange.complete = True
-            if exchange.begun:  # else `_begin` comes
+            if exchange.begun:  # otherwise `_begin` follows
                 self._admit(exchange, exchange.proceed)
-        elif self._closing:  # the end of a body that nobody wanted
+        elif self._closing:  # the end of a body that was dropped
             self._transport.close()
         else:
             self._await_request()
 
-    # What an exchange calls.
+    # The channel of an exchange.
 
     @property
     def default_fields(self) -> Fields:
@@ -205,9 +205,9 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         await self._outlet.drain()
 
     def regulate(self) -> None:
-        """Read if there is room for more."""
+        """Pause or resume reading, depending on whether there is room for more."""
         if self._departure is not None or not self._open:
-            return  # there is no more
+            return  # no more bytes can arrive
         full = self._stalled or (self._exchange is not None and self._exchange.full)
         if full and not self._paused:
             self._transport.pause_reading()
@@ -216,7 +216,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self._paused = full
 
     def answered(self, exchange: Exchange) -> None:
-        if self._open and self._outlet.full:  # it takes up memory until most of it is taken
+        if self._open and self._outlet.full:  # counted until the client has taken most of it
             self._unsent.append(exchange)
         else:
             self._gate.leave(exchange)
@@ -237,18 +237,18 @@ class ScoreProtocol(asyncio.BufferedProtocol):
             self._await_request()
         self.regulate()
 
-    # Between the two.
+    # From the parser to an exchange.
 
     @property
     def _has_room(self) -> bool:
-        """Whether what came in may be parsed: a body always, the next request once it can be
-        answered."""
+        """True if more bytes may be parsed: a body always, a head only if its request can be
+        answered now."""
         if self._transport.is_closing():
             return False
         return not self._parser.in_head or (self._exchange is None and not self._outlet.full)
 
     def _get_on(self) -> None:
-        """Parse some of what came in; what is left waits for its turn, or until there is room."""
+        """Parse up to SPANS spans; the rest waits for a later round, or until there is room."""
         more, spans = True, SPANS
         try:
             while more and spans and self._has_room:
@@ -263,7 +263,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self.regulate()
 
     def _later(self) -> None:
-        """Get on in a later round."""
+        """Continue parsing in a later round."""
         if not self._queued:
             self._queued = True
             self._turns.add(self._take_turn)
@@ -281,7 +281,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self._deadline.set(self._config.header_timeout if begun else KEEP_ALIVE)
 
     def _begin(self, exchange: Exchange) -> None:
-        """Its head is here, and what came in with it."""
+        """Start a request once its head is parsed, and any body that arrived with it."""
         exchange.begin()
         if exchange.complete:
             self._admit(exchange, lambda: self._start(exchange))
@@ -289,8 +289,8 @@ class ScoreProtocol(asyncio.BufferedProtocol):
             self._start(exchange)
 
     def _admit(self, exchange: Exchange, proceed: Callable[[], None]) -> None:
-        """Its body is complete."""
-        looked = self._looked == self._gate.round  # at its head, just now
+        """Ask the gate about a request whose body is complete, and call `proceed`."""
+        looked = self._looked == self._gate.round  # in this round, when its head was parsed
         refusal, size = None, self._gate.size(exchange)
         if exchange.scoring and not looked and size <= self._config.max_body_bytes:
             refusal = self._gate.refusal(exchange.tenant, 0, size)
@@ -308,20 +308,20 @@ class ScoreProtocol(asyncio.BufferedProtocol):
             task.add_done_callback(self._state.tasks.discard)
 
     def _discard(self, keep_alive: bool) -> None:
-        """Read what is left of a request that was answered, or its sender sees a reset."""
+        """Drop the rest of a request that was answered early; unread bytes would cause a reset."""
         self._closing = not keep_alive
         self.regulate()
         if self._closing:
             self._deadline.set(LINGER)
 
     def _release(self) -> None:
-        """What waited for the client takes up no memory any more."""
+        """Stop counting answers that waited for the client to take them."""
         for exchange in self._unsent:
             self._gate.leave(exchange)
         self._unsent.clear()
 
     def _turn_away(self, head: RequestHead, tenant: str, error: Overloaded) -> bool:
-        """Refuse at the head, unless the request deserves another answer."""
+        """Refuse a request at its head; return False if it must get another error instead."""
         record = new_record(head.method, head.fields)
         bad = head_refusal(head.fields, len(head.target), self._config)
         if record.bad_request_id or bad is not None:
@@ -337,7 +337,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         return True
 
     def _refuse(self, error: GpuscoreError) -> None:
-        """Answer the request that is being read, if it was not answered, and close."""
+        """Answer the request being read with an error, unless it was answered, and close."""
         if self._transport.is_closing():
             return
         exchange, self._exchange = self._exchange, None
@@ -357,7 +357,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
     def _write_error(
         self, record: RequestRecord, error: GpuscoreError, asked: Headers, keep_alive: bool
     ) -> None:
-        """`asked` are the fields of the request."""
+        """Write an error's answer; `asked` are the request's header fields."""
         fields, body = error_answer(error, record)
         fields.append((b"x-request-id", record.request_id.encode()))
         if self._config.timing_headers:
@@ -369,16 +369,16 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         self.write(head if record.method == "HEAD" else head + body)
 
     def _abandon(self, exchange: Exchange) -> None:
-        """Nobody waits for its answer any more."""
+        """Give up a request whose answer can no longer be sent."""
         self._gate.leave(exchange)
         exchange.leave()
-        if exchange.task is None:  # nor does the application know of it
+        if exchange.task is None:  # the application never saw it, so it is recorded here
             record = record_of(exchange.scope)
             record.route = exchange.scope["path"] if exchange.scoring else UNMATCHED
             self._operations.finish(record, exchange.scope["headers"])
 
     def _scope(self, head: RequestHead, tenant: str | None) -> Scope:
-        """As ASGI has it, with the request's record and whose it is, as far as that is known."""
+        """Return the ASGI scope, whose state has the request's record and, if known, its tenant."""
         scope = scope_of(head, self._addresses)
         scope["state"]["tenant"] = tenant
         scope["state"]["draining"] = self._gate.draining
@@ -386,7 +386,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         return scope
 
     def _late(self) -> None:
-        """The deadline is over."""
+        """End the connection when its deadline has passed, with 408 if a request was incomplete."""
         if self._transport.is_closing():
             return
         head, body = self._config.header_timeout, self._config.body_timeout
@@ -395,5 +395,5 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         elif self._parser.in_head and not self._closing and (self._parser.begun or not self._used):
             late = RequestTimeout(f"the request head was not complete after {head:g} seconds")
             self._refuse(late)
-        else:  # idle, or it sends what nobody wants
+        else:  # idle, or still sending a body that is dropped
             self._transport.close()

@@ -1,7 +1,7 @@
-"""Rounds of the event loop: when the one under way began, and how many connections it takes in.
+"""Rounds of the event loop: when the current one began, and how many connections it accepts.
 
-A round handles what was ready when it began. What becomes ready meanwhile waits for the next, so
-the length of a round is how late the server is.
+A round handles the events that were ready when it began. Later events wait for the next round, so
+the length of a round is the delay of the server.
 """
 
 import asyncio
@@ -12,24 +12,25 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-ACCEPTS = 128  # connections taken in per round; the kernel keeps the others
-FEW = 64  # of them in a round that is late: enough that who is to be refused hears of it soon
+ACCEPTS = 128  # connections accepted per round; the others wait in the kernel
+FEW = 64  # connections accepted in a late round: enough that a refusal still comes soon
 LATE = 0.5  # seconds; the age of a late round
-# Of a round's length, per piece of work in the next. A round begins requests and ends others, half
-# a millisecond or so each, so work gets about half of the time, however many sockets there are to
-# read and to refuse. Much more would keep rounds long once they are.
+# Seconds of a round's length that allow one piece of work in the next round. A piece, the start or
+# the end of a request, takes about half a millisecond. Starts and ends are counted separately, so
+# work gets about half of the time, however many sockets must be read and refused. If work got much
+# more, long rounds would stay long.
 PIECE = 0.002
-TURNS = 8  # connections that get on with what they have put off, in a round
+TURNS = 8  # connections that continue postponed work in a round
 
 
 class Rounds(selectors.DefaultSelector):
-    """The loop's selector, which is where a round begins."""
+    """The loop's selector; a round begins when `select` returns."""
 
     def __init__(self) -> None:
         super().__init__()
         self.number = 0
         self.began = monotonic()
-        self._last = 0.0  # seconds that the round before took
+        self._last = 0.0  # seconds that the previous round took
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._last = self.age
@@ -39,7 +40,7 @@ class Rounds(selectors.DefaultSelector):
         return ready
 
     def pieces(self, few: int) -> int:
-        """How many requests the round should begin, or end; `few` of a short one."""
+        """Return how many requests this round may start, or end: `few`, more after a long round."""
         return max(few, int(self._last / PIECE))
 
     @property
@@ -49,16 +50,18 @@ class Rounds(selectors.DefaultSelector):
 
 
 class Postponed:
-    """Work that connections have put off, because one of them could take a round for itself: so
-    many pieces of it in each round, in the order in which they came."""
+    """Postponed work of connections, a limited number of pieces per round, in order of arrival.
+
+    Without it, one connection could occupy a whole round.
+    """
 
     def __init__(self, rounds: Rounds) -> None:
         self._rounds = rounds
         self._waiting: deque[Callable[[], None]] = deque()
-        self._due = False  # `_run`, in the next round
+        self._due = False  # `_run` will be called in the next round
 
     def add(self, piece: Callable[[], None]) -> None:
-        """Have `piece` called in a later round."""
+        """Call `piece` in a later round."""
         self._waiting.append(piece)
         self._plan()
 
@@ -77,7 +80,7 @@ class Postponed:
 
 
 class Listener(socket.socket):
-    """A listening socket that says it has nothing to accept when the loop has enough to do.
+    """A listening socket that reports nothing to accept once a round has accepted enough.
 
     asyncio accepts up to its whole backlog in one go, and looks again in the next round.
     """

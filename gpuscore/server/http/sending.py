@@ -1,26 +1,27 @@
-"""What a connection sends, and a client that takes nothing of it."""
+"""The sending side of a connection, which drops a client that stops taking its answer."""
 
 import asyncio
 
 
 class Outlet:
-    """
+    """The bytes on their way to a client.
+
     Args:
-        transport: of the connection.
-        seconds: in which the client must take some of what waits for it.
+        transport: the connection's transport.
+        seconds: time in which the client must take some of the bytes that wait for it.
     """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, seconds: float
     ) -> None:
         self._loop, self._transport, self._seconds = loop, transport, seconds
-        self._sent = 0  # bytes, to the client or the buffer before it
-        self._timer: asyncio.TimerHandle | None = None  # while that buffer is not empty
-        self._drained: asyncio.Future[None] | None = None  # while the client takes no answers
+        self._sent = 0  # bytes written to the transport, sent or still in its buffer
+        self._timer: asyncio.TimerHandle | None = None  # set while that buffer is not empty
+        self._drained: asyncio.Future[None] | None = None  # set while that buffer is too full
 
     @property
     def full(self) -> bool:
-        """Whether so much waits for the client that no more should be made."""
+        """True if so many bytes wait for the client that no further answer should be made."""
         return self._drained is not None
 
     def write(self, data: bytes) -> None:
@@ -45,15 +46,15 @@ class Outlet:
             self._drained = None
 
     def close(self) -> None:
-        """The connection is lost."""
+        """Stop watching and wake all who wait in `drain`, because the connection is lost."""
         if self._timer is not None:
             self._timer.cancel()
         self.empty()
 
     def _watch(self) -> None:
-        """Look once more later, and drop a client that has taken nothing of its answer by then.
+        """Check again later, and drop a client that has taken none of its answer by then.
 
-        Also of a connection that is being closed: its transport waits for the client for ever.
+        A connection that is being closed is watched, too: its transport would wait for ever.
         """
         taken = self._sent - self._transport.get_write_buffer_size()
 

@@ -1,20 +1,20 @@
-"""A request's target: the path and the query that it names, in one form for all who look at it."""
+"""The request target: its path in one canonical form for the whole server, and its query."""
 
 import re
 
 from gpuscore.errors import InvalidRequest
 
-# RFC 9112, 3.2.2: as a proxy is asked. Who the server is, is nothing that any answer depends on, so
-# the authority is checked and left out, as the Host field is.
+# RFC 9112, 3.2.2: the absolute form, as sent to a proxy. No answer depends on the server's name, so
+# the authority is checked and dropped, like the Host field.
 _ABSOLUTE = re.compile(rb"https?://[A-Za-z0-9._~%!$&'()*+,;=:\[\]-]+(?=[/?]|\Z)", re.IGNORECASE)
 # RFC 3986, 2.3: letters, digits, "-", ".", "_" and "~" mean the same whether encoded or not.
 _ENCODED = re.compile(rb"%(2D|2E|3[0-9]|4[1-9A-F]|5[0-9A]|5F|6[1-9A-F]|7[0-9A]|7E)", re.IGNORECASE)
 
 
 def read_target(method: bytes, target: bytes) -> tuple[str, bytes]:
-    """A target's path and query (without "?").
+    """Return a target's path and query (without "?").
 
-    In the path, what needs no percent-encoding is decoded and nothing else, so two paths are equal
+    In the path, only characters that need no percent-encoding are decoded. So two paths are equal
     where RFC 3986 says that they are, and "%2F" is no slash.
 
     Raises:

@@ -1,1 +1,1 @@
-"""What is told of requests: records, metrics, log lines, spans."""
+"""Observation of requests: records, metrics, log lines and traces."""

@@ -9,7 +9,7 @@ SHOWN_TENANT = 8  # hex digits of the key's hash
 
 
 def request_line(record: RequestRecord) -> bytes:
-    """A finished request as one line."""
+    """Return a finished request as one line of JSON, with its line end."""
     tenant = record.tenant[:SHOWN_TENANT] if record.tenant else None
     fields: dict[str, str | float | None] = {
         "time": timestamp(),

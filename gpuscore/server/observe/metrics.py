@@ -1,5 +1,5 @@
 """Prometheus metrics. Labels are routes, methods, status and error codes: never an id, a path, a
-key or anything else of a caller's."""
+key or any other text of a caller."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from gpuscore.stats import (
     SizeCounts,
 )
 
-# 1 ms to 120 s: a cached classifier prompt, and the default --request-timeout.
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+# From 1 ms, for a cached classifier prompt, to 120 s, the default --request-timeout.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 ITEMS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 TOKENS = tuple(4**n for n in range(2, 12))  # 16 to 4 million
@@ -40,56 +40,56 @@ BYTES = tuple(4**n for n in range(4, 13))  # 256 to 16 MiB
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What the server is doing at the time of a scrape."""
+    """The server's state at the time of a scrape."""
 
     up: bool
     ready: bool
-    running: int  # requests under way
+    running: int  # requests in progress
     log_lines_dropped: int
     connections_refused: int
-    engine: EngineStats | None  # None before there is one
+    engine: EngineStats | None  # None until the model is loaded
     engine_alive: bool
 
 
 class Metrics:
-    """Counts finished requests; everything else is asked for when somebody scrapes."""
+    """The metrics: counts of finished requests, and a state that is read at each scrape."""
 
     def __init__(self, state: Callable[[], ServerState]) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_StateCollector(state))
         self._requests = Counter(
             "gpuscore_requests",
-            "Requests answered or given up; code is the error's, empty where there was none",
+            "Requests answered or given up; code is the error's, empty without an error",
             ("route", "method", "status", "code"),
             registry=self.registry,
         )
         self._duration = Histogram(
             "gpuscore_request_duration_seconds",
-            "From a request's head to the end of its answer",
+            "Time from a request's head to the end of its answer",
             ("route",),
             buckets=SECONDS,
             registry=self.registry,
         )
         self._stages = {name: self._stage(name) for name in STAGES}
         self._body = self._sizes("request_body_bytes", "Body of a score request, as read", BYTES)
-        self._answer = self._sizes("response_body_bytes", "Answer to a score request", BYTES)
+        self._answer = self._sizes("response_body_bytes", "Body of a score request's answer", BYTES)
         self._items = self._sizes("request_items", "Items of a scored request", ITEMS)
         self._tokens = self._sizes(
             "request_prompt_tokens", "Prompt tokens of a scored request", TOKENS
         )
         self._rejected = self._counters(
             "rejected",
-            "Score requests refused before the engine took them; reason is the answer's error code",
+            "Score requests refused before the engine admitted them; reason is the error code",
             reason=ERROR_CODES,
         )
         self._cancelled = self._counters(
             "cancelled",
-            "Requests whose client left before the answer, by how far they had come",
+            "Requests whose client left before the answer; stage is the one that they had reached",
             stage=PROGRESS,
         )
         self._lag = self._sizes(
             "event_loop_lag_seconds",
-            "By how much a timer of the server's event loop was late, ten times a second",
+            "Delay of a timer of the server's event loop, measured ten times a second",
             LAG_SECONDS,
         )
         self._items_total = self._counter("items", "Items scored")
@@ -117,7 +117,7 @@ class Metrics:
         self._lag.observe(seconds)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """All metrics, and their content type, in a format that the scraper takes."""
+        """Return all metrics in a format that the scraper accepts, and their content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
@@ -130,11 +130,11 @@ class Metrics:
 
     def _stage(self, name: str) -> Histogram:
         what = {
-            "tokenize": "Text to ids, checks and factoring, waiting for a thread included",
-            "queue": "In the engine, until the first batch was chosen",
-            "batch": "Until that batch was laid out and launched",
-            "device": "Until the last result was collected",
-            "respond": "Making and encoding the answer, waiting for a thread included",
+            "tokenize": "Text to ids, checks and factoring, with the wait for a thread",
+            "queue": "From the engine's admission until the first batch was chosen",
+            "batch": "From choosing the first batch until it was laid out and launched",
+            "device": "From launching the first batch until the last result was collected",
+            "respond": "Making and encoding the answer, with the wait for a thread",
         }
         return self._sizes(f"{name}_duration_seconds", what[name], SECONDS)
 
@@ -142,8 +142,10 @@ class Metrics:
         return Histogram(f"gpuscore_{name}", what, buckets=buckets, registry=self.registry)
 
     def _counters(self, name: str, what: str, **labels: Iterable[str]) -> Counter:
-        """A counter with one label and a series for each of its values from the start: one that
-        begins at 1 would hide its first increase."""
+        """Return a counter with one label, and a series for each of the label's values.
+
+        All series exist from the start: Prometheus cannot see the increase from none to 1.
+        """
         ((label, values),) = labels.items()
         counter = Counter(f"gpuscore_{name}", what, (label,), registry=self.registry)
         for value in values:
@@ -155,7 +157,7 @@ class Metrics:
 
 
 class _StateCollector(Collector):
-    """Samples that are read at the time of a scrape."""
+    """The samples that are read at the time of a scrape."""
 
     def __init__(self, state: Callable[[], ServerState]) -> None:
         self._state = state
@@ -165,23 +167,25 @@ class _StateCollector(Collector):
         yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
         yield _gauge("up", "1 while the process and its engine are alive", state.up)
         yield _gauge("ready", "1 while requests can be scored", state.ready)
-        yield _gauge("requests_running", "HTTP requests under way", state.running)
-        yield _count("log_lines_dropped", "Log lines that nobody read", state.log_lines_dropped)
+        yield _gauge("requests_running", "HTTP requests in progress", state.running)
+        yield _count("log_lines_dropped", "Log lines not written", state.log_lines_dropped)
         yield _count("connections_refused", "Connections over the limit", state.connections_refused)
         stats = state.engine or NO_STATS
         yield from _engine_counters(stats.counters)
         yield _count("engine_restarts", "Engine processes started after the first", stats.restarts)
         if state.engine is not None:
-            what = "Time since the engine, when it was ready, last gave a sign of life"
+            what = "Time since the last sign of life of the engine's process, once it was ready"
             yield _gauge("engine_heartbeat_age_seconds", what, stats.heartbeat_age)
         if state.engine_alive:
             yield from _engine_gauges(stats)
 
 
 def _engine_gauges(stats: EngineStats) -> Iterator[Metric]:
-    """What means nothing while there is no engine."""
+    """Yield the gauges that have no meaning without an engine."""
     pages = {"free": stats.pages_free, "cached": stats.pages_cached, "used": stats.pages_used}
-    yield _gauge("requests_waiting", "Admitted by the engine, not yet answered", stats.requests)
+    yield _gauge(
+        "requests_waiting", "Requests admitted by the engine, not yet answered", stats.requests
+    )
     yield _gauge("tokens_waiting", "Tokens of these requests", stats.tokens)
     by_state = GaugeMetricFamily("gpuscore_kv_pages", "Pages of the KV cache", labels=["state"])
     for state, count in pages.items():
@@ -194,25 +198,27 @@ def _engine_gauges(stats: EngineStats) -> Iterator[Metric]:
     )
     yield _gauge(
         "capacity_tokens_per_second",
-        "The same of well filled batches, which expected waits follow from; 0 until there was one",
+        "The same for batches at least a quarter full, from which waits are estimated; 0 before "
+        "the first",
         stats.capacity,
     )
 
 
 def _engine_counters(done: EngineCounters) -> Iterator[Metric]:
-    """They are there before the first engine and go on when one is replaced."""
+    """Yield the engine's counters, which exist before the first engine and outlive restarts."""
     yield _count("batches", "Forward passes", done.batches)
     yield _count("computed_tokens", "Tokens computed", done.computed_tokens)
-    yield _count("prefix_cache_tokens", "Tokens that the prefix cache held", done.cached_tokens)
-    yield _count("evictions", "Cached pages given up for others", done.evicted_pages)
+    yield _count("prefix_cache_tokens", "Tokens found in the prefix cache", done.cached_tokens)
+    yield _count("evictions", "Cached pages freed for other requests", done.evicted_pages)
     yield _count(
         "nonfinite_scores",
-        "Computed items that were not finite; each runs once more before its request fails",
+        "Items whose scores were not finite; each is computed once more before its request fails",
         done.nonfinite_rows,
     )
     oom = CounterMetricFamily(
         "gpuscore_oom",
-        "Forward passes that ran out of memory: retried in smaller ones, or failed with a request",
+        "Forward passes that ran out of memory: retried in smaller batches, or failed with a "
+        "request",
         labels=["outcome"],
     )
     oom.add_metric(["retried"], done.oom_retried)

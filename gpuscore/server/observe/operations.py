@@ -1,4 +1,5 @@
-"""Watches every request from its head to its end: its id, its record, and who is told of it."""
+"""The observation of every request from its head to its end: its id, record, metrics, log line
+and trace."""
 
 import asyncio
 from collections.abc import Iterable
@@ -20,18 +21,18 @@ from gpuscore.server.observe.record import (
 )
 from gpuscore.server.service import ScoringService
 
-LOOP_PERIOD = 0.1  # seconds between two looks at how late the event loop is
+LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
 
 
 class Tracer(Protocol):
-    """Makes spans of a finished request."""
+    """A maker of spans for finished requests."""
 
     def finished(self, record: RequestRecord, headers: Headers) -> str | None:
-        """Returns the trace's id, if the request is part of one."""
+        """Make a request's spans; return the trace's id, if the request is part of a trace."""
 
 
 class Operations:
-    """Metrics of one server, and its log and traces where they are wanted."""
+    """The metrics of one server, and its log and traces if they are configured."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Operations:
             self.log.write(request_line(record))
 
     async def watch_loop(self) -> None:
-        """Measure the event loop that this runs in, until cancelled."""
+        """Measure the delay of the running event loop until cancelled."""
         while True:
             due = monotonic() + LOOP_PERIOD
             await asyncio.sleep(LOOP_PERIOD)
@@ -81,13 +82,13 @@ class Operations:
 
 
 class OperationsMiddleware:
-    """The outermost layer: no answer goes out without an id, no request goes unnoticed."""
+    """The outermost layer: gives every answer its request's id and records every request."""
 
     def __init__(
         self, app: ASGIApp, operations: Operations, routes: Iterable[str], timing_headers: bool
     ) -> None:
         self.app, self.operations = app, operations
-        self.routes = frozenset(routes)  # templates; none of ours has a parameter
+        self.routes = frozenset(routes)  # route templates; none of them has a parameter
         self.timing_headers = timing_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,7 +121,7 @@ class OperationsMiddleware:
 
 
 def server_timing(record: RequestRecord) -> str:
-    """The stages so far and the time since the head, in milliseconds (W3C Server Timing)."""
+    """Return the milliseconds of each stage so far, and since the head (W3C Server Timing)."""
     parts = {name: seconds for name, (_, seconds) in record.stages.items()}
     parts["total"] = monotonic() - record.started
     return ", ".join(f"{name};dur={1000 * seconds:.3f}" for name, seconds in parts.items())

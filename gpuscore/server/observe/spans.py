@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of finished requests. Imported only where tracing is asked for."""
+"""OpenTelemetry spans of finished requests. Imported only if traces are configured."""
 
 import time
 
@@ -13,7 +13,7 @@ _CONTEXT_HEADERS = ("traceparent", "tracestate")
 
 
 class SpanTracer:
-    """One server span per request, with a child for each stage."""
+    """A maker of one server span per request, with a child span for each stage."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -21,7 +21,7 @@ class SpanTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def finished(self, record: RequestRecord, headers: Headers) -> str:
-        """Make the spans of a request that has just ended; returns the trace's id."""
+        """Make the spans of a request that has just ended; return the trace's id."""
         end = time.time_ns()
         begin = end - _nanoseconds(record.seconds)
         span = self._tracer.start_span(
@@ -43,12 +43,12 @@ class SpanTracer:
         return f"{span.get_span_context().trace_id:032x}"
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
 def _carrier(headers: Headers) -> dict[str, str]:
-    """The trace headers; those given twice are joined, which no traceparent survives."""
+    """Return the trace headers. Repeated fields are joined, which makes a traceparent invalid."""
     carrier: dict[str, str] = {}
     for wanted in _CONTEXT_HEADERS:
         values = [value for name, value in headers if name == wanted.encode()]
@@ -58,7 +58,7 @@ def _carrier(headers: Headers) -> dict[str, str]:
 
 
 def _attributes(record: RequestRecord) -> dict[str, str | int]:
-    """Names of OpenTelemetry's HTTP conventions, and our own."""
+    """Return a span's attributes, with names of OpenTelemetry's HTTP conventions and our own."""
     known: dict[str, str | int | None] = {
         "http.request.method": record.method.upper() if record.method != "other" else "_OTHER",
         "http.route": record.route,

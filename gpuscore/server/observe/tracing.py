@@ -1,4 +1,4 @@
-"""Whether traces are asked for, and where they go (the extra gpuscore[otel])."""
+"""The set-up of OpenTelemetry traces, if flags or variables ask for them (gpuscore[otel])."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -10,17 +10,18 @@ from gpuscore.errors import ConfigError
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
 
-# OpenTelemetry's own variables. The exporter reads the address from them, and all its options.
+# OpenTelemetry's own variables. The exporter reads its address and all its options from them.
 _ADDRESSES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL = "http/protobuf"
 
 
 def read_tracer(config: ServerConfig, environment: Mapping[str, str]) -> "SpanTracer | None":
-    """The tracer that flags or OTEL_* variables ask for, or None.
+    """Return the tracer that flags or OTEL_* variables ask for, or None.
 
     Raises:
-        ConfigError: an address that is none, another protocol than HTTP, or the extra is missing.
+        ConfigError: the address is no HTTP URL, the protocol is not http/protobuf, or the extra
+            gpuscore[otel] is missing.
     """
     asked = _asked_by(config, environment)
     if asked is None:
@@ -41,7 +42,7 @@ def read_tracer(config: ServerConfig, environment: Mapping[str, str]) -> "SpanTr
 
 
 def _asked_by(config: ServerConfig, environment: Mapping[str, str]) -> str | None:
-    """What asks for traces, if anything does."""
+    """Return the name of the flag or variable that asks for traces, or None."""
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return None
     if config.otlp_endpoint is not None:
@@ -61,7 +62,7 @@ def _otlp_tracer(endpoint: str | None) -> "SpanTracer":
 
     address = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
     ours = Resource.create({"service.name": "gpuscore", "service.version": __version__})
-    # What the operator says in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES goes first.
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES override these names.
     provider = TracerProvider(
         resource=ours.merge(OTELResourceDetector().detect()), shutdown_on_exit=False
     )

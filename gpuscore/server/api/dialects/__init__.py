@@ -1,1 +1,1 @@
-"""What callers may send: a module for each dialect, its bodies, answers and one engine call."""
+"""Dialects: one module for each API that callers may use, with its bodies and answers."""

@@ -1,5 +1,8 @@
-"""The wire of /v1/classify: vLLM's body and answer. Texts are put into a guard's prompt, or are
-prompts themselves where the model has classes or the body names labels."""
+"""The dialect of /v1/classify: vLLM's body and answer.
+
+A guard's texts are put into its prompt. If the model has classes, or the body names labels, each
+text is a prompt of its own.
+"""
 
 from dataclasses import dataclass
 from time import time
@@ -34,8 +37,8 @@ from gpuscore.text.joining import ScoreInput
 from gpuscore.text.turns import Turns
 
 NO_CLASSES = (
-    "this model has no classes and is of no known family of guards: labels is required, or start "
-    "the server with --family"
+    "this model has no classes and belongs to no known family of guards: send labels, or start the "
+    "server with --family"
 )
 
 
@@ -45,8 +48,8 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
     input: Annotated[
         str | list[str],
         about(
-            "At least one text: what a guard is to judge, or else a whole prompt that the model "
-            "reads as it is."
+            "At least one text: for a guard, the text to judge; for other models, a whole prompt "
+            "that the model reads as it is."
         ),
     ]
     model: ModelName = None
@@ -57,7 +60,7 @@ class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
         list[str] | None,
         about(
             "Classes to choose from: names of the model's classes, or texts of one token each. "
-            "Null means all of a guard's or classification model's; other models need it."
+            "Null means all classes of a guard or classification model; other models need it."
         ),
     ] = None
     use_activation: Annotated[
@@ -92,7 +95,7 @@ class ClassifiedText(msgspec.Struct, omit_defaults=True):
     index: Annotated[int, about("Number of the text in the request, from 0.")]
     label: Annotated[str, about("The most probable class.")]
     probs: Annotated[list[float], about("One per class, in the order of the answer's `labels`.")]
-    num_classes: Annotated[int, about("How many classes there are.")]
+    num_classes: Annotated[int, about("Number of classes.")]
     label_mass: Annotated[
         float | None, about("The probability of all labels together, if asked for.")
     ] = None
@@ -113,11 +116,11 @@ class ClassifyAnswer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """How the engine's answer is read.
+    """The classes that the engine's logits belong to.
 
     Args:
         labels: names of the classes.
-        exclusive: probabilities are a softmax over them, else each is a sigmoid.
+        exclusive: the probabilities are a softmax over the classes; otherwise each is a sigmoid.
         truncated: numbers of the texts that were cut.
     """
 
@@ -130,7 +133,7 @@ _decoder = msgspec.json.Decoder(ClassifyBody)
 
 
 def decode_classify(body: bytes, record: RequestRecord) -> ClassifyBody:
-    """Raises InvalidRequest whose message never holds the body's text."""
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     with decoding_errors():
         decoded = _decoder.decode(body)
     if not decoded.input:
@@ -140,7 +143,11 @@ def decode_classify(body: bytes, record: RequestRecord) -> ClassifyBody:
 
 
 def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> PreparedBody:
-    """Raises GpuscoreError, also where neither model nor body say what classes there are."""
+    """Build the engine's request.
+
+    Raises:
+        GpuscoreError: the request is invalid, or neither the model nor the body names classes.
+    """
     guard = model.family
     if guard is not None and not guard.family.ranks and body.labels is None:
         built = guard.build(_guarded(body), turns)
@@ -148,7 +155,7 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
         return PreparedBody.of(built.request, body.cache_salt, classes)
     for field in ("query", "truncate", "max_tokens_per_doc"):
         if getattr(body, field):
-            raise InvalidRequest(f"{field} is for models with a prompt of their own", param=field)
+            raise InvalidRequest(f"{field} is for guards only, without labels", param=field)
     known = model.engine.limits.classes
     labels = body.labels if body.labels is not None or known is None else list(known)
     if labels is None:
@@ -168,7 +175,7 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
 
 
 def _guarded(body: ClassifyBody) -> RerankInput:
-    """The texts, for a guard's own prompt."""
+    """Return the texts as documents for a guard's own prompt."""
     return RerankInput(
         query=body.query,
         documents=body.texts,
@@ -208,14 +215,14 @@ def encode_classify(scored: Scored[ClassifyBody]) -> bytes:
 
 
 def probabilities(logits: Float64Array, exclusive: bool) -> Float64Array:
-    """[N, classes], from 0 to 1."""
+    """Return probabilities [N, classes], from 0 to 1."""
     return softmax(logits) if exclusive else sigmoid(logits)
 
 
 CLASSIFY = Dialect(
     paths=CLASSIFY_PATHS,
     summary="Classify texts",
-    description="The probability of each class, in a guard's own prompt or of the text as it is.",
+    description="The probability of each class, for texts in a guard's own prompt or as they are.",
     bodies=(ClassifyBody,),
     answers=(ClassifyAnswer,),
     decode=decode_classify,

@@ -49,11 +49,11 @@ class CompletionAnswer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class CompletionOptions:
-    """What is to be told of each prompt."""
+    """The parts of a choice that the request asks for."""
 
     echo: bool  # the prompt itself
-    next_token: bool  # the most probable one behind it
-    logprobs: int | None  # log-probabilities, and of how many tokens beside those told
+    next_token: bool  # the most probable token after it
+    logprobs: int | None  # 0: log-probabilities of the returned tokens; 1: of the best ones, too
 
     @property
     def every_position(self) -> bool:
@@ -62,7 +62,7 @@ class CompletionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What is told of one prompt, token by token; of the first of a prompt nothing is known."""
+    """The returned tokens of one prompt, with log-probabilities; its first token has none."""
 
     ids: list[int]
     logprobs: list[float | None]
@@ -71,7 +71,7 @@ class Entries:
 
 
 class TokenTexts:
-    """What tokens say, each by itself; `token_id:N` of one that says nothing, or is unknown."""
+    """The text of each token by itself; `token_id:N` for a token without text."""
 
     def __init__(self, encoder: TextEncoder | None, *parts: Int32Array) -> None:
         ids = np.unique(np.concatenate(parts)).tolist()
@@ -86,7 +86,7 @@ class TokenTexts:
         return f"token_id:{id}"
 
     def pair(self, id: int, value: float, other: int, of_other: float) -> dict[str, float]:
-        """Both, also where they say the same."""
+        """Return two tokens' values by text; tokens with equal texts get distinct names."""
         one, two = self(id), self(other)
         if one == two and id != other:
             two = self.name(other)
@@ -102,17 +102,17 @@ def completion_json(
     cached_tokens: int,
     about: About,
 ) -> bytes:
-    """The answer as JSON.
+    """Return the answer as JSON.
 
     Args:
-        prompts: their ids.
-        texts: the prompts as they were sent, where they were text.
-        result: what the engine says of every position, or else of each prompt's end; None where it
-            was not asked.
-        asked: what is to be told.
-        encoder: of the model, if it has one.
+        prompts: token ids of the prompts.
+        texts: the prompts as they were sent; None if they were token ids.
+        result: the engine's result for every position, or else for each prompt's end; None if the
+            engine was not asked.
+        asked: the parts that the request asks for.
+        encoder: the model's tokenizer, if it has one.
         cached_tokens: for the usage.
-        about: what else stands in the answer.
+        about: the answer's id, time and model.
     """
     rows = _rows(prompts, result, asked.every_position)
     say = TokenTexts(encoder, rows.best_ids, *prompts)
@@ -131,7 +131,7 @@ def completion_json(
     total, new = sum(map(len, prompts)), len(prompts) if asked.next_token else 0
     usage = TokenUsage(total, total + new, new, PromptTokensDetails(cached_tokens))
     id, created, model = about
-    encoded = cast(list[CompletionChoice], choices)  # there is only one at a time that is not
+    encoded = cast(list[CompletionChoice], choices)  # encoded one by one to save memory
     answer = CompletionAnswer(id, "text_completion", created, model, encoded, usage)
     return msgspec.json.encode(answer)
 
@@ -139,7 +139,7 @@ def completion_json(
 def _rows(
     prompts: Sequence[Int32Array], result: ScoreResult | None, every: bool
 ) -> PositionLogprobs:
-    """What the engine says, of every position or of the ends, of which there are no labels."""
+    """Return log-probabilities of every position, or of the prompts' ends, which have no label."""
     if result is None:
         return PositionLogprobs(np.empty(0), np.empty(0), NO_TOKENS)
     if every:
@@ -149,14 +149,14 @@ def _rows(
 
 
 def following(prompt: Int32Array) -> Int32Array:
-    """Each token's next one; nobody asks for that of the last."""
+    """Return the token that follows each token; the last one's value is not used."""
     return np.append(prompt[1:], prompt[:1])
 
 
 def _entries(
     prompt: Int32Array, rows: PositionLogprobs, which: slice, asked: CompletionOptions
 ) -> Entries:
-    """Of a prompt's tokens if they are told, and of the best next one behind it if it is."""
+    """Return the entries that were asked for: of the prompt's tokens and of the best next token."""
     best, ids = rows.best[which].tolist(), rows.best_ids[which].tolist()
     entries = Entries(ids[-1:], best[-1:], ids[-1:], best[-1:])
     if asked.every_position:

@@ -1,8 +1,8 @@
-"""The wire of /v1/completions: OpenAI's body and answer, for log-probabilities of prompts.
+"""The dialect of /v1/completions: OpenAI's body and answer, for log-probabilities of prompts.
 
 Nothing is generated: `max_tokens` is 0, or 1 for the most probable next token, which needs no
-decoding. What a client sends by habit is accepted at values that change nothing, and refused by
-name at others.
+decoding. Fields of generation that clients send by habit are accepted at values that change
+nothing; other values are refused, and the error names the field.
 """
 
 from dataclasses import replace
@@ -30,14 +30,14 @@ from gpuscore.server.service import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.turns import Turns
 
-# An answer takes about a hundred bytes for each token of which it has the log-probability.
+# An answer takes about a hundred bytes per log-probability.
 MAX_ECHO_TOKENS = 2**18
 
 
 class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /v1/completions. `null` means a field's default."""
 
-    # Kinds are checked later.
+    # `_check_prompt` checks that all prompts are of one kind.
     prompt: Annotated[
         str | list[str | int | list[int]] | None,
         about("Required. A text, several, the token ids of one prompt, or several lists of ids."),
@@ -54,18 +54,18 @@ class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
     logprobs: Annotated[
         int | None,
         about(
-            "Log-probability of every returned token: 0 for these alone, 1 with the most probable "
-            "token of each place."
+            "Log-probability of every returned token: 0 for these alone, 1 to add the most "
+            "probable token at each position."
         ),
     ] = None
     add_special_tokens: Annotated[
-        bool | None, about("Whether a text gets the tokenizer's special tokens.", True)
+        bool | None, about("true: texts get the tokenizer's special tokens.", True)
     ] = None
     cache_salt: CacheSalt = None
     priority: Priority = None
-    # Of generation: accepted at values that change nothing.
+    # Fields of generation: accepted at values that change nothing.
     temperature: Annotated[
-        float | None, about("Ignored, but with `max_tokens` 1 only 0 is accepted.")
+        float | None, about("Ignored; with `max_tokens` 1, only 0 is accepted.")
     ] = None
     top_p: Annotated[float | None, only("1")] = None
     n: Annotated[int | None, only("1")] = None
@@ -82,7 +82,7 @@ class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """Of a body that was checked."""
+        """The prompts as a list; only for a body that was checked."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         prompts: Any = self.prompt
@@ -97,7 +97,7 @@ class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
         return CompletionOptions(bool(self.echo), self.max_tokens == 1, self.logprobs)
 
 
-# The only value beside null that changes nothing.
+# The values, besides null, that change nothing.
 _HARMLESS: dict[str, tuple[object, ...]] = {
     "top_p": (1,),
     "n": (1,),
@@ -114,7 +114,7 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 
 def decode_completion(body: bytes, record: RequestRecord) -> CompletionBody:
-    """Raises InvalidRequest whose message never holds the body's text."""
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     with decoding_errors():
         decoded = _decoder.decode(body)
     for field, harmless in _HARMLESS.items():
@@ -127,7 +127,7 @@ def decode_completion(body: bytes, record: RequestRecord) -> CompletionBody:
 
 
 def _check_prompt(body: CompletionBody) -> None:
-    """Raises InvalidRequest for none, MixedInputTypes for different kinds."""
+    """Raise InvalidRequest if there is no prompt, MixedInputTypes for texts beside token ids."""
     if not body.prompt and body.prompt != "":
         raise InvalidRequest("prompt is required", param="prompt")
     if isinstance(body.prompt, list) and len(set(map(type, body.prompt))) > 1:
@@ -136,7 +136,7 @@ def _check_prompt(body: CompletionBody) -> None:
 
 def _check_tokens(body: CompletionBody) -> None:
     if body.max_tokens not in (0, 1):
-        given = "16 where it is not given" if body.max_tokens is None else str(body.max_tokens)
+        given = "16 by default" if body.max_tokens is None else str(body.max_tokens)
         raise InvalidRequest(
             f"max_tokens is {given}, but {SCORES_ONLY}: it must be 0, or 1 for the most probable "
             "next token",
@@ -152,15 +152,19 @@ def _check_tokens(body: CompletionBody) -> None:
         )
     if body.logprobs not in (None, 0, 1):
         raise InvalidRequest(
-            f"logprobs is {body.logprobs}, this server gives at most 1: the best token's",
+            f"logprobs is {body.logprobs}; supported: 0, or 1 for the best token's, too",
             param="logprobs",
         )
 
 
 def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -> PreparedBody:
-    """Raises GpuscoreError, also where the model has classes in the place of tokens."""
+    """Build the engine's request.
+
+    Raises:
+        GpuscoreError: the request is invalid, or the model predicts classes instead of tokens.
+    """
     if model.engine.limits.classes is not None:
-        raise InvalidRequest("this model has classes and no next tokens; use /v1/score")
+        raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
     builder, special = model.builder, body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
     request = _request(builder, body, prompts, turns)
@@ -171,7 +175,7 @@ def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -
 def _request(
     builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...], turns: Turns
 ) -> ScoreRequest | None:
-    """What the engine is asked, if anything."""
+    """Return the engine's request; None if the engine need not be asked."""
     if not body.asked.every_position:
         return _next_token(builder, body, prompts, turns) if body.max_tokens else None
     total = sum(map(len, prompts))
@@ -194,7 +198,7 @@ def _request(
 def _next_token(
     builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...], turns: Turns
 ) -> ScoreRequest:
-    """Asks for the most probable one only, so that the prefix cache may serve the rest."""
+    """Return a request for each prompt's next token only, so that cached prefixes can be used."""
     request = builder.from_prompts(
         iter(prompts),
         num_prompts=len(prompts),
@@ -209,7 +213,7 @@ def _next_token(
 
 
 def encode_completion(scored: Scored[CompletionBody]) -> bytes:
-    """What is known of each prompt, made one prompt at a time."""
+    """Return the answer as JSON, made one prompt at a time."""
     prompts, encoder = scored.prepared.notes
     sent = scored.body.prompts
     return completion_json(
@@ -227,7 +231,8 @@ COMPLETIONS = Dialect(
     paths=(COMPLETIONS_PATH,),
     summary="Log-probabilities of prompts",
     description="OpenAI's completions with `max_tokens` 0 or 1: `echo` and `logprobs` give the "
-    "log-probability of every token of a prompt and the best one there. Nothing is generated.",
+    "log-probability of every token of a prompt, and the best token at each position. Nothing is "
+    "generated.",
     bodies=(CompletionBody,),
     answers=(CompletionAnswer,),
     decode=decode_completion,

@@ -16,18 +16,18 @@ from gpuscore.server.api.fields import (
 )
 from gpuscore.server.api.schema import PromptTokens, TotalTokens
 
-MAX_QUESTIONS = 400  # OpenAI's
+MAX_QUESTIONS = 400  # OpenAI's limit
 
 
 class ContentPart(msgspec.Struct, forbid_unknown_fields=True):
     """A piece of an input or of instructions."""
 
     type: Annotated[str, about("`input_text`, `output_text`, `refusal` or `input_json`.")]
-    text: Annotated[str | None, about("Of `input_text` and `output_text`.")] = None
-    refusal: Annotated[str | None, about("Of `refusal`.")] = None
-    data: Annotated[Any, about("Of `input_json`: any JSON, which the model reads as text.")] = None
+    text: Annotated[str | None, about("For `input_text` and `output_text`.")] = None
+    refusal: Annotated[str | None, about("For `refusal`.")] = None
+    data: Annotated[Any, about("For `input_json`: any JSON, which the model reads as text.")] = None
     prompt_cache_breakpoint: Annotated[dict[str, Any] | None, about("Accepted and ignored.")] = None
-    # Pictures: known, so that they can be refused by name.
+    # Fields of pictures are known, so that the error can name them.
     image_url: Annotated[str | None, refused("This server reads no pictures.")] = None
     file_id: Annotated[str | None, refused("This server reads no files.")] = None
     detail: Annotated[str | None, refused("This server reads no pictures.")] = None
@@ -37,7 +37,7 @@ Content = str | list[ContentPart]
 
 
 class InputItem(msgspec.Struct, forbid_unknown_fields=True):
-    """A message, or what a tool was asked or has said."""
+    """A message, a tool call, or a tool's output."""
 
     type: Annotated[
         str,
@@ -46,37 +46,37 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
             "`custom_tool_call_output`."
         ),
     ] = "message"
-    role: Annotated[str | None, about("Of a message: who says it.")] = None
-    content: Annotated[Content | None, about("Of a message: what is said.")] = None
+    role: Annotated[str | None, about("For a message: the speaker.")] = None
+    content: Annotated[Content | None, about("For a message: its text.")] = None
     phase: Unused = None
     id: Unused = None
     status: Unused = None
     call_id: Unused = None
     namespace: Unused = None
-    name: Annotated[str | None, about("Of a tool call: the tool.")] = None
-    arguments: Annotated[str | None, about("Of `function_call`.")] = None
-    input: Annotated[str | None, about("Of `custom_tool_call`.")] = None
-    output: Annotated[Content | None, about("Of an output: what the tool has answered.")] = None
+    name: Annotated[str | None, about("For a tool call: the tool's name.")] = None
+    arguments: Annotated[str | None, about("For `function_call`.")] = None
+    input: Annotated[str | None, about("For `custom_tool_call`.")] = None
+    output: Annotated[Content | None, about("For a tool's output: the output.")] = None
 
 
-QuestionName = Annotated[str | None, about("Comes back with the answer.")]
+QuestionName = Annotated[str | None, about("Returned with the answer.")]
 Description = Annotated[str | None, about("Explains it to the model.", "")]
 
 
 class PredicateQuestion(msgspec.Struct, tag="predicate", forbid_unknown_fields=True):
-    """Asks whether a statement is true."""
+    """A yes-or-no question: is a statement true?"""
 
     instructions: Annotated[Content, about("The statement.")]
     name: QuestionName = None
 
 
 class ChoiceOption(msgspec.Struct, forbid_unknown_fields=True):
-    value: Annotated[str | bool, about("What comes back if it is chosen; each value once.")]
+    value: Annotated[str | bool, about("Returned if it is chosen; each value must be unique.")]
     description: Description = None
 
 
 class ChoiceQuestion(msgspec.Struct, tag="choice", forbid_unknown_fields=True):
-    """Asks which of several values is right."""
+    """A choice between several values."""
 
     instructions: Annotated[Content, about("The question.")]
     choices: Annotated[list[ChoiceOption], about(f"2 to {MAX_CHOICES} values.")]
@@ -89,7 +89,7 @@ class Level(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LevelQuestion(msgspec.Struct, tag="score", forbid_unknown_fields=True):
-    """Asks for a level on a scale."""
+    """A question that is answered by a level on a scale."""
 
     instructions: Annotated[Content, about("The question.")]
     levels: Annotated[
@@ -105,13 +105,13 @@ class DecisionsBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /v1/decisions. `null` means a field's default."""
 
     input: Annotated[
-        str | list[InputItem], about("What the questions are about: a text, or a conversation.")
+        str | list[InputItem], about("The text or conversation that the questions are about.")
     ]
     questions: Annotated[list[Question], about(f"1 to {MAX_QUESTIONS} questions.")]
     model: ModelName = None
     cache_salt: CacheSalt = None
     priority: Priority = None
-    # Prefixes are cached anyway, and who asks is not recorded.
+    # Prefixes are always cached, and users are not recorded.
     prompt_cache_key: Unused = None
     prompt_cache_options: Annotated[dict[str, Any] | None, about("Accepted and ignored.")] = None
     safety_identifier: Unused = None

@@ -1,4 +1,4 @@
-"""The wire of /v1/decisions: OpenAI's typed questions over one shared input."""
+"""The dialect of /v1/decisions: OpenAI's typed questions about one shared input."""
 
 import msgspec
 import numpy as np
@@ -43,22 +43,26 @@ _decoder = msgspec.json.Decoder(DecisionsBody)
 
 
 def decode_decisions(body: bytes, record: RequestRecord) -> DecisionsBody:
-    """Raises InvalidRequest whose message never holds the body's text."""
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     with decoding_errors():
         decoded = _decoder.decode(body)
     if not 1 <= len(decoded.questions) <= MAX_QUESTIONS:
         raise InvalidRequest(
-            f"{len(decoded.questions)} questions, it must be 1 to {MAX_QUESTIONS}",
+            f"there are {len(decoded.questions)} questions; supported: 1 to {MAX_QUESTIONS}",
             param="questions",
         )
     return decoded
 
 
 def prepare_decisions(model: LoadedModel, body: DecisionsBody, turns: Turns) -> PreparedBody:
-    """Raises GpuscoreError, also where the model cannot say the labels."""
+    """Build the engine's request.
+
+    Raises:
+        GpuscoreError: the request is invalid, or the model cannot answer such questions.
+    """
     prompts = model.decisions
     if not isinstance(prompts, DecisionPrompts):
-        raise InvalidRequest(f"this model cannot be asked: {prompts}")
+        raise InvalidRequest(f"this model cannot answer questions: {prompts}")
     questions = [_asked(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
     request = prompts.build(_input_text(body.input), questions, body.priority or 0, turns)
     return PreparedBody.of(request, body.cache_salt)
@@ -72,7 +76,7 @@ def _asked(question: Question, param: str) -> DecisionQuestion:
         _check_count(len(question.choices), MAX_CHOICES, "choices", param)
         values = [(type(option.value), option.value) for option in question.choices]
         if len(set(values)) < len(values):
-            raise InvalidRequest(f"{param}.choices holds a value twice", param=f"{param}.choices")
+            raise InvalidRequest(f"{param}.choices has a value twice", param=f"{param}.choices")
         options = [(_shown(o.value), o.description or "") for o in question.choices]
         return choice(instructions, options)
     _check_count(len(question.levels), MAX_LEVELS, "levels", param)
@@ -92,7 +96,8 @@ def _shown(value: str | bool) -> str:
 
 
 def _input_text(input: str | list[InputItem]) -> str:
-    """Text as it is, a lone message of a user too; of a conversation a paragraph for each turn."""
+    """Return the input as text: a text or a single user message as it is, a conversation with a
+    paragraph for each turn."""
     if isinstance(input, str):
         return input
     if not input:
@@ -104,14 +109,14 @@ def _input_text(input: str | list[InputItem]) -> str:
 
 
 def _turn(item: InputItem, param: str) -> tuple[str, str]:
-    """Who says something, and what."""
+    """Return the speaker of a turn and the text."""
     if item.type == "message" and item.role is not None and item.content is not None:
         return item.role, _text(item.content, f"{param}.content")
     if item.type in ("function_call", "custom_tool_call") and item.name is not None:
         return "tool call", f"{item.name}({item.arguments or item.input or ''})"
     if item.type in ("function_call_output", "custom_tool_call_output"):
         return "tool", _text(item.output or "", f"{param}.output")
-    raise InvalidRequest(f"{param} is no message or tool call of a known kind", param=param)
+    raise InvalidRequest(f"{param} is not a known kind of message or tool call", param=param)
 
 
 def _text(content: Content, param: str) -> str:
@@ -127,7 +132,7 @@ def _part(part: ContentPart, param: str) -> str:
         return part.refusal
     if part.type == "input_json":
         return msgspec.json.encode(part.data).decode()
-    raise InvalidRequest(f"{param} must be text or JSON; this server reads no more", param=param)
+    raise InvalidRequest(f"{param} must be text or JSON", param=param)
 
 
 def encode_decisions(scored: Scored[DecisionsBody]) -> bytes:
@@ -146,8 +151,11 @@ def encode_decisions(scored: Scored[DecisionsBody]) -> bytes:
 def _answer(
     question: Question, shares: list[float], mass: float
 ) -> PredicateAnswer | ChoiceAnswer | LevelAnswer:
-    """Confidence is the largest share, of the labels alone; `label_mass` says how much of all that
-    the model might have said they are."""
+    """Return a question's answer; `shares` are its labels' probabilities, which sum to 1.
+
+    The confidence is the largest share. `mass` is the probability of all labels together, over the
+    whole vocabulary.
+    """
     if isinstance(question, PredicateQuestion):
         return PredicateAnswer(question.name, shares[0], mass)
     best = int(np.argmax(shares))

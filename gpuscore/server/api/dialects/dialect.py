@@ -1,4 +1,4 @@
-"""What a dialect supplies, and the one way on which its requests are answered."""
+"""The interface of a dialect, and the steps that answer every dialect's requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from gpuscore.text.turns import ALONE, Turns
 
 
 class CheckedBody(Protocol):
-    """What every dialect's checked body tells."""
+    """The properties of every dialect's checked body."""
 
     @property
     def model(self) -> str | None: ...
 
     @property
     def num_items(self) -> int | None:
-        """Items, documents or questions; None where nothing is scored."""
+        """Number of items, documents or questions; None if nothing is scored."""
 
 
 BodyT = TypeVar("BodyT", bound=CheckedBody)
@@ -31,13 +31,13 @@ BodyT = TypeVar("BodyT", bound=CheckedBody)
 
 @dataclass(frozen=True, slots=True)
 class PreparedBody:
-    """A body as the engine gets it.
+    """A body's request to the engine, and the data that the answer needs.
 
     Args:
-        request: to the engine; None if it need not be asked.
+        request: for the engine; None if it need not be asked.
         salt: the body's `cache_salt`.
-        prompt_tokens: of all prompts, for the usage; None where nothing is scored.
-        notes: whatever else the dialect's `encode` needs.
+        prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
+        notes: any other data that the dialect's `encode` needs.
     """
 
     request: ScoreRequest | None
@@ -52,7 +52,7 @@ class PreparedBody:
 
 @dataclass(frozen=True, slots=True)
 class Scored(Generic[BodyT]):
-    """A body and what the engine said.
+    """A body and the engine's result.
 
     Args:
         body: as `decode` returned it.
@@ -60,7 +60,7 @@ class Scored(Generic[BodyT]):
         result: None if the engine was not asked.
         model: the served model, by the name that the caller used.
         request_id: for answers that have an id.
-        path: to which the body was posted.
+        path: the route to which the body was posted.
     """
 
     body: BodyT
@@ -72,7 +72,7 @@ class Scored(Generic[BodyT]):
 
     @property
     def request(self) -> ScoreRequest:
-        """Raises ValueError where the engine was not asked; so does `scores`."""
+        """The engine's request; it and `scores` raise ValueError if the engine was not asked."""
         if self.prepared.request is None:
             raise ValueError("the engine was not asked")
         return self.prepared.request
@@ -89,7 +89,7 @@ class Scored(Generic[BodyT]):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompts that no forward pass computed for this request."""
+        """Number of prompt tokens that no forward pass computed for this request."""
         if self.result is None:
             return 0
         return max(0, self.request.num_prompt_tokens - self.result.computed_tokens)
@@ -100,7 +100,7 @@ def never(_: object) -> bool:
 
 
 def nothing_more(body: object, model: LoadedModel | None) -> None:
-    """`decode` has checked everything."""
+    """Check nothing, for dialects whose `decode` checks everything."""
 
 
 def has_few_items(scored: Scored[Any]) -> bool:
@@ -109,29 +109,29 @@ def has_few_items(scored: Scored[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Dialect(Generic[BodyT]):
-    """Bodies that are posted to some paths, and how they are read and answered.
+    """The paths of a dialect, and the functions that read and answer its bodies.
 
     `decode`, `check`, `prepare` and `encode` are called in this order, the last three by `answer`.
-    Small bodies are worked on in the event loop, all others in a thread.
+    Small bodies are prepared and encoded on the event loop, all others in a thread.
 
     Args:
-        paths: that take these bodies.
+        paths: the routes of the dialect.
         summary: a few words, for /docs.
         description: a sentence, for /docs.
         bodies: types of the bodies, for /docs.
         answers: types of the answers, for /docs; empty for a route that is always refused.
         example: a body that the demo model answers, for /docs.
-        decode: reads and checks the bytes of a body, as far as that needs no model. May set
-            `variant` of the record. Raises InvalidRequest.
-        check: whatever can be wrong with a body's fields and depends on the served model, which is
-            None while it is loaded. Raises GpuscoreError.
-        prepare: makes the engine's request; asks `Turns` before each piece of work on text. Raises
-            GpuscoreError.
-        encode: the answer as JSON.
-        is_small: whether `prepare` takes no longer than handing the body to a thread.
-        has_small_answer: whether `encode` does.
+        decode: decodes a body and makes all checks that need no model. May set `variant` of the
+            record. Raises InvalidRequest.
+        check: makes the checks of fields that depend on the served model, which is None while it
+            loads. Raises GpuscoreError.
+        prepare: makes the engine's request; calls `Turns.before` before each piece of work on text.
+            Raises GpuscoreError.
+        encode: returns the answer as JSON.
+        is_small: returns True if `prepare` takes no longer than handing the body to a thread.
+        has_small_answer: returns True if `encode` takes no longer than that.
         errors: types of the error bodies, for /docs.
-        encode_error: an error as JSON, for the record's `variant`.
+        encode_error: returns an error as JSON, for the record's `variant`.
     """
 
     paths: tuple[str, ...]
@@ -153,10 +153,10 @@ class Dialect(Generic[BodyT]):
 async def answer(
     service: ScoringService, dialect: Dialect[BodyT], body: BodyT, call: RequestContext
 ) -> bytes:
-    """The answer as JSON.
+    """Return the answer to a body as JSON.
 
     Raises:
-        GpuscoreError: the subclass that the wire contract names.
+        GpuscoreError: the request is refused or has failed; each subclass is one code.
     """
     record = call.record
     record.items = body.num_items

@@ -1,4 +1,4 @@
-"""The wire of vLLM's /v1/score: texts in pairs, each judged by the model's own prompt."""
+"""vLLM's bodies at /v1/score: pairs of texts, each scored in the model's own prompt."""
 
 from time import time
 from typing import Annotated, Any, TypeAlias
@@ -26,12 +26,12 @@ from gpuscore.server.api.fields import (
 from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors
 
 Texts = str | list[str]
-# Names of both sides; vLLM has changed them twice and takes all.
+# Names of both sides. vLLM has renamed them twice and accepts all names.
 FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
 
 
 class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of POST /v1/score as vLLM's clients send it."""
+    """Body of POST /v1/score from vLLM's clients."""
 
     queries: Annotated[
         Texts | None,
@@ -72,7 +72,7 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
     request_id: Unused = None
     softmax: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
     activation: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
-    # Known, so that they can be refused by name.
+    # These fields are known only so that the error can name them.
     max_tokens_per_query: Annotated[int | None, refused("0 is accepted, too.")] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, refused("An empty object is accepted, too.")
@@ -108,7 +108,7 @@ class PairsAnswer(msgspec.Struct):
 
 
 class _Keys(msgspec.Struct):
-    """Which of the names are there, whatever they hold."""
+    """The names of the first side in a body, whatever their values are."""
 
     queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -121,7 +121,7 @@ _decoder = msgspec.json.Decoder(PairsBody)
 
 
 def are_pairs(body: bytes) -> bool:
-    """Whether a body that is none of SGLang's has the fields of vLLM's."""
+    """Return True if a body that is not SGLang's has a field of vLLM's."""
     try:
         keys = _keys.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -130,22 +130,26 @@ def are_pairs(body: bytes) -> bool:
 
 
 def decode_pairs(body: bytes) -> CheckedPairs:
-    """Raises InvalidRequest whose message never holds the body's text."""
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     with decoding_errors():
         fields = _decoder.decode(body)
     return CheckedRanking(fields, _to_input(fields))
 
 
 def _to_input(body: PairsBody) -> RerankInput:
-    """Raises InvalidRequest for fields that do not go together or are not supported."""
+    """Return the pairs as queries and documents of a prompt family.
+
+    Raises:
+        InvalidRequest: fields exclude each other or are not supported.
+    """
     for field in _UNSUPPORTED:
         if getattr(body, field):
             raise InvalidRequest(f"{field} is not supported by this server", param=field)
     (first, queries), (second, documents) = _side(body, FIRST), _side(body, SECOND)
     if body.truncate_prompt_tokens not in (None, -1):
         raise InvalidRequest(
-            "truncate_prompt_tokens can be -1, for the model's limit; documents are cut shorter "
-            "by max_tokens_per_doc",
+            "truncate_prompt_tokens must be -1, for the model's limit; max_tokens_per_doc sets a "
+            "lower one",
             param="truncate_prompt_tokens",
         )
     if body.truncation_side not in (None, "right"):

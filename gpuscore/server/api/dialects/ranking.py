@@ -1,4 +1,4 @@
-"""What dialects share that judge documents by the model's own prompt."""
+"""The steps shared by the dialects that rank documents in the prompt of the model's family."""
 
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -11,13 +11,13 @@ from gpuscore.server.service import LoadedModel
 from gpuscore.text.turns import Turns
 
 NO_RERANKER = (
-    "this model is of no known family of rerankers, so its prompt is not known; start the server "
-    "with --family, or use /v1/score with query, items and labels"
+    "this model belongs to no known family of rerankers: start the server with --family, or use "
+    "/v1/score with query, items and labels"
 )
 
 
 class RankingFields(Protocol):
-    """Fields that the bodies of all such dialects have."""
+    """The fields that the bodies of all these dialects have."""
 
     @property
     def model(self) -> str | None: ...
@@ -34,7 +34,7 @@ FieldsT = TypeVar("FieldsT", bound=RankingFields)
 
 @dataclass(frozen=True, slots=True)
 class CheckedRanking(Generic[FieldsT]):
-    """A checked body, and what it asks in the words of prompt families."""
+    """A checked body, and its query and documents for the prompt family."""
 
     fields: FieldsT
     given: RerankInput
@@ -62,7 +62,11 @@ class Ranking:
 
 
 def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns) -> PreparedBody:
-    """Raises GpuscoreError, also where the model is of no known family of rerankers."""
+    """Build the engine's request.
+
+    Raises:
+        GpuscoreError: the request is invalid, or the model is of no known family of rerankers.
+    """
     prompts = _reranker_of(model)
     built = prompts.build(body.given, turns)
     return PreparedBody.of(built.request, body.fields.cache_salt, (prompts, built.truncated))
@@ -76,7 +80,7 @@ def ranking_of(scored: Scored[CheckedRanking[Any]]) -> Ranking:
 
 
 def _reranker_of(model: LoadedModel) -> FamilyPrompts:
-    """The model's prompts; raises InvalidRequest where nothing says that it ranks documents."""
+    """Return the model's prompts; raise InvalidRequest unless its family is known and ranks."""
     if model.family is None:
         raise InvalidRequest(NO_RERANKER)
     if not model.family.family.ranks:

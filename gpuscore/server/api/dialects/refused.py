@@ -1,4 +1,5 @@
-"""Routes of servers that generate text or make embeddings: refused in a sentence, not with 404."""
+"""Routes that generate text or make embeddings on other servers: answered 400, not 404, so that
+the message can say why."""
 
 from typing import NoReturn
 
@@ -14,7 +15,7 @@ SCORES_ONLY = "this server scores only and generates nothing"
 
 
 class RefusedBody(msgspec.Struct):
-    """Whatever it holds, the answer is 400."""
+    """Body of a route that always answers 400."""
 
     model: ModelName = None
 

@@ -1,8 +1,8 @@
-"""The wire of /rerank: Cohere's, Jina's, vLLM's and Infinity's bodies, and TEI's where it has
-`texts`. One answer holds what each of their clients reads.
+"""The dialect of /rerank: Cohere's, Jina's, vLLM's and Infinity's bodies, and TEI's if it has
+`texts`. One answer holds the fields that each of their clients reads.
 
-`null` means a field's default. What a client sends by habit and is of no meaning here is accepted
-at values that change nothing, and refused by name at others.
+`null` means a field's default. Fields without a meaning here that clients send by habit are
+accepted at values that change nothing; other values are refused, and the error names the field.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
 class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /rerank, /v1/rerank and /v2/rerank."""
 
-    query: Annotated[str, about("What the documents are ranked by.")]
+    query: Annotated[str, about("The query that the documents are ranked by.")]
     documents: Annotated[
         list[str | dict[str, Any]] | None,
         about(
@@ -54,14 +54,14 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
         ),
     ] = None
     texts: Annotated[
-        list[str] | None, about("TEI's name of `documents`; the answer is TEI's list, too.")
+        list[str] | None, about("TEI's name of `documents`; the answer is then TEI's list.")
     ] = None
     model: ModelName = None
     top_n: Annotated[
         int | None,
-        about("How many of the best documents to return; 0 and more than there are mean all.", 0),
+        about("Number of best documents to return; 0, or more than there are, returns all.", 0),
     ] = None
-    top_k: Annotated[int | None, about("Another name of `top_n`, which goes first.", 0)] = None
+    top_k: Annotated[int | None, about("Used instead of `top_n` if that is null or 0.", 0)] = None
     return_documents: Annotated[RawFlag, about("Returns documents as they were sent.", False)] = (
         None
     )
@@ -72,18 +72,18 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     instruction: Instruction = None
     rank_fields: Annotated[
         list[str] | None,
-        about("Of documents that are objects: the fields to rank by, as lines `name: value`."),
+        about("For documents that are objects: the fields to rank by, as lines `name: value`."),
     ] = None
     max_tokens_per_doc: MostTokens = None
     truncate: Truncate = None
     truncation_direction: Annotated[
-        str | None, about("`right` in any case of letters; no other.", "right")
+        str | None, about("`right` only, in upper or lower case.", "right")
     ] = None
     truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
     priority: Priority = None
     cache_salt: CacheSalt = None
     user: Unused = None
-    # Known, so that they can be refused by name.
+    # These fields are known only so that the error can name them.
     max_chunks_per_doc: Annotated[int | None, refused()] = None
     max_tokens_per_query: Annotated[int | None, refused()] = None
     truncate_prompt_tokens: Annotated[int | None, refused("Use `max_tokens_per_doc`.")] = None
@@ -135,7 +135,7 @@ class RerankAnswer(msgspec.Struct):
 
 
 class RankedText(msgspec.Struct, omit_defaults=True):
-    """One of TEI's answer to `texts`, best first."""
+    """A document in TEI's answer to `texts`, which lists the best first."""
 
     index: Index
     score: Annotated[float, about("From 0 to 1, or the raw score if asked for.")]
@@ -156,8 +156,8 @@ _decoder = msgspec.json.Decoder(RerankBody)
 
 
 def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
-    """Raises InvalidRequest whose message never holds the body's text."""
-    record.variant = TEI if b'"texts"' in body else ""  # in a text its quotes would be escaped
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
+    record.variant = TEI if b'"texts"' in body else ""  # a guess; quotes in a text are escaped
     with decoding_errors():
         fields = _decoder.decode(body)
     record.variant = TEI if fields.is_tei else ""
@@ -165,7 +165,8 @@ def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
 
 
 def _to_input(body: RerankBody) -> RerankInput:
-    """Raises InvalidRequest for fields that do not go together or are not supported."""
+    """Return the prompt family's input; raise InvalidRequest for fields that exclude each other or
+    are not supported."""
     if (body.documents is None) == (body.texts is None):
         raise InvalidRequest("either documents or texts is required", param="documents")
     for field in _UNSUPPORTED:
@@ -197,8 +198,8 @@ _UNSUPPORTED = (
 
 
 def _texts_of(body: RerankBody) -> list[str]:
-    """The documents as text; of objects their `text`, or what `rank_fields` names, as YAML-like
-    lines, which is what Cohere does with them."""
+    """Return the documents as text. An object gives its `text`, or its `rank_fields` as lines like
+    YAML's, as Cohere does it."""
     if body.texts is not None:
         return body.texts
     return [
@@ -220,7 +221,7 @@ def _object_text(document: dict[str, Any], fields: list[str] | None, index: int)
 
 
 def encode_rerank(scored: Scored[CheckedRerank]) -> bytes:
-    """The answer, best first; equal scores keep the order of the request."""
+    """Return the answer as JSON, best first; equal scores keep the order of the request."""
     fields, ranking = scored.body.fields, ranking_of(scored)
     order = np.argsort(-ranking.scores, kind="stable")
     chosen = order[: fields.top_n or fields.top_k or len(order)].tolist()
@@ -239,8 +240,8 @@ def encode_rerank(scored: Scored[CheckedRerank]) -> bytes:
 
 
 def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
-    """By number, what the answer shows of a document. TEI's and Infinity's clients want text, all
-    others an object."""
+    """Return a function from a document's number to the document as the answer shows it: as text
+    for TEI's and Infinity's clients, as an object for all others."""
     fields = scored.body.fields
     if not fields.wants_documents:
         return lambda index: None
@@ -250,7 +251,7 @@ def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
 
 
 def _meta(documents: int, tokens: int, truncated: int) -> dict[str, Any]:
-    """Cohere's."""
+    """Return Cohere's metadata."""
     return {
         "api_version": {"version": "2"},
         "billed_units": {"search_units": -(-documents // DOCUMENTS_OF_A_SEARCH)},
@@ -265,7 +266,7 @@ def _shown(body: RerankBody, index: int) -> dict[str, Any]:
 
 
 def _flag(value: bool | str | None, field: str) -> bool:
-    """A boolean; some clients send it as text."""
+    """Return a field as a boolean; some clients send it as text."""
     if isinstance(value, str):
         if value.lower() not in ("true", "false"):
             raise InvalidRequest(f"{field} must be true or false", param=field)
@@ -274,7 +275,7 @@ def _flag(value: bool | str | None, field: str) -> bool:
 
 
 def encode_rerank_error(error: GpuscoreError, variant: str) -> bytes:
-    """TEI's shape, or ours with the fields that the other clients read."""
+    """Return an error in TEI's shape, or in ours with the fields that the other clients read."""
     if variant == TEI:
         kind = _TEI_TYPES.get(error.status, "Validation" if error.status < 500 else "Backend")
         return msgspec.json.encode(TeiError(error.message, kind))
@@ -284,7 +285,7 @@ def encode_rerank_error(error: GpuscoreError, variant: str) -> bytes:
 RERANK = Dialect(
     paths=(*RERANK_PATHS, INFINITY_RERANK_PATH),
     summary="Rank documents",
-    description="Documents by how relevant they are to a query, in the model's own prompt.",
+    description="Documents ordered by their relevance to a query, in the model's own prompt.",
     bodies=(RerankBody,),
     answers=(RerankAnswer, list[RankedText]),
     decode=decode_rerank,

@@ -1,4 +1,7 @@
-"""The wire of /v1/score: SGLang's body and answer, with fields of ours (docs/dialects/score.md)."""
+"""The dialect of /v1/score: SGLang's body and answer, with fields of ours.
+
+docs/dialects/score.md describes it. Bodies in pairs are vLLM's (`pairs`).
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -40,7 +43,8 @@ Ids = list[int]
 class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /v1/score. `null` means a field's default."""
 
-    # msgspec cannot tell list[str] from list[list[int]] in a union, so kinds are checked later.
+    # msgspec cannot tell list[str] from list[list[int]] in a union, so `text.joining` checks that
+    # all are of one kind.
     items: Annotated[
         Text | list[Text | Ids] | None,
         about(
@@ -49,14 +53,15 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
         ),
     ] = None
     query: Annotated[
-        Text | Ids | None, about("What all items share: a text or token ids; null means empty.", "")
+        Text | Ids | None,
+        about("The text or token ids that all items share; null means empty.", ""),
     ] = None
     label_token_ids: Annotated[
         list[int | Ids] | None,
         about(
-            "Token ids (or numbers of classes) whose probability is asked: one list for all items, "
-            "or one list per item. Give either this or `labels`; where both are null, the labels "
-            "of the model's family, or all its classes."
+            "The labels, as token ids or as numbers of classes: one list for all items, or one per "
+            "item. Give either this or `labels`; if both are null, the labels are those of the "
+            "model's family, or all its classes."
         ),
     ] = None
     labels: Annotated[
@@ -86,7 +91,7 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     return_label_mass: ReturnMass = None
     cache_salt: CacheSalt = None
     priority: Priority = None
-    # SGLang's further fields: known, so that they can be refused by name.
+    # SGLang's other fields are known only so that the error can name them.
     return_token_logprobs: Annotated[bool | None, refused("false is accepted, too.")] = None
     return_pooled_hidden_states: Annotated[bool | None, refused("false is accepted, too.")] = None
     score_extraction_token: Annotated[str | None, refused()] = None
@@ -96,7 +101,7 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def num_items(self) -> int:
-        """Of a body that was checked."""
+        """Number of items; only for a body that was checked."""
         return 1 if isinstance(self.items, str) else len(self.items or ())
 
     @property
@@ -138,7 +143,7 @@ _decoder = msgspec.json.Decoder(ScoreBody)
 
 
 def decode_score(body: bytes, record: RequestRecord) -> ScoreBody | CheckedPairs:
-    """Raises InvalidRequest whose message never holds the body's text."""
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     try:
         with decoding_errors():
             decoded = _decoder.decode(body)
@@ -157,7 +162,7 @@ def decode_score(body: bytes, record: RequestRecord) -> ScoreBody | CheckedPairs
 
 
 def _to_input(body: ScoreBody, default_labels: Sequence[int] | None) -> ScoreInput:
-    """The request in the words of `text.joining`."""
+    """Return the body as input for `text.joining`."""
     label_ids: Sequence[Any] | None = body.label_token_ids
     if label_ids is None and body.labels is None:
         label_ids = default_labels
@@ -173,13 +178,16 @@ def _to_input(body: ScoreBody, default_labels: Sequence[int] | None) -> ScoreInp
 
 
 def check_score(body: ScoreBody | CheckedPairs, model: LoadedModel | None) -> None:
-    """Raises InvalidRequest for fields that do not go together: a model may have default labels."""
+    """Raise InvalidRequest for fields that exclude each other.
+
+    The check needs the model, because its default labels count as given.
+    """
     if not isinstance(body, CheckedRanking):
         _to_input(body, None if model is None else model.default_labels)
 
 
 def prepare_score(model: LoadedModel, body: ScoreBody | CheckedPairs, turns: Turns) -> PreparedBody:
-    """Raises GpuscoreError."""
+    """Build the engine's request; raise GpuscoreError if it is invalid."""
     if isinstance(body, CheckedRanking):
         return prepare_ranking(model, body, turns)
     request = model.builder.build(_to_input(body, model.default_labels), turns)
@@ -189,7 +197,7 @@ def prepare_score(model: LoadedModel, body: ScoreBody | CheckedPairs, turns: Tur
 
 
 def _is_small(body: ScoreBody | CheckedPairs) -> bool:
-    """Whether a body takes less time to build than to hand to a thread and back; never text."""
+    """Return True if a body is faster to build here than in a thread; never with any text."""
     if isinstance(body, CheckedRanking) or body.labels is not None or isinstance(body.items, str):
         return False
     items = body.items or []
@@ -199,7 +207,7 @@ def _is_small(body: ScoreBody | CheckedPairs) -> bool:
 
 
 def encode_score(scored: Scored[Any]) -> bytes:
-    """The scores, or for pairs vLLM's answer."""
+    """Return the scores as JSON; for pairs, vLLM's answer."""
     body: ScoreBody | CheckedPairs = scored.body
     if isinstance(body, CheckedRanking):
         return encode_pairs(scored)

@@ -1,4 +1,4 @@
-"""All dialects that POST a body and are answered by the engine."""
+"""The table of all dialects, by path."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The wire of /tokenize and /detokenize, which are vLLM's."""
+"""The dialects of /tokenize and /detokenize, with vLLM's bodies and answers."""
 
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     prompt: Annotated[str, about("A text.")]
     model: ModelName = None
     add_special_tokens: Annotated[
-        bool | None, about("Whether the text gets the tokenizer's special tokens.", True)
+        bool | None, about("true: the text gets the tokenizer's special tokens.", True)
     ] = None
 
     @property
@@ -33,7 +33,7 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
 class TokenizeAnswer(msgspec.Struct):
     """Answer of POST /tokenize."""
 
-    count: Annotated[int, about("How many tokens there are.")]
+    count: Annotated[int, about("Number of tokens.")]
     max_model_len: Annotated[int, about("The longest prompt that the model takes, in tokens.")]
     tokens: Annotated[list[int], about("Token ids.")]
 
@@ -52,7 +52,7 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
 class DetokenizeAnswer(msgspec.Struct):
     """Answer of POST /detokenize."""
 
-    prompt: Annotated[str, about("Their text, special tokens included.")]
+    prompt: Annotated[str, about("The text of the tokens, special tokens included.")]
 
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
@@ -70,7 +70,12 @@ def decode_detokenize(body: bytes, record: RequestRecord) -> DetokenizeBody:
 
 
 def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> PreparedBody:
-    """Raises InvalidRequest without a tokenizer, and TooManyTokens."""
+    """Make the answer.
+
+    Raises:
+        InvalidRequest: the model has no tokenizer.
+        TooManyTokens: the text has more tokens than `--max-request-tokens`.
+    """
     encoder = model.builder.need_encoder("prompt")
     limit = model.builder.limits.max_request_tokens
     special = body.add_special_tokens is not False
@@ -86,7 +91,13 @@ def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> Pr
 
 
 def prepare_detokenize(model: LoadedModel, body: DetokenizeBody, turns: Turns) -> PreparedBody:
-    """Raises InvalidRequest without a tokenizer, TokenIdOutOfRange and TooManyTokens."""
+    """Make the answer.
+
+    Raises:
+        InvalidRequest: the model has no tokenizer.
+        TokenIdOutOfRange: an id is none of the model's.
+        TooManyTokens: there are more tokens than `--max-request-tokens`.
+    """
     _check_count(len(body.tokens), "tokens", model.builder)
     if model.builder.encoder is None:
         raise InvalidRequest("this model has no tokenizer", param="tokens")
@@ -96,7 +107,7 @@ def prepare_detokenize(model: LoadedModel, body: DetokenizeBody, turns: Turns) -
 
 
 def _encoded(scored: Scored[Any]) -> bytes:
-    """`prepare` has made the answer: no engine is asked."""
+    """Return the answer that `prepare` has made; the engine is not asked."""
     answer: bytes = scored.prepared.notes
     return answer
 
@@ -121,7 +132,7 @@ TOKENIZE_TEXT = Dialect(
 DETOKENIZE = Dialect(
     paths=(DETOKENIZE_PATH,),
     summary="Tokens to text",
-    description="What token ids say together, special tokens included.",
+    description="The text of token ids, special tokens included.",
     bodies=(DetokenizeBody,),
     answers=(DetokenizeAnswer,),
     decode=decode_detokenize,
