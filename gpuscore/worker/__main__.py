@@ -37,7 +37,7 @@ def main(factory: str, descriptor: str, parent: str) -> int:
     logging.getLogger("gpuscore").setLevel(logging.INFO)
     module, function = factory.split(":")
     # The logs go to the server's standard error, in its format. That may be a full pipe that no
-    # process reads, so `LogWriter` writes without blocking the others.
+    # process reads, so `LogWriter` writes from a thread of its own.
     with (
         LogWriter() as log,
         json_logging(log),

@@ -272,8 +272,6 @@ def _rows(
 def _split(values: NDArray[ArrayT], counts: Int32Array) -> tuple[NDArray[ArrayT], ...]:
     """Split values into pieces of these lengths: at least one piece, none of them empty."""
     if not len(counts) or counts.min() < 1 or counts.sum(dtype=np.int64) != len(values):
-        raise ProtocolError(
-            f"lengths of {len(counts)} pieces that do not fit {len(values)} numbers"
-        )
+        raise ProtocolError(f"{len(counts)} lengths that do not add up to {len(values)} numbers")
     ends = np.cumsum(counts, dtype=np.int64).tolist()
     return tuple(values[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))
