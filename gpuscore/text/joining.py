@@ -276,7 +276,7 @@ class PromptBuilder:
         return iter([prompt]), common_prefix(prompt, alone)
 
     def _fixed_cut(self, given: ScoreInput, is_text: bool, turns: Turns) -> int:
-        """Return a cut that depends on the query alone: before the last token that prompts share."""
+        """Return a cut that depends on the query alone: before the last token all prompts share."""
         if given.item_first:
             return 0
         if not is_text:
