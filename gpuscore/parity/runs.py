@@ -19,7 +19,7 @@ _CHOICES = {item.name: item.choices for item in options(ModelConfig)}
 _FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]
 DTYPES = ("float32", "bfloat16", "float16")
 TIMED = "500 items"  # the case whose throughput is measured
-ALONE = 8  # about as many of its items are scored once more, each alone
+ALONE = 8  # approximate number of its items that are scored once more, each alone
 
 
 @dataclass(frozen=True, slots=True)

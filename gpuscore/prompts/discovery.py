@@ -48,9 +48,9 @@ def find_family(
         known = _configured(directory) or by_name(names, architecture_name(directory))
         found = None if known is None else _resolved(known, directory, specials)
     if found is None or (head is not None and head.num_classes > 1):
-        return None  # with several classes it is unknown which one means relevant
+        return None  # it is unknown which of several classes means relevant
     if head is not None and not found.ranks:
-        return None  # and with a guard's one class, what it means
+        return None  # the meaning of a guard's one class is unknown
     return _for_head(found, head)
 
 

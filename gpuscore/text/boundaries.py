@@ -215,7 +215,7 @@ def added_contents(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _pairs(texts: Iterable[str], space: str) -> frozenset[str]:
-    """Return all neighbours in the texts of which the second may follow a cut."""
+    """Return all pairs of neighbours in the texts whose second character may follow a cut."""
     # A NUL, which is never left of a cut, separates texts. The lookahead finds overlapping pairs.
     found = re.compile(f"(?s)(?=(.[{re.escape(''.join(RIGHTS) + space)}]))")
     return frozenset(found.findall("\0".join(texts)))

@@ -29,7 +29,7 @@ def _blocked(*signals: signal.Signals) -> Iterator[None]:
 class EngineProcess:
     """A running engine process, connected by a socket pair; `end` stops it and frees all it used.
 
-    On Linux, create it in a thread that lives as long as the process shall. The child asks the
+    On Linux, create it in a thread that lives as long as the process must. The child asks the
     kernel to kill it when its parent dies, and the kernel takes the starting thread as the parent.
     """
 

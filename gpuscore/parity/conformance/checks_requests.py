@@ -199,7 +199,7 @@ def _not_refused(reply: ServerReply) -> str | None:
 
 
 def _harmed(server: CheckedServer) -> str | None:
-    """Return what a plain request shows to be wrong after a bad one, or None."""
+    """Send a plain request after a bad one; return the fault that it shows, or None."""
     try:
         found = server.ask(*CANARY)
     except RequestRefused as reason:
