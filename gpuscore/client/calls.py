@@ -169,7 +169,7 @@ def rerank_call(
         for answer, reply, (start, stop) in zip(answers, replies, ranges, strict=True):
             found = {result.index for result in answer.results}
             if len(found) != len(answer.results) or not found <= set(range(stop - start)):
-                raise _bad(reply, f"results that are not of {stop - start} documents")
+                raise _bad(reply, f"results that do not belong to {stop - start} documents")
         starts = [start for start, _ in ranges]
         ranked = _joined_ranking(answers, starts, given.get("top_n") or None)
         return RerankResponse(

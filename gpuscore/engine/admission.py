@@ -40,7 +40,7 @@ class Backlog:
                 raise self._full(f", the limit is {config.max_queued_tokens} tokens")
             if self.items + items > config.max_queued_items:
                 raise self._full(
-                    f", {self.items} items of {config.max_queued_items} that are allowed"
+                    f", with {self.items} items; the limit is {config.max_queued_items} items"
                 )
         self._add(1, items, tokens)
 

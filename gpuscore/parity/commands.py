@@ -31,7 +31,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     _refuse_overridden(settings)
     base = settings.make(ModelConfig)
     if len(set(specs)) < len(specs):
-        raise ConfigError("--backends names one of them twice")
+        raise ConfigError("--backends names a backend twice")
     configs = {str(spec): spec.configure(base) for spec in specs}
     directory = model_directory(base.model, base.revision)
     for config in configs.values():  # to refuse a bad one before minutes of work
