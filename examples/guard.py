@@ -1,14 +1,14 @@
 """Classify texts and choose a threshold from labelled ones: guard.py URL [API_KEY].
 
-Plain HTTP with httpx, as any language can do it. The demo model is no guard: it says whether an
-item fits a query. A guard would get texts without labels and answer with classes of its own.
+The program uses plain HTTP, as any language can. The demo model is no guard: it tells if an item
+fits a query. A guard model needs no labels in the request and answers with its own classes.
 """
 
 import sys
 
 import httpx
 
-# Prompts of the demo model, and whether they should pass.
+# Prompts of the demo model; True for those that should pass.
 LABELLED = [
     ("query: a red lamp\nitem: A red steel lamp.", True),
     ("query: a red lamp\nitem: A blue wool scarf.", False),
@@ -17,22 +17,22 @@ LABELLED = [
     ("query: a wool scarf\nitem: A blue wool scarf.", True),
     ("query: a wool scarf\nitem: A wooden garden chair in blue.", False),
 ]
-LEAST_MASS = 0.5  # below it the model would have said something else than yes or no
+LEAST_MASS = 0.5  # below it, the model's next token is probably neither yes nor no
 
 
 def probabilities(url: str, headers: dict[str, str], texts: list[str]) -> list[float]:
-    """The probability of "yes" for each text."""
+    """Return the probability of "yes" for each text."""
     body = {"input": texts, "labels": ["yes", "no"], "return_label_mass": True}
     answer = httpx.post(f"{url}/v1/classify", json=body, headers=headers, timeout=60)
     answer.raise_for_status()
     found = answer.json()["data"]
     if any(one["label_mass"] < LEAST_MASS for one in found):
-        raise SystemExit("the model wants to say something else than yes or no")
+        raise SystemExit("the model's next token is probably neither yes nor no")
     return [one["probs"][0] for one in found]
 
 
 def threshold(scores: list[float], passes: list[bool]) -> float:
-    """Halfway between the best bad text and the worst good one."""
+    """Return the middle between the best bad text's score and the worst good one's."""
     worst_good = min(score for score, good in zip(scores, passes, strict=True) if good)
     best_bad = max(score for score, good in zip(scores, passes, strict=True) if not good)
     if best_bad >= worst_good:

@@ -1,4 +1,4 @@
-"""Rank for many queries at once, a few requests in flight: many_queries.py URL [API_KEY]."""
+"""Rank for many queries, a few requests at a time: many_queries.py URL [API_KEY]."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ IN_FLIGHT = 4
 
 
 async def rank_all(url: str, api_key: str | None) -> list[RerankResponse]:
-    """One ranking per query, in the order of the queries."""
+    """Return one ranking per query, in the order of the queries."""
     room = asyncio.Semaphore(IN_FLIGHT)
 
     async def rank(query: str) -> RerankResponse:

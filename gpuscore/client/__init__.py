@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient` of a gpuscore server, over httpx (the extra `client`)."""
+"""Clients of a gpuscore server: `Client` and `AsyncClient`, over httpx (the extra `client`)."""
 
 from gpuscore.client.asynchronous import AsyncClient
 from gpuscore.client.errors import BadAnswer, ClientError, ConnectionFailed, StatusError

@@ -28,7 +28,7 @@ ResultT = TypeVar("ResultT")
 class AsyncClient:
     """`Client` for asyncio: same arguments (`http` is an httpx.AsyncClient), results and errors.
 
-    Tasks may share it. A call that is cancelled ends its requests, which the server notices.
+    Tasks may share it. Cancelling a call closes its requests, and the server drops their work.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class AsyncClient:
         items: str | Sequence[str] | Sequence[Ids],
         **options: Unpack[ScoreOptions],
     ) -> ScoreResponse:
-        """As `Client.score`."""
+        """Score items; see `Client.score`."""
         return await self._do(score_call(self._settings.limits, query, items, **options))
 
     async def rerank(
         self, query: str, documents: Sequence[Document], **options: Unpack[RerankOptions]
     ) -> RerankResponse:
-        """As `Client.rerank`."""
+        """Rank documents; see `Client.rerank`."""
         return await self._do(rerank_call(self._settings.limits, query, documents, **options))
 
     async def models(self) -> tuple[Model, ...]:
-        """As `Client.models`."""
+        """Return the served models; see `Client.models`."""
         until = monotonic() + self._settings.policy.deadline
         return models_of(await self._send("GET", "/v1/models", None, new_id(), until))
 
     async def ready(self) -> bool:
-        """As `Client.ready`."""
+        """Return True if the server takes requests now; see `Client.ready`."""
         request_id = new_id()
         seconds = self._settings.policy.deadline
         fields = {"X-Request-Id": request_id}

@@ -1,4 +1,4 @@
-"""The calls of a client as data: which requests to send, and what their answers make together."""
+"""Client calls as data: the requests to send, and a function that joins their answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class ScoreOptions(TypedDict, total=False):
-    """What `score` takes besides query and items; meaning as in POST /v1/score."""
+    """Options of `score`; they mean the same as in POST /v1/score."""
 
     labels: Sequence[str]  # texts of one token each, or
     label_token_ids: Ids | Sequence[Ids]  # one list, or one per item
@@ -32,15 +32,15 @@ class ScoreOptions(TypedDict, total=False):
     model: str
     priority: int  # lower runs first
     cache_salt: str
-    request_id: str  # of a split call the beginning of each request's id
+    request_id: str  # if the call is split, each request's id begins with it
 
 
 class RerankOptions(TypedDict, total=False):
-    """What `rerank` takes besides query and documents; meaning as in POST /v1/rerank."""
+    """Options of `rerank`; they mean the same as in POST /v1/rerank."""
 
-    top_n: int | None  # best documents of all, also where the list is split
+    top_n: int | None  # number of best documents, of the whole list even if it is split
     instruction: str | None
-    return_documents: bool  # the documents as they were given; they do not travel back
+    return_documents: bool  # return the given documents; the server does not send them back
     raw_scores: bool
     rank_fields: Sequence[str]  # of documents that are mappings
     max_tokens_per_doc: int
@@ -53,7 +53,7 @@ class RerankOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One POST; `content` is made when it is sent."""
+    """A POST request; `content` makes its body when it is sent."""
 
     path: str
     content: Callable[[], bytes]
@@ -62,7 +62,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class ClientCall(Generic[ResultT]):
-    """`join` takes the replies in the order of the parts; it raises BadAnswer."""
+    """The requests of a call; `join` takes their replies in this order and may raise BadAnswer."""
 
     parts: list[Post]
     join: Callable[[Sequence[Reply]], ResultT]
@@ -116,10 +116,14 @@ def score_call(
     request_id: str | None = None,
     **options: Any,
 ) -> ClientCall[ScoreResponse]:
-    """Raises ValueError where lists of labels are not one per item, TypeError for what is no id or
-    no option."""
+    """Return a score call, split by the limits.
+
+    Raises:
+        ValueError: there are lists of labels, but not one for each item.
+        TypeError: a token id is not an integer, or an option is unknown.
+    """
     shared = {"query": text_or_ids(query)} | _given(options, ScoreOptions)
-    given = [items] if isinstance(items, str) else items  # as over HTTP, and no list of characters
+    given = [items] if isinstance(items, str) else items  # a text is one item, as over HTTP
     lists = {"items": [as_json(text_or_ids(item)) for item in given]}
     if labels is not None:
         shared["labels"] = labels if isinstance(labels, str) else list(labels)
@@ -165,7 +169,7 @@ def rerank_call(
         for answer, reply, (start, stop) in zip(answers, replies, ranges, strict=True):
             found = {result.index for result in answer.results}
             if len(found) != len(answer.results) or not found <= set(range(stop - start)):
-                raise _bad(reply, f"results that are not of {stop - start} documents")
+                raise _bad(reply, f"results that do not belong to {stop - start} documents")
         starts = [start for start, _ in ranges]
         ranked = _joined_ranking(answers, starts, given.get("top_n") or None)
         return RerankResponse(
@@ -235,8 +239,11 @@ def _joined_scores(answers: list[_Scores], replies: Sequence[Reply]) -> ScoreRes
 def _joined_ranking(
     answers: list[_Ranking], starts: list[int], most: int | None
 ) -> tuple[Any, Float64Array, Any]:
-    """Indices into the whole list, scores and what was truncated, best first, equal ones by index:
-    each part's own best are all that can be among the best of all."""
+    """Join the rankings of parts: (indices in the whole list, scores, truncated).
+
+    The best comes first; equal scores are ordered by index. With `most`, the first `most` of each
+    part are enough, because no other document can be among the first `most` of all.
+    """
     ranked = [
         (start + result.index, result.relevance_score, result.truncated)
         for start, answer in zip(starts, answers, strict=True)

@@ -1,8 +1,8 @@
-"""What a client raises; every error knows the id of its request, which the server's log has too."""
+"""The errors of the clients; each has the id of its request, as in the server's log."""
 
 
 class ClientError(Exception):
-    """Base of the others. `request_id` is what went out as X-Request-Id."""
+    """The base of all client errors. `request_id` was sent as X-Request-Id."""
 
     def __init__(self, message: str, request_id: str) -> None:
         super().__init__(f"{message} (request {request_id})")
@@ -13,9 +13,9 @@ class ClientError(Exception):
 class StatusError(ClientError):
     """The server answered with an error.
 
-    `code` and `param` are the error's own, such as "prompt_too_long" and "items[3]", or None where
-    the answer has none: then somebody between client and server wrote it. `retry_after` is in
-    seconds, for whoever wants to try again after the client has given up.
+    `code` and `param` are the server's, such as "prompt_too_long" and "items[3]". They are None if
+    the answer has none, for example because a proxy between client and server wrote it.
+    `retry_after` is in seconds, for callers that try again after the client's own retries.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class StatusError(ClientError):
 
 
 class ConnectionFailed(ClientError):
-    """No answer came, or not in time."""
+    """No answer came in time, or the connection failed."""
 
 
 class BadAnswer(ClientError):
-    """An answer that no gpuscore server gives."""
+    """The answer does not have the form that a gpuscore server gives."""

@@ -1,4 +1,4 @@
-"""What both clients are made with."""
+"""The options of both clients."""
 
 from dataclasses import dataclass
 from typing import TypedDict
@@ -8,22 +8,24 @@ import httpx
 from gpuscore.client.retries import Policy, Reply
 from gpuscore.client.split import MAX_BYTES, MAX_ITEMS, SplitLimits
 
-LATE = (httpx.ReadTimeout, httpx.WriteTimeout)  # the time was used up, not the connection lost
+LATE = (httpx.ReadTimeout, httpx.WriteTimeout)  # the attempt's time is over; not retried
 
 
 class ClientOptions(TypedDict, total=False):
     """Options of a client; times in seconds."""
 
-    timeout: float | None  # of one attempt, told to the server; None: the server's own limit
+    timeout: float | None  # of one attempt, sent to the server; None: the server's own limit
     deadline: float  # of a whole call with its retries, 600 by default
     max_attempts: int  # of one request, 5 by default
-    max_items_per_request: int  # 10,000 by default, which is the server's
+    max_items_per_request: int  # 10,000 by default, which is the server's default limit
     max_bytes_per_request: int  # 1 MiB by default
-    max_concurrent_requests: int  # of one call that is split, 4 by default
+    max_concurrent_requests: int  # of one split call, 4 by default
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
+    """A client's checked options."""
+
     url: str
     key: bytes | None
     policy: Policy
@@ -33,7 +35,7 @@ class ClientSettings:
     def request(
         self, method: str, path: str, fields: dict[str, str], seconds: float, content: bytes | None
     ) -> httpx.Request:
-        """One whose every wait is at most `seconds`."""
+        """Return a request in which every single wait is at most `seconds`."""
         headers = [(name.encode(), value.encode()) for name, value in fields.items()]
         if self.key is not None:
             headers.append((b"Authorization", b"Bearer " + self.key))
@@ -56,7 +58,7 @@ def settings_of(
     max_bytes_per_request: int = MAX_BYTES,
     max_concurrent_requests: int = 4,
 ) -> ClientSettings:
-    """Raises ValueError for values out of range and for what is no URL."""
+    """Return the settings; raise ValueError for values out of range and for an invalid URL."""
     if not url.startswith(("http://", "https://")) or not httpx.URL(url).host:
         raise ValueError("url must begin with http:// or https:// and name a host")
     if max_concurrent_requests < 1:
@@ -71,6 +73,6 @@ def settings_of(
 
 
 def reply_of(answer: httpx.Response, request_id: str) -> Reply:
-    """An answer that was read to its end."""
+    """Return the reply of an answer whose body has been read."""
     found = answer.headers.get("x-request-id", request_id)
     return Reply(answer.status_code, answer.headers, answer.content, found)

@@ -1,4 +1,4 @@
-"""What the methods of a client return."""
+"""The results of the clients' methods."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,7 @@ Ids: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of all prompts, and how many of them were not computed again. Of a split call the
-    sum over its requests."""
+    """Tokens of all prompts, and those not computed anew; of a split call, the sums."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -24,10 +23,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResponse:
-    """Rows belong to items, columns to labels; float64.
+    """Scores as float64, with a row per item and a column per label.
 
-    With one list of labels per item, of different lengths, `scores` and `label_logprobs` are filled
-    up with NaN on the right.
+    If items have label lists of different lengths, NaN fills the ends of shorter rows in `scores`
+    and `label_logprobs`.
     """
 
     scores: Float64Array  # [N, labels]
@@ -40,11 +39,11 @@ class ScoreResponse:
 
 @dataclass(frozen=True, slots=True)
 class RerankResponse:
-    """Best first, equal ones in the order in which they were given."""
+    """A ranking, best document first; documents with equal scores keep the given order."""
 
-    indices: NDArray[np.int64]  # [n] of the documents as given
+    indices: NDArray[np.int64]  # [n] into the given documents
     scores: Float64Array  # [n]
-    truncated: BoolArray  # [n] whether the document was cut, as the request allowed
+    truncated: BoolArray  # [n] True if the document was cut, as the request allowed
     documents: tuple[Document, ...] | None  # [n]; if asked for
     model: str
     usage: Usage
@@ -53,7 +52,7 @@ class RerankResponse:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A served model; `max_model_len` in tokens, None while it loads."""
+    """A served model; `max_model_len` is in tokens, and None while the model loads."""
 
     id: str
     max_model_len: int | None

@@ -1,5 +1,8 @@
-"""Which failures are tried again, and when. Nothing here waits or sends: callers say what came and
-what time it is, and are told how long to wait. Scoring is pure, so every retry is safe."""
+"""Retries: 429, 502, 503 and lost connections are tried again.
+
+This module neither waits nor sends. The clients pass it each outcome and the time, and it returns
+how long to wait. Scoring changes nothing on the server, so every retry is safe.
+"""
 
 import random
 from collections.abc import Mapping
@@ -11,19 +14,20 @@ import msgspec
 
 from gpuscore.client.errors import ClientError, ConnectionFailed, StatusError
 
-# Overloaded, not ready or restarting; 502 is a proxy's word for a connection that failed.
+# Overloaded; not ready or restarting; a proxy answers 502 if its connection fails.
 RETRIED = (429, 502, 503)
 FIRST_BACKOFF = 0.25  # seconds; doubles with every attempt
-LONGEST_BACKOFF = 15.0
-GRACE = 5.0  # seconds that an answer, also the server's own 504, may take on its way
+LONGEST_BACKOFF = 15.0  # seconds
+GRACE = 5.0  # seconds for an answer, such as the server's own 504, to arrive after the timeout
 _SHOWN = 200  # characters of an answer that is not a gpuscore error
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`timeout` is for one attempt, None: as the server says; `deadline` for a whole call; seconds.
+    """Limits in seconds: `timeout` of an attempt (None: the server's), `deadline` of a whole call.
 
-    Raises ValueError for values out of range.
+    Raises:
+        ValueError: a value is out of range.
     """
 
     timeout: float | None
@@ -41,7 +45,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An HTTP answer; the names of `headers` are looked up in any case."""
+    """An HTTP answer; lookups in `headers` ignore case."""
 
     status: int
     headers: Mapping[str, str]
@@ -50,14 +54,14 @@ class Reply:
 
 
 class Attempts:
-    """The attempts of one request, until a time on the caller's clock."""
+    """The attempts of one request, up to the time `until` on the caller's clock."""
 
     def __init__(self, policy: Policy, request_id: str, until: float) -> None:
         self._policy, self._id, self._until = policy, request_id, until
         self._attempts = 0
 
     def begin(self, now: float) -> tuple[dict[str, str], float]:
-        """Header fields of the next attempt, and seconds to wait for its answer."""
+        """Return the header fields of the next attempt, and the seconds to wait for its answer."""
         self._attempts += 1
         left = max(0.001, self._until - now)
         fields = {"X-Request-Id": self._id}
@@ -68,9 +72,10 @@ class Attempts:
         return fields, min(seconds + GRACE, left)
 
     def answered(self, reply: Reply, now: float) -> float | None:
-        """None for an answer that stands, or the seconds to wait before the next attempt.
+        """Return None for a success, or the seconds to wait before the next attempt.
 
-        Raises StatusError for an error that is not tried again, or not any more.
+        Raises:
+            StatusError: the answer is an error, and there is no further attempt.
         """
         if 200 <= reply.status < 300:
             return None
@@ -78,16 +83,24 @@ class Attempts:
         return self._wait(error, error.retry_after, now, reply.status in RETRIED)
 
     def failed(self, cause: Exception, now: float, *, late: bool) -> float:
-        """The seconds to wait after an attempt without an answer; `late` if its time was over.
+        """Return the seconds to wait after an attempt without an answer.
 
-        Raises ConnectionFailed where there is no further attempt.
+        Args:
+            cause: the exception of the attempt.
+            now: on the caller's clock.
+            late: the attempt's time was over; there is no further attempt then.
+
+        Raises:
+            ConnectionFailed: there is no further attempt.
         """
         error = ConnectionFailed(f"no answer: {type(cause).__name__}: {cause}", self._id)
         return self._wait(error, None, now, not late)
 
     def _wait(self, error: ClientError, given: float | None, now: float, again: bool) -> float:
-        """Full jitter, so that clients that failed together do not come back together; never
-        sooner than the server asks."""
+        """Return a random wait, not shorter than the server's Retry-After, or raise the error.
+
+        The jitter keeps clients that failed together from retrying together.
+        """
         seconds = random.uniform(0, _backoff(self._attempts))
         if given is not None:
             seconds = given + random.uniform(0, min(0.1 * given, FIRST_BACKOFF))
@@ -113,7 +126,7 @@ class _ErrorAnswer(msgspec.Struct):
 def status_error(reply: Reply) -> StatusError:
     try:
         error = msgspec.json.decode(reply.content, type=_ErrorAnswer).error
-    except (msgspec.DecodeError, UnicodeDecodeError):  # a proxy's
+    except (msgspec.DecodeError, UnicodeDecodeError):  # not gpuscore's, maybe a proxy's
         error = _Error(reply.content[:_SHOWN].decode(errors="replace"))
     return StatusError(
         reply.status,
@@ -126,7 +139,7 @@ def status_error(reply: Reply) -> StatusError:
 
 
 def _retry_after(text: str | None) -> float | None:
-    """Seconds, of the header's two forms: a number of them or a date."""
+    """Return the seconds of a Retry-After header, which has a number or a date."""
     if text is None:
         return None
     if text.strip().isdecimal():

@@ -1,5 +1,7 @@
-"""A long list as the bodies of several requests. Elements are encoded once, bodies when they are
-sent."""
+"""Splitting a long list over the bodies of several requests.
+
+Every element is encoded once; a body is put together when it is sent.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,14 +15,17 @@ from gpuscore.client.results import Ids
 from gpuscore.config import RequestLimits
 
 MAX_ITEMS = RequestLimits().max_items
-# The server takes 16 MiB and, by default, a million tokens, of which a byte makes one at most.
+# The server takes 16 MiB and, by default, a million tokens; a byte is at most one token.
 MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class SplitLimits:
-    """Of one request; raises ValueError for less than 1. An element larger than `max_bytes` is
-    sent alone."""
+    """The limits of one request; an element larger than `max_bytes` is sent alone.
+
+    Raises:
+        ValueError: a limit is less than 1.
+    """
 
     max_items: int
     max_bytes: int
@@ -32,13 +37,13 @@ class SplitLimits:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """An object whose fields are either shared by all requests or lists cut in step."""
+    """A JSON object with fields that all requests share, and lists that are split together."""
 
     shared: Mapping[str, Any]
     lists: Mapping[str, Sequence[bytes]]  # elements as JSON; all of one length
 
     def parts(self, limits: SplitLimits) -> Iterator[tuple[int, int]]:
-        """Ranges of elements, in order; one empty range if there are none."""
+        """Yield the range of elements of each request; one empty range if there are none."""
         left = limits.max_bytes - len(self._head())
         start, size = 0, 0
         sizes = [sum(map(len, row)) + len(row) for row in zip(*self.lists.values(), strict=True)]
@@ -50,7 +55,7 @@ class Body:
         yield start, len(sizes)
 
     def encode(self, start: int, stop: int) -> bytes:
-        """The body with the elements of a range."""
+        """Return the body with the elements of a range."""
         lists = [
             b"%s:[%s]" % (as_json(name), b",".join(elements[start:stop]))
             for name, elements in self.lists.items()
@@ -63,13 +68,13 @@ class Body:
 
 
 def as_json(value: object) -> bytes:
-    """Raises UnicodeEncodeError for text with half a surrogate pair, ValueError for NaN."""
+    """Encode as JSON; raise UnicodeEncodeError for a lone surrogate, ValueError for NaN."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode()
 
 
 def token_ids(ids: Ids) -> list[int]:
-    """Plain integers of a list or a NumPy array; raises TypeError for anything else."""
+    """Return a list or a NumPy array as plain integers; raise TypeError for other elements."""
     return [index(i) for i in (ids.tolist() if isinstance(ids, np.ndarray) else ids)]
 
 

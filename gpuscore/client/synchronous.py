@@ -1,4 +1,4 @@
-"""The client that waits."""
+"""The blocking client."""
 
 import threading
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ ResultT = TypeVar("ResultT")
 
 
 class Client:
-    """A client of one gpuscore server. A context manager; threads may share it.
+    """A client of one gpuscore server. It is a context manager; threads may share it.
 
-    Requests that fail for lack of room or of a connection are sent again, at most `max_attempts`
-    times, not before the server's Retry-After and not after the call's `deadline`; other errors are
-    not. Lists that are too long for one request are split by number and by bytes, and what
-    belongs together comes back together.
+    429, 502, 503 and connection errors are retried, up to `max_attempts` attempts in all, not
+    before the server's Retry-After and not after the call's `deadline`. Other errors are not
+    retried. Lists that are too long for one request are split by number and by bytes, and their
+    answers are joined to one result.
 
     Args:
-        url: such as http://127.0.0.1:8000, with the path of a prefix if there is one.
+        url: such as http://127.0.0.1:8000, with a path if the server has a prefix.
         api_key: sent as bearer token.
         http: the caller's own httpx.Client, for proxies or certificates; it is not closed.
         **options: see `ClientOptions`.
 
     Raises:
-        ValueError: an option out of range, or what is no URL.
+        ValueError: an option is out of range, or the URL is invalid.
     """
 
     def __init__(
@@ -63,26 +63,29 @@ class Client:
         items: str | Sequence[str] | Sequence[Ids],
         **options: Unpack[ScoreOptions],
     ) -> ScoreResponse:
-        """Probabilities of labels after each `query + item` prompt; all text or all token ids.
+        """Return the labels' probabilities after each `query + item` prompt.
 
-        Raises ClientError (StatusError, ConnectionFailed, BadAnswer), and ValueError for lists of
-        labels that are not one per item.
+        Query and items are all text or all token ids.
+
+        Raises:
+            ClientError: StatusError, ConnectionFailed or BadAnswer.
+            ValueError: there are lists of labels, but not one for each item.
         """
         return self._do(score_call(self._settings.limits, query, items, **options))
 
     def rerank(
         self, query: str, documents: Sequence[Document], **options: Unpack[RerankOptions]
     ) -> RerankResponse:
-        """Documents by how relevant they are to a query, best first. Raises ClientError."""
+        """Rank documents by relevance to a query, best first. Raises ClientError."""
         return self._do(rerank_call(self._settings.limits, query, documents, **options))
 
     def models(self) -> tuple[Model, ...]:
-        """The served models. Raises ClientError."""
+        """Return the served models. Raises ClientError."""
         until = monotonic() + self._settings.policy.deadline
         return models_of(self._send("GET", "/v1/models", None, new_id(), until))
 
     def ready(self) -> bool:
-        """Whether the server takes requests now; asks once."""
+        """Return True if the server takes requests now; asks once."""
         request_id = new_id()
         seconds = self._settings.policy.deadline
         fields = {"X-Request-Id": request_id}
@@ -126,7 +129,7 @@ class Client:
             try:
                 wait(futures, return_when=FIRST_EXCEPTION)
             finally:
-                given_up.set()  # the other parts, if any are left, are of no use
+                given_up.set()  # stops the remaining parts, whose results would not be used
         if failures:
             raise failures[0]
         return job.join([future.result() for future in futures])

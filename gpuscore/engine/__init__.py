@@ -1,1 +1,1 @@
-"""Scheduling, packing and the step loop: pure Python and NumPy, no device, no HTTP."""
+"""Scheduling, packing and the step loop, in pure Python and NumPy: no device code, no HTTP."""

@@ -1,4 +1,4 @@
-"""What is in flight, how long it takes, and what would be too much."""
+"""The backlog: requests in flight, the wait that they cause, and the limits on them."""
 
 from collections.abc import Callable
 
@@ -11,26 +11,26 @@ _SIZES = 48  # sizes are counted by their number of binary digits
 
 
 class Backlog:
-    """Requests that were admitted and are not answered yet.
+    """The requests that were admitted and are not answered yet.
 
-    `admit` and `leave` are called under their owner's lock; the rest may be read at any time.
+    The owner calls `admit` and `leave` under its lock; any thread may read the rest at any time.
 
     Args:
-        config: how much may be in flight.
-        rate: says how many tokens per second are computed; 0 as long as that is unknown.
+        config: the limits on requests, items and tokens in flight.
+        rate: returns the tokens computed per second; 0 while that is unknown.
     """
 
     def __init__(self, config: EngineConfig, rate: Callable[[], float]) -> None:
         self.config = config
         self.requests = self.items = self.tokens = 0
         self._rate = rate
-        self._count, self._sum = [0] * _SIZES, [0] * _SIZES  # requests and their tokens, by size
+        self._count, self._sum = [0] * _SIZES, [0] * _SIZES  # requests and their tokens, per size
 
     def admit(self, request: ScoreRequest) -> None:
-        """Count a request in. One is always admitted, however large it is.
+        """Add a request to the backlog. An empty backlog admits any request, whatever its size.
 
         Raises:
-            Overloaded: there is too much in flight.
+            Overloaded: with this request, the backlog would exceed a limit.
         """
         tokens, items, config = request.num_tokens, len(request.item_ids), self.config
         if self.requests:
@@ -40,25 +40,26 @@ class Backlog:
                 raise self._full(f", the limit is {config.max_queued_tokens} tokens")
             if self.items + items > config.max_queued_items:
                 raise self._full(
-                    f", {self.items} items of {config.max_queued_items} that are allowed"
+                    f", with {self.items} items; the limit is {config.max_queued_items} items"
                 )
         self._add(1, items, tokens)
 
     def leave(self, request: ScoreRequest) -> None:
+        """Remove a request that was answered, failed or cancelled."""
         self._add(-1, -len(request.item_ids), -request.num_tokens)
 
     @property
     def retry_after(self) -> int:
-        """Whole seconds until what is in flight is done, as far as is known."""
+        """Whole seconds until the backlog is computed, at the present rate; 1 without a rate."""
         rate = self._rate()
         return whole_seconds(self.tokens / rate) if rate > 0 else 1
 
     def seconds_ahead(self, tokens: int) -> float:
-        """For how long a request of so many tokens would wait for others.
+        """Seconds that a request of `tokens` tokens would wait for others; 0 without a rate.
 
-        The scheduler deals out tokens evenly, so until this request is done, each of the others
-        gets as many as it, or fewer if it has fewer. Those of one size are taken together, which
-        makes this an upper bound; 0 while the rate is unknown.
+        The scheduler gives all requests equal numbers of tokens. So before this request is done,
+        each other request computes as many tokens as this one, or all of its own if it has fewer.
+        Requests of one size are added up before they are compared, so this is an upper bound.
         """
         rate = self._rate()
         if rate <= 0:
@@ -67,8 +68,8 @@ class Backlog:
         return sum(shares) / rate
 
     def wait_refusal(self, tokens: int, seconds: float) -> Overloaded | None:
-        """An error if a request of so many tokens would wait for longer than `seconds`."""
-        if self.tokens <= seconds * self._rate():  # even if it waited for all of them
+        """Return an error if a request of `tokens` tokens would wait longer than `seconds`."""
+        if self.tokens <= seconds * self._rate():  # short enough even if it waits for all of them
             return None
         wait = self.seconds_ahead(tokens)
         if wait <= seconds:
@@ -95,5 +96,5 @@ class Backlog:
 
 
 def whole_seconds(seconds: float) -> int:
-    """As Retry-After says it."""
+    """Round to a value for the Retry-After header: 1 to MAX_RETRY_AFTER seconds."""
     return max(1, min(MAX_RETRY_AFTER, round(seconds)))

@@ -1,4 +1,4 @@
-"""Shares of jobs as one `PackedBatch`: which segments, over which cached prefixes."""
+"""Turn the shares of a batch into a `PackedBatch`: its segments and their cached prefixes."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from gpuscore.limits import BackendLimits
 
 
 def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:
-    """The batch that computes these shares, in this order."""
+    """Return the batch that computes these shares, in this order."""
     segments: list[Segment] = []
     prefixes: list[Prefix] = []
     for share in shares:
@@ -51,13 +51,13 @@ def _add_share(
 def _add_long_chunk(
     share: Share, limits: BackendLimits, segments: list[Segment], prefixes: list[Prefix]
 ) -> None:
-    """A chunk of an item that is longer than a batch.
+    """Add a chunk of an item that is longer than a batch.
 
-    Its sequence shares the query's pages up to `long_base` and recomputes the rest of the query,
-    because two sequences cannot continue the same half-filled page. The rest and the item are
-    segments of their own, so that the item begins where it does in a short item's batch.
+    The item's sequence shares the query's pages up to `long_base` and computes the rest of the
+    query again, because two sequences cannot continue the same half-filled page. The rest and the
+    item are separate segments, so that the item starts a segment as a short item does.
     """
-    assert share.long is not None  # noqa: S101  (the caller saw to it)
+    assert share.long is not None  # noqa: S101  (the caller has checked it)
     job, request, (item, start, stop) = share.job, share.job.request, share.long
     base, page_size = long_base(job.cut, limits), limits.page_size
     rest = long_rest(job.cut, limits)
@@ -86,16 +86,16 @@ def _add_long_chunk(
 
 
 def long_base(cut: int, limits: BackendLimits) -> int:
-    """Query tokens whose pages a long item shares: whole pages, and whole chunks."""
+    """Number of query tokens whose pages a long item shares: whole pages and whole chunks."""
     whole = max(limits.page_size, limits.deterministic_chunk)
     return cut // whole * whole
 
 
 def long_rest(cut: int, limits: BackendLimits) -> int:
-    """Query tokens after those, which a long item computes again."""
+    """Number of query tokens after `long_base`, which a long item computes again."""
     return cut - long_base(cut, limits)
 
 
 def _pages(pages: Int32Array | None) -> Int32Array:
-    assert pages is not None  # noqa: S101  (a job has its pages before any share of it exists)
+    assert pages is not None  # noqa: S101  (a job gets its pages before its first share)
     return pages

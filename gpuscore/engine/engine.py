@@ -1,4 +1,4 @@
-"""`Engine.score`: admission, a queue, and the one thread that drives the runner."""
+"""The engine: `score` admits and queues requests; one thread drives the runner."""
 
 import logging
 import threading
@@ -22,20 +22,20 @@ from gpuscore.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
-WELL_FILLED = 4  # a batch of one part in so many of the largest
+WELL_FILLED = 4  # a batch of at least 1/WELL_FILLED of max_tokens counts for the capacity
 
 
 class Engine:
-    """Thread-safe front of a `Runner`; `close` fails what is still waiting.
+    """Thread-safe front of a `Runner`; `close` fails the requests that are not answered yet.
 
     Args:
         backend: computes the batches.
-        config: how much may be queued.
-        clock: in seconds, monotonic.
-        after_step: called from the engine's thread whenever it may have answered requests.
+        config: the limits on the requests in flight.
+        clock: monotonic seconds.
+        after_step: called from the engine's thread after each step that may answer requests.
 
     Raises:
-        ConfigError: the backend says that it is deterministic and is not.
+        ConfigError: the backend claims to be deterministic and is not.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Engine:
         self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()
-        self._rate, self._capacity = Rate(), Rate()  # of all batches, and of well filled ones
+        self._rate, self._capacity = Rate(), Rate()  # of all steps; of well filled ones only
         self.backlog = Backlog(config, lambda: self._capacity.value)
         self._closing = False
         self._failed = False
@@ -67,11 +67,11 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """False once the loop has died or was closed."""
+        """True until the loop fails or the engine is closed."""
         return self._thread.is_alive() and not self._failed and not self._closing
 
     def stats(self) -> EngineStats:
-        """What the engine is doing now; may be called from any thread."""
+        """Return the engine's present load and its counters; any thread may call this."""
         pages = self._runner.scheduler.pages
         with self._condition:
             return EngineStats(
@@ -88,7 +88,7 @@ class Engine:
     def score(
         self, request: ScoreRequest, progress: Progress | None = None
     ) -> "Future[ScoreResult]":
-        """Queue a request. Cancelling the future drops whatever of it has not run yet.
+        """Queue a request. Cancelling the future drops its work that has not been launched yet.
 
         Args:
             request: token ids within the backend's limits.
@@ -96,7 +96,7 @@ class Engine:
 
         Raises:
             Overloaded: the queue is full; carries `retry_after` in seconds.
-            InsufficientMemory: the request cannot run even alone.
+            InsufficientMemory: the request does not fit the KV cache, even alone.
             Unavailable: the engine is closed or has failed.
         """
         (outcome,) = self._queue([request], progress)
@@ -107,7 +107,11 @@ class Engine:
     def score_all(
         self, requests: Sequence[ScoreRequest]
     ) -> "list[Future[ScoreResult] | GpuscoreError]":
-        """As `score` for each of them; they are queued at once, so one batch may have them all."""
+        """Queue all these requests together, so that one batch may compute them all.
+
+        Returns:
+            For each request, its future, or the error that `score` would have raised.
+        """
         return self._queue(requests, None)
 
     def _queue(
@@ -142,7 +146,7 @@ class Engine:
         self.backlog.admit(request)
 
     def close(self) -> None:
-        """Stop after the batch in flight; whatever still waits fails with `Unavailable`."""
+        """Stop after the present step; requests not answered by then fail with `Unavailable`."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -152,7 +156,7 @@ class Engine:
     def _leave(self, request: ScoreRequest, _: "Future[ScoreResult]") -> None:
         with self._condition:
             self.backlog.leave(request)
-            self._condition.notify()  # a cancelled request is dropped at the next step
+            self._condition.notify()  # wakes the loop, which drops a cancelled request
 
     def _loop(self) -> None:
         try:
@@ -173,7 +177,7 @@ class Engine:
             self._after_step()
 
     def _take_inbox(self) -> bool:
-        """Move new requests to the runner, waiting while there is nothing to do at all."""
+        """Move new requests to the runner; wait while there is no work. False once closing."""
         with self._condition:
             while not self._inbox and self._runner.idle and not self._closing:
                 self._condition.wait()
@@ -184,7 +188,8 @@ class Engine:
     def _step(self) -> None:
         start, done = self.clock(), self._runner.tally.computed_tokens
         self._runner.step()
-        # A batch is launched in one step and collected in another, so only sums tell the rate.
+        # A batch is launched in one step and collected in the next, so one step alone gives no
+        # rate; `Rate` divides sums over several steps.
         elapsed = max(0.0, self.clock() - start)
         done = self._runner.tally.computed_tokens - done
         self._rate.add(done, elapsed)

@@ -1,4 +1,4 @@
-"""Handing an outcome to whoever waits for it."""
+"""Resolving a request's future with its result or its error."""
 
 from concurrent.futures import Future, InvalidStateError
 
@@ -7,7 +7,7 @@ from gpuscore.request import ScoreResult
 
 
 def resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:
-    """Answer a request, unless it was cancelled meanwhile: then nobody is waiting."""
+    """Set a request's result or error, unless its future was cancelled meanwhile."""
     try:
         if isinstance(outcome, GpuscoreError):
             future.set_exception(outcome)

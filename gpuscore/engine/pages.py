@@ -1,13 +1,13 @@
-"""KV pages: which are free, in use, or only kept because their content may be wanted again.
+"""The pool of KV pages: each page is free, used, or cached for a later request.
 
     free -- allocate --> used -- release --> free, or cached if it was published
                            ^                   |
-                           +------ find -------+       cached pages are evicted least recently
-                                                       used first when no page is free
+                           +------ find -------+       when no page is free, the least recently
+                                                       used cached page is evicted
 
-Only full pages of queries are published, under a chain of SHA-256 digests over (identity of the
-model, salt of the tenant, tokens before the page, tokens of the page); a shorter prefix is
-not kept. Pages are numbered here and stored by the backend.
+Only full pages of queries are published. A page is found by a chain of SHA-256 digests over (the
+model's identity, the tenant's salt, the tokens before the page, the page's tokens). The tokens
+after a query's last full page are not cached. The pool numbers the pages; the backend stores them.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from gpuscore.arrays import Int32Array
 
 @dataclass(frozen=True, slots=True)
 class PageKey:
-    """What a page holds: its own tokens, and the digest of all tokens up to its end."""
+    """The key of a page's content: its tokens, and the digest of all tokens up to its end."""
 
     digest: bytes
-    tokens: bytes  # compared on a hit, so that a collision of digests is a miss
+    tokens: bytes  # compared on a hit, so that two pages with equal digests are not confused
 
 
 def page_keys(identity: str, salt: str, tokens: Int32Array, page_size: int) -> Iterator[PageKey]:
-    """The keys of the full pages of a token sequence, from its start, made one at a time."""
+    """Yield the keys of a token sequence's full pages, from its start."""
     digest = hashlib.sha256(f"{identity}\0{salt}".encode()).digest()
     for start in range(0, len(tokens) - page_size + 1, page_size):
         own = np.ascontiguousarray(tokens[start : start + page_size], dtype="<i4").tobytes()
@@ -38,7 +38,7 @@ def page_keys(identity: str, salt: str, tokens: Int32Array, page_size: int) -> I
 
 
 class PagePool:
-    """Counts the references to every page and finds pages by what they hold; single-threaded."""
+    """Reference counts of all pages, and an index of pages by content; single-threaded."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -62,7 +62,7 @@ class PagePool:
         return self.num_pages - self.num_free - self.num_cached
 
     def find(self, keys: Iterable[PageKey]) -> list[int]:
-        """The pages that hold the longest known start of a sequence; the caller now uses them."""
+        """Return the pages of the longest cached start of a sequence, and take a reference each."""
         found = []
         for key in keys:
             page = self._page_of.get(key.digest)
@@ -74,7 +74,7 @@ class PagePool:
         return found
 
     def allocate(self, count: int) -> Int32Array | None:
-        """`count` pages, evicting where needed; None, and nothing changed, if too few are left."""
+        """Return `count` pages, evicting cached ones if needed; None if even that is not enough."""
         if count > self.num_free + self.num_cached:
             return None
         self.evict(count - self.num_free)
@@ -83,10 +83,10 @@ class PagePool:
         return pages
 
     def release(self, pages: Sequence[int] | Int32Array) -> None:
-        """Stop using pages; raises ValueError for one that is not used.
+        """Drop one reference to each page; raise ValueError for a page that is not in use.
 
-        Later pages of a sequence become evictable before earlier ones, without which they could
-        not be found.
+        Later pages of a sequence are evicted before earlier ones, because a page is found only
+        through the pages before it.
         """
         for page in reversed([int(p) for p in pages]):
             if self._references[page] < 1:
@@ -100,7 +100,7 @@ class PagePool:
                 self._free.append(page)
 
     def publish(self, page: int, key: PageKey) -> None:
-        """Let others find a used page; nothing happens if another page holds the same."""
+        """Add a used page to the index; do nothing if another page has the same content."""
         if self._references[page] < 1:
             raise ValueError(f"page {page} is not in use")
         if key.digest not in self._page_of and page not in self._key_of:
@@ -116,7 +116,7 @@ class PagePool:
             self.evicted += 1
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError unless free, cached and used pages are all pages, each once."""
+        """Raise RuntimeError unless each page is exactly one of free, cached and used."""
         used = np.flatnonzero(self._references).tolist()
         together = sorted([*self._free, *self._idle, *used])
         if together != list(range(self.num_pages)):

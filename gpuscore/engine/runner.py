@@ -1,4 +1,4 @@
-"""The step loop: plan a batch, launch it, plan the next while it runs, collect, resolve."""
+"""The step: plan a batch, launch it, collect the batch before it, resolve finished requests."""
 
 import logging
 from collections.abc import Callable
@@ -22,13 +22,17 @@ from gpuscore.stats import EngineCounters
 
 logger = logging.getLogger(__name__)
 
-# Out of memory so often in a row, a batch has long been as small as it gets (at 16, from a million
-# tokens): small pieces that always fit one batch are not tried for ever.
+# Successive out-of-memory batches before a request fails. Each halves the next batch: 16 halvings
+# take a million tokens down to 16. Without this bound, several pieces that are so short that every
+# batch holds more than one of them would be tried for ever.
 MAX_OUT_OF_MEMORY = 16
 
 
 class Runner:
-    """Owns the scheduler and the batch in flight; driven by `step`, single-threaded."""
+    """The owner of the scheduler and of the batch in flight; single-threaded.
+
+    `step` plans and launches a batch while the one before it runs.
+    """
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class Runner:
         self.clock = clock
         self.scheduler = Scheduler(backend.limits, prefix_cache=prefix_cache)
         self.tally = Tally()
-        self._out_of_memory = 0  # batches in a row
+        self._out_of_memory = 0  # successive batches
         self._tickets: dict[Job, Ticket] = {}
         self._running: tuple[Work, Pending] | None = None
 
@@ -53,7 +57,7 @@ class Runner:
         self._tickets[self.scheduler.add(ticket.request)] = ticket
 
     def step(self) -> int:
-        """Launch one more batch and finish the one before; returns the tokens launched."""
+        """Launch the next batch and collect the one before; return the tokens launched."""
         self._drop_given_up()
         planned = self.clock()
         work = self.scheduler.next_batch()
@@ -64,12 +68,12 @@ class Runner:
         return 0 if work is None else work.batch.num_tokens
 
     def counters(self) -> EngineCounters:
-        """What was done so far; may be called from any thread."""
+        """Return the counters since start; any thread may call this."""
         scheduler = self.scheduler
         return self.tally.counters(scheduler.cached_tokens, scheduler.pages.evicted)
 
     def fail_all(self, error: GpuscoreError) -> None:
-        """Answer everything that waits with `error`; the device's work is abandoned."""
+        """Answer all unanswered requests with `error` and abandon the batch in flight."""
         for job in list(self._tickets):
             self._fail(job, error)
         if self._running is not None:
@@ -84,10 +88,10 @@ class Runner:
                 ticket.planned, ticket.launched = planned, now
         try:
             return work, self.backend.extend(work.batch)
-        except DeviceLost:  # ends the loop, and with it the process
+        except DeviceLost:  # ends the loop and the process
             raise
         except Exception as error:  # noqa: BLE001  (fails this batch's requests, not the loop)
-            if self._running is not None:  # in order: what runs was launched before
+            if self._running is not None:  # batches are finished in the order of their launch
                 self._finish(*self._running)
                 self._running = None
             self._batch_failed(work, error)
@@ -115,7 +119,7 @@ class Runner:
             self._report(share.job)
 
     def _deliver(self, work: Work, share: Share, first_row: int, scores: RowScores) -> None:
-        """Hand the rows of one share to its ticket; what is not finite runs again."""
+        """Give the rows of a share to its ticket; run items with non-finite rows once more."""
         job = share.job
         broken, rows = self._tickets[job].take(share, work.batch, first_row, scores)
         self.tally.nonfinite_rows += rows
@@ -129,14 +133,14 @@ class Runner:
                 self.scheduler.retry_alone(job, item)
 
     def _report(self, job: Job) -> None:
-        """Tell a request how far it is, and resolve it if that is all the way."""
+        """Call the request's progress callback, and resolve the request if it has all its rows."""
         ticket = self._tickets.get(job)
         if ticket is None:
             return
         if ticket.progress is not None:
             try:
                 ticket.progress(ticket.request.num_rows - ticket.rows_left)
-            except Exception as error:  # noqa: BLE001  (the caller's code; fails its request only)
+            except Exception as error:  # noqa: BLE001  (the caller's code: fails only its request)
                 self._fail(job, _caused(InternalError("the progress callback failed"), error))
                 return
         if ticket.rows_left == 0:
@@ -145,7 +149,7 @@ class Runner:
             resolve(ticket.future, ticket.result(self.clock()))
 
     def _drop_given_up(self) -> None:
-        """Forget requests that were cancelled or whose deadline is over."""
+        """Drop requests that were cancelled, and fail those whose deadline has passed."""
         now = self.clock()
         for job, ticket in list(self._tickets.items()):
             if ticket.future.cancelled():
@@ -174,7 +178,7 @@ class Runner:
         self.scheduler.shrink()
 
     def _fail(self, job: Job, error: GpuscoreError | None) -> None:
-        """Answer a request with an error; None if nobody waits for it any more."""
+        """Remove a request and set its error; without an error (None) if it was cancelled."""
         ticket = self._tickets.pop(job, None)
         self.scheduler.remove(job)
         if ticket is not None and error is not None:

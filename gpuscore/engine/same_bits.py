@@ -1,7 +1,7 @@
-"""Proof at start, on the machine at hand, of what a deterministic backend claims.
+"""The test at start that a deterministic backend gives the same bits in every batch.
 
-Whether a row's bits depend on its place in a batch is a matter of the libraries under the backend,
-of the CPU and of the number of threads, so it is tried with the weights that will serve.
+The backend's libraries, the CPU and the number of threads decide whether a row's bits depend on
+its place in a batch. So the test runs on this machine, with the weights that will serve.
 """
 
 from dataclasses import dataclass
@@ -20,22 +20,25 @@ ITEM_LENGTHS = (1, 3, 8, 15, 16, 17, 30, 31, 33, 20, 20, 20)
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """One prompt set; every way to compute it must give the same bits."""
+    """A query and items, which must get the same bits in whatever batches they are computed."""
 
     backend: Backend
     query: Int32Array
     items: tuple[Int32Array, ...]
-    others: tuple[Int32Array, ...]  # what lies between the items in some layouts
+    others: tuple[Int32Array, ...]  # segments of another request, between the items
     labels: Int32Array
 
     def beside_the_query(self, order: NDArray[np.int64]) -> Int32Array:
-        """The query as parent of the items, in this order."""
+        """Return the bits of these items, in one batch with the query as their parent."""
         parent = Segment(self.query, 0, 0)
         items = [self._segment(self.items[i], len(self.query), 0, 0) for i in order]
         return self._bits([parent, *items], [Prefix(0, NO_TOKENS)])
 
     def on_the_cache(self, order: NDArray[np.int64]) -> Int32Array:
-        """The query in pages, computed chunk by chunk; other requests' tokens around the items."""
+        """Return the bits of these items, over cached pages and between another request's segments.
+
+        The query is first computed chunk by chunk into the pages.
+        """
         limits = self.backend.limits
         page_size, chunk = limits.page_size, limits.deterministic_chunk
         pages = np.arange(-(-len(self.query) // page_size), dtype=np.int32)
@@ -54,7 +57,7 @@ class _Trial:
         return Segment(tokens, start, prefix, parent, label_ids=self.labels, need_lse=True)
 
     def _bits(self, segments: list[Segment], prefixes: list[Prefix]) -> Int32Array:
-        """int32 [scored rows, labels + 1]."""
+        """Return the bits of label logits and log-sum-exp, as int32 [scored rows, labels + 1]."""
         scores = self.backend.collect(self.backend.extend(pack(segments, prefixes)))
         assert scores.lse is not None  # noqa: S101  (it was asked for)
         labels = scores.label_logits.reshape(len(scores.lse), -1)
@@ -62,7 +65,7 @@ class _Trial:
 
 
 def check_same_bits(backend: Backend) -> None:
-    """Raises ConfigError if the backend gives some prompt other bits in another batch."""
+    """Raise ConfigError if an item's bits differ between batches."""
     trial = _trial(backend)
     order = np.arange(len(trial.items))
     want = trial.beside_the_query(order)
@@ -79,7 +82,7 @@ def check_same_bits(backend: Backend) -> None:
 
 
 def _trial(backend: Backend) -> _Trial:
-    """Random tokens; a query of more than one chunk where there is room for it."""
+    """Return a trial of random tokens; the query is longer than one chunk if that fits a batch."""
     limits = backend.limits
     room = limits.max_tokens // 3
     lengths = [

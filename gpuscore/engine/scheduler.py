@@ -1,15 +1,15 @@
-"""Which work runs next: splits requests into batches within a token budget, fairly.
+"""The scheduler: splits requests into batches within a token budget, fairly.
 
-A request's query runs first, in chunks where it is longer than a batch; its keys and values stay
-in pages. Items follow, in the same batch as the end of the query or in later ones. An item that is
-longer than a whole batch is itself run in chunks, over pages of its own.
+A request's query runs first, in chunks if it is longer than a batch; its keys and values stay in
+pages. The items follow, in the batch with the end of the query or in later ones. An item that is
+longer than a batch runs in chunks too, over additional pages.
 
-Requests of a lower priority value go first. Among equals, tokens are handed out by deficit round
-robin (Shreedhar and Varghese, 1995): in each round every request may take QUANTUM more tokens, and
-keeps what it could not use, so a request of 10 items is done within a few batches although one of
-10,000 items came before it. A request takes all pages it will need when it starts; those that find
-too few wait in the order of (priority, arrival) and nobody overtakes them, so nothing deadlocks or
-starves. A request whose query is just being computed for another one waits for those pages.
+Requests with a lower priority value go first. Among equals, batches are filled by deficit round
+robin (Shreedhar and Varghese, 1995): each round lets every request take QUANTUM more tokens, and
+a request keeps the tokens that it could not use. So a request of 10 items is done within a few
+batches even behind one of 10,000 items. A request takes all its pages when it starts. If too few
+are free, it waits in the order of (priority, arrival), and no request behind it starts first, so
+nothing deadlocks or starves. A request whose query another request is computing waits for it.
 """
 
 from bisect import insort
@@ -24,34 +24,34 @@ from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest
 
 QUANTUM = 512  # tokens that a request may take per round
-MIN_BUDGET = 16  # tokens; below, out-of-memory batches are not halved further
-RECOVERY = 32  # batches after which a budget that was halved is doubled again
+MIN_BUDGET = 16  # tokens; out-of-memory batches are halved down to this
+RECOVERY = 32  # successful batches after which a halved budget is doubled
 
 
 class Scheduler:
-    """Owns waiting and active jobs and the pages; single-threaded."""
+    """The owner of the waiting and active jobs and of the pages; single-threaded."""
 
     def __init__(self, limits: BackendLimits, *, prefix_cache: bool = True) -> None:
         self.limits = limits
         self.pages = PagePool(limits.num_pages)
         self.prefix_cache = prefix_cache
         self.budget = limits.max_tokens
-        self.chunk = max(1, limits.deterministic_chunk)  # parts of a sequence are multiples of it
-        self.min_budget = max(MIN_BUDGET, self.chunk)  # batches are not halved below
+        self.chunk = max(1, limits.deterministic_chunk)  # chunks are multiples of it, in tokens
+        self.min_budget = max(MIN_BUDGET, self.chunk)  # budgets are halved down to this
         self.cached_tokens = 0  # query tokens found in the cache so far
         self._waiting: list[Job] = []  # for pages, by order
-        self._active: dict[int, deque[Job]] = {}  # by priority; jobs with work to hand out
-        self._alone: deque[tuple[Job, int]] = deque()  # items to run by themselves
-        self._computing: dict[bytes, Job] = {}  # digests of pages that a job is to publish
+        self._active: dict[int, deque[Job]] = {}  # priority -> jobs with work for a batch
+        self._alone: deque[tuple[Job, int]] = deque()  # items to run in separate batches
+        self._computing: dict[bytes, Job] = {}  # page digest -> the job that will publish it
         self._arrivals = 0
         self._successes = 0  # batches since the budget last changed
 
     def __len__(self) -> int:
-        """Jobs with work that has not been handed out."""
+        """Number of jobs with work that no batch has taken."""
         return len(self._waiting) + sum(map(len, self._active.values())) + len(self._alone)
 
     def fits(self, request: ScoreRequest) -> bool:
-        """Whether the request could run if it were alone."""
+        """Return True if all pages together are enough for the request."""
         return sum(self._pages_needed(request)) <= self.limits.num_pages
 
     def add(self, request: ScoreRequest) -> Job:
@@ -63,7 +63,7 @@ class Scheduler:
         return job
 
     def remove(self, job: Job) -> None:
-        """Forget a job that is finished, failed or cancelled, once nothing of it is running."""
+        """Remove a finished, failed or cancelled job; its pages stay until its last batch ends."""
         if job.removed:
             return
         job.removed = True
@@ -78,7 +78,7 @@ class Scheduler:
         self._release_if_done(job)
 
     def next_batch(self) -> Work | None:
-        """The next batch, or None if nothing can run now."""
+        """Return the next batch, or None if nothing can run now."""
         self._start_waiting()
         if self._alone and (work := self._alone_batch()) is not None:
             return work
@@ -92,7 +92,7 @@ class Scheduler:
         return Work(draft_batch([*shares.values()], self.limits), (*shares.values(),))
 
     def succeeded(self, work: Work) -> None:
-        """A batch was collected: from now on others can find the query pages it wrote."""
+        """Settle a collected batch, and publish the query pages that it has filled."""
         for share in work.shares:
             if share.valid:
                 self._publish(share.job, share.query[1])
@@ -103,9 +103,9 @@ class Scheduler:
             self._successes = 0
 
     def failed(self, work: Work) -> None:
-        """A batch has failed: what was in it is to be handed out again, for jobs that stay.
+        """Take back the work of a failed batch, so that the jobs that remain run it again.
 
-        So is whatever of the same jobs was launched since: it reads pages that were not written.
+        Work of these jobs that was launched since is taken back too: its pages were not written.
         """
         for share in work.shares:
             if share.valid:
@@ -113,13 +113,13 @@ class Scheduler:
             self._settle(share)
 
     def shrink(self) -> None:
-        """Out of memory: give up cached pages and make batches half as long."""
+        """Evict all cached pages and halve the token budget, after an out-of-memory batch."""
         self.pages.evict(self.limits.num_pages)
         self.budget = max(min(self.min_budget, self.budget), self.budget // 2)
         self._successes = 0
 
     def retry_alone(self, job: Job, item: int) -> None:
-        """Run an item once more, in a batch of its own; one that is too long for that in chunks."""
+        """Run an item once more: alone in a batch, or in chunks if it is longer than a batch."""
         if len(job.request.item_ids[item]) <= self.limits.max_tokens:
             self._alone.append((job, item))
         else:
@@ -128,12 +128,12 @@ class Scheduler:
             self._activate(job)
 
     def retry_chunk(self, share: Share) -> None:
-        """Run the chunk of a long item once more that a collected share has scored.
+        """Run once more the long item's chunk of a collected share.
 
-        What was launched since has read its pages and is taken back as well.
+        The job's work that was launched since has read the chunk's pages; it is taken back too.
         """
         job = share.job
-        assert share.long is not None  # noqa: S101  (the caller saw to it)
+        assert share.long is not None  # noqa: S101  (the caller has checked it)
         job.retried.add(share.long[0])
         chunk = Share(
             job, job.epoch, (job.cut, job.cut), long=share.long, long_ends=share.long_ends
@@ -156,7 +156,7 @@ class Scheduler:
             self._activate(job)
 
     def _take_pages(self, job: Job) -> bool:
-        """Give a job all its pages; False if too few are left or others compute what it lacks."""
+        """Give a job all its pages; False if too few are free or another job computes its query."""
         keys = self._keys(job)
         found = self._whole_chunks(self.pages.find(keys))
         job.lacks = keys[len(found)].digest if len(found) < len(keys) else b""
@@ -178,7 +178,7 @@ class Scheduler:
         return True
 
     def _whole_chunks(self, found: list[int]) -> list[int]:
-        """Pages up to the last place where a sequence may go on."""
+        """Release the pages after the last whole chunk; return the pages up to there."""
         count = len(found) * self.limits.page_size // self.chunk * self.chunk
         whole = count // self.limits.page_size
         self.pages.release(found[whole:])
@@ -194,7 +194,7 @@ class Scheduler:
         return job.keys
 
     def _publish(self, job: Job, length: int) -> None:
-        """Others may find the pages of the first `length` tokens of the job's query."""
+        """Publish the full pages of the first `length` tokens of the job's query."""
         keys = job.keys or ()
         assert job.query_pages is not None  # noqa: S101  (it has run)
         while job.published < min(len(keys), length // self.limits.page_size):
@@ -204,7 +204,7 @@ class Scheduler:
             job.published += 1
 
     def _pages_needed(self, request: ScoreRequest) -> tuple[int, int]:
-        """Pages of the query, and of its longest item if that is longer than a batch."""
+        """Return the pages for the query, and for the longest item if it is longer than a batch."""
         page_size, cut = self.limits.page_size, len(request.query_ids)
         longest = max(map(len, request.item_ids))
         for_query = -(-cut // page_size)
@@ -224,7 +224,7 @@ class Scheduler:
                 self.pages.release(job.item_pages)
             job.query_pages = job.item_pages = None
 
-    # ---- handing out ----
+    # ---- filling a batch ----
 
     def _activate(self, job: Job) -> None:
         if not job.active and not job.exhausted:
@@ -237,8 +237,8 @@ class Scheduler:
             job.active = False
 
     def _hand_out(self, ring: "deque[Job]", shares: dict[Job, Share], budget: int) -> int:
-        """Fill a batch from one ring; returns the budget that is left."""
-        passed_over = []  # wait for the next batch, and come first there
+        """Add work of one ring's jobs to a batch; return the token budget that is left."""
+        passed_over = []  # jobs that come first in the next batch
         while ring and budget > 0:
             job = ring.popleft()
             job.deficit = min(job.deficit + QUANTUM, self.limits.max_tokens)
@@ -247,7 +247,7 @@ class Scheduler:
             if cost is None or (cost > budget and shares):
                 passed_over.append(job)
                 continue
-            # A single item may exceed a budget that was halved: it cannot be split.
+            # A single item cannot be split, so it may exceed a budget that was halved.
             allowance = max(min(job.deficit, budget), 0 if shares else cost)
             taken = self._take(share, allowance)
             budget -= taken
@@ -263,10 +263,10 @@ class Scheduler:
         return budget
 
     def _next_cost(self, share: Share) -> int | None:
-        """Tokens of the next piece that cannot be split; None if nothing more can join the share.
+        """Return the tokens of the job's next piece; None if it cannot join this share.
 
-        A long item reads the query from pages, so those must be from earlier batches; and long
-        items share their pages, so one batch holds a chunk of at most one of them.
+        A long item reads the query from pages, which an earlier batch must have filled. All long
+        items of a job use the same pages, so a batch has a chunk of at most one of them.
         """
         job = share.job
         if job.query_done < job.cut:
@@ -279,7 +279,7 @@ class Scheduler:
         return self.chunk if job.long_done or self.chunk == 1 else max(self.chunk, rest)
 
     def _take(self, share: Share, allowance: int) -> int:
-        """Move up to `allowance` tokens of work from the job to its share; returns how many."""
+        """Move up to `allowance` tokens of work from the job to its share; return the number."""
         job, left = share.job, allowance
         if job.query_done < job.cut:
             stop = self._chunk_end(job.query_done, left, job.cut)
@@ -301,7 +301,7 @@ class Scheduler:
         rest = long_rest(job.cut, self.limits)
         length = rest + len(job.request.item_ids[item])
         stop = rest + self._chunk_end(start - rest, allowance, length - rest)
-        if stop == start:  # less is left than the shortest chunk
+        if stop == start:  # the allowance is shorter than a chunk
             return 0
         share.long, share.long_ends = (item, start, stop), stop == length
         job.long_done = stop
@@ -311,13 +311,13 @@ class Scheduler:
         return stop - start
 
     def _chunk_end(self, start: int, allowance: int, end: int) -> int:
-        """How far a sequence may run from `start` in at most `allowance` tokens."""
+        """Return the end of a chunk from `start` with at most `allowance` tokens."""
         stop = start + allowance
         return end if stop >= end else max(start, stop // self.chunk * self.chunk)
 
     def _alone_batch(self) -> Work | None:
         job, item = self._alone.popleft()
-        if job.query_done < job.cut:  # taken back meanwhile
+        if job.query_done < job.cut:  # the query was taken back meanwhile
             job.short.appendleft(item)
             self._activate(job)
             return None
@@ -327,9 +327,9 @@ class Scheduler:
         return Work(draft_batch([share], self.limits), (share,), alone=True)
 
     def _take_back(self, job: Job) -> None:
-        """Undo what every running share of a job took."""
+        """Return the work of all running shares to their job."""
         job.epoch += 1
-        chunks = []  # of long items, the last one first
+        chunks = []  # of long items, the last chunk first
         for share in reversed(job.running):
             if share.epoch != job.epoch - 1:
                 continue
@@ -340,8 +340,8 @@ class Scheduler:
                 if share.long_ends:
                     job.long.appendleft(share.long[0])
         if chunks:
-            # The next item's chunks are written over the pages of the one before, which then has
-            # nothing to go on from.
+            # Once the next long item has overwritten the pages of the one before, that one must
+            # start again.
             one_item = len({item for item, _, _ in chunks}) == 1
             job.long_done = chunks[-1][1] if one_item else 0
         if not job.removed:

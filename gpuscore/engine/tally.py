@@ -1,4 +1,4 @@
-"""What the runner counts, batch by batch."""
+"""The runner's counters of batches, tokens and failures."""
 
 from bisect import bisect_left
 
@@ -7,7 +7,10 @@ from gpuscore.stats import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, SizeCounts
 
 
 class Tally:
-    """Written by the engine's thread, read by any: each number is right, not all of one moment."""
+    """Counters that the engine's thread writes and any thread may read.
+
+    A reader may see one counter before a batch and another one after it.
+    """
 
     def __init__(self) -> None:
         self.oom_retried = 0
@@ -18,6 +21,7 @@ class Tally:
         self._items = _SizeCount(BATCH_ITEMS)
 
     def collected(self, batch: PackedBatch) -> None:
+        """Count a collected batch, its tokens and its scored rows."""
         self._batches += 1
         self._tokens.add(batch.num_tokens)
         self._items.add(len(batch.score_rows))
@@ -27,7 +31,7 @@ class Tally:
         return self._tokens.total
 
     def counters(self, cached_tokens: int, evicted_pages: int) -> EngineCounters:
-        """All of it, with what the scheduler has counted."""
+        """Return all counters, with the two that the scheduler and its pages keep."""
         tokens = self._tokens.sizes()
         return EngineCounters(
             batches=self._batches,

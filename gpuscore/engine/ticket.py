@@ -1,4 +1,4 @@
-"""What has come in of a request's answer."""
+"""A request's future and the rows of its answer that have arrived so far."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,7 +19,7 @@ NOTHING: Float32Array = np.empty(0, dtype=np.float32)
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """What the caller of `Engine.score` is waiting for, and what has come in so far."""
+    """A request in the engine: its future, its times, and the rows that have arrived."""
 
     request: ScoreRequest
     future: "Future[ScoreResult]"
@@ -50,11 +50,10 @@ class Ticket:
     def take(
         self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores
     ) -> tuple[list[int], int]:
-        """Keep the rows of a share, those from `first_row` of the batch's scored ones.
+        """Keep the finite rows of a share, which starts at `first_row` of the batch's scored rows.
 
         Returns:
-            The items of which some row is not finite, which are not kept, and the number of such
-            rows.
+            The items with a non-finite row, which are not kept, and the number of such rows.
         """
         rows = slice(first_row, first_row + share.num_rows)
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
@@ -75,9 +74,9 @@ class Ticket:
         return broken, len(fine) - int(np.count_nonzero(fine))
 
     def result(self, done: float) -> ScoreResult:
-        """The answer, at this time; every row is there."""
+        """Return the complete answer, with timings up to `done`."""
         request, planned, launched = self.request, self.planned, self.launched
-        assert planned is not None and launched is not None  # noqa: S101, PT018  (it has run)
+        assert planned is not None and launched is not None  # noqa: S101, PT018  (it was launched)
         return ScoreResult(
             label_logits=tuple(self.label_logits),
             lse=self.lse if request.need_lse else None,
@@ -94,7 +93,7 @@ class Ticket:
     def _take_ends(
         self, items: list[int], logits: Float32Array, cu_labels: Int32Array, fine: BoolArray
     ) -> list[int]:
-        """One row for each item; returns those that are not fine."""
+        """Keep one row per item where `fine`; return the other items."""
         bounds, broken = cu_labels.tolist(), []
         for index, (item, kept) in enumerate(zip(items, fine.tolist(), strict=True)):
             if kept:
@@ -104,7 +103,7 @@ class Ticket:
         return broken
 
     def _finite(self, scores: RowScores, rows: slice, cu_labels: Int32Array) -> BoolArray:
-        """bool [rows]: whether all that was asked of a row is a finite number."""
+        """Return bool [rows], True where all requested numbers of a row are finite."""
         finite = np.ones(rows.stop - rows.start, dtype=np.bool_)
         if not len(finite):
             return finite
@@ -119,20 +118,21 @@ class Ticket:
 
 
 class Positions:
-    """Where the rows of a request for every position belong, and which are there."""
+    """The places of the rows of a request for every position, and which rows have arrived."""
 
     def __init__(self, request: ScoreRequest) -> None:
-        self._first = [0, *accumulate(map(len, request.item_ids))]  # row of each item, and the end
+        # The first row of each item, then the number of rows.
+        self._first = [0, *accumulate(map(len, request.item_ids))]
         self._there = np.zeros(self._first[-1], dtype=np.bool_)
 
     def take(
         self, share: Share, logits: Float32Array, fine: BoolArray, into: list[Float32Array]
     ) -> tuple[list[int], BoolArray, Int32Array]:
-        """Put the logits of a share's rows, one each, into those of its items.
+        """Copy the logits of a share's rows, one per row, to the items' places in `into`.
 
         Returns:
-            The items of which some row is not fine, which are left out; the rows that are kept;
-            and their places in the answer.
+            The items with a row that is not fine, whose rows are left out; True for each row that
+            is kept; and the places of the kept rows in the answer.
         """
         broken, stop = [], 0
         kept, places = fine.copy(), np.empty(len(fine), dtype=np.int32)
@@ -147,7 +147,7 @@ class Positions:
         return broken, kept, places[kept]
 
     def arrived(self, places: Int32Array) -> int:
-        """How many of these rows are new: a chunk that runs again may bring them twice."""
+        """Mark these rows as arrived; return how many are new, as a retried chunk repeats some."""
         new = len(places) - int(np.count_nonzero(self._there[places]))
         self._there[places] = True
         return new

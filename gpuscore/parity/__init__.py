@@ -1,1 +1,1 @@
-"""`gpuscore parity`: whether two ways to score agree, and by how much they differ."""
+"""`gpuscore parity`: measure by how much two ways to score differ, and judge it."""

@@ -1,4 +1,4 @@
-"""The command line of `gpuscore parity`; what it does is imported only when it is asked for."""
+"""The command line of `gpuscore parity`; each command imports its code when it runs."""
 
 import argparse
 from collections.abc import Callable
@@ -9,8 +9,10 @@ from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, refuse_api_k
 from gpuscore.config.sources import Settings
 
 Command = Callable[[argparse.Namespace, Settings], int]
-SIZES = ("quick", "standard", "full")  # of workload.SIZES, which NumPy and tokenizers come with
-KINDS = ("strict", "gpuscore", "sglang", "sglang-mis", "sgl-jax")  # of deviations.KNOWN
+# Copies of the keys of workload.SIZES, whose module imports NumPy and tokenizers, and of
+# deviations.KNOWN.
+SIZES = ("quick", "standard", "full")
+KINDS = ("strict", "gpuscore", "sglang", "sglang-mis", "sgl-jax")
 
 
 def add_parity(commands: Any) -> None:
@@ -44,8 +46,8 @@ def _add_run(commands: Any) -> None:
         "--backends",
         required=True,
         metavar="LIST",
-        help="framework:dtype[:attention] with commas between, such as "
-        "torch:bfloat16:triton,jax:float32; in the place of --backend, --dtype and --attention",
+        help="comma-separated framework:dtype[:attention], such as "
+        "torch:bfloat16:triton,jax:float32; replaces --backend, --dtype and --attention",
     )
     _add_workload(group)
     _add_report(group)
@@ -57,7 +59,7 @@ def _add_record(commands: Any) -> None:
         commands,
         "record",
         "[MODEL] -o DIRECTORY [OPTIONS]",
-        "score the workload here, to compare it elsewhere",
+        "score the workload and write a bundle, to compare on any machine",
         _record,
         epilog=EPILOG,
     )
@@ -78,7 +80,9 @@ def _add_compare(commands: Any) -> None:
         _compare,
         exit_1="a gate failed",
     )
-    compare.add_argument("a", metavar="A", help="bundle; a float32 one counts as right")
+    compare.add_argument(
+        "a", metavar="A", help="bundle; if only one is float32, it counts as right"
+    )
     compare.add_argument("b", metavar="B", help="bundle")
     _add_report(compare)
 
@@ -88,9 +92,9 @@ def _add_check_server(commands: Any) -> None:
         commands,
         "check-server",
         "URL [URL2] [OPTIONS]",
-        "hold a server to the contract of SGLang's /v1/score, or two together",
+        "check one or two servers against the contract of SGLang's /v1/score",
         _check_server,
-        exit_1="a failure that is no known deviation, or two servers that differ",
+        exit_1="a check failed that is not a known deviation, or two servers differ",
     )
     check.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8000")
     check.add_argument("url2", metavar="URL2", nargs="?", help="a second server of the same model")
@@ -98,7 +102,7 @@ def _add_check_server(commands: Any) -> None:
         "--kind",
         choices=KINDS,
         default="strict",
-        help="whose known deviations are no failures (default: strict, which has none)",
+        help="kind of server, whose known deviations are no failures (default: strict: none known)",
     )
     check.add_argument(
         "--kind2", choices=KINDS, default="strict", help="the same for URL2 (default: strict)"
@@ -106,23 +110,23 @@ def _add_check_server(commands: Any) -> None:
     check.add_argument(
         "--reference",
         metavar="MODEL",
-        help="the served model, as a directory or hub name: adds what needs its tokenizer and "
-        "transformers",
+        help="the served model, as a directory or hub name: adds the checks that need its "
+        "tokenizer and transformers",
     )
     check.add_argument(
         "--vocab-size",
         type=int,
         metavar="N",
-        help="valid token ids are below it (default: found by asking for ids as labels, which a "
-        "server that does not check them may not survive)",
+        help="number of valid token ids (default: found by sending ids as labels, which can crash "
+        "a server that does not check them)",
     )
     check.add_argument(
         "--tolerance",
         type=float,
         default=1e-3,
         metavar="P",
-        help="difference of two probabilities that is rounding; half of it on average "
-        "(default: 0.001, for half precision; float32: 1e-5)",
+        help="largest difference of two probabilities that counts as rounding, and twice the "
+        "largest mean (default: 0.001, for half precision; float32: 1e-5)",
     )
     check.add_argument(
         "--timeout",
@@ -135,7 +139,7 @@ def _add_check_server(commands: Any) -> None:
         "--api-key-file",
         default=argparse.SUPPRESS,
         metavar="FILE",
-        help="its first line is sent as bearer token; GPUSCORE_API_KEY goes before it",
+        help="file whose first line is sent as bearer token; GPUSCORE_API_KEY overrides it",
     )
     _add_report(check)
 
@@ -145,10 +149,10 @@ def _add_workload(group: Any) -> None:
         "--workload",
         choices=SIZES,
         default="standard",
-        help="length of its prompts; full: 2,000 + 500 x 20 tokens, for a GPU (default: standard)",
+        help="length of the prompts; full: 2,000 + 500 x 20 tokens, for a GPU (default: standard)",
     )
     group.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="another one gives other tokens"
+        "--seed", type=int, default=0, metavar="N", help="seed of the random tokens (default: 0)"
     )
 
 

@@ -1,13 +1,12 @@
-"""Bundles: one run and all that it belongs to, as a directory to take to another machine.
+"""Bundles: a run with its workload and model, as a directory that can be copied to any machine.
 
     workload.json        every request, in full
     results.safetensors  per case NAME: NAME/values [N, L] natural logs of scores, NAME/mass [N],
-                         float64; NaN fills up shorter label lists
+                         float64; NaN fills the ends of shorter label lists
     bundle.json          model, backend, flags, versions, hardware
     SHA256SUMS           digests of the three, as sha256sum -c reads them
 
-The digests find damage and edits, not somebody who means to deceive and writes new ones: they are
-no signature.
+The digests reveal damage and edits. They are no signature: a forger can write new ones.
 """
 
 import hashlib
@@ -33,7 +32,7 @@ WORKLOAD, RESULTS, ABOUT, SUMS = "workload.json", "results.safetensors", "bundle
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A run, its workload and its model; `about` is for people: versions, hardware, flags."""
+    """A run, its workload and its model; `about` has versions, hardware and flags, for people."""
 
     run: Run
     workload: Workload
@@ -42,7 +41,7 @@ class Bundle:
 
 
 def write_bundle(directory: Path, bundle: Bundle) -> None:
-    """Raises ConfigError if there is something at `directory` already, or it cannot be written."""
+    """Write a bundle; raise ConfigError if `directory` exists already or cannot be written."""
     run = bundle.run
     about = {
         "format": FORMAT,
@@ -72,7 +71,7 @@ def write_bundle(directory: Path, bundle: Bundle) -> None:
 
 
 def read_bundle(directory: Path) -> Bundle:
-    """Raises ConfigError, with the file's name, for what is missing, changed or not a bundle."""
+    """Read a bundle; raise ConfigError, naming the file, if it is missing, changed or invalid."""
     files = _read(directory)
     try:
         about = json.loads(files[ABOUT])
@@ -94,7 +93,7 @@ def read_bundle(directory: Path) -> Bundle:
 
 
 def refuse_different(a: Bundle, b: Bundle) -> None:
-    """Raises ConfigError unless both are about one model and one workload."""
+    """Raise ConfigError unless both bundles have the same model and the same workload."""
     for part in ("weights", "config", "tokenizer"):
         one, two = getattr(a.model, part), getattr(b.model, part)
         if one != two:
@@ -109,7 +108,7 @@ def refuse_different(a: Bundle, b: Bundle) -> None:
 
 
 def _read(directory: Path) -> dict[str, bytes]:
-    """Contents by name, each compared with its digest."""
+    """Return the files' contents by name, after comparing each with its digest."""
     try:
         lines = (directory / SUMS).read_text(encoding="utf-8").splitlines()
         sums = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}

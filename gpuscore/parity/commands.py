@@ -1,4 +1,4 @@
-"""`gpuscore parity run`, `record` and `compare`."""
+"""The commands `gpuscore parity run`, `record` and `compare`."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -22,19 +22,19 @@ from gpuscore.parity.table import HEAD, aligned, row, verdict_line
 from gpuscore.parity.workload import Workload, make_workload, read_tokenizer
 
 EXIT_OK, EXIT_FAILED = 0, 1
-_LOCAL = ("model", "compile_cache")  # paths of one machine, which a bundle need not tell
+_LOCAL = ("model", "compile_cache")  # flags with local paths, which a bundle leaves out
 
 
 def run(values: argparse.Namespace, settings: Settings) -> int:
-    """Every backend against transformers, and those of one format against each other."""
+    """Compare every backend with transformers, and backends of the same dtype with each other."""
     specs = [BackendSpec.parse(text) for text in values.backends.split(",")]
     _refuse_overridden(settings)
     base = settings.make(ModelConfig)
     if len(set(specs)) < len(specs):
-        raise ConfigError("--backends names one of them twice")
+        raise ConfigError("--backends names a backend twice")
     configs = {str(spec): spec.configure(base) for spec in specs}
     directory = model_directory(base.model, base.revision)
-    for config in configs.values():  # refused before minutes of work
+    for config in configs.values():  # to refuse a bad one before minutes of work
         plan_backend(directory, config)
     workload = _workload(directory, configs[str(specs[0])], values)
     print(_about(base.model, workload), flush=True)
@@ -50,7 +50,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
         runs.append(run_workload(name, config, workload))
         free_memory()
     comparisons, verdicts = [], []
-    for yardstick in rounded.values():  # for the table only: it is not judged
+    for yardstick in rounded.values():  # for the table only, without verdicts
         comparisons.append(judge(workload, exact, yardstick, yardstick)[0])
     for one in runs:
         found, more = judge(workload, exact, rounded.get(one.dtype), one)
@@ -65,15 +65,15 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def record(values: argparse.Namespace, settings: Settings) -> int:
-    """One backend's results, to be compared with those of another machine."""
+    """Score the workload with one backend and write a bundle."""
     config = settings.make(ModelConfig)
     output = Path(values.output)
-    if output.exists():  # before minutes of work
+    if output.exists():  # refused before minutes of work
         raise ConfigError(f"--output {output} exists already")
     directory = model_directory(config.model, config.revision)
     workload = _workload(directory, config, values)
     print(_about(config.model, workload), flush=True)
-    plan = plan_backend(directory, config)  # what "auto" is here
+    plan = plan_backend(directory, config)  # says what "auto" means on this machine
     name = str(BackendSpec(config.backend, plan.dtype_name, config.attention))
     found = run_workload(name, replace(config, dtype=plan.dtype_name), workload)
     about = {
@@ -90,7 +90,7 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def compare(values: argparse.Namespace) -> int:
-    """Two bundles, whoever made them."""
+    """Compare two bundles."""
     a, b = read_bundle(Path(values.a)), read_bundle(Path(values.b))
     refuse_different(a, b)
     facts = {
@@ -127,10 +127,10 @@ def _workload(directory: Path, config: ModelConfig, values: argparse.Namespace) 
 
 
 def _refuse_overridden(settings: Settings) -> None:
-    """What --backends says for each backend is not said a second time for all."""
+    """Raise ConfigError if a flag is set for all backends that --backends sets for each."""
     for name in ("backend", "dtype", "attention"):
         if settings.chosen[name].source != DEFAULT:
-            raise ConfigError(f"--{name} is set beside --backends, which says it of each backend")
+            raise ConfigError(f"--{name} is set beside --backends, which sets it for each backend")
 
 
 def _about(model: str, workload: Workload) -> str:
@@ -151,7 +151,7 @@ def _facts(model: str, workload: Workload) -> dict[str, str]:
 
 
 def _hardware(about: Mapping[str, Any]) -> str:
-    """A bundle's own words, which nothing depends on."""
+    """Return a bundle's description of its hardware, which is only shown."""
     found = about.get("hardware")
     parts = found if isinstance(found, dict) else {}
     return (

@@ -1,4 +1,4 @@
-"""Which model it is: digests of what its scores follow from, the same however it is stored."""
+"""Identity of a model: digests of all that decides its scores, however its files are split."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """SHA-256 digests in hexadecimal; the name is for people and never compared."""
+    """The SHA-256 digests of a model, in hexadecimal."""
 
-    weights: str  # over names, formats, shapes and bytes of all tensors, in the order of the names
-    config: str  # over config.json
-    tokenizer: str | None  # over tokenizer.json
+    weights: str  # of names, formats, shapes and bytes of all tensors, ordered by name
+    config: str  # of config.json, without fields that change no score
+    tokenizer: str | None  # of tokenizer.json
 
 
 def fingerprint(directory: Path) -> Fingerprint:
-    """Reads all weights once.
+    """Compute a model's fingerprint, reading all weights once.
 
     Raises:
         ConfigError: a file is missing or damaged.
@@ -44,7 +44,7 @@ def fingerprint(directory: Path) -> Fingerprint:
 
 
 def _weights(directory: Path) -> str:
-    """Of the tensors, not of the files: shards are no part of a model."""
+    """Digest the tensors, not the files, so that the split into shards does not matter."""
     tensors: dict[str, str] = {}
     for path in _files(directory):
         try:
@@ -67,7 +67,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _tensors(path: Path) -> dict[str, str]:
-    """Digest of each tensor. The format: a length in 8 bytes, a JSON header, the data."""
+    """Digest each tensor of a file, which has a length in 8 bytes, a JSON header, and the data."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = 8 + int.from_bytes(data[:8], "little")
         header: dict[str, Any] = json.loads(data[8:start])

@@ -1,19 +1,19 @@
-"""Which differences are fine: the gates, with where their numbers come from.
+"""The gates: limits on the differences between runs, and the origin of their numbers.
 
-The numbers are those of the project's research on parity ("Proposed gates"), which took them from
-what SGLang, vLLM, FlashInfer and transformers hold their own code to, and from measured noise:
+The numbers come from the project's research on parity ("Proposed gates"), which took them from the
+tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and from measured noise:
 
-1. Kernels have their own tests (`tests/kernels`); nothing of it is seen from here.
-2. Relative, the primary one: the error against float32 is at most twice that of transformers in
-   the same half-precision format (eager attention), at median, p99 and maximum.
-3. Absolute: float32 backends at most 1e-4 apart in log p; half-precision ones 0.05 at p99, 0.15
-   at most, and 0.01 in probability.
+1. Kernels have their own tests (`tests/kernels`) and are not judged here.
+2. Relative, the main gate: the error against float32 is at most twice that of transformers in the
+   same half-precision format (eager attention), at median, p99 and maximum.
+3. Absolute: float32 backends differ by at most 1e-4 in log p; half-precision ones by 0.05 at p99,
+   0.15 at most, and 0.01 in probability.
 4. Rank: no inversion among pairs whose float32 gap is over twice the p99 error; tau-b at least
    0.99 and top-10 overlap at least 0.9 on sets that are not degenerate. The p99 error is the one
-   that gate 2 or 3 allows, not the one found: a bad backend must not widen its own margin. NDCG
-   needs graded items, which a random workload has not.
-5. and 6. An item scored alone equals itself in company within gate 3, with --deterministic to the
-   last bit.
+   that gate 2 or 3 allows, not the measured one, so that a bad backend does not widen its own
+   margin. There is no gate on NDCG, because a random workload has no graded items.
+5. and 6. An item's scores alone and with other items differ by no more than gate 3 allows; with
+   --deterministic they have the same bits.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,15 +30,15 @@ RELATIVE = 2.0
 FLOAT32 = 1e-4
 HALF_P99, HALF_MAX, HALF_PROBABILITY = 0.05, 0.15, 0.01
 TAU, TOP = 0.99, 0.9
-# A set where more pairs than this are nearer than the noise is degenerate: with all of them the
-# other way round, which nobody could object to, its tau-b would be under TAU.
+# A set is degenerate if a larger share of its pairs differs by less than the noise. If all those
+# pairs were swapped, which noise alone may do, tau-b would be under TAU.
 TIES = (1 - TAU) / 2
-RANKED = 10  # items that make a ranking
+RANKED = 10  # least number of items in a ranking
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One gate of one run or pair of runs."""
+    """The result of one gate for a run or a pair of runs."""
 
     subject: str
     gate: str
@@ -48,7 +48,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run against another that counts as right."""
+    """The differences of a run from another one that counts as right."""
 
     want: Run
     got: Run
@@ -60,13 +60,14 @@ class Comparison:
 def compare(
     workload: Workload, want: Run, got: Run, allowed_p99: float, noise: float
 ) -> Comparison:
-    """Differences of two runs of one workload.
+    """Compare two runs of one workload.
 
     Args:
-        want: counts as right.
-        got: is judged.
-        allowed_p99: error in log p that `got` may have; twice that is a clear gap.
-        noise: scores of `want` that are nearer than this are as good as tied.
+        workload: the requests of both runs.
+        want: the run that counts as right.
+        got: the run that is judged.
+        allowed_p99: allowed error of `got` in log p; a gap over twice that is clear.
+        noise: scores of `want` that differ by no more than this count as tied.
     """
     log_p, p = differences(workload, want, got)
     ranking = rank(_ranked(workload, want, got), 2 * allowed_p99, noise, TIES)
@@ -74,7 +75,7 @@ def compare(
 
 
 def differences(workload: Workload, want: Run, got: Run) -> tuple[Float64Array, Float64Array]:
-    """Of all log-probabilities, and of all probabilities and label masses."""
+    """Return the differences of all log-probabilities, and of all probabilities and masses."""
     log_p, p = [], []
     for case in workload.cases:
         one, two = want.results[case.name], got.results[case.name]
@@ -91,11 +92,13 @@ def differences(workload: Workload, want: Run, got: Run) -> tuple[Float64Array, 
 def judge(
     workload: Workload, exact: Run, rounded: Run | None, run: Run
 ) -> tuple[Comparison, list[Verdict]]:
-    """A run against transformers in float32.
+    """Judge a run by comparing it with transformers in float32.
 
     Args:
+        workload: the requests of all runs.
         exact: transformers in float32.
         rounded: transformers in the run's own half-precision format; None for float32.
+        run: the run that is judged.
     """
     if rounded is None:
         found = compare(workload, exact, run, FLOAT32, FLOAT32)
@@ -110,7 +113,7 @@ def judge(
 
 
 def judge_pair(workload: Workload, one: Run, two: Run) -> tuple[Comparison, list[Verdict]]:
-    """Two runs against each other, by gate 3; a float32 one counts as right."""
+    """Judge two runs by gates 3 and 4; if only one of them is float32, it counts as right."""
     if two.dtype == "float32" != one.dtype:
         one, two = two, one
     subject = f"{two.name} against {one.name}"
@@ -151,7 +154,7 @@ def _absolute(subject: str, log_p: Errors, p: Errors) -> Verdict:
 
 
 def order_verdicts(found: Comparison, subject: str | None = None) -> Iterator[Verdict]:
-    """Gate 4."""
+    """Yield the verdicts of gate 4."""
     subject, ranking = subject or found.got.name, found.ranking
     detail = f"{ranking.inversions} inversions of {ranking.clear_pairs} clear pairs"
     yield Verdict(subject, "rank", ranking.inversions == 0, detail)
@@ -164,7 +167,7 @@ def order_verdicts(found: Comparison, subject: str | None = None) -> Iterator[Ve
 
 
 def packing(run: Run) -> Iterator[Verdict]:
-    """Gates 5 and 6."""
+    """Yield the verdict of gates 5 and 6, if the run has scores of single items."""
     if run.alone is None:
         return
     limit = FLOAT32 if run.dtype == "float32" else HALF_MAX
@@ -174,7 +177,10 @@ def packing(run: Run) -> Iterator[Verdict]:
 
 
 def _ranked(workload: Workload, want: Run, got: Run) -> Iterator[tuple[Float64Array, Float64Array]]:
-    """Every label of every case makes a ranking of its items, those of one prompt taken once."""
+    """Yield (want, got) for each label of each case: a ranking of its items by that label.
+
+    Items with the same prompt are taken once.
+    """
     for case in workload.cases:
         first = {tuple(ids): row for row, ids in reversed(list(enumerate(case.prompt_ids())))}
         rows = sorted(first.values())

@@ -1,4 +1,4 @@
-"""What a result was made on, for whoever reads it elsewhere."""
+"""Description of the machine and the software that made a result."""
 
 import os
 import platform
@@ -21,7 +21,7 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of every package that has a part in scores and is installed."""
+    """Return the versions of Python and of the installed packages that affect scores."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -32,7 +32,10 @@ def versions() -> dict[str, str]:
 
 
 def hardware(framework: str) -> dict[str, Any]:
-    """CPU, and what torch sees of a GPU, or JAX of a TPU; no names of machines or users."""
+    """Describe the CPU, and a GPU that torch finds or a TPU that JAX finds.
+
+    The description has no names of machines or users.
+    """
     import torch
 
     found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""How far two sets of scores are apart: errors, and what they do to a ranking (NumPy only)."""
+"""Measures of the differences between two sets of scores and their rankings (NumPy only)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ TOP = 10
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Sizes of differences; 0 where there are none."""
+    """Absolute sizes of differences; all 0 if there are no differences."""
 
     maximum: float
     p99: float
@@ -22,29 +22,29 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class RankAgreement:
-    """What is left of the order, over all sets of items that are ranked by one label."""
+    """Agreement of two orders, over all sets of items that are ranked by one label."""
 
-    inversions: int  # of pairs whose gap is clear
+    inversions: int  # among pairs with a clear gap
     clear_pairs: int
-    tau: float | None  # the smallest over the sets, Kendall's tau-b; None: no set
-    top: float | None  # the smallest share of the ten best that both have; None: no set of twenty
-    clear_tau: float | None  # the same over the sets that are not degenerate
+    tau: float | None  # smallest Kendall's tau-b of the sets; None: no set
+    top: float | None  # smallest overlap of the ten best; None: no set of twenty items
+    clear_tau: float | None  # as tau, of the sets that are not degenerate
     clear_top: float | None
 
 
 def errors(differences: Float64Array) -> Errors:
-    """Of any shape; NaN is an error of infinite size, so that no gate passes over it."""
+    """Summarise differences of any shape; NaN counts as infinite, so that no gate accepts it."""
     sizes = np.abs(differences).ravel()
     sizes = np.where(np.isnan(sizes), np.inf, sizes)
     if not sizes.size:
         return Errors(0.0, 0.0, 0.0, 0.0)
-    # "higher" is a size that there is: nothing is made up between a number and infinity.
+    # "higher" picks a size from the data; interpolation between a number and infinity gives NaN.
     p99, median = (float(np.percentile(sizes, q, method="higher")) for q in (99, 50))
     return Errors(float(sizes.max()), p99, median, float(sizes.mean()))
 
 
 def kendall_tau_b(a: Float64Array, b: Float64Array) -> float:
-    """Rank correlation of two [n] with ties (Kendall 1945), from -1 to 1; NaN if one is constant.
+    """Return the rank correlation of two [n] (Kendall 1945), -1 to 1; NaN if one is constant.
 
     (concordant - discordant) / sqrt(pairs not tied in a * pairs not tied in b), over all pairs.
     """
@@ -54,7 +54,7 @@ def kendall_tau_b(a: Float64Array, b: Float64Array) -> float:
 
 
 def top_overlap(want: Float64Array, got: Float64Array, top: int = TOP) -> float:
-    """Share of the `top` best of `got` that are among the best of `want`; a tie is no miss."""
+    """Return the share of the `top` best of `got` that `want` has among its best or ties them."""
     top = min(top, len(want))
     last = np.sort(want)[-top]
     best = np.argsort(-got, kind="stable")[:top]
@@ -62,8 +62,7 @@ def top_overlap(want: Float64Array, got: Float64Array, top: int = TOP) -> float:
 
 
 def inversions(want: Float64Array, got: Float64Array, gap: float) -> tuple[int, int]:
-    """Of the pairs more than `gap` apart in `want`: how many `got` has the other way round, and
-    how many there are."""
+    """Return the number of pairs over `gap` apart in `want` that `got` swaps, and of all such."""
     clear = want[:, None] - want[None, :] > gap  # [n, n], each pair once
     return int((clear & (got[:, None] < got[None, :])).sum()), int(clear.sum())
 
@@ -71,12 +70,13 @@ def inversions(want: Float64Array, got: Float64Array, gap: float) -> tuple[int, 
 def rank(
     sets: Iterable[tuple[Float64Array, Float64Array]], gap: float, noise: float, ties: float
 ) -> RankAgreement:
-    """Put sets of (want [n], got [n]) together.
+    """Summarise the rank agreement of several sets.
 
     Args:
-        gap: two scores further apart than this are clear.
-        noise: two scores nearer than this are as good as tied.
-        ties: a set with a larger share of such pairs is degenerate: its order says nothing.
+        sets: (want [n], got [n]) of each set.
+        gap: the order of two scores further apart than this is clear.
+        noise: two scores no further apart than this count as tied.
+        ties: a set with a larger share of tied pairs is degenerate: its order means nothing.
     """
     inverted = clear = 0
     taus: list[float] = []
@@ -97,7 +97,7 @@ def rank(
 
 
 def near_ties(values: Float64Array, noise: float) -> float:
-    """Share of all pairs that are no more than `noise` apart."""
+    """Return the share of all pairs that are no more than `noise` apart."""
     near = np.abs(values[:, None] - values[None, :]) <= noise
     n = len(values)
     return float((near.sum() - n) / max(1, n * (n - 1)))
@@ -108,5 +108,5 @@ def _signs(values: Float64Array) -> Float64Array:
 
 
 def _least(found: Sequence[float]) -> float | None:
-    """The smallest; NaN if there is one, which is no proof and passes no gate."""
+    """Return the smallest number, None without any; NaN if there is one, which fails every gate."""
     return float(np.min(found)) if found else None

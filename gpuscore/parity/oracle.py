@@ -1,4 +1,4 @@
-"""transformers as the yardstick: every prompt as a whole, without padding, cache or packing."""
+"""Scores from transformers, to compare with: whole prompts without padding, cache or packing."""
 
 import gc
 from collections import defaultdict
@@ -14,32 +14,32 @@ from gpuscore.errors import ConfigError
 from gpuscore.parity.runs import CaseResult, Run, case_result
 from gpuscore.parity.workload import Case, Ids, Workload
 
-# Scores of eager attention, for all prompts that run together: 64 MiB in float32 for each head.
+# Attention scores of all prompts of a batch, per head; 64 MiB in float32.
 ATTENTION_SCORES = 2**24
 MOST_PROMPTS = 64
 
 
 def oracle_device(name: str) -> str:
-    """ "auto" as torch sees this machine."""
+    """Return the device for a --device; "auto" is CUDA if torch finds it, else the CPU."""
     return "cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu"
 
 
 def run_oracle(directory: Path, workload: Workload, dtype: str, device: str) -> Run:
-    """`Oracle.run`, after which the memory is free again for the backends."""
+    """Run `Oracle.run`, then free its memory for the backends."""
     found = Oracle(directory, dtype, device).run(workload)
     free_memory()
     return found
 
 
 def free_memory() -> None:
-    """Give back what no tensor uses: backends plan with what the device says is free."""
+    """Return unused memory to the device, because backends plan with its free memory."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 class Oracle:
-    """A model of transformers in one number format, attention computed eagerly over the full mask.
+    """A transformers model in one number format, with eager attention over the full mask.
 
     Raises:
         ConfigError: transformers is not installed.
@@ -88,7 +88,7 @@ def _score(model: Any, case: Case, device: str) -> CaseResult:
 
 
 def _together(prompts: list[Ids]) -> Iterator[list[int]]:
-    """Rows of prompts of one length: nothing has to be padded."""
+    """Yield batches of prompts of one length, by index, so that none needs padding."""
     by_length = defaultdict(list)
     for row, prompt in enumerate(prompts):
         by_length[len(prompt)].append(row)
@@ -100,7 +100,7 @@ def _together(prompts: list[Ids]) -> Iterator[list[int]]:
 
 @contextmanager
 def _full_float32() -> Iterator[None]:
-    """Without TF32, whatever the process has set."""
+    """Switch TF32 off, whatever the process has set."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -1,4 +1,4 @@
-"""The same as the tables on standard output, as one HTML file with plots."""
+"""The HTML report: the tables of standard output, with plots."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -28,7 +28,7 @@ def write_report(
     comparisons: Sequence[Comparison],
     verdicts: Sequence[Verdict],
 ) -> None:
-    """One file that needs no other. Raises ConfigError if it cannot be written."""
+    """Write a self-contained HTML file; raise ConfigError if it cannot be written."""
     plots = [
         f"<h2>{escape(found.got.name)} against {escape(found.want.name)}</h2>"
         + histogram(differences(workload, found.want, found.got)[0], "Errors")
@@ -48,7 +48,7 @@ def write_report(
 
 
 def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
-    """`parts` are HTML already. Raises ConfigError if the file cannot be written."""
+    """Write a page of `parts`, which are HTML; raise ConfigError if it cannot be written."""
     page = (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</html>\n"
@@ -60,7 +60,7 @@ def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML already."""
+    """Return an HTML table of cells that are HTML."""
     lines = ["".join(f"<th>{cell}</th>" for cell in head)]
     lines += ["".join(f"<td>{cell}</td>" for cell in cells) for cells in rows]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

@@ -1,4 +1,4 @@
-"""A workload's results: what they hold, and how gpuscore makes them."""
+"""A workload's results, and how gpuscore computes them."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,33 +18,33 @@ from gpuscore.scorer import Scorer, Scores
 _CHOICES = {item.name: item.choices for item in options(ModelConfig)}
 _FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]
 DTYPES = ("float32", "bfloat16", "float16")
-TIMED = "500 items"  # the case that throughput is taken from
-ALONE = 8  # of its items, scored once more without company
+TIMED = "500 items"  # the case whose throughput is measured
+ALONE = 8  # approximate number of its items that are scored once more, each alone
 
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """float64; rows belong to items. Shorter label lists are filled up with NaN."""
+    """Results as float64, one row per item; NaN fills the ends of shorter label lists."""
 
-    values: Float64Array  # [N, L] natural logs of the scores: of the vocabulary's or the softmax's
+    values: Float64Array  # [N, L] natural logs of the scores, over the vocabulary or as softmax
     mass: Float64Array | None  # [N] probability of all labels together; None with softmax
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one scorer says to a workload."""
+    """The results of one scorer for a workload."""
 
     name: str
     dtype: str
     results: Mapping[str, CaseResult]  # by name of the case
     items_per_second: float | None = None
-    alone: Errors | None = None  # the same items scored alone, log-probabilities against the above
+    alone: Errors | None = None  # in log p, of items scored alone against `results`
     deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """`framework:dtype[:attention]` as the command line has it."""
+    """A backend as `framework:dtype[:attention]` on the command line."""
 
     framework: str
     dtype: str
@@ -52,7 +52,7 @@ class BackendSpec:
 
     @classmethod
     def parse(cls, text: str) -> "BackendSpec":
-        """Raises ConfigError for anything else."""
+        """Parse a backend; raise ConfigError if the text has another form."""
         parts = text.split(":")
         if len(parts) not in (2, 3) or parts[0] not in _FRAMEWORKS or parts[1] not in DTYPES:
             raise ConfigError(
@@ -71,20 +71,20 @@ class BackendSpec:
         return f"{self.framework}:{self.dtype}{ending}"
 
     def configure(self, base: ModelConfig) -> ModelConfig:
-        """`base` on this backend."""
+        """Return `base` with this backend."""
         return replace(base, backend=self.framework, dtype=self.dtype, attention=self.attention)
 
 
 def run_workload(name: str, config: ModelConfig, workload: Workload) -> Run:
-    """Score every case once, in order, and what else a `Run` has.
+    """Score every case once, in order; then measure the throughput and score items alone.
 
     Raises:
-        ConfigError: a model that cannot be served.
-        GpuscoreError: a case that cannot be scored.
+        ConfigError: the model cannot be served.
+        GpuscoreError: a case cannot be scored.
     """
     timed = next(case for case in workload.cases if case.name == TIMED)
     with Scorer(config) as scorer:
-        scorer.warmup()  # as a server does: what it sets up, such as CUDA graphs, computes scores
+        scorer.warmup()  # as a server does, so that the same code, such as CUDA graphs, runs
         results = {case.name: score_case(scorer, case) for case in workload.cases}
         rate = _items_per_second(scorer, timed)
         alone = _alone(scorer, timed, results[TIMED])
@@ -92,7 +92,7 @@ def run_workload(name: str, config: ModelConfig, workload: Workload) -> Run:
 
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:
-    """With softmax the vocabulary's log-sum-exp is not asked for, as over HTTP."""
+    """Score a case; with softmax, do not ask for the log-sum-exp over the vocabulary, as HTTP."""
     found: Scores = scorer.score(
         case.query,
         case.items,
@@ -110,9 +110,10 @@ def score_case(scorer: Scorer, case: Case) -> CaseResult:
 
 
 def case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array) -> CaseResult:
-    """What a score is, written down once more for the oracle.
+    """Compute the scores of the oracle, independently of gpuscore's own code for them.
 
     Args:
+        case: the request.
         label_logits: of each item, [its labels].
         lse: [N] log-sum-exp over the vocabulary.
     """
@@ -130,14 +131,14 @@ def case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array)
 
 
 def _same_in_both_forms(case: Case, found: Scores) -> None:
-    """A scorer whose scores are not the exponents of its log-probabilities is broken at once."""
+    """Raise ValueError unless the scores are the exponentials of the log-probabilities."""
     assert found.logprobs is not None  # noqa: S101  (asked for)
     if not np.allclose(found.scores, np.exp(found.logprobs), rtol=1e-6, equal_nan=True):
         raise ValueError(f"{case.name}: scores and log-probabilities contradict each other")
 
 
 def _items_per_second(scorer: Scorer, case: Case) -> float:
-    """With another query of the same length: all is set up, and nothing is cached."""
+    """Measure the throughput with another query of the same length, which is not cached."""
     query: Sequence[Any] = case.query
     other = replace(case, query=[*query[1:], query[0]])
     started = time.perf_counter()
@@ -146,7 +147,7 @@ def _items_per_second(scorer: Scorer, case: Case) -> float:
 
 
 def _alone(scorer: Scorer, case: Case, together: CaseResult) -> Errors:
-    """Gates 5 and 6 of the research: an item's company does not matter."""
+    """Score some items alone and compare them with their scores among all, for gates 5 and 6."""
     step = max(1, len(case.items) // ALONE)
     rows = range(0, len(case.items), step)
     items: Sequence[Any] = case.items

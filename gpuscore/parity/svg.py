@@ -1,4 +1,4 @@
-"""Two small plots as SVG, from the standard library alone."""
+"""Two small plots as SVG, drawn without a plotting library."""
 
 from html import escape
 
@@ -7,12 +7,12 @@ import numpy as np
 from gpuscore.arrays import Float64Array
 
 WIDTH, HEIGHT, MARGIN = 340, 260, 46
-_DECADES = range(-9, 2)  # of |d log p|; what is smaller is in the first bar
+_DECADES = range(-9, 2)  # of |d log p|; smaller differences are in the first bar
 _FRAME = 'fill="none" stroke="#888"'
 
 
 def histogram(differences: Float64Array, title: str) -> str:
-    """How many log-probabilities are how far off, in half decades."""
+    """Plot the number of log-probabilities per size of their difference, in half decades."""
     sizes = np.abs(differences[np.isfinite(differences)])
     edges = np.arange(_DECADES.start, _DECADES.stop + 0.5, 0.5)
     first, last = float(edges[0]), float(edges[-1])
@@ -33,7 +33,7 @@ def histogram(differences: Float64Array, title: str) -> str:
 
 
 def scatter(want: Float64Array, got: Float64Array, title: str) -> str:
-    """Score against score; equal ones lie on the line."""
+    """Plot each score of one run against the other's; equal scores are on the line."""
     both = np.isfinite(want) & np.isfinite(got)
     want, got = want[both], got[both]
     low, high = (

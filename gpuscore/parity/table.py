@@ -19,7 +19,7 @@ HEAD = (
 
 
 def row(found: Comparison) -> tuple[str, ...]:
-    """One line of the table, as `HEAD` names it."""
+    """Return one row of the table, with the columns of `HEAD`."""
     ranking, run = found.ranking, found.got
     return (
         run.name,
@@ -36,7 +36,7 @@ def row(found: Comparison) -> tuple[str, ...]:
 
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as what is in them, the first to the left."""
+    """Return the table with aligned columns, the first one to the left, the others to the right."""
     lines = [head, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = []

@@ -1,4 +1,4 @@
-"""What is scored: a fixed set of requests that follows from a seed and the model's files alone."""
+"""The workload: a fixed set of requests, made from a seed and the model's files alone."""
 
 import hashlib
 import json
@@ -17,17 +17,17 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One request as a caller sends it, and beside it what it has to mean."""
+    """One request as a caller sends it, with the ids of its labels and prompts."""
 
     name: str
     query: str | Ids
     items: list[str] | list[Ids]
     label_ids: list[Ids]  # one list per item
-    labels: list[str] | None = None  # the same labels as text, where they are sent as text
+    labels: list[str] | None = None  # the same labels as text, if they are sent as text
     item_first: bool = False
     apply_softmax: bool = False
     temperature: float = 1.0
-    # Whole prompts as ids; made by the tokenizer at once, not by the code under test.
+    # Whole prompts as ids, made by the tokenizer itself, not by the code under test.
     prompts: list[Ids] | None = None  # None: query and items are ids, see `prompt_ids`
 
     @property
@@ -35,7 +35,7 @@ class Case:
         return all(ids == self.label_ids[0] for ids in self.label_ids)
 
     def prompt_ids(self) -> list[Ids]:
-        """The ids of every whole prompt."""
+        """Return the ids of every whole prompt."""
         if self.prompts is not None:
             return self.prompts
         query: Sequence[Any] = self.query  # ids, as the items are
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The cases, and what they were made from."""
+    """The cases, and the arguments from which they were made."""
 
     size: str
     seed: int
@@ -59,12 +59,12 @@ class Workload:
 
     @property
     def digest(self) -> str:
-        """SHA-256; the same on every machine for the same requests."""
+        """The SHA-256 of the workload, equal on all machines for equal requests."""
         return hashlib.sha256(self.as_json().encode()).hexdigest()
 
     @classmethod
     def from_json(cls, text: str) -> "Workload":
-        """Raises ValueError, KeyError or TypeError for anything but what `as_json` writes."""
+        """Read the output of `as_json`; raise ValueError, KeyError or TypeError for other text."""
         found = json.loads(text)
         found["cases"] = tuple(Case(**case) for case in found["cases"])
         return cls(**found | {"left_out": tuple(found["left_out"])})
@@ -72,11 +72,11 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Tokens: the query of the case of long prompts; query and item of the one of 500 items."""
+    """The size of a workload, in tokens."""
 
-    long_query: int
-    query: int
-    item: int
+    long_query: int  # of the case "long"
+    query: int  # of the case "500 items"
+    item: int  # of the case "500 items"
 
 
 SIZES = {
@@ -86,10 +86,10 @@ SIZES = {
 }
 MANY = 500
 LONGEST_ITEM = 64
-SPARE = LONGEST_ITEM + 1  # tokens of the context that are not the query's
-# Label texts are the first of these that are one token each, so most vocabularies have some.
+SPARE = LONGEST_ITEM + 1  # tokens of the context that no query uses
+# The labels are the first two of these texts that are one token each; most vocabularies have two.
 LABEL_TEXTS = ("yes", "no", " yes", " no", "Yes", "No", "true", "false", "0", "1", "a", "b")
-QUERY_TEXT = "query: a blue wooden chair for the gar"  # the tokenizer may merge across its end
+QUERY_TEXT = "query: a blue wooden chair for the gar"  # tokens may merge across its end
 ITEM_TEXTS = [
     "den",
     "",
@@ -105,17 +105,17 @@ ITEM_TEXTS = [
 def make_workload(
     size: str, seed: int, vocab_rows: int, context: int, tokenizer: Tokenizer | None
 ) -> Workload:
-    """The requests for one model.
+    """Make the requests for one model.
 
     Args:
         size: a name of `SIZES`.
-        seed: another one gives other tokens.
+        seed: of the random token ids.
         vocab_rows: valid ids are 0 <= id < vocab_rows.
-        context: tokens of the longest prompt.
-        tokenizer: the model's, or None: then there are no texts.
+        context: largest number of tokens of a prompt.
+        tokenizer: the model's, or None, which leaves out the cases with texts.
 
     Raises:
-        ConfigError: the model is too small for any workload, or no such seed.
+        ConfigError: the model is too small for any workload, or the seed is out of range.
     """
     if not 0 <= seed < 2**32:
         raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - 1}")
@@ -132,7 +132,7 @@ def make_workload(
 
 
 def read_tokenizer(directory: Path) -> Tokenizer | None:
-    """The model's tokenizer, without truncation and padding; None if there is none."""
+    """Return the model's tokenizer without truncation and padding, or None if there is none."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         return None
@@ -143,9 +143,9 @@ def read_tokenizer(directory: Path) -> Tokenizer | None:
 
 
 class _IdCases:
-    """Token ids, random and all different: equal ones would hide what leaks between items.
+    """The cases of random token ids; equal items would hide leaks between them.
 
-    Of NumPy's generators RandomState is the one whose numbers no release changes (NEP 19).
+    RandomState is NumPy's only generator whose numbers never change between releases (NEP 19).
     """
 
     def __init__(self, rng: np.random.RandomState, size: Size, vocab: int, context: int) -> None:
@@ -153,7 +153,7 @@ class _IdCases:
         self.labels = [int(id) for id in rng.choice(vocab, 3, replace=False)]
 
     def all(self) -> tuple[Case, ...]:
-        """In an order that must stay: each takes its random numbers after the one before."""
+        """Return all cases; their order must not change, because it decides the random numbers."""
         short, long = self._ids(12), self._ids(min(self.size.long_query, self.context - SPARE))
         many = self._ids(min(self.size.query, self.context - SPARE))
         some = [self._ids(n) for n in (5, 1, 9, 4, 4, 17, 2, 8, 3, 6, 11, 7)]
@@ -175,7 +175,7 @@ class _IdCases:
         return Case(name, query, items, labels or [self.labels] * len(items), **how)
 
     def _heads(self) -> list[Ids]:
-        """Items with heads in common, one head a part of another, and two items the same."""
+        """Return items with common beginnings, one of which begins another, and two equal items."""
         long, other = self._ids(18), self._ids(9)
         items = [head + self._ids(1 + n) for head in (long, long[:9], other) for n in range(6)]
         return [*items, items[3]]

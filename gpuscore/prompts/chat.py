@@ -1,7 +1,7 @@
 """A model's chat template, rendered once when the model is loaded, with marks for callers' texts.
 
-What a request brings is put where the marks are and is never seen by the template, so no text can
-do anything to it, and prompts are ready before the first request.
+A request's texts replace the marks after rendering. The template never sees them, so no text can
+change how it renders, and no request has to wait for it.
 """
 
 import re
@@ -15,19 +15,19 @@ from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, QUERY, literal
 from gpuscore.prompts.rendering import TemplateLimit, render
 from gpuscore.text.tokenizer_info import token_text
 
-# Stand for the callers' texts while a chat template is rendered; no template holds them.
+# Placeholders for the callers' texts while a chat template is rendered; no template contains them.
 MARKS = {INSTRUCTION: "\ue001i\ue001", QUERY: "\ue002q\ue002", DOCUMENT: "\ue003d\ue003"}
-Messages = Sequence[tuple[str, str]]  # role and content, which has fields
+Messages = Sequence[tuple[str, str]]  # (role, content); the content has fields such as {query}
 _BESIDE = "--family none serves /v1/score without it"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """The template of a model directory.
+    """The chat template of a model directory.
 
     Args:
-        text: in Jinja, as Hugging Face's tokenizers have it.
-        variables: the special tokens that it may name, such as bos_token.
+        text: the template in Jinja, as in Hugging Face tokenizers.
+        variables: the special tokens that the template may use, such as bos_token.
     """
 
     text: str
@@ -35,7 +35,7 @@ class ChatTemplate:
 
     @classmethod
     def read(cls, directory: Path) -> "ChatTemplate | None":
-        """None if the directory has none. Raises ConfigError for files that cannot be read."""
+        """Return the template, or None if there is none; raise ConfigError for unreadable files."""
         path = directory / "tokenizer_config.json"
         config = read_object(path) or {}
         template = read_text(directory / "chat_template.jinja", MAX_TEMPLATE)
@@ -47,19 +47,19 @@ class ChatTemplate:
         return cls(template, {name: text for name, text in tokens.items() if text is not None})
 
     def marked(self, messages: Messages, options: Mapping[str, object], around: str = "") -> str:
-        """Rendered with marks in the place of the fields.
+        """Render the template with marks in place of the fields.
 
         Args:
-            messages: their contents may have fields, as parts of a family have them.
+            messages: the conversation; its contents may have fields like the parts of a family.
             options: variables of the template.
-            around: stands before and behind each mark.
+            around: text to put before and after each mark.
         """
         return self.marked_each(messages, options, (around,))[0]
 
     def marked_each(
         self, messages: Messages, options: Mapping[str, object], arounds: Sequence[str]
     ) -> list[str]:
-        """`marked` for several `arounds`, in one process."""
+        """Render as `marked` does for several `arounds`, in one process."""
         fields = [f for f in MARKS if any("{" + f + "}" in content for _, content in messages)]
         conversations = [made for around in arounds for made in _conversations(messages, around)]
         try:
@@ -70,7 +70,7 @@ class ChatTemplate:
 
 
 def _configured(value: object, name: str) -> str | None:
-    """The template that a tokenizer's configuration holds, the default one of several."""
+    """Return the template in a tokenizer's configuration; of several, the one named "default"."""
     if isinstance(value, list):
         every = [as_object(one, f"an entry of {name}") for one in value]
         value = next((one.get("template") for one in every if one.get("name") == "default"), None)
@@ -80,8 +80,11 @@ def _configured(value: object, name: str) -> str | None:
 
 
 def _conversations(messages: Messages, around: str) -> Iterator[list[dict[str, object]]]:
-    """With marks in the place of fields: plain, and as templates of models that also take pictures
-    want them, as lists of pieces."""
+    """Yield the conversation with marks in place of fields, in two forms.
+
+    Contents are first plain text, then lists of pieces, as templates of models that also read
+    images expect them.
+    """
     marks = {field: f"{around}{mark}{around}" for field, mark in MARKS.items()}
     texts = [(role, content.format_map(marks)) for role, content in messages]
     yield [{"role": role, "content": text} for role, text in texts]
@@ -89,7 +92,7 @@ def _conversations(messages: Messages, around: str) -> Iterator[list[dict[str, o
 
 
 def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
-    """The plain conversation if the template takes it, else that of pieces."""
+    """Return the rendering of plain contents if it has all fields once, else that of pieces."""
     plain, pieces = made
     if isinstance(plain, ConfigError):
         raise ConfigError(f"the chat template cannot be rendered: {plain}; {_BESIDE}")
@@ -102,20 +105,20 @@ def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
 
 
 def _wrong(rendered: str, fields: list[str]) -> str:
-    """A field that is not there once, and how often it is."""
+    """Return a field that is not there exactly once, with its count; empty if all are."""
     counts = {field: rendered.count(MARKS[field]) for field in fields}
     return next((f"{field} {count} times" for field, count in counts.items() if count != 1), "")
 
 
 def parts_of(text: str, specials: Sequence[str]) -> tuple[str, ...]:
-    """A rendered prompt as the parts of a family: special tokens stand in parts without fields."""
+    """Split a rendered prompt into a family's parts; parts with fields have no special tokens."""
     pieces, start = [], 0
     for end, token in _found(text, specials):
         pieces += [text[start : end - len(token)], token]
         start = end
     pieces.append(text[start:])
     parts: list[str] = []
-    fixed = True  # whether the last part has no fields
+    fixed = True  # the last part has no fields
     for piece in pieces:
         part = literal(piece)
         for field, mark in MARKS.items():
@@ -130,7 +133,7 @@ def parts_of(text: str, specials: Sequence[str]) -> tuple[str, ...]:
 
 
 def _found(text: str, specials: Sequence[str]) -> list[tuple[int, str]]:
-    """Where special tokens end, from left to right, the longest first."""
+    """Return (end, token) of every special token in the text; at each place, the longest one."""
     ordered = sorted(filter(None, specials), key=len, reverse=True)
     if not ordered:
         return []

@@ -1,7 +1,7 @@
-"""Typed questions over one input, as prompts: yes or no, one of several choices, a level.
+"""Prompts for typed questions about one input: yes or no, one of several choices, a level.
 
-The input comes first and is shared, so N questions cost one reading of it. A question ends in the
-request to answer with one label, and the answer is read where the model would say it.
+The input comes first in all prompts, so it is computed once for N questions. A question ends with
+the instruction to answer with one label, and the labels are scored as the next token.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ MAX_CHOICES, MAX_LEVELS = len(ascii_uppercase), len(digits)
 
 @dataclass(frozen=True, slots=True)
 class DecisionQuestion:
-    """A question: what the model reads, and the labels that it may answer with."""
+    """A question: its text, and the labels that are possible answers."""
 
     text: str
     labels: tuple[str, ...]
@@ -34,13 +34,23 @@ def predicate(statement: str) -> DecisionQuestion:
 
 
 def choice(instructions: str, choices: Sequence[tuple[str, str]]) -> DecisionQuestion:
-    """Args: choices: 2 to MAX_CHOICES names and descriptions."""
+    """Return a question whose answer is one choice.
+
+    Args:
+        instructions: the question.
+        choices: 2 to MAX_CHOICES pairs of name and description.
+    """
     labels = tuple(ascii_uppercase[: len(choices)])
     return DecisionQuestion(_listed(instructions, labels, choices, "letter"), labels)
 
 
 def level(instructions: str, levels: Sequence[tuple[str, str]]) -> DecisionQuestion:
-    """Args: levels: 2 to MAX_LEVELS names and descriptions, from low to high."""
+    """Return a question whose answer is one level.
+
+    Args:
+        instructions: the question.
+        levels: 2 to MAX_LEVELS pairs of name and description, from low to high.
+    """
     labels = tuple(digits[: len(levels)])
     return DecisionQuestion(_listed(instructions, labels, levels, "number"), labels)
 
@@ -56,11 +66,11 @@ def _listed(
 
 
 class DecisionPrompts:
-    """The prompts of one served model: its chat template, or plain text where it has none.
+    """The prompts of one served model: its chat template, or plain text if it has none.
 
     Raises:
-        ConfigError: on creation, where a label is not one token; the reason why no such question
-            can be asked.
+        ConfigError: on creation, if a label is not one token; the message says why the model
+            cannot answer such questions.
     """
 
     def __init__(
@@ -87,7 +97,7 @@ class DecisionPrompts:
         priority: int,
         turns: Turns = ALONE,
     ) -> ScoreRequest:
-        """Raises GpuscoreError as `FamilyPrompts.build`."""
+        """Return the request for these questions; raises GpuscoreError as `FamilyPrompts.build`."""
         given = RerankInput(
             query=input,
             documents=[question.text for question in questions],

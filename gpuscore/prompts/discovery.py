@@ -1,8 +1,8 @@
-"""Which family a model directory is of; decided once, when the model is loaded.
+"""Finding the prompt family of a model directory, once, when the model is loaded.
 
-In this order: `--family`, what sentence-transformers has written beside the weights, what the
-model's configuration says, the model's name. Nothing is guessed: without any of them `/rerank` is
-refused with the reason.
+The sources are, in this order: `--family`, the files of sentence-transformers beside the weights,
+the model's config.json, the model's name. If none of them names a family, none is guessed, and
+`/rerank` is refused with the reason.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,17 +27,17 @@ def find_family(
     specials: Sequence[str],
     head: ClassifierHead | None = None,
 ) -> PromptFamily | None:
-    """The model's family; None where nothing says that it is of one.
+    """Return the model's family, or None if no source names one.
 
     Args:
         wanted: "auto", "none", or a name of the registry.
         directory: the model's.
-        names: what the model is called.
+        names: the names of the model.
         specials: its tokenizer's special tokens, as text.
-        head: of a classifier.
+        head: the classifier head, if the model has one.
 
     Raises:
-        ConfigError: files that contradict themselves or hold what is not supported.
+        ConfigError: the files contradict each other or have unsupported content.
     """
     if wanted == "none":
         return None
@@ -48,14 +48,14 @@ def find_family(
         known = _configured(directory) or by_name(names, architecture_name(directory))
         found = None if known is None else _resolved(known, directory, specials)
     if found is None or (head is not None and head.num_classes > 1):
-        return None  # of several classes nobody says which one means relevant
+        return None  # it is unknown which of several classes means relevant
     if head is not None and not found.ranks:
-        return None  # nor what a guard's one class means
+        return None  # the meaning of a guard's one class is unknown
     return _for_head(found, head)
 
 
 def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily:
-    """The same prompt read by another head: a conversion keeps the one and replaces the other."""
+    """Adapt a family to the model's head, which a conversion may replace while the prompt stays."""
     if head is None:
         if family.one_class:
             raise ConfigError(
@@ -87,7 +87,7 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
 
     def parts(messages: Messages) -> tuple[str, ...]:
         made = parts_of(template.marked(messages, family.options), specials)
-        # The beginning of the answer is what the model would have said: tokens of its own.
+        # The model would generate the beginning of the answer, so it is tokenised as its own part.
         return (*made, literal(family.answer)) if family.answer else made
 
     return PromptFamily(
@@ -101,18 +101,22 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
         instruction=family.instruction,
         activation=family.activation,
         one_class=family.one_class,
-        strip=True,  # many templates do that, so all do it
+        strip=True,  # many templates strip texts, so it is done for all of them
     )
 
 
 def _configured(directory: Path) -> PromptFamily | None:
-    """From config.json, as vLLM's users write it there."""
+    """Return the family that config.json names with vLLM's key for Qwen3-Reranker, or None."""
     config = read_object(directory / "config.json") or {}
     return QWEN3_RERANKER if config.get("is_original_qwen3_reranker") is True else None
 
 
 def _sentence_transformers(directory: Path, specials: Sequence[str]) -> PromptFamily | None:
-    """From modules.json, the module that reads the logits, and the chat template."""
+    """Return the family that sentence-transformers' files define, or None without such files.
+
+    They are modules.json, the configuration of the module that reads the logits, and the chat
+    template.
+    """
     read_by = _score_module(directory)
     if read_by is None:
         return None
@@ -133,7 +137,7 @@ def _sentence_transformers(directory: Path, specials: Sequence[str]) -> PromptFa
 
 
 def _score_module(directory: Path) -> Path | None:
-    """The configuration of the module that reads the logits; None where no module does."""
+    """Return the path of the configuration of the module that reads the logits, or None."""
     path = directory / "modules.json"
     modules = read_json(path)
     if modules is None:
@@ -152,7 +156,7 @@ def _score_module(directory: Path) -> Path | None:
 
 
 def _score_labels(path: Path) -> tuple[int, ...]:
-    """The true token, and the false one where there is one."""
+    """Return the id of the true token, and of the false one if there is one."""
     config = read_object(path)
     if config is None:
         raise ConfigError(f"{path} is missing")
@@ -166,7 +170,7 @@ def _score_labels(path: Path) -> tuple[int, ...]:
 
 
 def _instruction(path: Path) -> str:
-    """The default prompt, empty where there is none."""
+    """Return the default prompt; empty if there is none."""
     settings = read_object(path) or {}
     prompts = as_object(settings.get("prompts") or {}, f"{path}: prompts")
     name = settings.get("default_prompt_name")
@@ -179,7 +183,7 @@ def _instruction(path: Path) -> str:
 
 
 def _template_options(directory: Path) -> dict[str, Any]:
-    """Variables that the chat template is rendered with."""
+    """Return the variables for rendering the chat template."""
     path = directory / "sentence_bert_config.json"
     options: Any = read_object(path) or {}
     for name in ("processing_kwargs", "chat_template"):
@@ -190,7 +194,7 @@ def _template_options(directory: Path) -> dict[str, Any]:
 def _rendered(
     template: ChatTemplate, with_instruction: bool, options: dict[str, Any]
 ) -> tuple[str, bool]:
-    """The prompt with marks for the texts, and whether white space around those is dropped."""
+    """Return the prompt with marks, and True if the template strips white space around texts."""
     system = [("system", "{" + INSTRUCTION + "}")] if with_instruction else []
     messages = [*system, (QUERY, "{" + QUERY + "}"), (DOCUMENT, "{" + DOCUMENT + "}")]
     bare, spaced = template.marked_each(messages, options, ("", " "))

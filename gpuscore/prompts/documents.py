@@ -1,4 +1,4 @@
-"""Prompts of one family for one tokenizer: queries and documents to a `ScoreRequest`."""
+"""Building a `ScoreRequest` from queries and documents, with the prompts of a family."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from gpuscore.text.pieces import OverLimit, beside
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import ALONE, Turns
 
-# Tokens: a document's first and last may merge otherwise with what is beside them.
+# Tokens kept free: a document that is cut may be tokenised differently beside the prompt's text.
 SPARE = 4
 
 
@@ -25,13 +25,15 @@ class RerankInput:
     """A caller's query and documents.
 
     Args:
-        query: what documents are judged by: one for all, one for each, or None, for guards.
+        query: one query for all documents, one for each, or None for guards.
         documents: at least one.
-        instruction: in place of the family's own.
-        most_tokens: of a document, which is cut off behind them; None: never cut.
-        fit: documents are cut so that their prompts fit the model's context.
-        name: what the caller calls the documents, for errors.
-        query_name: and the query.
+        instruction: replaces the family's own.
+        most_tokens: number of tokens after which a document is cut; None: not cut.
+        fit: cut documents so that their prompts fit the model's context.
+        priority: of the request; a lower value runs first.
+        need_lse: ask for the log-sum-exp over the vocabulary.
+        name: the caller's name for the documents, for errors.
+        query_name: the caller's name for the query, for errors.
     """
 
     query: str | Sequence[str] | None
@@ -47,19 +49,19 @@ class RerankInput:
 
 @dataclass(frozen=True, slots=True)
 class Rerank:
-    """A request to the engine, and which documents of it were cut."""
+    """A request to the engine, with the indices of the documents that were cut."""
 
     request: ScoreRequest
     truncated: tuple[int, ...]
 
 
 class _Template:
-    """Parts of a family, split at the one that has the document."""
+    """The parts of a family's prompt, split at the part with the document."""
 
     def __init__(self, parts: tuple[str, ...]) -> None:
         place = next(i for i, part in enumerate(parts) if DOCUMENT in fields_of(part))
         self.before, self.last, self.after = parts[:place], parts[place], parts[place + 1 :]
-        # What stands before every caller's text.
+        # The parts before the first caller's text.
         fixed = next(i for i, part in enumerate(parts) if fields_of(part))
         self.fixed = parts[:fixed]
 
@@ -68,7 +70,7 @@ class FamilyPrompts:
     """The prompts of one served model.
 
     Raises:
-        ConfigError: on creation, where the tokenizer does not have the family's labels as tokens.
+        ConfigError: on creation, if the family's labels are not tokens of the tokenizer.
     """
 
     def __init__(self, family: PromptFamily, builder: PromptBuilder) -> None:
@@ -89,16 +91,16 @@ class FamilyPrompts:
         turns: Turns = ALONE,
         label_ids: Sequence[Sequence[int]] | None = None,
     ) -> Rerank:
-        """May take long for much text.
+        """Return the request for these documents. Long texts take seconds.
 
         Args:
             given: the texts.
-            turns: asked before every piece of work.
-            label_ids: of each document, in place of the family's.
+            turns: called before every piece of work.
+            label_ids: labels of each document, in place of the family's.
 
         Raises:
             GpuscoreError: as `PromptBuilder.build`, and InvalidRequest for an instruction or a
-                query that the family has no place for.
+                query that the family's prompt has no field for.
         """
         count = len(given.documents)
         if not count:
@@ -111,8 +113,8 @@ class FamilyPrompts:
             queries = [queries or ""] * count
         if len(queries) != count:
             raise InvalidRequest(
-                f"{len(queries)} of {given.query_name} and {count} of {given.name}; there must be "
-                "as many, or one query",
+                f"{given.query_name} has {len(queries)} texts and {given.name} has {count}; send "
+                "one query, or one for each document",
                 param=given.query_name,
             )
         groups = [
@@ -142,7 +144,7 @@ class FamilyPrompts:
         return Rerank(request, tuple(truncated))
 
     def raw_scores(self, result: ScoreResult) -> Float64Array:
-        """[N] of the documents, in their order."""
+        """Return the raw scores [N] of the documents, in their order."""
         return self.family.raw_scores(np.stack(result.label_logits).astype(np.float64))
 
     def _check_fields(self, given: RerankInput) -> None:
@@ -164,8 +166,12 @@ class FamilyPrompts:
         indices: list[int],
         turns: Turns,
     ) -> tuple[Iterator[Int32Array], int, list[int]]:
-        """The prompts of a query's documents, how many first tokens all of them have as is known
-        from the query alone, and which documents were cut."""
+        """Make the prompts of one query's documents.
+
+        Returns:
+            The prompts; the number of first tokens that all of them share, known from the query
+            alone; and the indices of the documents that were cut.
+        """
         own = self.family.instruction
         values = {
             QUERY: self.family.text(query),
@@ -192,7 +198,7 @@ class FamilyPrompts:
         closing: Int32Array,
         turns: Turns,
     ) -> Iterator[Int32Array]:
-        """Whole prompts, of which head + text is what stands between two lists of ids."""
+        """Yield prompts: the shared ids, the ids of head + text, and the closing ids."""
         with beside(len(shared) + len(closing), self._limit) as left:
             for middle in self._foreign.joined(head, texts, False, turns, left):
                 yield np.concatenate((shared, middle, closing))
@@ -203,7 +209,7 @@ class FamilyPrompts:
 
     @contextmanager
     def _too_long(self, query_name: str) -> Iterator[None]:
-        """OverLimit of what stands before the documents, as PromptTooLong."""
+        """Raise OverLimit, for the text before the documents, as PromptTooLong."""
         try:
             yield
         except OverLimit as over:
@@ -215,7 +221,7 @@ class FamilyPrompts:
 
     def _label_ids(self) -> list[int]:
         family = self.family
-        # A label follows the prompt's last part, and merges with nothing of it.
+        # A label follows the prompt's last part and must not merge with it into one token.
         closing = "" if fields_of(family.parts[-1]) else filled(family.parts[-1])
         found = [
             label if isinstance(label, int) else self._label_id(label, closing)
@@ -239,8 +245,8 @@ class FamilyPrompts:
         apart = np.array_equal(ids[: len(before)], before)
         if not apart or not tokens or (len(tokens) > 1 and not self.family.first_tokens):
             raise ConfigError(
-                f"prompts of {self.family.name} are answered with {label!r}, which is not one "
-                f"token of this tokenizer behind them, but {tokens if apart else 'part of another'}"
+                f"the answer {label!r} to prompts of {self.family.name} must be one token; with "
+                f"this tokenizer it is {tokens if apart else 'part of another token'}"
             )
         first: int = tokens[0]
         return first
@@ -262,11 +268,14 @@ class FamilyPrompts:
         own: str,
         turns: Turns,
     ) -> list[str]:
-        """The documents, or what of them the caller wants to be left.
+        """Cut the documents as the caller asks.
 
         Args:
-            around: tokens of the parts before and behind that of the documents.
+            given: has the caller's limits.
+            documents: the whole texts.
+            around: number of tokens in the parts before and after the document's part.
             own: the text beside the document in its own part.
+            turns: called before every piece of work.
         """
         most = given.most_tokens
         if given.fit:

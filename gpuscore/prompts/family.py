@@ -1,4 +1,4 @@
-"""What is fixed about a family of models; nothing of it ever comes from a request."""
+"""Prompt families: the prompt, labels and formula of a kind of reranker, guard or reward model."""
 
 import string
 from dataclasses import dataclass
@@ -9,38 +9,39 @@ import numpy as np
 from gpuscore.arrays import Float64Array
 
 QUERY, DOCUMENT, INSTRUCTION = "query", "document", "instruction"
-# The only label of a model whose head is one number and no vocabulary: a class, see `one_class`.
+# The only label of a model whose head gives one number instead of a vocabulary, see `one_class`.
 ONLY_CLASS = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFamily:
-    """One family of models that judge a text by the token they would say next, or by their head.
+    """A family of models that judge a text by the next token or by a head with one class.
 
-    A prompt is made of parts that are tokenised one by one. Parts without a field are the family's
-    own, and special tokens in them are special tokens; parts with fields hold a caller's text, in
-    which nothing is special, so no text can end its turn or begin another's.
+    Requests do not change it, except that they may bring their own instruction. A prompt is made of
+    parts that are tokenised one by one. In parts without a field, which are the family's own text,
+    special tokens count as such. Parts with fields contain a caller's text, in which they are plain
+    text, so no text can end its turn in the conversation or begin another one.
 
     Args:
         name: as in `--family`.
-        source: where prompt and formula are from.
-        parts: with the fields {instruction}, {query} and {document}, each at most once, the
-            document's last, so that all documents of a query share what is before it. Only guards
-            may do without a query.
-        labels: the tokens, or their ids, whose logits are read. Of what ranks documents the first
-            says relevant, and the second, if there is one, that it is not.
-        classes: what the labels are called in answers; makes the family a guard.
-        answering_parts: a guard's, where the text answers a query.
+        source: the origin of the prompt and the formula.
+        parts: have the fields {instruction}, {query} and {document}, each at most once, the
+            document last, so that all documents of a query share the text before it. Only guards
+            may lack a query.
+        labels: the tokens, or their ids, whose logits are read. For ranking, the first one means
+            relevant and the second one, if any, means not relevant.
+        classes: names of the labels in answers; they make the family a guard.
+        answering_parts: a guard's parts for a text that answers a query.
         first_tokens: a label may be several tokens, of which the first is read.
-        instruction: where a request has none.
-        activation: from a raw score to a relevance: "sigmoid" of raw / scale, which of two labels
-            and scale 1 is their softmax; or "none".
-        scale: what raw scores are divided by.
+        instruction: used if a request has none.
+        activation: turns a raw score into a relevance: "sigmoid" of raw / scale, which for two
+            labels and scale 1 is their softmax; or "none".
+        scale: divisor of raw scores.
         strip: white space around the texts is dropped.
-        one_class: labels are classes of a head that has one, and no tokens.
+        one_class: the only label is the class of a head, not a token.
 
     Raises:
-        ValueError: parts without a document, or with anything else.
+        ValueError: the parts lack a required field, or have an unknown or repeated one.
     """
 
     name: str
@@ -76,7 +77,7 @@ class PromptFamily:
 
     @property
     def ranks(self) -> bool:
-        """Whether it orders documents by relevance; guards do not."""
+        """True if the family orders documents by relevance; False for guards."""
         return not self.classes
 
     @property
@@ -84,18 +85,18 @@ class PromptFamily:
         return any(INSTRUCTION in fields_of(part) for part in self.parts)
 
     def text(self, value: str) -> str:
-        """A query or a document as the prompt has it."""
+        """Return a query or a document as it goes into the prompt."""
         return value.strip() if self.strip else value
 
     def raw_scores(self, logits: Float64Array) -> Float64Array:
-        """[N, labels] -> [N]: the first label's logit, or by how much it exceeds the other's."""
+        """Return [N] from logits [N, labels]: the first logit, less the second if there is one."""
         if len(self.labels) == 1:
             return logits[:, 0]
         difference: Float64Array = logits[:, 0] - logits[:, 1]
         return difference
 
     def relevance(self, raw: Float64Array) -> Float64Array:
-        """[N], from 0 to 1 unless the family has no activation."""
+        """Return relevances [N], from 0 to 1 unless the activation is "none"."""
         if self.activation == "none":
             return raw / self.scale
         return sigmoid(raw / self.scale)
@@ -112,10 +113,10 @@ def fields_of(part: str) -> list[str]:
 
 
 def literal(text: str) -> str:
-    """Text as it stands in a part, where braces are fields."""
+    """Escape a text's braces, which would be fields in a part."""
     return text.replace("{", "{{").replace("}", "}}")
 
 
 def filled(part: str, **values: str) -> str:
-    """A part with its fields, or the first of them, put in; values are never read as parts."""
+    """Replace the fields of a part by values; fields inside the values are not replaced."""
     return part.format_map(values)

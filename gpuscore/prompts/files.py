@@ -1,4 +1,4 @@
-"""Files beside a model's weights."""
+"""Reading config.json: the architecture's name and the classifier head."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +9,11 @@ from gpuscore.model_files import as_object, read_object, shown
 
 @dataclass(frozen=True, slots=True)
 class ClassifierHead:
-    """Of a model whose head is a classifier and not a vocabulary.
+    """The head of a classification model.
 
     Args:
         num_classes: at least one.
-        exclusive: exactly one of them is right, so probabilities are a softmax; else sigmoids.
+        exclusive: exactly one class is right, so probabilities are a softmax; else sigmoids.
     """
 
     num_classes: int
@@ -21,10 +21,10 @@ class ClassifierHead:
 
 
 def read_classifier_head(directory: Path) -> ClassifierHead | None:
-    """None for a language model.
+    """Return the classifier head, or None for a language model.
 
     Raises:
-        ConfigError: config.json does not say how many classes there are.
+        ConfigError: the number of classes in config.json is not valid.
     """
     if not architecture_name(directory).endswith("ForSequenceClassification"):
         return None
@@ -42,6 +42,6 @@ def read_classifier_head(directory: Path) -> ClassifierHead | None:
 
 
 def architecture_name(directory: Path) -> str:
-    """As config.json names it; empty if it names none."""
+    """Return the architecture that config.json names; empty if it names none."""
     names = (read_object(directory / "config.json") or {}).get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""

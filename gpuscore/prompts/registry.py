@@ -1,8 +1,8 @@
-"""The families that are known by name.
+"""The prompt families that gpuscore knows by name.
 
-A prompt that differs from the one a model was trained on by a single token gives scores that look
-right and are not, so each entry is the model card's own prompt and formula, and the tests hold the
-token ids of each.
+If a prompt differs by a single token from the one that a model was trained with, the scores look
+right and are wrong. So each entry has the prompt and formula of the model card, and the tests
+compare its token ids with recorded ones.
 """
 
 import re
@@ -16,15 +16,15 @@ from gpuscore.prompts.family import ONLY_CLASS, PromptFamily
 
 @dataclass(frozen=True, slots=True)
 class ChatFamily:
-    """A family whose prompt is the chat template that its models bring.
+    """A family whose prompt is made by the model's own chat template.
 
     Args:
-        name, source, labels, classes, instruction: as `PromptFamily` has them.
-        messages: of the conversation; contents have the fields of a family's parts.
-        answering: a guard's conversation where the text answers a query.
-        answer: how the model's answer begins, before the label.
-        options: what the template is asked for, such as an answer's beginning.
-        activation, one_class: as `PromptFamily` has them.
+        name, source, labels, classes, instruction: as in `PromptFamily`.
+        messages: the conversation, whose contents have the fields of a family's parts.
+        answering: a guard's conversation for a text that answers a query.
+        answer: the beginning of the model's answer, before the label.
+        options: variables of the template, such as add_generation_prompt.
+        activation, one_class: as in `PromptFamily`.
     """
 
     name: str
@@ -118,7 +118,7 @@ INSTRUCT = ChatFamily(
     ),
     labels=("yes", "no"),
     instruction="Judge whether a document is relevant to a query.",
-    # Qwen3's template is asked for an answer without a thought before it; others do not know it.
+    # Qwen3's template then lets the model answer without thinking; other templates ignore it.
     options={"add_generation_prompt": True, "enable_thinking": False},
 )
 QWEN3GUARD_GEN = ChatFamily(
@@ -155,8 +155,8 @@ _ALL: tuple[AnyFamily, ...] = (
 )
 FAMILIES: dict[str, AnyFamily] = {family.name: family for family in _ALL}
 
-# By the model's name without its owner, and how its architecture begins; conversions keep the name
-# and add to it.
+# (pattern for the model's name without its owner, beginning of its architecture, family).
+# Conversions add to the name.
 _BY_NAME: tuple[tuple[str, str, AnyFamily], ...] = (
     (r"qwen3-reranker-[\d.]+b", "Qwen3For", QWEN3_RERANKER),
     (r"mxbai-rerank-(base|large)-v2", "Qwen2For", MXBAI_RERANK_V2),
@@ -170,7 +170,7 @@ _BY_NAME: tuple[tuple[str, str, AnyFamily], ...] = (
 
 
 def by_name(names: Iterable[str], architecture: str) -> AnyFamily | None:
-    """The family of a model that is called by any of these names, hub names or paths."""
+    """Return the family of a model with any of these names, hub names or paths; None if unknown."""
     for name in names:
         last = name.rstrip("/").rpartition("/")[2]
         for pattern, beginning, family in _BY_NAME:

@@ -1,12 +1,12 @@
-"""Renders chat templates in a process of its own, because a template is a program.
+"""Rendering of chat templates in a separate process, because a template is a program.
 
-Jinja's sandbox keeps it from reaching anything; nothing in it bounds a loop over 10^9 numbers or a
-text of 10 GB. So the process has limits, and whoever started it does not wait for longer than
-SECONDS.
+Jinja's sandbox stops a template from reaching Python's internals, but not from looping 10^9 times
+or making a text of 10 GB. So the process has limits on time and memory, and its parent waits at
+most SECONDS for it.
 
     python -P -m gpuscore.prompts.rendering < job > outcome
 
-Job and outcome are JSON. It imports Jinja and nothing of the model's.
+Job and outcome are JSON. The process imports Jinja and no code of the model's.
 """
 
 import json
@@ -22,18 +22,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gpuscore.errors import ConfigError
 
-CPU_SECONDS, SECONDS = 2, 10  # of processor time, and in all
-MEMORY = 2**29  # bytes of address space; Python and Jinja take a fifth
+CPU_SECONDS, SECONDS = 2, 10  # processor time, and elapsed time
+MEMORY = 2**29  # bytes of address space, a fifth of which Python and Jinja use
 CHARACTERS = 2**18  # of one rendered conversation
 SHOWN = 200  # characters of a reason
 
-# What becomes of a conversation.
+# The outcome of a conversation: its text, a refusal, or a limit exceeded.
 _TEXT, _REFUSED, _LIMIT = "text", "refused", "limit"
 Conversation = Sequence[Mapping[str, object]]
 
 
 class TemplateLimit(ConfigError):
-    """A template takes more than it may: the model is not served, whatever it is needed for."""
+    """The template exceeds a limit, so the model is not served at all."""
 
 
 def render(
@@ -41,7 +41,7 @@ def render(
     variables: Mapping[str, object],
     conversations: Sequence[Conversation],
 ) -> list[str | ConfigError]:
-    """Each conversation as the template has it, or why it cannot be rendered.
+    """Return each rendered conversation, or the error that says why it cannot be rendered.
 
     Raises:
         TemplateLimit: the template takes too long or too much memory, or makes too much text.
@@ -83,18 +83,18 @@ def main() -> None:
 
 
 def _outcome(template: str, variables: dict[str, Any], messages: Any) -> tuple[str, str]:
-    """What became of a conversation, and the text or the reason."""
+    """Return a conversation's outcome, with its text or the reason."""
     try:
         text = _rendered(template, variables, messages)
     except MemoryError:
         return _LIMIT, f"it takes more than {MEMORY // 2**20} MiB of memory"
     except RecursionError:
         return _LIMIT, "it calls itself without end"
-    except OverflowError as error:  # as the sandbox says for a range of a million numbers
+    except OverflowError as error:  # from the sandbox, for a range of over 100,000 numbers
         return _LIMIT, _one_line(error)
     except TemplateError as error:
         return _REFUSED, _one_line(error)
-    except Exception as error:  # noqa: BLE001  whatever a program of a stranger's raises
+    except Exception as error:  # noqa: BLE001  (a template may raise any error)
         return _REFUSED, _one_line(f"{type(error).__name__}: {error}")
     if len(text) > CHARACTERS:
         return _LIMIT, f"it makes {len(text):,} characters; supported: at most {CHARACTERS:,}"
@@ -106,8 +106,10 @@ def _one_line(reason: object) -> str:
 
 
 def _rendered(template: str, variables: dict[str, Any], messages: Any) -> str:
-    """As transformers renders chat templates, in Jinja's sandbox; the date is not known to it,
-    or prompts would change with it."""
+    """Render a chat template as transformers does, in Jinja's sandbox.
+
+    transformers' `strftime_now` is left out, because prompts would change with the date.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
     )
@@ -116,7 +118,7 @@ def _rendered(template: str, variables: dict[str, Any], messages: Any) -> str:
 
 
 def _refuse(message: str) -> NoReturn:
-    """What templates call for conversations that they do not take."""
+    """Raise an error; templates call it as `raise_exception` for conversations they refuse."""
     raise TemplateError(message)
 
 

@@ -1,42 +1,43 @@
-"""Where a query may be cut so that what stands beside the cut is tokenised once.
+"""Safe cuts: places in a text whose two sides can be tokenised separately.
 
-A cut between the characters l and r of a text is *safe* if for all texts X that end with l and Y
-that begin with r (both without special tokens of the post-processor)
+A cut between the characters l and r of a text is *safe* if for all texts X that end with l and all
+texts Y that begin with r (both without special tokens of the post-processor)
 
     ids(XY) = ids(X) + t(Y)    with    t(Y) = ids(lY) without its first len(ids(l))
 
-so that t(Y) depends on Y and l only. l stays in front of Y as a guard: Y never looks like the
-beginning of a text, where normalizers and pre-tokenizers may put a prefix.
+so that t(Y) depends on Y and l only. l stays in front of Y as a guard, so that Y never stands at
+the beginning of a text, where normalizers and pre-tokenizers may add a prefix.
 
-Proof sketch, in the order in which a tokenizer works. Each step shows that what happens on either
-side of the cut is the same in XY, in X (or l) alone and in lY.
+The proof follows the order in which a tokenizer works. Each step shows that the tokenizer treats
+either side of the cut in XY as it does in X (or l) alone and in lY.
 
-1. *Added tokens* are searched first in the text, then, those with `normalized`, in the normalized
-   pieces between; leftmost, longest, never overlapping. No added token holds l before r, so none
-   lies across the cut, and the search stands at the cut or before it in any case. None ends with l,
-   so the piece that ends X also begins Y: l and r are in one piece, which does not begin at the
-   cut. l is no white space, so that `lstrip` of a token in Y and `rstrip` of a token in X stop
-   before the cut. `single_word` looks at one character on either side: for a token in X that is l
-   at the latest, for a token in Y it is l at the earliest, and both are there on either side. The
-   contents are looked at raw and normalized, whatever the token says.
-2. *Normalizers*, piece by piece. NFC: r is a starter that composes with nothing before it, so NFC
-   works apart on the two sides; l and r stay themselves (`pretokens.LETTERS`). Replace ' ' by META:
-   one character at a time. Prepend: at the beginning of a piece, which is not at the cut.
-3. *Pre-tokenizers*: `pretokens.pretoken_starts`. Where a pre-token surely starts at r, every model
-   works apart on the sides, as pre-tokens are given to it one by one.
+1. *Added tokens* are searched first in the text; those with `normalized` are then searched in the
+   normalized pieces between. Matches are leftmost, longest and never overlap. No added token has l
+   followed by r, so no match crosses the cut, and the search never jumps over it. No added token
+   ends with l, so the piece that ends X also begins Y: l and r are in one piece, which does not
+   begin at the cut. l is no white space, so `lstrip` of a token in Y and `rstrip` of a token in X
+   stop before the cut. `single_word` checks one character on either side of a token: after a token
+   in X, that is l at the latest; before a token in Y, it is l at the earliest. X and lY both
+   contain l. All these conditions are checked for the raw and the normalized contents of tokens.
+2. *Normalizers* work on each piece. NFC: r is a starter that composes with nothing before it, so
+   NFC treats the two sides separately and leaves l and r as they are (`pretokens.LETTERS`). Replace
+   ' ' by META: one character at a time. Prepend: at the beginning of a piece, which is not the cut.
+3. *Pre-tokenizers*: `pretokens.pretoken_starts`. If a pre-token is certain to start at r, every
+   model treats the sides separately, because it gets one pre-token at a time.
 4. *BPE inside a pre-token* (SentencePiece style). If l and r are entries of the vocabulary, their
    symbols are never dropped, never bytes, and never fused with an unknown neighbour: l ends a run
-   of unknown characters (`fuse_unk`) and r begins after none. A symbol's text is the text of what
-   was merged into it, so the last symbol left of the cut ends with l and the first right of it
-   begins with r; their merge would be an entry that holds l before r. There is none, so no merge
-   crosses, and merges on one side see no more of the other than that. Their order (rank, then
-   position) is the same on either side. This needs a vocabulary with one text per id, no affixes
-   of words, and no `ignore_merges`, which would ask whether X alone is an entry.
-   *Unigram* inside a pre-token is left out: without an entry across the cut its best path does fall
-   into two, but scores are added up from the beginning, and rounding may decide near-ties in Y
-   differently behind another X.
+   of unknown characters (`fuse_unk`), and no such run reaches r. A symbol's text is the text of
+   the symbols merged into it, so the last symbol left of the cut ends with l and the first one
+   right of it begins with r. Their merge would be an entry that has l followed by r. There is no
+   such entry, so no merge crosses the cut, and the merges of one side do not depend on the other.
+   Their order (rank, then position) is the same in both texts. This needs a vocabulary with one
+   text per id, no affixes of words, and no `ignore_merges`, which checks if X alone is an entry.
+   *Unigram* inside a pre-token has no safe cut. Without an entry across the cut, its best path does
+   separate into two. But it adds up scores from the beginning of the text, and rounding may decide
+   near-ties in Y differently after another X.
 
-Anything else (dropout, a Precompiled normalizer, an unknown regex, ...) has no safe cut.
+Tokenizers with anything else (dropout, a Precompiled normalizer, an unknown regex, ...) have no
+safe cuts.
 """
 
 import json
@@ -51,21 +52,21 @@ from tokenizers import Tokenizer, models
 from gpuscore.text.pretokens import META, PAIR, RIGHTS, pretoken_starts
 from gpuscore.text.turns import ALONE, COPIED, Turns
 
-NEAR, FAR = 64, 1 << 16  # characters searched for a cut at a time, first and at most
+NEAR, FAR = 64, 1 << 16  # characters per search for a cut: the first, and at most
 
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """The safe cuts of one tokenizer, each told by the two characters around it.
+    """The safe cuts of one tokenizer, defined by the two characters around a cut.
 
     Args:
-        rights: every r that may stand behind a cut.
-        starts: those of them at which a pre-token surely starts; the others need `singles`.
-        space: what the normalizer makes of ' '.
+        rights: every r that may follow a cut.
+        starts: the part of `rights` at which a pre-token certainly starts; others need `singles`.
+        space: the character into which the normalizers turn ' '.
         endings: last characters of added tokens.
-        pairs: two characters within an added token, the second one of `rights` (or `space`).
+        pairs: two neighbours in an added token, the second one in `rights` (or `space`).
         singles: one-character entries of the vocabulary.
-        merged: two characters within an entry, the second one of `rights` (or `space`).
+        merged: two neighbours in an entry, the second one in `rights` (or `space`).
     """
 
     rights: frozenset[str]
@@ -77,7 +78,7 @@ class Boundaries:
     merged: frozenset[str]
 
     def first(self, text: str, start: int = 1, turns: Turns = ALONE) -> int | None:
-        """The first p from `start` on at which text[:p] and text[p:] are safely apart."""
+        """Return the first p >= start with a safe cut between text[:p] and text[p:]."""
         width = NEAR
         while start < len(text):
             turns.before(width // COPIED)
@@ -89,7 +90,7 @@ class Boundaries:
         return None
 
     def last(self, text: str, turns: Turns = ALONE) -> int | None:
-        """The last p at which text[:p] and text[p:] are safely apart."""
+        """Return the last p with a safe cut between text[:p] and text[p:]."""
         stop, width = len(text), NEAR
         while stop > 1:
             turns.before(width // COPIED)
@@ -101,15 +102,15 @@ class Boundaries:
         return None
 
     def _cuts(self, text: str, start: int, stop: int) -> Iterator[int]:
-        """Every safe p with start <= p < stop."""
-        # Lookahead, because pairs overlap.
+        """Yield every safe p with start <= p < stop."""
+        # The lookahead finds overlapping pairs.
         for match in re.compile(f"(?={PAIR.pattern})").finditer(text, start - 1, stop):
             p = match.start() + 1
             if self._safe(text[p - 1 : p + 1]):
                 yield p
 
     def _safe(self, pair: str) -> bool:
-        """Whether one of `PAIR` is a safe cut."""
+        """Return True if the cut inside this match of `PAIR` is safe."""
         left, right = pair[0], pair[1]
         if right not in self.rights or left in self.endings:
             return False
@@ -122,7 +123,7 @@ class Boundaries:
 
 
 def find_boundaries(tokenizer: Tokenizer) -> Boundaries | None:
-    """The safe cuts of a tokenizer, or None if none can be proven."""
+    """Return the safe cuts of a tokenizer, or None if none can be proven."""
     normalizers = flat(tokenizer.normalizer, "normalizers")
     stages = flat(tokenizer.pre_tokenizer, "pretokenizers")
     space = _image_of_space(normalizers) if normalizers is not None else None
@@ -148,16 +149,17 @@ def find_boundaries(tokenizer: Tokenizer) -> Boundaries | None:
 
 
 def flat(component: Any, parts: str) -> list[Mapping[str, Any]] | None:
-    """A tokenizer's component as in tokenizer.json, sequences resolved; None if it has no JSON.
+    """Return a tokenizer's component as a list of the parts in its JSON; None if it has no JSON.
 
     Args:
-        parts: what a sequence of such components calls its list.
+        component: a normalizer, pre-tokenizer or post-processor, possibly a sequence of them.
+        parts: name of the list in a sequence of such components.
     """
     if component is None:
         return []
     try:
         state = json.loads(component.__getstate__())
-    except Exception:  # noqa: BLE001  the library's own, for a component written in Python
+    except Exception:  # noqa: BLE001  (raised by the library for a component written in Python)
         return None
     return list(_leaves(state, parts))
 
@@ -171,7 +173,7 @@ def _leaves(state: Mapping[str, Any], parts: str) -> Iterator[Mapping[str, Any]]
 
 
 def _image_of_space(normalizers: Iterable[Mapping[str, Any]]) -> str | None:
-    """What becomes of ' '; None if one of the normalizers is not understood."""
+    """Return the character into which the normalizers turn ' '; None if one of them is unknown."""
     space = " "
     for normalizer in normalizers:
         match normalizer:
@@ -185,16 +187,16 @@ def _image_of_space(normalizers: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _is_deterministic(model: object) -> bool:
-    """The same ids every time: no dropout, no sampling."""
+    """Return True if a text always gets the same ids: no dropout, no sampling."""
     if isinstance(model, models.BPE):
         return not model.dropout
-    # Newer versions can sample; an attribute only, tokenizer.json cannot ask for it.
+    # Newer versions can sample, by an attribute that tokenizer.json cannot set.
     sampled = getattr(model, "alpha", None) or getattr(model, "nbest_size", None)
     return isinstance(model, models.Unigram) and not sampled
 
 
 def _vocabulary(tokenizer: Tokenizer) -> list[str]:
-    """Entries of a BPE vocabulary to which step 4 applies, else nothing."""
+    """Return the entries of a BPE vocabulary if step 4 applies to it, else an empty list."""
     model = tokenizer.model
     if not isinstance(model, models.BPE) or model.ignore_merges:
         return []
@@ -205,7 +207,7 @@ def _vocabulary(tokenizer: Tokenizer) -> list[str]:
 
 
 def added_contents(tokenizer: Tokenizer) -> Iterator[str]:
-    """Contents of all added tokens, as they are and normalized."""
+    """Yield the contents of all added tokens, raw and normalized."""
     for token in tokenizer.get_added_tokens_decoder().values():
         yield token.content
         if tokenizer.normalizer is not None:
@@ -213,7 +215,7 @@ def added_contents(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _pairs(texts: Iterable[str], space: str) -> frozenset[str]:
-    """Two characters side by side within one of the texts, if the second may stand behind a cut."""
-    # Between texts a NUL, which is never left of a cut. Lookahead, because pairs overlap.
+    """Return all pairs of neighbours in the texts whose second character may follow a cut."""
+    # A NUL, which is never left of a cut, separates texts. The lookahead finds overlapping pairs.
     found = re.compile(f"(?s)(?=(.[{re.escape(''.join(RIGHTS) + space)}]))")
     return frozenset(found.findall("\0".join(texts)))

@@ -1,4 +1,4 @@
-"""Labels of a classification model: the names of its classes."""
+"""Labels of a classification model, which are the names of its classes."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from gpuscore.errors import InvalidRequest
 
 
 def class_ids(labels: Sequence[str], classes: Sequence[str]) -> list[int]:
-    """The class that each label is exactly the name of.
+    """Return the number of the class that each label names exactly.
 
     Raises:
         InvalidRequest: a label is the name of no class, or of several.

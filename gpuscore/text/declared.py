@@ -1,10 +1,11 @@
-"""What a tokenizer's configuration says beside tokenizer.json, where it would change ids.
+"""Refusal of tokenizer configuration beside tokenizer.json that would change token ids.
 
-tokenizer.json alone decides how a text is tokenised. transformers also reads tokenizer_config.json,
-special_tokens_map.json and added_tokens.json, and what it finds there can add tokens or change how
-they are found; its ids would be others than ours then, so that is refused. The other keys change no
-ids: transformers drops `add_bos_token`, `add_eos_token` and `legacy` of tokenizer_config.json where
-there is a tokenizer.json, and the rest is about padding, truncation and decoding.
+Here tokenizer.json alone decides how a text is tokenised. transformers also reads
+tokenizer_config.json, special_tokens_map.json and added_tokens.json, whose entries can add tokens
+or change how tokens are found. Its ids would then differ from ours, so such a model is refused. The
+other keys change no ids: if there is a tokenizer.json, transformers ignores `add_bos_token`,
+`add_eos_token` and `legacy` of tokenizer_config.json; the rest concerns padding, truncation and
+decoding.
 """
 
 import json
@@ -18,16 +19,16 @@ from gpuscore.model_files import as_object, read_object, shown
 
 _FLAGS = ("lstrip", "rstrip", "single_word")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
-# Classes that build their pre-tokenizer anew, with the prefix that the configuration asks for.
+# Classes that rebuild their pre-tokenizer with the `add_prefix_space` of the configuration.
 _REBUILT = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
 
 def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
-    """Raises ConfigError, naming file and key, where transformers would tokenise otherwise.
+    """Raise ConfigError, naming file and key, if transformers would produce other ids.
 
     Args:
-        directory: of the model.
-        tokenizer: as tokenizer.json says.
+        directory: the model's.
+        tokenizer: read from tokenizer.json.
     """
     known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     path = directory / "tokenizer_config.json"
@@ -44,12 +45,12 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
     for file in (path, directory / "special_tokens_map.json", directory / "added_tokens.json"):
         for key, token in _declared(file):
             if file != path and key in config:
-                continue  # which goes before the other files
+                continue  # tokenizer_config.json overrides the other files
             _check_added(file, key, token, known, tokenizer.normalizer is not None)
 
 
 def _declared(path: Path) -> Iterator[tuple[str, object]]:
-    """Every special token of a file, by the key that it stands under."""
+    """Yield (key, token) for every special token of a file."""
     config = read_object(path) or {}
     if path.name == "added_tokens.json":  # token -> id
         yield from ((key, key) for key in config)
@@ -61,7 +62,7 @@ def _declared(path: Path) -> Iterator[tuple[str, object]]:
             tokens = value.values() if isinstance(value, dict) else value or ()
             yield from ((key, token) for token in tokens)
         elif path.name == "special_tokens_map.json" and _is_setting(key):
-            # transformers takes it for a setting, also what it drops from tokenizer_config.json.
+            # transformers takes it as a setting, even one that it ignores in tokenizer_config.json.
             raise ConfigError(f"{path} has {shown(key)}; supported: special tokens")
         elif isinstance(value, str | dict) and not _is_setting(key):
             yield key, value

@@ -1,10 +1,9 @@
-"""Prompts as one query and items: factored by their longest common prefix, whatever form they
-came in:
+"""Factoring of prompts into one query and items, at their longest common prefix.
 
     cut = min(longest common prefix, shortest prompt - 1)
 
-and for a single prompt at most the query's own length. The last token of every prompt therefore
-always belongs to an item, and every scored row is computed.
+For a single prompt the cut is at most the query's own length. So the last token of every prompt
+belongs to an item, and every scored row is computed.
 """
 
 import sys
@@ -19,20 +18,19 @@ from gpuscore.errors import TooManyTokens
 def factor(
     prompts: Iterable[Int32Array], query_len: int, most: int = sys.maxsize, name: str = "items"
 ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Split prompts (each at least one token) at the cut, into one query and an item each.
+    """Split prompts (each at least one token) at the cut, into one query and one item each.
 
-    Of every prompt only what differs from the first is kept, so that many long prompts need
-    little memory.
+    Only the part of a prompt that differs from the first prompt is kept, to save memory.
 
     Args:
         prompts: at least one.
         query_len: the query's own length, which bounds the cut of a single prompt.
-        most: tokens of the query and the items together. Further prompts can only add to their
-            number, and move the cut to the left, so none is asked for once it is over that.
-        name: what the caller calls the items, for errors.
+        most: limit on the tokens of the query and the items together. More prompts can only move
+            the cut to the left and add tokens, so reading stops once the number is over the limit.
+        name: the caller's name for the items, for errors.
 
     Raises:
-        TooManyTokens: with how many there are at least.
+        TooManyTokens: names a lower bound of the number.
     """
     remaining = iter(prompts)
     first = next(remaining)
@@ -52,12 +50,15 @@ def factor(
 def split(
     prompts: Iterable[Int32Array], cut: int, most: int = sys.maxsize, name: str = "items"
 ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-    """Split prompts, the same up to `cut` and longer than it, into one query and an item each;
-    further arguments and errors as `factor`."""
+    """Split prompts at a known cut into one query and one item each.
+
+    All prompts must be equal up to `cut` and longer than it. The other arguments and the errors are
+    as in `factor`.
+    """
     first, items, total = None, [], cut
     for prompt in prompts:
         first = prompt if first is None else first
-        items.append(prompt[cut:].copy())  # and not a view, which would keep the whole prompt
+        items.append(prompt[cut:].copy())  # a view would keep the whole prompt in memory
         total += len(prompt) - cut
         stop_over(most, total, name)
     assert first is not None  # noqa: S101  (there is at least one)
@@ -65,12 +66,13 @@ def split(
 
 
 def stop_over(most: int, least: int, name: str) -> None:
-    """Refuse a request of which not all is known."""
+    """Raise TooManyTokens if a request, read only in part so far, has over `most` tokens."""
     if least > most:
         raise TooManyTokens(f"at least {least} tokens, the limit is {most}", param=name)
 
 
 def common_prefix(a: Int32Array, b: Int32Array) -> int:
+    """Return the number of first tokens that both have."""
     length = min(len(a), len(b))
     differ = a[:length] != b[:length]
     return int(differ.argmax()) if differ.any() else length

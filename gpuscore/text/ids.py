@@ -1,5 +1,8 @@
-"""Requests of token ids in one piece: what `prompts.factor` finds prompt by prompt, for the common
-case in which items begin differently, with a few array operations for all of them together."""
+"""A fast path for requests of token ids whose items do not all begin with the same token.
+
+It gives the same result as `factoring.factor`, which reads prompt by prompt, with a few array
+operations for all prompts together.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate, chain
@@ -12,15 +15,15 @@ from gpuscore.arrays import Int32Array
 def factor_ids(
     query: Sequence[int], items: Sequence[Sequence[int]], *, vocab_rows: int, max_len: int
 ) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
-    """The query and the items as arrays, if the cut is the query's end and nothing is wrong.
+    """Return the query and the items as arrays if the cut is the query's end and all is valid.
 
-    None means that the request has to be looked at prompt by prompt: items that are empty or share
-    their first token, values that are no plain integers or no ids, prompts that are too long.
+    Return None if the request must be read prompt by prompt: an item is empty, all items share
+    their first token, a value is no plain integer or no valid id, or a prompt is too long.
 
     Args:
         query, items: token ids, at least one item.
         vocab_rows: valid ids are 0 <= id < vocab_rows.
-        max_len: tokens of the longest legal prompt.
+        max_len: largest number of tokens of a prompt.
     """
     lengths = [len(query), *map(len, items)]
     if min(lengths[1:]) == 0 or lengths[0] + max(lengths[1:]) > max_len:

@@ -1,4 +1,4 @@
-"""From what a caller sends (query, items, labels) to a `ScoreRequest`, every check included."""
+"""Building a `ScoreRequest` from the query, items and labels of a caller, with all checks."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,18 +32,18 @@ from gpuscore.text.pieces import OverLimit
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import ALONE, COPIED, Turns
 
-FEW = 16  # ids, such as labels, that are checked one by one
+FEW = 16  # up to this many ids are checked one by one
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreInput:
-    """A caller's request: its fields go together, their values are not yet looked at.
+    """A caller's request with fields that fit together; their values are checked later.
 
     `query` and `items` are both text or both token ids; an empty query fits either.
 
     Raises:
-        MixedInputTypes, MissingLabels, EmptyLabels, InvalidRequest: on creation, for fields that do
-            not go together.
+        MixedInputTypes, MissingLabels, EmptyLabels, InvalidRequest: on creation, if the fields do
+            not fit together.
     """
 
     query: str | list[int]
@@ -60,7 +60,7 @@ class ScoreInput:
 
 
 class PromptBuilder:
-    """Makes requests for one model; holds its tokenizer and what limits a request."""
+    """The builder of one model's requests, with its tokenizer and the limits on a request."""
 
     def __init__(
         self, encoder: TextEncoder | None, backend: BackendLimits, limits: RequestLimits
@@ -68,15 +68,15 @@ class PromptBuilder:
         self.encoder, self.backend, self.limits = encoder, backend, limits
 
     def build(self, given: ScoreInput, turns: Turns = ALONE) -> ScoreRequest | None:
-        """The request, or None if there are no items. May take long for much text.
+        """Return the request, or None if it has no items. Long texts take seconds.
 
         Args:
             given: the caller's request.
-            turns: asked before every piece of work.
+            turns: called before every piece of work.
 
         Raises:
-            GpuscoreError: the subclass of the wire contract for whatever is wrong with the input,
-                or DeadlineExceeded when it was given up.
+            GpuscoreError: the subclass that names the error in the input, or DeadlineExceeded if
+                the request was given up meanwhile.
         """
         _at_most(TooManyItems, "items", len(given.items), self.limits.max_items)
         is_text = _is_text(given)
@@ -96,15 +96,15 @@ class PromptBuilder:
     def _one_by_one(
         self, given: ScoreInput, is_text: bool, turns: Turns
     ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
-        """The query and the items of a request whose prompts have to be looked at."""
-        with self._too_long("items[0]"):  # as the query's share of every prompt
+        """Make the prompts one by one and return the query and the items."""
+        with self._too_long("items[0]"):  # the query is part of every prompt
             if is_text:
                 prompts, query_len = self._text_prompts(given, turns)
             else:
                 prompts, query_len = self._id_prompts(given)
             cut = self._fixed_cut(given, is_text, turns) if self.backend.deterministic_chunk else 0
         checked = self._checked(prompts, turns)
-        # Token ids cost little: all are counted, and the error says how many there are.
+        # Token ids are cheap to count, so the error names their full number.
         most = self.limits.max_request_tokens if is_text else sys.maxsize
         if self.backend.deterministic_chunk:
             return split(checked, cut, most)
@@ -122,12 +122,13 @@ class PromptBuilder:
         name: str,
         turns: Turns,
     ) -> ScoreRequest:
-        """A request of prompts that somebody else has made.
+        """Return a request of prompts that are already token ids.
 
         Args:
-            label_ids: of all prompts, or a list for each.
-            name: what the caller calls the items, for errors.
-            num_shared: how many first tokens all of them have, as is known from the query alone.
+            prompts: the ids of each prompt.
+            label_ids: one list for all prompts, or one list for each.
+            name: the caller's name for the items, for errors.
+            num_shared: number of first tokens that all prompts share, known from the query alone.
         """
         checked = self._checked(prompts, turns, name)
         most = self.limits.max_request_tokens
@@ -153,13 +154,13 @@ class PromptBuilder:
         name: str,
         turns: Turns,
     ) -> tuple[Int32Array, ...]:
-        """The ids of prompts that are not to be factored, all checks made.
+        """Return the ids of prompts without factoring them, with all checks.
 
         Args:
-            given: at least one, all text or all ids.
+            given: at least one prompt, all text or all ids.
             special: texts get the tokenizer's special tokens.
-            name: what the caller calls them, for errors.
-            turns: asked before every piece of work.
+            name: the caller's name for the prompts, for errors.
+            turns: called before every piece of work.
         """
         self.check_count(name, len(given))
         if isinstance(given[0], str):
@@ -185,11 +186,11 @@ class PromptBuilder:
         return tuple(prompts)
 
     def check_count(self, name: str, count: int) -> None:
-        """Raises TooManyItems, before any work on them."""
+        """Raise TooManyItems if `count` is over the limit; called before any work on the items."""
         _at_most(TooManyItems, name, count, self.limits.max_items)
 
     def _labels(self, given: ScoreInput, turns: Turns) -> tuple[Int32Array, ...]:
-        """Label ids of every item."""
+        """Return the label ids of every item."""
         if given.labels is not None:
             _at_most(TooManyLabels, "labels", len(given.labels), self.limits.max_labels)
             return self._same_labels(self._named(given.labels, turns), len(given.items))
@@ -202,7 +203,7 @@ class PromptBuilder:
         )
 
     def _named(self, labels: Sequence[str], turns: Turns) -> list[int]:
-        """Of a language model the tokens, of a classification model the classes."""
+        """Return the labels' tokens, or for a classification model their classes."""
         if self.backend.classes is None:
             return self.need_encoder("labels").label_ids(labels, turns)
         return class_ids(labels, self.backend.classes)
@@ -216,15 +217,15 @@ class PromptBuilder:
         return self._ids(ids, param, self.backend.label_rows, what)
 
     def ids(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
-        """int32 [n], every one a token that the model knows."""
+        """Return valid token ids as int32 [n]; raise an error that names an invalid one."""
         return self._ids(values, param, self.backend.vocab_rows, "token id")
 
     def _ids(
         self, values: Sequence[int] | Int32Array, param: str, rows: int, what: str
     ) -> Int32Array:
-        """int32 [n], every id one of the `rows` that the model's weights have."""
+        """Return ids as int32 [n], each of them 0 <= id < rows; `what` names them in errors."""
         if 0 < len(values) <= FEW and all(type(id) is int and 0 <= id < rows for id in values):
-            return np.array(values, dtype=np.int32)  # less work than what follows
+            return np.array(values, dtype=np.int32)  # faster than the array operations below
         ids = np.asarray(values)
         if ids.size == 0:
             return NO_TOKENS
@@ -240,9 +241,10 @@ class PromptBuilder:
         return ids.astype(np.int32)
 
     def _ids_at_once(self, given: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
-        """What `factor` gives, or None where it has to be asked (or to say what is wrong)."""
+        """Return the same as `factor`, by a faster way; None if that does not apply."""
         size = len(given.query) + sum(map(len, given.items))
-        elsewhere = given.item_first or self.backend.deterministic_chunk  # where the cut is
+        # With these, the cut is not the end of the query.
+        elsewhere = given.item_first or self.backend.deterministic_chunk
         if elsewhere or size > self.limits.max_request_tokens:
             return None
         return factor_ids(
@@ -253,9 +255,9 @@ class PromptBuilder:
         )
 
     def _id_prompts(self, given: ScoreInput) -> tuple[Iterator[Int32Array], int]:
-        """Prompts one by one, and the query's own length."""
+        """Return an iterator over the prompts, and the query's own length."""
         query_len = len(given.query)
-        for index, item in enumerate(given.items):  # before 16 MiB of numbers become an array
+        for index, item in enumerate(given.items):  # before long lists are turned into arrays
             self._check_length(query_len + len(item), index)
         query = self.ids(given.query or [], "query")  # type: ignore[arg-type]
         items = (self.ids(item, f"items[{i}]") for i, item in enumerate(given.items))  # type: ignore[arg-type]
@@ -264,17 +266,17 @@ class PromptBuilder:
         return (np.concatenate((query, item)) for item in items), query_len
 
     def _text_prompts(self, given: ScoreInput, turns: Turns) -> tuple[Iterator[Int32Array], int]:
-        """Prompts one by one, and how many of a lone prompt's tokens are the query's."""
+        """Return an iterator over the prompts, and the query's tokens in a single prompt."""
         encoder, limit = self.need_encoder("items"), self.backend.max_model_len
         query: str = given.query or ""  # type: ignore[assignment]
         items: Sequence[str] = given.items  # type: ignore[assignment]
         if given.item_first or len(items) > 1:
-            return encoder.joined(query, items, given.item_first, turns, limit), 0  # not looked at
+            return encoder.joined(query, items, given.item_first, turns, limit), 0  # not used
         prompt, alone = encoder.joined(query, [*items, ""], False, turns, limit)
         return iter([prompt]), common_prefix(prompt, alone)
 
     def _fixed_cut(self, given: ScoreInput, is_text: bool, turns: Turns) -> int:
-        """A cut that depends on the query alone, before the last token that all prompts share."""
+        """Return a cut that depends on the query alone: before the last token all prompts share."""
         if given.item_first:
             return 0
         if not is_text:
@@ -286,21 +288,21 @@ class PromptBuilder:
     def _checked(
         self, prompts: Iterator[Int32Array], turns: Turns, name: str = "items"
     ) -> Iterator[Int32Array]:
-        """The same prompts, each of a legal length and with ids that the weights have."""
+        """Yield the prompts; raise an error for a bad length or an id that the model lacks."""
         for index in count():
             with self._too_long(f"{name}[{index}]"):
                 prompt = next(prompts, None)
             if prompt is None:
                 return
-            turns.before(len(prompt) // COPIED)  # which is copied a few times
+            turns.before(len(prompt) // COPIED)  # for the copies that are made of it
             self._check_length(len(prompt), index, name)
-            if prompt.max() >= self.backend.vocab_rows:  # a tokenizer may know more than that
+            if prompt.max() >= self.backend.vocab_rows:  # a tokenizer can have more ids than that
                 self.ids(prompt, f"{name}[{index}]")
             yield prompt
 
     @contextmanager
     def _too_long(self, param: str) -> Iterator[None]:
-        """OverLimit as PromptTooLong."""
+        """Raise OverLimit as PromptTooLong."""
         try:
             yield
         except OverLimit as over:
@@ -322,14 +324,14 @@ class PromptBuilder:
             )
 
     def need_encoder(self, param: str) -> TextEncoder:
-        """Raises InvalidRequest, about this field, for a model without a tokenizer."""
+        """Return the tokenizer; raise InvalidRequest, naming this field, if there is none."""
         if self.encoder is None:
             raise InvalidRequest("this model has no tokenizer: send token ids", param=param)
         return self.encoder
 
 
 def _is_text(given: ScoreInput) -> bool:
-    """True for text, False for token ids; raises MixedInputTypes for both at once."""
+    """Return True for text, False for token ids; raise MixedInputTypes for both at once."""
     kinds = {issubclass(kind, str) for kind in set(map(type, given.items))}
     if len(given.query):
         kinds.add(isinstance(given.query, str))
@@ -363,7 +365,7 @@ def _check_label_fields(given: ScoreInput) -> None:
 
 
 def _lists(labels: Sequence[int] | Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """The lists of one item each, or nothing if all items have the same labels."""
+    """Return the lists with one item's labels each; empty if all items have the same labels."""
     return [x for x in labels if not isinstance(x, int | np.integer)]
 
 

@@ -1,28 +1,28 @@
-"""A lower bound on the number of tokens of a text that costs next to nothing.
+"""A cheap lower bound on the number of tokens of a text.
 
-A text that is too long for any model must be refused before it is tokenised, and one that is not
-must never be refused. Let w(c) be the length of the longest entry that holds the unit c, added
-tokens included. A token that stands for the units c1 ... ck is an entry of k units or more, so
-w(ci) >= k and the sum of 1/w(ci) over its units is at most 1. If no unit is lost between the text
-and its tokens, the sum over the whole text is therefore at most the number of its tokens.
+A text that is too long for any model must be refused before it is tokenised, and a shorter one must
+never be refused. Let w(c) be the length of the longest entry that contains the unit c, among the
+vocabulary and the added tokens. A token that stands for the units c1 ... ck is an entry of k units
+or more, so w(ci) >= k, and the sum of 1/w(ci) over its units is at most 1. If no unit is lost
+between the text and its tokens, the sum over the whole text is at most the number of its tokens.
 
-*Units* are the bytes of UTF-8 before a byte-level model, otherwise characters. They are those of
-the normalized text; what that has to do with the text as it came:
+*Units* are UTF-8 bytes for a byte-level model, otherwise characters. They are the units of the
+normalized text, which the tokenizer makes from the given text:
 
 - Prepend, Metaspace's prefix and ByteLevel's prefix space add units. Replace ' ' by META and
-  Metaspace put one character in the place of one.
-- *NFC* may take units away: at most `SHRINK` become one. Let b(d) be the longest character whose
-  decomposition is the lone character d. No character is longer than the sum of b over its own full
-  decomposition, a text and its NFC have the same decomposition, and the sum of b over that of one
-  character in NFC is at most 3.5 times its length (U+0390); in characters the figure is 4
-  (U+1F82). `tests/text/test_least.py` goes through all of Unicode. A character of ASCII stays
-  itself, and combines with nothing before it, so that one behind which another one follows, or the
-  text's end, is counted as it is. Everything else counts as a `SHRINK`th of a unit of the longest
-  entry, which no unit of the normalized text can undercut.
+  Metaspace replace one character by one.
+- *NFC* may remove units: at most `SHRINK` become one. Let b(d) be the length of the longest
+  character whose decomposition is the single character d. No character is longer than the sum of b
+  over its own full decomposition. A text and its NFC have the same decomposition. The sum of b over
+  the decomposition of one character in NFC is at most 3.5 times its length in bytes (U+0390), or 4
+  times its length in characters (U+1F82). `tests/text/test_least.py` checks all of Unicode. An
+  ASCII character is its own NFC and combines with nothing before it. So an ASCII character that is
+  followed by another one, or by the end of the text, counts with its own weight. Any other unit
+  counts as 1/`SHRINK` of the smallest weight, which no unit of the normalized text can undercut.
 
-Units are lost, and there is no bound, where a pre-tokenizer or a model drops text, where unknown
-characters are fused into one token, where an added token swallows the white space beside it, and
-behind any component that is not listed here.
+Units are lost, and there is no bound, if a pre-tokenizer or a model drops text, if unknown
+characters are fused into one token, if an added token swallows the white space beside it, or if the
+tokenizer has any component that is not listed here.
 """
 
 import json
@@ -40,11 +40,11 @@ from gpuscore.text.pretokens import META
 from gpuscore.text.turns import ALONE, COPIED, Turns
 
 SHRINK = 4
-WINDOW = 1 << 16  # characters looked at in one go
-OTHERS = 0x10000  # the place of all characters beyond the first plane
-ROUNDING = 1e-9  # of a sum of up to 2**30 numbers; far more than float64 loses
+WINDOW = 1 << 16  # characters that are counted at a time
+OTHERS = 0x10000  # index of the weight of all characters beyond the first plane
+ROUNDING = 1e-9  # relative error of a sum of up to 2**30 numbers; float64 loses far less
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-# They keep all text; the others may drop some.
+# Pre-tokenizers and split behaviours that keep all text.
 KEEP_TEXT = frozenset({"ByteLevel", "Metaspace", "Digits"})
 KEEP_MATCHES = frozenset({"Isolated", "Contiguous", "MergedWithPrevious", "MergedWithNext"})
 
@@ -54,9 +54,9 @@ class LeastTokens:
     """The bound for one tokenizer.
 
     Args:
-        weights: [256] of bytes, or [OTHERS + 1] of characters; at most 1.
-        in_bytes: whether units are bytes.
-        composes: whether the normalizer may make one character of several.
+        weights: 1/w, as [256] for bytes or [OTHERS + 1] for characters; at most 1.
+        in_bytes: units are bytes.
+        composes: the normalizer may turn several characters into one.
     """
 
     weights: Float64Array
@@ -64,7 +64,7 @@ class LeastTokens:
     composes: bool
 
     def of(self, text: str, limit: int, turns: Turns = ALONE) -> int:
-        """At most the number of the text's tokens; counted on until it is over the limit."""
+        """Return a lower bound on the text's tokens; stop counting once it is over `limit`."""
         total = 0.0
         for start in range(0, len(text), WINDOW):
             turns.before(WINDOW // COPIED)
@@ -85,14 +85,14 @@ class LeastTokens:
         return float(weights.sum())
 
     def _units(self, text: str) -> Any:
-        # A half of a surrogate pair is refused later, by the tokenizer.
+        # The tokenizer refuses lone surrogates later.
         if self.in_bytes:
             return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
         return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def find_least_tokens(tokenizer: Tokenizer) -> LeastTokens | None:
-    """The bound for a tokenizer, or None if none can be proven."""
+    """Return the bound for a tokenizer, or None if none can be proven."""
     normalizers = flat(tokenizer.normalizer, "normalizers")
     stages = flat(tokenizer.pre_tokenizer, "pretokenizers")
     added = tokenizer.get_added_tokens_decoder().values()
@@ -128,7 +128,7 @@ def _keeps_text(stage: Mapping[str, Any]) -> bool:
 
 
 def _knows_all(model: object, vocab: Mapping[str, int], in_bytes: bool) -> bool:
-    """Whether every unit becomes a part of a token of its own or of others."""
+    """Return True if the model turns every unit into a token or a part of one."""
     if not isinstance(model, models.BPE | models.Unigram):
         return False
     if in_bytes:
@@ -136,13 +136,13 @@ def _knows_all(model: object, vocab: Mapping[str, int], in_bytes: bool) -> bool:
     if isinstance(model, models.BPE):
         falls_back = model.byte_fallback
         alone = bool(model.unk_token) and not model.fuse_unk
-    else:  # has no such attribute, and fuses unknown characters
+    else:  # Unigram has no such attribute, and fuses unknown characters
         falls_back, alone = json.loads(model.__getstate__()).get("byte_fallback", False), False
     return alone or (falls_back and vocab.keys() >= set(BYTES))
 
 
 def _longest(texts: Iterable[str]) -> dict[str, int]:
-    """Of every character the length of the longest text that holds it."""
+    """Return for every character the length of the longest text that contains it."""
     longest: dict[str, int] = {}
     for text in sorted(texts, key=len):
         longest.update(dict.fromkeys(text, len(text)))
@@ -162,8 +162,11 @@ def _byte_weights(vocab: Iterable[str], added: Iterable[str]) -> Float64Array:
 
 
 def _byte_alphabet() -> Iterator[tuple[str, int]]:
-    """The character by which byte-level vocabularies write each byte: GPT-2's
-    `bytes_to_unicode`, where bytes that cannot be printed go behind the first 256 characters."""
+    """Yield the character that stands for each byte in byte-level vocabularies, with the byte.
+
+    The mapping is GPT-2's `bytes_to_unicode`: printable bytes stand for themselves, the others are
+    mapped to characters after the first 256.
+    """
     shifted = 256
     for byte in range(256):
         if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
@@ -174,7 +177,7 @@ def _byte_alphabet() -> Iterator[tuple[str, int]]:
 
 
 def _character_weights(texts: Iterable[str]) -> Float64Array:
-    """An unknown character is a token of its own, or several."""
+    """Return the weights of characters; 1 for an unknown one, which is at least one token."""
     lengths = np.ones(OTHERS + 1)
     for character, length in _longest(texts).items():
         place = min(ord(character), OTHERS)

@@ -1,4 +1,4 @@
-"""Texts in pieces of bounded size, and limits that are found out on the way."""
+"""Texts in pieces of bounded size, and token limits that are checked after every piece."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from gpuscore.text.boundaries import Boundaries
 from gpuscore.text.turns import Turns
 
-# Characters handed to the tokenizer at a time, some 20 ms of work: others wait for no more.
+# Characters that the tokenizer gets at a time. A piece cannot be interrupted and takes some 20 ms.
 PIECE_CHARS = 1 << 16
 
 
 class OverLimit(Exception):
-    """A text has more tokens than its limit: `least` or more."""
+    """A text has more tokens than its limit: at least `least`."""
 
     def __init__(self, least: int) -> None:
         super().__init__(f"{least} tokens or more")
@@ -19,20 +19,20 @@ class OverLimit(Exception):
 
 
 def is_long(text: str) -> bool:
-    """Whether it is worked on by itself, and in pieces where that can be."""
+    """Return True if the text is encoded by itself, in pieces if it has safe cuts."""
     return len(text) > PIECE_CHARS
 
 
 def pieces(text: str, boundaries: Boundaries | None, turns: Turns) -> Iterator[tuple[int, str]]:
-    """A text in pieces of about PIECE_CHARS whose ids, one after the other, are the whole text's.
+    """Split a text into pieces of about PIECE_CHARS whose ids, concatenated, are the text's ids.
 
-    Where there is no safe cut a piece is longer. Every piece but the first begins with the
-    character before the cut, its guard, whose ids are to be dropped: with XYZ cut safely behind X
-    and behind Y, ids(XYZ) = ids(X) + t(YZ), and t(YZ), which is ids(lYZ) without the guard's, is
-    t(Y) + t(Z), because lYZ is cut safely behind lY.
+    Without a safe cut a piece is longer. Every piece after the first begins with the character
+    before the cut, its guard, whose ids must be dropped. This is correct: let XYZ have safe cuts
+    after X and after Y. Then ids(XYZ) = ids(X) + t(YZ). t(YZ) is ids(lYZ) without the guard's ids,
+    and this is t(Y) + t(Z), because lYZ has a safe cut after lY.
 
-    Returns:
-        Where a piece begins in the text, and the piece.
+    Yields:
+        The position of a piece in the text, and the piece.
     """
     start = 0
     while True:
@@ -48,7 +48,7 @@ def pieces(text: str, boundaries: Boundaries | None, turns: Turns) -> Iterator[t
 
 
 def batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Runs of texts of up to PIECE_CHARS together; a longer one is by itself."""
+    """Group texts into batches of up to PIECE_CHARS characters; a longer text is alone in one."""
     batch: list[str] = []
     size = 0
     for text in texts:
@@ -57,7 +57,7 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
             batch, size = [], 0
         batch.append(text)
         size += len(text)
-        if is_long(text):  # at once, because it may be refused
+        if is_long(text):  # yielded before the next text is read, because it may be refused
             yield batch
             batch, size = [], 0
     if batch:
@@ -66,8 +66,7 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 @contextmanager
 def beside(around: int, limit: int | None) -> Iterator[int | None]:
-    """What is left of a limit for texts beside which so many tokens stand; OverLimit counts
-    them."""
+    """Yield the limit less `around` tokens that are added to each text; OverLimit counts them."""
     try:
         yield None if limit is None else limit - around
     except OverLimit as over:

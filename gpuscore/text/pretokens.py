@@ -1,38 +1,38 @@
-r"""Where a pre-token surely starts, whatever stands on the two sides of a pair of characters.
+r"""Pairs of characters between which a pre-token is certain to start, in any text.
 
-A *pair* is a character l and the character r behind it; the cut lies between. Two kinds are looked
-at, chosen so that one argument fits the patterns of all common tokenizers:
+A *pair* is a character l and the character r after it; the cut lies between them. Two kinds of
+pairs are considered, because one argument then fits the patterns of all common tokenizers:
 
     space:  l is a visible character (`VISIBLE`), r is ' '
     stop:   l is a letter or a digit (`LETTERS`), r is one of `STOPS`, newline included
 
-**Lemma.** If no match of a pattern can hold l and r side by side, and every lookahead is at most
-one character behind white space, then a search finds the same matches left of the cut whether the
-text ends there or goes on: a branch that would read r fails, just as it fails at the end, and no
-lookahead is asked for at the cut, because l is no white space. The search goes on at the cut or
-before, and without lookbehind what it finds from r on depends on r and what follows only. If, in
-addition, some alternative matches at r, a pre-token starts there.
+**Lemma.** Assume that no match of a pattern can contain l followed by r, and that every lookahead
+reads at most one character after white space. Then a search finds the same matches left of the cut
+whether the text ends there or goes on: a branch that would read r fails, as it fails at the end of
+a text, and no lookahead is evaluated at the cut, because l is no white space. The search continues
+at the cut or before it. Without lookbehind, the matches from r on depend only on r and the text
+after it. If, in addition, some alternative matches at r, a pre-token starts there.
 
-Why that holds for each of `ALTERNATIVES` (a match of A|B is a match of A or of B, so that a pattern
-made of them needs no further argument):
+The lemma applies to each of `ALTERNATIVES`, and so to every pattern made of them, because a match
+of A|B is a match of A or of B:
 
-- *space*: after a visible character they take letters, marks, digits, punctuation, '/' or line
-  ends, never ' '. A leading ` ?` or `[^...]?` is before the first of these, never behind one.
-- *stop*: a letter or a digit is followed by letters, marks, digits or the apostrophe of a
+- *space*: after a visible character they match letters, marks, digits, punctuation, '/' or line
+  ends, never ' '. A leading ` ?` or `[^...]?` comes before the first of these, never after one.
+- *stop*: after a letter or a digit they match letters, marks, digits or the apostrophe of a
   contraction. `STOPS` has none of these. Punctuation never follows a letter in one match, and line
   ends follow only punctuation or white space.
-- at r = ' ' or newline `\s+` matches, at another stop one of `PUNCTUATION` does. Unmatched text is
-  a pre-token of its own (or dropped), so that it does not matter whether l is matched.
+- At r = ' ' or newline `\s+` matches; at another stop one of `PUNCTUATION` does. Unmatched text is
+  a pre-token of its own (or dropped), so it does not matter if l is matched.
 
-Digits in groups of three count from the left, and all that is left of the cut stays together.
+Digits in groups of three are counted from the left, so the cut does not change the groups.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Each a letter, a digit or punctuation since the first versions of Unicode, so that regex engines
-# agree; each its own NFC, also behind any other character (tests/text/test_boundaries.py).
+# All have been letters, digits or punctuation since early versions of Unicode, so regex engines
+# agree on them. Each is its own NFC, after any other character (tests/text/test_boundaries.py).
 LETTERS = (
     "A-Za-z0-9\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u0236\u0400-\u0481\u048a-\u04ce"
     "\u3041-\u3094\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
@@ -42,7 +42,7 @@ STOPS = ",.;:!?\n\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f"
 RIGHTS = frozenset(" " + STOPS)
 PAIR = re.compile(f"[{VISIBLE}] |[{LETTERS}][{STOPS}]")
 
-WHITE = frozenset(" \n")  # what \s+ matches of RIGHTS
+WHITE = frozenset(" \n")  # the part of RIGHTS that \s+ matches
 NONE: frozenset[str] = frozenset()
 
 PUNCTUATION = frozenset(
@@ -55,7 +55,7 @@ PUNCTUATION = frozenset(
         r" ?[\p{P}\p{S}]+[\r\n]*",
     }
 )
-# Runs of one class: whether one ends at a cut is decided by l alone.
+# Runs of one class of characters: l alone decides if a run ends at the cut.
 CLASSES = frozenset(
     {
         *(r"\p{N}", r"\p{N}+", r"\p{N}{1,3}"),
@@ -64,7 +64,7 @@ CLASSES = frozenset(
 )
 _SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-_CASED = {  # o200k; Mistral has no contractions; Kimi sets Han apart
+_CASED = {  # o200k; Mistral has no contractions; Kimi treats Han separately
     rf"[^\r\n\p{{L}}\p{{N}}]?{upper}{lower}{short}"
     for han in ("", r"&&[^\p{Han}]")
     for upper, lower in (
@@ -92,7 +92,7 @@ ALTERNATIVES = (
         *(r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
     }
 )
-# The alternative that a pattern begins with; no alternative has a "|" outside brackets.
+# Matches the first alternative of a pattern; no alternative has a "|" outside brackets.
 _FIRST = re.compile(
     f"({'|'.join(re.escape(a) for a in sorted(ALTERNATIVES, key=len, reverse=True))})(?:\\||\\Z)"
 )
@@ -102,19 +102,19 @@ META = "\u2581"
 def pretoken_starts(
     stages: Iterable[Mapping[str, Any]], space: str
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Before which r a pre-token surely starts, and which r stay open.
+    """Return every r at which a pre-token is certain to start, and every r that stays open.
 
-    An open r is treated alike on both sides in every text: either a pre-token starts there or the
-    pre-token goes on, and all else is split as if each side stood alone.
+    At an open r, a pre-token may start or go on; everything else is split as if each side of the
+    cut were a text of its own.
 
-    Every stage listed here splits each pre-token of the stage before by itself, so what was
-    separate stays so, and by induction the sides of an open r stay alike. Two look further than
-    their pre-token: Metaspace's `first` asks whether the pre-token starts the text, which what is
-    right of a cut never does; ByteLevel's prefix space looks at the pre-token's beginning only.
+    Each stage splits the pre-tokens of the stage before one by one, so separate pre-tokens stay
+    separate, and by induction an open r stays open. Two stages depend on more than the pre-token:
+    Metaspace's `first` on its being the start of the text, which the right side of a cut never is;
+    ByteLevel's prefix space on the pre-token's beginning only.
 
     Args:
-        stages: pre-tokenizers as in tokenizer.json, sequences flattened.
-        space: what the normalizer makes of ' '.
+        stages: pre-tokenizers as in tokenizer.json, with sequences flattened.
+        space: the character into which the normalizers turn ' '.
     """
     certain, still_open = NONE, RIGHTS
     for stage in stages:
@@ -130,11 +130,11 @@ def pretoken_starts(
 
 
 def _effect(stage: Mapping[str, Any], space: str) -> tuple[frozenset[str], frozenset[str]] | None:
-    """Before which r one stage splits, and which it keeps open; None for an unknown stage."""
+    """Return every r at which a stage splits, and every r that it keeps open; None if unknown."""
     match stage:
         case {"type": "ByteLevel", "use_regex": True}:  # has the regex of GPT-2 built in
             return (RIGHTS, RIGHTS) if space == " " else (NONE, NONE)
-        case {"type": "ByteLevel"}:  # another alphabet: nothing is known of what is still open
+        case {"type": "ByteLevel"}:  # changes the alphabet, so no r can stay open
             return NONE, NONE
         case {"type": "Metaspace", "replacement": "\u2581"}:
             # every META starts a pre-token
@@ -153,7 +153,7 @@ def _split_effect(stage: Mapping[str, Any], space: str) -> tuple[frozenset[str],
     if pattern in ({"String": " "}, {"Regex": " "}) and space != " ":
         return NONE, RIGHTS  # Gemma: no ' ' is left to split at
     known = _alternatives(pattern.get("Regex", ""))
-    # Removed + invert, too, keeps the matches as pre-tokens (and drops what matches nothing).
+    # Removed + invert also keeps the matches as pre-tokens (and drops unmatched text).
     how = stage["behavior"], stage["invert"]
     if space != " " or not known or how not in {("Isolated", False), ("Removed", True)}:
         return NONE, NONE
@@ -164,9 +164,9 @@ def _split_effect(stage: Mapping[str, Any], space: str) -> tuple[frozenset[str],
 
 
 def _alternatives(pattern: str) -> frozenset[str]:
-    """The alternatives of a pattern; none if one of them is not in `ALTERNATIVES`."""
+    """Return the alternatives of a pattern; none if one of them is not in `ALTERNATIVES`."""
     found = set()
-    pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")  # DeepSeek has them raw
+    pattern = pattern.replace("\r", r"\r").replace("\n", r"\n")  # DeepSeek writes them unescaped
     if pattern.endswith("|"):  # an empty alternative
         return NONE
     while pattern:

@@ -1,4 +1,4 @@
-"""What a tokenizer's post-processor puts around the ids of any text."""
+"""The special tokens that a tokenizer's post-processor adds before and after any text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,22 +15,24 @@ PROBES = ("a b", "1, 2", "Z\n", "")
 
 @dataclass(frozen=True, slots=True)
 class Specials:
+    """The special tokens before and after a text."""
+
     opening: Int32Array
     closing: Int32Array
 
 
 def find_specials(tokenizer: Tokenizer) -> Specials | None:
-    """The special tokens before and behind a text, or None if they may depend on the text.
+    """Return the special tokens before and after a text, or None if they may depend on the text.
 
-    A template puts the same tokens around every text. Which ones is read off encodings with and
-    without them, where exactly one split fits all probes.
+    A template adds the same tokens to every text. They are found by comparing encodings with and
+    without special tokens: exactly one split must fit all `PROBES`.
     """
     parts = flat(tokenizer.post_processor, "processors")
     if parts is None or not all(map(_is_constant, parts)):
         return None
     try:
         fitting = set.intersection(*(_splits(tokenizer, probe) for probe in PROBES))
-    except Exception:  # noqa: BLE001  the library's own, for characters that have no token
+    except Exception:  # noqa: BLE001  (raised by the library for characters without a token)
         return None
     if len(fitting) != 1:
         return None
@@ -48,7 +50,7 @@ def _is_constant(part: Mapping[str, Any]) -> bool:
 
 
 def _splits(tokenizer: Tokenizer, text: str) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """What may stand before and behind the text's own ids."""
+    """Return all (opening, closing) that fit the encodings of this text."""
     own = tokenizer.encode(text, add_special_tokens=False).ids
     full = tokenizer.encode(text).ids
     return {

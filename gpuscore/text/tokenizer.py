@@ -1,4 +1,4 @@
-"""tokenizer.json, run as its authors meant it, in bounded pieces."""
+"""Encoding texts with tokenizer.json, in pieces of bounded size."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ NONE = NO_TOKENS, NO_TOKENS
 
 
 class TextEncoder:
-    """Prompts and labels to ids; safe to call from several threads."""
+    """The encoder of prompts and labels to token ids; thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         tokenizer.no_truncation()
@@ -36,11 +36,11 @@ class TextEncoder:
 
     @classmethod
     def read(cls, directory: Path) -> "TextEncoder | None":
-        """The model's tokenizer, or None if the directory has none (ids only).
+        """Return the model's tokenizer, or None if the directory has none (token ids only).
 
         Raises:
-            ConfigError: it cannot be read, is not what the tokenizers library takes, or the files
-                beside it say otherwise.
+            ConfigError: it cannot be read, the tokenizers library does not accept it, or files
+                beside it contradict it.
         """
         path = directory / "tokenizer.json"
         if not is_file(path, MAX_TOKENIZER):
@@ -51,7 +51,7 @@ class TextEncoder:
             return cls(tokenizer)
         except (KeyboardInterrupt, SystemExit, ConfigError):
             raise
-        except BaseException as error:  # the library raises plain Exception, and panics
+        except BaseException as error:  # the library raises Exception, or BaseException on a panic
             raise ConfigError(f"{path} cannot be read as a tokenizer: {error}") from error
 
     def prompts(
@@ -61,29 +61,31 @@ class TextEncoder:
         turns: Turns = ALONE,
         limit: int | None = None,
     ) -> Iterator[Int32Array]:
-        """Ids of each prompt as a whole, by default with the post-processor's special tokens.
+        """Yield the ids of each prompt, by default with the post-processor's special tokens.
 
-        Reads and encodes no more than a piece ahead of what is taken.
+        Prompts are read and encoded at most one piece ahead of the caller.
 
         Args:
-            turns: asked before every piece.
-            limit: tokens of a prompt; what is longer by far is not encoded to its end.
+            prompts: the texts.
+            special: add the special tokens.
+            turns: called before every piece.
+            limit: tokens of a prompt; a much longer prompt is not encoded to its end.
 
         Raises:
-            OverLimit: the next prompt is long and has more tokens than that.
+            OverLimit: the next prompt is longer than a piece and has more than `limit` tokens.
         """
         return self._ids(prompts, special, turns, limit)
 
     def text(self, ids: Sequence[int]) -> str:
-        """What the tokens say together, special ones included; unknown ids say nothing."""
+        """Return the text of the tokens, special ones included; unknown ids add nothing."""
         return self._decode([ids])[0]
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """What each token says by itself: a part of a character is a replacement character."""
+        """Return the text of each token alone; part of a character is a replacement character."""
         return self._decode([[id] for id in ids])
 
     def token_name(self, id: int) -> str | None:
-        """The token as the vocabulary has it; None if it has not."""
+        """Return the vocabulary's entry for an id, or None if there is none."""
         return self._tokenizer.id_to_token(id)
 
     def joined(
@@ -94,10 +96,10 @@ class TextEncoder:
         turns: Turns = ALONE,
         limit: int | None = None,
     ) -> Iterator[Int32Array]:
-        """Exactly `prompts` of query + item (or item + query), as lazily, but faster.
+        """Yield the same ids as `prompts` for query + item (or item + query), but faster.
 
-        What lies beyond a safe cut of the query (`boundaries`) is the same in every prompt and is
-        encoded once. Without a safe cut every prompt is encoded as a whole.
+        The query is cut at a safe cut (`boundaries`), if it has one. The part before the cut (after
+        it, with `item_first`) has the same ids in every prompt and is encoded once.
         """
         bounds = self._boundaries
         cut = bounds and (
@@ -112,9 +114,9 @@ class TextEncoder:
         return self._after(head, guard + tail, items, turns, limit)
 
     def num_shared(self, query: str, turns: Turns = ALONE, limit: int | None = None) -> int:
-        """How many first tokens every prompt of `joined(query, ..., item_first=False)` has.
+        """Return how many first tokens all prompts of `joined(query, ...)` are certain to share.
 
-        It depends on the query alone; 0 where nothing is certain.
+        The number depends on the query alone; it is 0 if the query has no safe cut.
         """
         cut = self._boundaries and self._boundaries.last(query, turns)
         if not cut:
@@ -125,8 +127,10 @@ class TextEncoder:
     def _after(
         self, head: str, tail: str, items: Iterable[str], turns: Turns, limit: int | None
     ) -> Iterator[Int32Array]:
-        """ids(head) once, then tail + item of each prompt behind the guard, which tail begins
-        with."""
+        """Yield prompts with the ids of head, encoded once, and those of tail + item for each item.
+
+        tail begins with the guard, the last character of head; its ids are dropped.
+        """
         shared = self.plain_ids(head, turns, limit)
         shared = np.concatenate((self._specials.opening, shared))
         closing, skipped = self._specials.closing, self._num_ids(tail[0])
@@ -138,7 +142,10 @@ class TextEncoder:
     def _before(
         self, items: Iterable[str], head: str, tail: str, turns: Turns, limit: int | None
     ) -> Iterator[Int32Array]:
-        """Item + head of each prompt, then the ids of tail, made once behind the guard."""
+        """Yield prompts with the ids of item + head for each item, and those of tail, encoded once.
+
+        tail begins with the guard, the last character of head; its ids are dropped.
+        """
         shared = self.plain_ids(tail, turns, limit)[self._num_ids(tail[0]) :]
         shared = np.concatenate((shared, self._specials.closing))
         opening = self._specials.opening
@@ -158,34 +165,34 @@ class TextEncoder:
                 yield np.array(encoding.ids, dtype=np.int32)
 
     def _long(self, text: str, special: bool, turns: Turns, limit: int | None) -> Int32Array:
-        """Ids of one text, made in pieces; raises OverLimit as soon as they are certain to be
-        more than `limit`."""
+        """Encode one text in pieces; raise OverLimit once it has more than `limit` tokens."""
         if limit is not None and self._least is not None:
             check_limit(self._least.of(text, limit, turns), limit)
-        in_parts = special and self._boundaries is not None  # which has seen to the post-processor
+        # With boundaries, `_specials` are known, so the pieces are encoded without them.
+        in_parts = special and self._boundaries is not None
         opening, closing = (self._specials.opening, self._specials.closing) if in_parts else NONE
         found, count = [opening], len(opening) + len(closing)
         for begin, piece in pieces(text, self._boundaries, turns):
             skipped = self._num_ids(piece[0]) if begin else 0
             (encoding,) = self._encode([piece], special and not in_parts)
             count += len(encoding) - skipped
-            check_limit(count, limit)  # before a list of millions of ids is made
+            check_limit(count, limit)  # before the list of ids, maybe millions, is made
             found.append(np.array(encoding.ids, dtype=np.int32)[skipped:])
         return np.concatenate((*found, closing))
 
     def _num_ids(self, guard: str) -> int:
-        """Of a lone character."""
+        """Return the number of ids of a single character."""
         return len(self._encode([guard], special=False)[0])
 
     def plain_ids(self, text: str, turns: Turns = ALONE, limit: int | None = None) -> Int32Array:
-        """Ids of a text, without what the post-processor puts around it; raises OverLimit."""
+        """Return the ids of a text without special tokens around it; raises OverLimit."""
         (ids,) = self._ids([text], False, turns, limit)
         return ids
 
     def first_tokens(self, text: str, count: int, turns: Turns = ALONE) -> str:
-        """The part of a text that its first `count` tokens stand for; `count` is at least 1.
+        """Return the part of a text that its first `count` tokens cover; `count` is at least 1.
 
-        Encodes no more than a piece beyond it.
+        At most one piece beyond that part is encoded.
         """
         seen = end = 0
         for begin, piece in pieces(text, self._boundaries, turns):
@@ -194,7 +201,7 @@ class TextEncoder:
                 (encoding,) = self._tokenizer.encode_batch([piece], add_special_tokens=False)
             new = min(len(encoding) - skipped, count - seen)
             if new:
-                # The same as in `offsets`, which are a list of all of them.
+                # Faster than `offsets`, which would make a list for all tokens.
                 place = encoding.token_to_chars(skipped + new - 1)
                 assert place is not None  # noqa: S101  (there is such a token)
                 end = begin + place[1]
@@ -204,8 +211,10 @@ class TextEncoder:
         return text
 
     def without_specials(self) -> "TextEncoder":
-        """An encoder for parts of prompts: it puts nothing around a text, and sees nothing special
-        in it."""
+        """Return an encoder for parts of prompts.
+
+        It adds no special tokens, and encodes the text of a special token as plain text.
+        """
         other = Tokenizer.from_str(self._tokenizer.to_str())
         other.encode_special_tokens = True
         other.post_processor = TemplateProcessing(single="$A", special_tokens=[])
@@ -213,16 +222,16 @@ class TextEncoder:
 
     @property
     def specials(self) -> list[str]:
-        """The special tokens, as text."""
+        """The texts of the special tokens."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special]
 
     def label_ids(self, labels: Sequence[str], turns: Turns = ALONE) -> list[int]:
-        """The one token of each label, without special tokens.
+        """Return the token id of each label, without special tokens.
 
         Raises:
-            LabelNotSingleToken: a label is none or several tokens; the message has their ids,
-                unless the label is very long.
+            LabelNotSingleToken: a label is not exactly one token; the message has its ids, unless
+                the label is very long.
         """
         found: list[int] = []
         try:
@@ -244,14 +253,14 @@ class TextEncoder:
             raise InternalError("the tokenizer failed") from error
 
     def _encode(self, texts: list[str], special: bool) -> list[Encoding]:
-        # encode_batch, unlike encode, releases the GIL.
+        # Unlike `encode`, the batch methods release the GIL.
         with _tokenizing():
             return self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
 
 
 @contextmanager
 def _tokenizing() -> Iterator[None]:
-    """What the tokenizer raises, as errors that a caller can see."""
+    """Turn the tokenizer's exceptions into errors for the caller."""
     try:
         yield
     except UnicodeEncodeError as error:

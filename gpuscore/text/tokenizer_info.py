@@ -1,4 +1,4 @@
-"""What a model's directory says about its tokenizer beside tokenizer.json, for clients that ask."""
+"""Description of a model's tokenizer for clients, from the files beside tokenizer.json."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class TokenizerInfo(msgspec.Struct):
-    """Special tokens as text; None for what the directory does not say."""
+    """Special tokens as text, and other settings; None for those that no file has."""
 
     tokenizer_class: str | None
     bos_token: str | None
@@ -25,10 +25,12 @@ class TokenizerInfo(msgspec.Struct):
 def read_tokenizer_info(
     directory: Path, encoder: TextEncoder, chat_template: str | None
 ) -> TokenizerInfo:
-    """From tokenizer_config.json, then special_tokens_map.json, then config.json's ids.
+    """Read tokenizer_config.json, then special_tokens_map.json, then the ids in config.json.
 
     Args:
-        chat_template: the model's, which has a reader of its own.
+        directory: the model's.
+        encoder: gives the text of a token id.
+        chat_template: the model's chat template, read elsewhere.
 
     Raises:
         ConfigError: one of these files is not a JSON object.
@@ -44,21 +46,21 @@ def read_tokenizer_info(
     return TokenizerInfo(
         tokenizer_class=token_text(config.get("tokenizer_class")),
         chat_template=chat_template,
-        # Files write "no limit" as 10^30.
+        # Some files have 10^30, which means no limit.
         model_max_length=length if type(length) is int and length < 2**31 else None,
         **tokens,
     )
 
 
 def token_text(value: object) -> str | None:
-    """A token as text, or as an object with its text and flags."""
+    """Return the text of a token that a file has as text, or as an object with text and flags."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
 def _by_id(value: object, encoder: TextEncoder) -> str | None:
-    """The token of an id, or of the first of several."""
+    """Return the text of a token id, or of the first id in a list."""
     if isinstance(value, list) and value:
         value = value[0]
     return encoder.token_name(value) if type(value) is int and value >= 0 else None

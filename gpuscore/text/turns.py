@@ -1,18 +1,22 @@
-"""How work on text is interrupted: it asks before every piece of it."""
+"""The handle by which a scheduler can pause or stop work on long texts between two pieces."""
 
 
 class Turns:
-    """Work that nobody interrupts; a server's own kind makes jobs take turns and gives them up."""
+    """A cooperative scheduler's handle; this base class has no scheduler and never waits.
+
+    Work on long text calls `before` before each piece. The server's subclass then may run other
+    requests' text work first, and stops the work of a request that was given up.
+    """
 
     def before(self, characters: int) -> None:
-        """To be called before a piece of work about as long as tokenising so many characters.
+        """Announce a piece of work that takes as long as tokenising `characters` characters.
 
-        May wait until it is this job's turn.
+        The call may block while the text work of other requests runs.
 
         Raises:
-            DeadlineExceeded: nobody waits for the result any more.
+            DeadlineExceeded: the request was given up; its work must stop.
         """
 
 
-ALONE = Turns()
+ALONE = Turns()  # for callers without a scheduler
 COPIED = 16  # tokens or characters that are copied or searched in the time that one is tokenised

@@ -1,1 +1,1 @@
-"""The engine's own process: the server's side and the child's side of it."""
+"""The engine in a process of its own: the server's side and the child's side."""

@@ -1,15 +1,16 @@
-"""The composition root of the engine's process, which `gpuscore serve` starts.
+"""The main program of the engine's process, which `gpuscore serve` starts.
 
     python -P -m gpuscore.worker MODULE:FUNCTION SOCKET PARENT
 
-FUNCTION makes a `Prepared` of a directory and a `ModelConfig`, so a device's framework is imported
-in this process only. SOCKET is the number of an inherited socket, PARENT the parent's process id.
+FUNCTION turns a directory and a `ModelConfig` into a `Prepared`, so the device's framework is
+imported in this process only. SOCKET is the number of an inherited socket, PARENT the parent's
+process id.
 """
 
 import signal
 
-# First of all: a Ctrl-C, or a terminal's end, reaches every process of the terminal, but it is the
-# parent that drains. It has started this process with these signals blocked.
+# Before the other imports: Ctrl-C and the end of a terminal signal all its processes, but only the
+# parent may act on them, because it drains. It starts this process with these signals blocked.
 if __name__ == "__main__":
     _PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for _number in _PARENTS:
@@ -37,8 +38,8 @@ def main(factory: str, descriptor: str, parent: str) -> int:
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("gpuscore").setLevel(logging.INFO)
     module, function = factory.split(":")
-    # On the server's own standard error, in its format. It may be a pipe that nobody empties, for
-    # which nothing here may wait.
+    # The logs go to the server's standard error, in its format. That may be a full pipe that no
+    # process reads, so `LogWriter` writes from a thread of its own.
     with (
         LogWriter() as log,
         json_logging(log),
@@ -48,7 +49,7 @@ def main(factory: str, descriptor: str, parent: str) -> int:
 
 
 def _die_with(parent: int) -> None:
-    """On Linux also where this process is too busy to see its socket close."""
+    """End this process with its parent; on Linux even if it is too busy to see its socket close."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -59,4 +60,4 @@ if __name__ == "__main__":
     code = main(*sys.argv[1:])
     with suppress(OSError):
         sys.stderr.flush()
-    os._exit(code)  # a framework's own ending takes up to seconds, and there is nothing to save
+    os._exit(code)  # a framework's shutdown can take seconds, and there is nothing to save

@@ -1,4 +1,4 @@
-"""The engine's process, from its first message to its last."""
+"""The engine's process: it loads a model, answers score messages and sends heartbeats."""
 
 import gc
 import logging
@@ -45,17 +45,17 @@ from gpuscore.worker.messages import (
 
 logger = logging.getLogger(__name__)
 
-BEAT = 0.25  # seconds
-TRIM = 10.0  # seconds, at least, between two times that free memory is given back
+BEAT = 0.25  # seconds between heartbeats
+TRIM = 10.0  # least seconds between two times that free memory is given back
 EXIT_OK, EXIT_FAILED = 0, 1
 
 Prepare = Callable[[Path, ModelConfig], Prepared]
 
 
 def run(sock: socket.socket, prepare: Prepare) -> int:
-    """Load what the first message says, then score until told to close; returns the exit code.
+    """Load the model that `Start` names, then score until `Close`; return the exit code.
 
-    The parent's end of the socket is its life line: when it closes, this process is over.
+    The process also ends when the parent's end of the socket closes.
     """
     writer = FrameWriter(sock, "answers")
     messages = _messages(FrameReader(sock))
@@ -65,7 +65,7 @@ def run(sock: socket.socket, prepare: Prepare) -> int:
             raise ProtocolError("the first message is not Start alone")
         _Worker(start, prepare, writer).serve(messages)
     except EOFError:
-        return EXIT_FAILED  # at once: a batch under way is for nobody
+        return EXIT_FAILED  # at once: the parent, which would get the results, is gone
     except ConfigError as error:
         _send(writer, Refused(str(error)))
     except Exception:
@@ -77,7 +77,7 @@ def run(sock: socket.socket, prepare: Prepare) -> int:
 
 
 def _messages(reader: FrameReader) -> Iterator[list[ToChild]]:
-    """All that came in together, and so on."""
+    """Yield the messages of each receive together."""
     while True:
         if frames := reader.read():
             yield [decode_to_child(frame) for frame in frames]
@@ -88,19 +88,19 @@ def _send(writer: FrameWriter, message: Message) -> None:
 
 
 class _Worker:
-    """The engine, its heartbeat, and the requests that wait for an answer."""
+    """The engine, its heartbeat, and the futures of the requests in flight."""
 
     def __init__(self, start: Start, prepare: Prepare, writer: FrameWriter) -> None:
         prepared = prepare(Path(start.directory), start.model)
         _send(writer, Planned(prepared.about))
         backend = WatchedBackend(prepared.load())
         backend.warmup()
-        self._answers: deque[Make] = deque()  # of the step under way
+        self._answers: deque[Make] = deque()  # of the current step
         self._engine = Engine(backend, start.engine, after_step=self._send_answers)
         self._backend, self._writer = backend, writer
         self._futures: dict[int, Future[ScoreResult]] = {}
         self._closing = False
-        # What is there now stays; collecting garbage from now on looks at requests only.
+        # The objects made so far are permanent, so later garbage collections need not visit them.
         gc.collect()
         gc.freeze()
         _send(writer, Ready(backend.limits))
@@ -135,7 +135,7 @@ class _Worker:
                 requests.append(to_request(message, limits.vocab_rows, limits.label_rows))
                 known.append(message.id)
             except ProtocolError as error:
-                logger.error("a request that does not hold together: %s", error)
+                logger.error("a malformed request: %s", error)
                 _send(self._writer, failure_message(message.id, error))
         for id, outcome in zip(known, self._engine.score_all(requests), strict=True):
             if isinstance(outcome, GpuscoreError):
@@ -143,19 +143,22 @@ class _Worker:
             else:
                 self._futures[id] = outcome
                 outcome.add_done_callback(partial(self._answer, id))
-        self._send_answers()  # those that were there before their callback
+        self._send_answers()  # of futures that were done before their callback was added
 
     def _answer(self, id: int, future: "Future[ScoreResult]") -> None:
-        """Runs in the engine's thread, or in `_score`; the encoding does not."""
+        """Queue the answer of a done future; the writer's thread encodes it.
+
+        Called in the engine's thread or from `_score`.
+        """
         del self._futures[id]
         if not future.cancelled():
             self._answers.append(lambda: encode(_outcome(id, future)))
 
     def _send_answers(self) -> None:
-        """All of a step at once: each waking of the writer, and of the parent, has its price."""
+        """Send all answers of a step at once, to wake the writer and the parent only once."""
         answers = []
         with suppress(IndexError):
-            while True:  # both threads may be here
+            while True:  # until empty: the engine's thread and `_score` may both be here
                 answers.append(self._answers.popleft())
         if answers:
             self._writer.put(*answers)
@@ -166,7 +169,7 @@ class _Worker:
             stats = self._engine.stats()
             idle.seen(stats)
             stalled = self._backend.stalled(working=stats.requests > 0)
-            if self._writer.idle:  # else bytes are on their way, or the parent does not read
+            if self._writer.idle:  # else answers are being sent, or the parent does not read
                 _send(self._writer, Heartbeat(stats, stalled))
             sleep(BEAT)
         if not self._closing:
@@ -196,11 +199,11 @@ def _outcome(id: int, future: "Future[ScoreResult]") -> Result | Failure:
 
 
 class WatchedBackend:
-    """A backend that knows for how long the engine has not got on."""
+    """A backend that measures for how long the engine has made no progress."""
 
     def __init__(self, backend: Backend, clock: Callable[[], float] = monotonic) -> None:
         self._backend, self._clock = backend, clock
-        self._since = clock()  # the last call's start or end
+        self._since = clock()  # start or end of the last call
         self._busy = False
 
     @property
@@ -222,9 +225,9 @@ class WatchedBackend:
         self._backend.close()
 
     def stalled(self, working: bool) -> float:
-        """Seconds since the last call began or ended; 0 with nothing to do and no call open.
+        """Return the seconds since the last call began or ended; 0 without work and open call.
 
-        An open call counts also when those who asked for it have left.
+        An open call counts even if all its requests were cancelled meanwhile.
         """
         now = self._clock()
         if not working and not self._busy:

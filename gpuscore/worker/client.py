@@ -1,4 +1,4 @@
-"""`EngineClient`: an `Engine` that lives in a process of its own."""
+"""The server's side of an `Engine` that runs in a process of its own."""
 
 import threading
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ class _Waiting:
 
 
 class EngineClient:
-    """Thread-safe. The child is started again when it is lost, until it is given up.
+    """Thread-safe client of an engine process, which is restarted when it is lost.
 
     Args:
         command: starts the child (`gpuscore.worker.process.command`).
-        start: what it is to load, and the engine's limits.
-        patience: of the supervision.
+        start: the model to load, and the engine's limits.
+        patience: times and counts after which the supervisor gives up waiting or restarting.
     """
 
     def __init__(
@@ -56,36 +56,36 @@ class EngineClient:
         self._supervisor.start()
 
     def wait_planned(self) -> str:
-        """What the model will be served as; raises as `wait_ready`."""
+        """Return the child's description of the model; raises as `wait_ready`."""
         return self._supervisor.planned.result()
 
     def wait_ready(self) -> BackendLimits:
-        """Blocks until the model is loaded and warm.
+        """Block until the model is loaded and warm.
 
         Raises:
-            ConfigError: it cannot be served.
-            LoadTimeout: it was not ready within the `load_timeout`.
-            EngineFailed: the child was lost, or the client closed, before it was ready.
+            ConfigError: the model cannot be served.
+            LoadTimeout: the child was not ready within the `load_timeout`.
+            EngineFailed: the child was lost, or the client closed, before the child was ready.
         """
         return self._supervisor.started.result()
 
     def wait_ended(self) -> None:
-        """Blocks until `close`; raises EngineFailed once the child is given up."""
+        """Block until `close`; raise EngineFailed if the child fails too often to be restarted."""
         self._supervisor.ended.result()
 
     @property
     def limits(self) -> BackendLimits:
-        """Those of the first child; blocks until it is ready."""
+        """The backend limits of the first child; blocks until it is ready."""
         return self.wait_ready()
 
     @property
     def alive(self) -> bool:
-        """Whether a child is ready and shows signs of life."""
+        """True while a child is ready and sends heartbeats."""
         return self._supervisor.healthy and not self._closing
 
     @property
     def pid(self) -> int | None:
-        """The child's process id; of the last one while there is none."""
+        """The process id of the present child, or else of the last one."""
         return self._supervisor.pid
 
     @property
@@ -93,14 +93,14 @@ class EngineClient:
         return self._supervisor.restarts
 
     def stats(self) -> EngineStats:
-        """What the child said a moment ago; of one that is lost only the counters are left."""
+        """Return the child's last stats; only the counters and restarts while no child runs."""
         return self._supervisor.stats
 
     def score(self, request: ScoreRequest) -> "Future[ScoreResult]":
-        """Queue a request; never blocks. Cancelling the future drops what has not run yet.
+        """Queue a request without blocking. Cancelling the future drops work not launched yet.
 
         Raises:
-            Overloaded, Unavailable: at once; all other errors come with the future.
+            Overloaded, Unavailable: raised here; the future has all other errors.
         """
         (outcome,) = self.score_all([request])
         if isinstance(outcome, GpuscoreError):
@@ -110,7 +110,11 @@ class EngineClient:
     def score_all(
         self, requests: Sequence[ScoreRequest]
     ) -> "list[Future[ScoreResult] | GpuscoreError]":
-        """As `score` for each of them; they go over the pipe together."""
+        """Queue requests as `score` does and send them over the pipe together.
+
+        Returns:
+            For each request, its future, or the error that `score` would have raised.
+        """
         outcomes: list[Future[ScoreResult] | GpuscoreError] = []
         ids: list[int] = []
         with self._lock:
@@ -120,7 +124,7 @@ class EngineClient:
                     if send is None:
                         after = self._retry_after()
                         raise Unavailable("the engine is not running", retry_after=after)
-                    self.backlog.admit(request)  # on this side too: a full pipe is no queue
+                    self.backlog.admit(request)  # here too, so that the pipe's queue is bounded
                 except GpuscoreError as error:
                     outcomes.append(error)
                     continue
@@ -137,7 +141,7 @@ class EngineClient:
         return outcomes
 
     def close(self) -> None:
-        """End the child after the batch in flight; what still waits fails with `Unavailable`."""
+        """Fail unanswered requests with `Unavailable` and end the child after its present step."""
         self._closing = True
         self._fail_all()
         self._supervisor.close()
@@ -171,7 +175,7 @@ class EngineClient:
             send(lambda: encode(Cancel(id)))
 
     def _encode(self, id: int) -> bytes | None:
-        """Runs in the writer's thread; None for what is not waited for any more."""
+        """Encode a request, in the writer's thread; None if it was cancelled meanwhile."""
         with self._lock:
             waiting = self._waiting.get(id)
         if waiting is None:

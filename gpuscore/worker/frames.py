@@ -1,4 +1,4 @@
-"""Frames over a stream socket: four bytes of length, little-endian, then that many bytes."""
+"""Frames over a stream socket: a length of four bytes, little-endian, then the content."""
 
 import logging
 import select
@@ -14,41 +14,41 @@ logger = logging.getLogger(__name__)
 MAX_FRAME = 2**30  # bytes; the largest request and result of the default limits take about 10 MiB
 _HEAD = struct.Struct("<I")
 _PIECE = 2**20
-_BULK = 2**14  # far more than the heartbeats of a tick
+_BULK = 2**14  # bytes; far more than the heartbeats that arrive within a supervisor's tick
 
-Make = Callable[[], bytes | None]  # encodes a message, or says that nobody needs it any more
+Make = Callable[[], bytes | None]  # encodes a message; None if it is not needed any more
 
 
 class Send(Protocol):
-    """Takes messages, which are sent in this order; never waits."""
+    """A function that queues messages to be sent in this order; it never blocks."""
 
     def __call__(self, *messages: Make) -> None: ...
 
 
 class ProtocolError(Exception):
-    """What the other side sent is no message of this protocol."""
+    """The other side sent data that is not a valid message."""
 
 
 class FrameReader:
-    """Reads frames as they come; a frame that stops halfway blocks nobody."""
+    """Reader of the frames that arrive; it never blocks for the rest of a partial frame."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._buffer = bytearray()
-        self.in_bulk = False  # whether the last receive was a good part of a large frame
+        self.in_bulk = False  # True if the last receive got at least _BULK bytes
 
     def wait(self, seconds: float | None) -> bool:
-        """Whether something came in, or the connection ended, within the time."""
+        """Wait for data or the connection's end; return False if neither comes in time."""
         return bool(self._poll.poll(None if seconds is None else seconds * 1000))
 
     def read(self) -> list[bytes]:
-        """The frames that are complete after one receive, maybe none; blocks for the first byte.
+        """Receive once, blocking until there is data; return the complete frames, if any.
 
         Raises:
             EOFError: the other side has closed or is gone.
-            ProtocolError: a frame over MAX_FRAME is announced.
+            ProtocolError: a frame's length is over MAX_FRAME.
         """
         try:
             piece = self._sock.recv(_PIECE)
@@ -76,9 +76,9 @@ class FrameReader:
 
 
 class FrameWriter:
-    """Sends frames in order from a thread of its own, which also encodes them.
+    """A thread that encodes messages and sends them in order.
 
-    So `put` never waits, neither for a full pipe nor for the encoding of a large message.
+    So `put` waits neither for a full pipe nor for the encoding of a large message.
     """
 
     def __init__(self, sock: socket.socket, name: str) -> None:
@@ -100,7 +100,7 @@ class FrameWriter:
             self._condition.notify()
 
     def close(self) -> None:
-        """Send what is queued, as far as the other side takes it, then end the thread."""
+        """Let the thread send the queued messages, then end."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -113,14 +113,15 @@ class FrameWriter:
             try:
                 self._send(messages)
             except OSError:
-                return  # the other side is gone, which the reader notices
+                return  # the other side is gone; the reader reports it
             except Exception:
                 logger.exception("a message could not be sent")
-                self._sock.shutdown(socket.SHUT_RDWR)  # better no engine than one that waits
+                # Both sides see the end and give up, instead of waiting for the lost message.
+                self._sock.shutdown(socket.SHUT_RDWR)
                 return
 
     def _next(self) -> list[Make]:
-        """All that is queued, at least one; nothing once it is closed."""
+        """Wait for messages and return all that are queued; none once the writer is closed."""
         with self._condition:
             self._sending = False
             while not self._queue and not self._closing:
@@ -131,7 +132,7 @@ class FrameWriter:
             return messages
 
     def _send(self, messages: list[Make]) -> None:
-        """One system call for all that is not large: each wakes the other process."""
+        """Send small messages in one system call, because each call wakes the other process."""
         buffer = bytearray()
         for make in messages:
             frame = make()

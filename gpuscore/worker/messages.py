@@ -1,7 +1,7 @@
-"""What crosses the pipe between the server and the engine's process, in MessagePack.
+"""The messages between the server and the engine's process, encoded as MessagePack.
 
-Arrays are raw little-endian bytes. Both sides check what they receive as if it came from a
-stranger: the types here, sizes and values in `to_request` and `to_result`.
+Arrays are raw little-endian bytes. Neither side trusts the other: decoding checks the types,
+`to_request` and `to_result` check sizes and values.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ _INT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<f4")
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Base of all messages; the tag is the class's name."""
+    """The base of all messages; the tag is the class's name."""
 
 
 class Start(Message, frozen=True):
-    """To the child, first of all: what to load."""
+    """The first message to the child: the model to load and the engine's settings."""
 
     directory: str
     model: ModelConfig
@@ -40,11 +40,11 @@ class Start(Message, frozen=True):
 
 
 class Score(Message, frozen=True):
-    """To the child: a request. One label count stands for all items if they share their labels."""
+    """A request to the child. A single label count means that all items have the same labels."""
 
     id: Natural
     query: bytes  # int32 [cut]
-    items: bytes  # int32, all items one after the other
+    items: bytes  # int32, all items concatenated
     item_counts: bytes  # int32 [N]
     labels: bytes  # int32
     label_counts: bytes  # int32 [N] or [1]
@@ -52,43 +52,43 @@ class Score(Message, frozen=True):
     need_top: bool
     priority: int
     salt: str
-    deadline: float | None  # on the monotonic clock, which is one for all processes of a machine
+    deadline: float | None  # on the monotonic clock, which all processes of a machine share
     every_position: bool
 
 
 class Cancel(Message, frozen=True):
-    """To the child: nobody waits for this request any more. It is not answered."""
+    """Cancellation of a request; the child sends no answer to it."""
 
     id: Natural
 
 
 class Close(Message, frozen=True):
-    """To the child: end after the batch in flight."""
+    """Command to the child to end after the present step."""
 
 
 class Planned(Message, frozen=True):
-    """From the child, first of all: the model can be served; `about` says as what."""
+    """The child's first message: the model can be served; `about` describes it."""
 
     about: str
 
 
 class Ready(Message, frozen=True):
-    """From the child, once: the model is loaded and warm."""
+    """The child's message, sent once, that the model is loaded and warmed up."""
 
     limits: BackendLimits
 
 
 class Refused(Message, frozen=True):
-    """From the child, instead of the others: the model cannot be served (ConfigError)."""
+    """The child's last message if the model cannot be served (ConfigError)."""
 
     message: str
 
 
 class Result(Message, frozen=True):
-    """From the child: a request's answer; sizes are those that the request asks for."""
+    """A request's answer from the child, with the sizes that the request asked for."""
 
     id: Natural
-    label_logits: bytes  # float32, all items one after the other
+    label_logits: bytes  # float32, all items concatenated
     lse: bytes | None  # float32 [rows]
     top_ids: bytes | None  # int32 [rows]
     top_logits: bytes | None  # float32 [rows]
@@ -97,7 +97,7 @@ class Result(Message, frozen=True):
 
 
 class Failure(Message, frozen=True):
-    """From the child: a request's error."""
+    """A request's error from the child."""
 
     id: Natural
     code: str
@@ -107,10 +107,10 @@ class Failure(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """From the child, several times a second."""
+    """The child's stats, which it sends several times a second."""
 
     stats: EngineStats
-    stalled: Seconds  # since the engine got on with its work; 0 while it has none
+    stalled: Seconds  # since the engine last made progress; 0 while it has no work
 
 
 ToChild: TypeAlias = Start | Score | Cancel | Close
@@ -127,13 +127,13 @@ def encode(message: Message) -> bytes:
 
 
 def decode_to_child(frame: bytes) -> ToChild:
-    """Raises ProtocolError for anything but a message."""
+    """Decode a message to the child; raise ProtocolError if the frame is not one."""
     message: ToChild = _decode(_to_child, frame)
     return message
 
 
 def decode_from_child(frame: bytes) -> FromChild:
-    """Raises ProtocolError for anything but a message."""
+    """Decode a message from the child; raise ProtocolError if the frame is not one."""
     message: FromChild = _decode(_from_child, frame)
     return message
 
@@ -166,18 +166,18 @@ def score_message(id: int, request: ScoreRequest) -> Score:
 
 
 def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest:
-    """Raises ProtocolError for sizes that do not fit together and ids that the model lacks."""
+    """Return the request; raise ProtocolError if sizes disagree or the model lacks an id."""
     query, items = _array(message.query, _INT32), _array(message.items, _INT32)
     labels = _array(message.labels, _INT32)
     for ids, rows in ((query, vocab_rows), (items, vocab_rows), (labels, label_rows)):
-        if ids.size and ids.view(np.uint32).max() >= rows:  # negative ones look large
+        if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
     item_ids = _split(items, _array(message.item_counts, _INT32))
     label_ids = _split(labels, _array(message.label_counts, _INT32))
     if len(label_ids) == 1:
         label_ids *= len(item_ids)
     if len(label_ids) != len(item_ids):
-        raise ProtocolError(f"{len(item_ids)} items and labels for {len(label_ids)}")
+        raise ProtocolError(f"{len(label_ids)} label lists for {len(item_ids)} items")
     try:
         return ScoreRequest(
             query,
@@ -207,7 +207,7 @@ def result_message(id: int, result: ScoreResult) -> Result:
 
 
 def to_result(message: Result, request: ScoreRequest) -> ScoreResult:
-    """Raises ProtocolError for what is no finite answer to this very request."""
+    """Return the result; raise ProtocolError unless it is finite and fits this request."""
     count = request.num_rows
     logits = _array(message.label_logits, _FLOAT32)
     lse = None if message.lse is None else _array(message.lse, _FLOAT32)
@@ -215,11 +215,11 @@ def to_result(message: Result, request: ScoreRequest) -> ScoreResult:
     top_logits = None if message.top_logits is None else _array(message.top_logits, _FLOAT32)
     asked = (request.need_lse, request.need_top, request.need_top)
     if tuple(part is not None for part in (lse, top_ids, top_logits)) != asked:
-        raise ProtocolError("a result has not the parts that its request asked for")
+        raise ProtocolError("a result without the parts that its request asked for")
     if any(part is not None and len(part) != count for part in (lse, top_ids, top_logits)):
-        raise ProtocolError(f"a result is not that of {count} rows")
+        raise ProtocolError(f"a result whose arrays do not have {count} rows")
     if not all(part is None or np.isfinite(part).all() for part in (logits, lse, top_logits)):
-        raise ProtocolError("a result is not finite")
+        raise ProtocolError("a result with numbers that are not finite")
     rows = _rows(logits, request.label_ids)
     return ScoreResult(rows, lse, top_ids, top_logits, message.computed_tokens, message.timings)
 
@@ -255,14 +255,14 @@ def _counts(parts: Sequence[NDArray[Any]]) -> bytes:
 
 def _array(data: bytes, dtype: "np.dtype[ArrayT]") -> NDArray[ArrayT]:
     if len(data) % dtype.itemsize:
-        raise ProtocolError(f"{len(data)} bytes of {dtype.itemsize}-byte numbers")
+        raise ProtocolError(f"{len(data)} bytes, not a multiple of {dtype.itemsize}")
     return np.frombuffer(data, dtype)
 
 
 def _rows(
     logits: NDArray[np.float32], label_ids: tuple[Int32Array, ...]
 ) -> tuple[NDArray[np.float32], ...]:
-    """The logits of each item; mostly all items have the same labels."""
+    """Split the logits into one array per item; fast if all items have the same labels."""
     count, first = len(label_ids), label_ids[0]
     if all(ids is first for ids in label_ids) and len(logits) == count * len(first):
         return tuple(logits.reshape(count, len(first)))
@@ -270,8 +270,8 @@ def _rows(
 
 
 def _split(values: NDArray[ArrayT], counts: Int32Array) -> tuple[NDArray[ArrayT], ...]:
-    """Pieces of these lengths, at least one piece and each at least one long."""
+    """Split values into pieces of these lengths: at least one piece, none of them empty."""
     if not len(counts) or counts.min() < 1 or counts.sum(dtype=np.int64) != len(values):
-        raise ProtocolError(f"{len(counts)} pieces do not make up {len(values)} numbers")
+        raise ProtocolError(f"{len(counts)} lengths that do not add up to {len(values)} numbers")
     ends = np.cumsum(counts, dtype=np.int64).tolist()
     return tuple(values[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))

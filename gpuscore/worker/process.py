@@ -1,4 +1,4 @@
-"""One run of the engine's process, as its parent sees it."""
+"""Starting and ending the engine's process, on the parent's side."""
 
 import os
 import signal
@@ -14,8 +14,11 @@ from gpuscore.worker.frames import FrameReader, FrameWriter
 
 @contextmanager
 def _blocked(*signals: signal.Signals) -> Iterator[None]:
-    """For this thread and what it starts: the child ignores them, but not yet while its interpreter
-    starts. Other threads of this process take them meanwhile."""
+    """Block signals in this thread and in the processes that it starts.
+
+    The child ignores these signals, but only after its interpreter has started. Other threads of
+    this process receive them meanwhile.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
@@ -24,17 +27,17 @@ def _blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 class EngineProcess:
-    """Starts the process with one end of a socket pair; `end` leaves nothing of it.
+    """A running engine process, connected by a socket pair; `end` stops it and frees all it used.
 
-    On Linux it is to be started from a thread that lives as long as it is wanted: the child asks
-    the kernel to be killed with its parent, and the kernel takes the starting thread for that.
+    On Linux, create it in a thread that lives as long as the process must. The child asks the
+    kernel to kill it when its parent dies, and the kernel takes the starting thread as the parent.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         try:
-            # No keys for a process that has no door. Nothing is inherited but its own socket, and
-            # what it prints goes where logs go: standard output belongs to the server.
+            # The child serves no clients, so it gets no API keys. It inherits only its socket. Its
+            # standard output is the server's standard error, because the server prints on stdout.
             environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE}
             with _blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 self._process = subprocess.Popen(
@@ -58,7 +61,7 @@ class EngineProcess:
         return self._process.pid
 
     def end(self, seconds: float = 0.0) -> str:
-        """Wait that long, then kill; returns how the process ended."""
+        """Wait up to `seconds`, then kill the process; return its exit code or signal as text."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -77,5 +80,5 @@ TORCH = "gpuscore.backends:prepare"
 
 
 def command(factory: str = TORCH) -> list[str]:
-    """What starts the process, for `EngineClient`; -P keeps the working directory off sys.path."""
+    """Return the command line for `EngineClient`; -P keeps the working directory off sys.path."""
     return [sys.executable, "-P", "-m", "gpuscore.worker", factory]

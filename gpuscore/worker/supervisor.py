@@ -1,4 +1,4 @@
-"""Keeps one engine process running: starts it, watches it, ends it, starts it again."""
+"""The supervisor of the engine's process: starts it, watches it, ends it and restarts it."""
 
 import logging
 import math
@@ -31,42 +31,43 @@ from gpuscore.worker.process import EngineProcess
 
 logger = logging.getLogger(__name__)
 
-TICK = 0.1  # seconds between two looks at a silent child
+TICK = 0.1  # seconds between two checks of a silent child
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """In seconds, except `max_failures`. A child that is ready beats every 0.25 s."""
+    """Limits in seconds, except `max_failures`. A ready child sends a heartbeat every 0.25 s."""
 
-    silent: float = 1.5  # without a sign of life: not healthy
-    stopped: float = 5.0  # without a sign of life: killed
-    first_delay: float = 0.5  # before the first restart; doubles with each further one ...
+    silent: float = 1.5  # of silence: the child counts as unhealthy
+    stopped: float = 5.0  # of silence: the child is killed
+    first_delay: float = 0.5  # before the first restart; doubled with each further failure
     max_delay: float = 30.0
-    forgiven: float = 60.0  # ... until a child has served this long
-    max_failures: int = 5  # in a row, then it is given up
-    close: float = 1.0  # for the batch in flight at the end
+    forgiven: float = 60.0  # of service, after which earlier failures do not count
+    max_failures: int = 5  # in a row; then the child is not restarted
+    close: float = 1.0  # for the child to end by itself
 
 
 class ChildListener(Protocol):
-    """Who is told about the child; all calls come from the supervisor's thread."""
+    """The receiver of the child's events; the supervisor's thread makes all calls."""
 
     def on_ready(self, send: Send) -> None:
-        """A child is ready; `send` takes messages to it, without waiting."""
+        """Note that a child is ready; `send` sends messages to it without blocking."""
 
     def on_answer(self, answer: Result | Failure) -> None:
-        """Raises ProtocolError for what is no answer to anything."""
+        """Take an answer; raise ProtocolError if no request was sent with its id."""
 
     def on_lost(self) -> None:
-        """The child that was ready is no more, and none of its answers will come."""
+        """Note that the child is lost, if there was one: it will send no further answers."""
 
 
 class Supervisor:
-    """One thread, the only one that touches the child's process and reads what it sends.
+    """The thread that starts and ends the child's process and reads its messages.
 
     Args:
-        command: starts the child; what `EngineProcess` adds to it is not in it.
-        start: what the child is to load; its engine_timeout is for how long a batch may run.
-        owner: is told what happens.
+        command: starts the child, without the arguments that `EngineProcess` adds.
+        start: the model to load; its engine_timeout is the longest time that a batch may run.
+        owner: receives the child's events.
+        patience: times and counts after which a child is killed or not restarted.
     """
 
     def __init__(
@@ -74,18 +75,18 @@ class Supervisor:
     ) -> None:
         self.planned: Future[str] = Future()
         self.started: Future[BackendLimits] = Future()
-        self.ended: Future[None] = Future()  # with EngineFailed once it is given up
+        self.ended: Future[None] = Future()  # fails with EngineFailed after the last restart
         self.pid: int | None = None
-        self.restarts = 0  # counter
+        self.restarts = 0  # so far
         self._command, self._start, self._owner = command, start, owner
         self._patience = patience
         self._closing = threading.Event()
-        self._stats = NO_STATS  # as of the last heartbeat; counters of all children together
-        self._past = NO_COUNTERS  # of the children before
-        self._heard = monotonic()  # when a child that was ready last gave a sign of life
-        self._silence = 0.0  # seconds without a sign of the child that runs
-        self._loading = 0.0  # seconds that it took to be ready, so far
-        self._spawned = 0.0  # when it was started
+        self._stats = NO_STATS  # of the last heartbeat; the counters add up all children
+        self._past = NO_COUNTERS  # of the earlier children
+        self._heard = monotonic()  # time of the last data from a ready child
+        self._silence = 0.0  # seconds since the last data from the present child
+        self._loading = 0.0  # seconds that the present child has been loading
+        self._spawned = 0.0  # time of the child's start, or of the next one's
         self._ready_at: float | None = None
         self._load_seconds = 1.0
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
@@ -94,31 +95,33 @@ class Supervisor:
         self._thread.start()
 
     def close(self) -> None:
-        """End the child and the thread; blocks for `Patience.close` and a moment."""
+        """End the child and the thread; block until both have ended."""
         self._closing.set()
         self._thread.join()
 
     @property
     def healthy(self) -> bool:
-        """Whether the child is ready, and was heard of just now."""
+        """True if the child is ready and has been silent for at most `Patience.silent` seconds."""
         heard = self._ready_at is not None and self._silence <= self._patience.silent
         return heard and self._thread.is_alive()
 
     @property
     def stats(self) -> EngineStats:
-        """What the child last said. Counters go on from those of the children before it, as far as
-        heartbeats have told: what a child did in its last quarter of a second is not in them."""
+        """The stats of the last heartbeat, with counters that add up all children.
+
+        They lack the work of a lost child since its last heartbeat.
+        """
         age = max(0.0, monotonic() - self._heard)
         return replace(self._stats, restarts=self.restarts, heartbeat_age=age)
 
     @property
     def rate(self) -> float:
-        """Tokens per second of well filled batches, as the child last said; 0 while unknown."""
+        """Tokens per second in well filled batches, by the last heartbeat; 0 while unknown."""
         return self._stats.capacity
 
     @property
     def retry_after(self) -> int:
-        """Whole seconds after which a child may be ready."""
+        """Whole seconds until a child may be ready."""
         seconds = max(0.0, self._spawned + self._load_seconds - monotonic())
         return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds)))
 
@@ -127,7 +130,7 @@ class Supervisor:
         try:
             self._keep_running()
             self.ended.set_result(None)
-        except Exception as failure:  # noqa: BLE001  (raised again by whoever waits)
+        except Exception as failure:  # noqa: BLE001  (raised by the futures' `result`)
             error = failure
             self.ended.set_exception(failure)
         finally:
@@ -136,7 +139,11 @@ class Supervisor:
                     waiting.set_exception(error)
 
     def _keep_running(self) -> None:
-        """Raises ConfigError or EngineFailed when there is no use in a further start."""
+        """Run one child after the other until `close`.
+
+        Raises:
+            ConfigError, EngineFailed: another start would not help.
+        """
         failures = 0
         while True:
             reason, served = self._run_once()
@@ -157,7 +164,7 @@ class Supervisor:
             self.restarts += 1
 
     def _run_once(self) -> tuple[str, float]:
-        """One life of a child: why it was lost, and for how many seconds it served."""
+        """Run one child; return why it ended, and for how many seconds it served."""
         try:
             process = EngineProcess(self._command)
         except OSError as error:
@@ -171,7 +178,7 @@ class Supervisor:
             if self._closing.is_set() and self._ready_at is not None:
                 patience = self._patience.close
         except EOFError:
-            reason, patience = "", 1.0  # it has closed its end, so it is about to be gone
+            reason, patience = "", 1.0  # it has closed its end, so it will exit soon
         except ProtocolError as error:
             reason = f"it sent {error}"
         finally:
@@ -184,7 +191,7 @@ class Supervisor:
         return reason or ended, served
 
     def _watch(self, process: EngineProcess) -> str:
-        """Handle messages until there is a reason to end the process."""
+        """Handle messages until there is a reason to end the process; return it."""
         before = monotonic()
         while not self._closing.is_set():
             frames = process.reader.read() if process.reader.wait(TICK) else []
@@ -192,7 +199,8 @@ class Supervisor:
                 if reason := self._handle(process, decode_from_child(frame)):
                     return reason
             if frames or process.reader.in_bulk:
-                # Fewer bytes that complete nothing may be heartbeats inside a frame without end.
+                # A few bytes that complete no frame are no sign of life: they may be heartbeats
+                # that the reader takes for the inside of a damaged frame.
                 self._silence, process.reader.in_bulk = 0.0, False
                 if self._ready_at is not None:
                     self._heard = monotonic()
@@ -207,7 +215,7 @@ class Supervisor:
         return "closed"
 
     def _overdue(self) -> str:
-        """Why the process is to be ended because of what it did not say, if it is."""
+        """Return a reason to end a silent or slowly loading process; empty if there is none."""
         limit = self._start.engine.load_timeout
         if self._ready_at is not None:
             late = self._silence > self._patience.stopped
@@ -221,13 +229,13 @@ class Supervisor:
         )
 
     def _handle(self, process: EngineProcess, message: FromChild) -> str:
-        """Why the process is to be ended, if it is."""
+        """Handle a message; return a reason to end the process, or an empty string."""
         match message:
             case Heartbeat():
                 counters = self._past + message.stats.counters
                 self._stats = replace(message.stats, counters=counters)
                 if message.stalled > self._start.engine.engine_timeout:
-                    return f"the engine has not got on for {message.stalled:.1f} s"
+                    return f"the engine has made no progress for {message.stalled:.1f} s"
             case Result() | Failure():
                 self._owner.on_answer(message)
             case Planned():
@@ -245,7 +253,7 @@ class Supervisor:
         if self._ready_at is not None:
             raise ProtocolError("Ready twice")
         if self.started.done() and not _same_model(self.started.result(), limits):
-            return "the model has become another one since the server was started"
+            return "the restarted engine has loaded another model than the first one"
         self._ready_at = monotonic()
         self._load_seconds = self._ready_at - self._spawned
         self._owner.on_ready(process.writer.put)
@@ -255,11 +263,11 @@ class Supervisor:
 
 
 def _passed(since: float) -> float:
-    """Seconds, capped: what this process itself has slept through says nothing of the child."""
+    """Return the seconds since then, capped: a pause of this process is not the child's silence."""
     return min(monotonic() - since, 2 * TICK)
 
 
 def _same_model(one: BackendLimits, other: BackendLimits) -> bool:
-    """Whether prompts that were checked against the one fit the other; memory may differ."""
+    """Return True if prompts checked against one model fit the other; memory may differ."""
     kept = (one.vocab_rows, one.classes, one.max_model_len)
     return kept == (other.vocab_rows, other.classes, other.max_model_len)

@@ -26,7 +26,7 @@ def backlog(rate=0.0, **limits):
     [
         ({"max_queued_requests": 2}, "2 requests with 14 tokens are in flight"),
         ({"max_queued_tokens": 18}, "14 tokens are in flight, the limit is 18 tokens"),
-        ({"max_queued_items": 4}, "4 items of 4 that are allowed"),
+        ({"max_queued_items": 4}, "with 4 items; the limit is 4 items"),
     ],
 )
 def test_each_limit(limits, reason):

@@ -280,7 +280,7 @@ class TestCommandLine:
             ("torch:float32,", "is not framework:dtype"),
             ("torch:float32:fast", "asks for attention 'fast'"),
             ("torch:float32:a:b", "is not framework:dtype"),
-            ("torch:float32,torch:float32", "names one of them twice"),
+            ("torch:float32,torch:float32", "names a backend twice"),
         ],
     )
     def test_wrong_backends(self, backends, message, capsys):

@@ -147,7 +147,7 @@ def test_pairs_are_single_ones(found):
     assert together.truncated == (3,)
     assert len(together.request.query_ids) > 20, "what is before the query is shared"
     odd = RerankInput(queries[:3], documents, name="text_2", query_name="text_1")
-    with pytest.raises(InvalidRequest, match="3 of text_1 and 4 of text_2"):
+    with pytest.raises(InvalidRequest, match="text_1 has 3 texts and text_2 has 4"):
         prompts.build(odd)
 
 

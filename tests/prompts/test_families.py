@@ -222,7 +222,7 @@ def test_formulas(prompts_of):
 
 def test_a_label_that_is_no_token(prompts_of):
     odd = PromptFamily("odd", "", ("{query}{document}",), labels=("perhaps",))
-    with pytest.raises(ConfigError, match=r"'perhaps', which is not one token .* but \["):
+    with pytest.raises(ConfigError, match=r"'perhaps' .* must be one token; .* it is \["):
         prompts_of(odd)
 
 

@@ -161,7 +161,7 @@ def test_items_in_flight(narrow):
     with in_flight(narrow, HELD) as held:
         reply = narrow.post("/v1/score", json=body)
         message = check_error(reply, 429, "overloaded", None)
-        assert "1 items of 3 that are allowed" in message
+        assert "with 1 items; the limit is 3 items" in message
         assert let_go(held).status == 200
     assert narrow.post("/v1/score", json=body).status_code == 200
 

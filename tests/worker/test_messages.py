@@ -84,7 +84,7 @@ def test_a_request_for_every_position_and_its_result():
     logits, rows = (np.float32([1.5]), np.float32([2.5, -3.5])), np.float32([4, 5, 6])
     result = ScoreResult(logits, rows, ints(7, 8, 9), rows, 6, Timings(0.1, 0.2, 0.3))
     equal(to_result(decode_from_child(encode(result_message(3, result))), request), result)
-    with pytest.raises(ProtocolError, match="of 3 rows"):
+    with pytest.raises(ProtocolError, match="do not have 3 rows"):
         to_result(result_message(3, replace(result, lse=rows[:2])), request)
     for changed in ({"query": ints(1).tobytes()}, {"label_counts": ints(2, 1).tobytes()}):
         with pytest.raises(ProtocolError, match="one label for each token"):

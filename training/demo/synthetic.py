@@ -24,7 +24,7 @@ HELD_OUT_ONE_IN = 8
 
 @dataclass(frozen=True)
 class Value:
-    """One attribute value with its wordings before a noun and after it; the first is commonest."""
+    """An attribute value, with its wordings before and after a noun; the first is most common."""
 
     name: str
     before: tuple[str, ...]
@@ -564,7 +564,7 @@ def _draw_task(rng: random.Random, candidates: int, min_attributes: int) -> Rank
     asked = len(query.requested)
     full, near = rng.randint(2, 4), rng.randint(4, 8)
     held = [asked] * full + [asked - 1] * near
-    # The rest holds less, so that a random order stays far from the ideal one.
+    # The other items state less, so that a random order is far from the ideal one.
     held += [rng.randint(0, max(0, asked - 2)) for _ in range(candidates - full - near)]
     rng.shuffle(held)
     items = [draw_item(rng, query, h, rng.random() < 0.1) for h in held]
@@ -573,7 +573,7 @@ def _draw_task(rng: random.Random, candidates: int, min_attributes: int) -> Rank
 
 
 def _draw_held(rng: random.Random, asked: int) -> int:
-    """Draw how much of a request a training item holds: often all or all but one."""
+    """Draw how many requested attributes a training item states: often all or all but one."""
     roll = rng.random()
     if roll < 0.3:
         return asked
@@ -600,7 +600,7 @@ def _draw_value(rng: random.Random, kind: str, slot: str, unlike: str = "") -> s
 
 
 def _draw_kind(rng: random.Random, kept: dict[str, str], asked: dict[str, str]) -> str:
-    """Choose the item's kind so that it agrees with what is kept and denies what is not."""
+    """Choose a kind that states the kept attributes and none of the other requested ones."""
 
     def denied(kind: str) -> bool:
         stated = {"kind": kind, "category": _CATEGORY_OF[kind]}
@@ -619,7 +619,7 @@ def _draw_kind(rng: random.Random, kept: dict[str, str], asked: dict[str, str]) 
 def _draw_attributes(
     rng: random.Random, kind: str, kept: dict[str, str], asked: dict[str, str]
 ) -> dict[str, str]:
-    """Choose what the item states: all that is kept, other values or silence for the rest."""
+    """Choose the item's attributes: all kept ones, and for others another value or none."""
     attributes = {"kind": kind}
     for slot in _VALUES:
         if slot in kept:
@@ -643,7 +643,7 @@ def _article(rng: random.Random, first_word: str) -> str:
 
 
 def _head(rng: random.Random, attributes: dict[str, str]) -> _Piece:
-    """Name the thing itself: by kind, by category, or as just something."""
+    """Name the thing: by kind, by category, or just as something."""
     if "kind" in attributes:
         words = _KINDS[attributes["kind"]][0]
         return _Piece(_pick_form(rng, words), "kind", attributes["kind"])
@@ -677,7 +677,7 @@ def _split_slots(
 
 
 def _noun_phrase(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]:
-    """Say it as one noun phrase: "a small red wool scarf for winter"."""
+    """Word the attributes as one noun phrase: "a small red wool scarf for winter"."""
     head = _head(rng, attributes)
     before, after = _split_slots(rng, attributes)
     if not head.slot and head.text in _UNCOUNTED:
@@ -693,7 +693,7 @@ def _noun_phrase(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]
 
 
 def _keywords(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]:
-    """Say it as loose keywords in any order: "wool, scarf, red"."""
+    """Word the attributes as keywords in any order: "wool, scarf, red"."""
     pieces = [_attribute(rng, s, v, False) for s, v in attributes.items() if s in _VALUES]
     head = _head(rng, attributes)
     pieces += [head] if head.slot else []
@@ -706,7 +706,7 @@ def _keywords(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]:
 
 
 def _relative(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]:
-    """Say it with a clause: "a scarf that is red and woollen, for winter"."""
+    """Word the attributes with a clause: "a scarf that is red and woollen, for winter"."""
     head = _head(rng, attributes)
     before, after = _split_slots(rng, attributes)
     pieces = [head]
@@ -722,7 +722,7 @@ def _relative(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]:
 
 
 def _specification(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]:
-    """Say it as a specification: "scarf. colour: red. material: wool"."""
+    """Word the attributes as a specification: "scarf. colour: red. material: wool"."""
     pieces = [_head(rng, attributes)]
     slots = [slot for slot in _ADJECTIVE_ORDER if slot in attributes]
     rng.shuffle(slots)
@@ -828,7 +828,7 @@ def _preamble(rng: random.Random, count: int) -> str:
     sentences = rng.sample(_INSTRUCTIONS, min(count, rng.randint(2, 12)))
     sentences += [_neutral_sentence(rng) for _ in range(count - len(sentences))]
     if rng.random() < 0.25:
-        # Attribute words outside the query must not count.
+        # The model must learn to ignore attribute words outside the query.
         sentences.append(f"The last customer wanted {_join(_noun_phrase(rng, _other(rng)))[0]}.")
     if rng.random() < 0.5:
         rng.shuffle(sentences)

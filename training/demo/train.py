@@ -46,7 +46,8 @@ class Stage:
     plain: bool
 
 
-# Matching words emerges after a plateau that many small and bare batches leave soonest.
+# The model learns to match words only after a plateau. Many small batches of plain texts end the
+# plateau soonest.
 CURRICULUM = (
     Stage(until=0.14, groups=8, max_attributes=1, plain=True),
     Stage(until=0.26, groups=8, max_attributes=3, plain=True),
@@ -111,9 +112,9 @@ class Row:
 class Hints(torch.nn.Module):
     """Auxiliary heads that are dropped after training.
 
-    One reads from an early layer which attribute a word states (so synonyms come together), one
-    from a later layer whether the query asked for it. Without them the matching is learned too,
-    but far more slowly.
+    One predicts from an early layer which attribute a word states, which brings synonyms together.
+    The other predicts from a later layer if the query asked for it. Without them the model learns
+    to match too, but far more slowly.
     """
 
     def __init__(self, settings: TrainingSettings) -> None:
@@ -305,7 +306,7 @@ def batch_loss(
         output_hidden_states=True,
     ).hidden_states
     logits = model.lm_head(states[-1][batch.rows, batch.columns])
-    # Over the whole vocabulary, so that the labels take all of the probability.
+    # The softmax is over the whole vocabulary, so that the labels learn to take all probability.
     logp = torch.log_softmax(logits, dim=-1)[:, list(label_ids)]
     loss = -(batch.targets * logp[:, 0] + (1 - batch.targets) * logp[:, 1])
     loss = (loss * batch.weights).sum() / batch.weights.sum()
@@ -318,13 +319,13 @@ def batch_loss(
 def draw_batches(
     rng: random.Random, tokenizer: Tokenizer, settings: TrainingSettings
 ) -> Iterator[Batch]:
-    """Draw all batches along the curriculum; later one batch in some has only long queries."""
+    """Draw all batches along the curriculum; later stages mix in batches of long queries."""
     step = 0
     while step < settings.steps:
         stage = next(stage for stage in CURRICULUM if step < settings.steps * stage.until)
         count = stage.groups * settings.pool
         rows = _draw_rows(rng, tokenizer, settings.items, count, stage)
-        # Rows of like length share a batch, so that little of it is padding.
+        # Rows of similar length share a batch, to keep padding small.
         rows.sort(key=lambda row: len(row.ids))
         chunks = [rows[i : i + stage.groups] for i in range(0, count, stage.groups)]
         if not stage.plain:
@@ -390,7 +391,7 @@ def pack_row(rng: random.Random, tokenizer: Tokenizer, group: synthetic.Training
 def _answers(
     query: synthetic.Query, item: synthetic.Item, ends: Sequence[int]
 ) -> Iterator[tuple[int, float]]:
-    """Yield (column, target) where a statement ends: the item so far is an item as well."""
+    """Yield (column, target) at each statement's end, where the item so far is a whole item."""
     asked = len(query.requested)
     marks = {s.end for s in item.statements} | {len(item.text)}
     for column, end in enumerate(ends):
@@ -421,7 +422,7 @@ def collate(rows: Sequence[Row]) -> Batch:
         rows=torch.tensor(index),
         columns=torch.tensor(columns),
         targets=torch.tensor(targets),
-        # The end of an item is what gets used; its beginnings only help to learn.
+        # Only answers at the end of an item are used for scoring; the others help training.
         weights=torch.where(is_final, 1.0, 0.3),
         final=is_final,
         hints=torch.tensor(hints),
@@ -469,7 +470,7 @@ def write_model(model: Qwen3ForCausalLM, tokenizer: Tokenizer, output: Path) -> 
     """Write the configuration, the weights (tied head left out) and the tokenizer."""
     config = model.config.to_dict()
     config.update(architectures=["Qwen3ForCausalLM"], dtype="float32", use_cache=True)
-    # Readers of the older layout look for this name.
+    # Readers of the older layout expect this name.
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     dropped = ("_name_or_path", "transformers_version")
     config = {k: v for k, v in config.items() if v is not None and k not in dropped}

@@ -42,13 +42,13 @@ EXIT_OK, EXIT_FAILED = 0, 1
 SUITE = sorted(
     (*checks_scores.CHECKS, *checks_requests.CHECKS), key=lambda one: int(one.id[1:].split(".")[0])
 )
-# Of the workload, what every server with SGLang's core fields takes.
+# The cases of the workload that every server with SGLang's core fields accepts.
 COMPARED = ("short", "long", "500 items", "shared sub-prefixes", "item_first", "softmax")
 SMALLEST = 1e-300  # a probability of 0 has no logarithm
 
 
 def check_server(values: argparse.Namespace, settings: Settings) -> int:
-    """Exit code 1 for a failure that is not a known deviation, or two servers that differ."""
+    """Run the suite; return 1 for a failure that is not known, or if two servers differ."""
     if values.tolerance <= 0 or values.timeout <= 0:
         raise ConfigError("--tolerance and --timeout must be over 0")
     if values.vocab_size is not None and values.vocab_size < FEWEST:
@@ -88,7 +88,10 @@ def _meet(
 
 
 def _key(settings: Settings) -> str | None:
-    """A key is never on the command line, where every user of the machine could read it."""
+    """Return the API key of the environment or a file, or None.
+
+    There is no flag for the key itself, because all users of a machine can read command lines.
+    """
     path = settings.make(ServerConfig).api_key_file
     if key := os.environ.get(API_KEY_VARIABLE, "").strip():
         return key
@@ -115,7 +118,7 @@ def _reference(model: str) -> Reference:
 
 
 def _compare(one: CheckedServer, two: CheckedServer, tolerance: float) -> tuple[list[Verdict], str]:
-    """Two servers on one workload; the verdicts, and an HTML part."""
+    """Compare two servers on one workload; return the verdicts and a part of the HTML page."""
     vocab = min(one.vocab, two.vocab)
     context = min(one.query_len, two.query_len) + 100
     made = make_workload("standard", 0, vocab, context, None)

@@ -1,4 +1,4 @@
-"""The form of a check; what the suite consists of is in `checks_scores` and `checks_requests`."""
+"""Checks and their outcomes; the suite's checks are in `checks_scores` and `checks_requests`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ OK, FAILED, KNOWN, SKIPPED = "ok", "FAIL", "known", "skip"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise. `find` returns what is wrong, or None; it may raise Refused and Skipped."""
+    """A promise. `find` returns the fault or None; it may raise RequestRefused and Skipped."""
 
-    id: str  # C1 to C20 of the suite, and a word
+    id: str  # C1 to C20 of the suite, a dot and a word
     promise: str
     find: Callable[[CheckedServer], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a check: one of OK, FAILED, KNOWN (a deviation that was expected), SKIPPED."""
+    """The outcome of a check: OK, FAILED, KNOWN (an expected deviation) or SKIPPED."""
 
     check: Check
     state: str
@@ -27,16 +27,18 @@ class Outcome:
 
 
 def check(id: str, promise: str) -> Callable[[Callable[[CheckedServer], str | None]], Check]:
-    """Makes a check of a function."""
+    """Return a decorator that turns a function into a check."""
     return lambda find: Check(id, promise, find)
 
 
 def run_checks(
     checks: Iterable[Check], server: CheckedServer, known: Mapping[str, str]
 ) -> Iterable[Outcome]:
-    """Outcomes one by one.
+    """Run the checks one by one and yield their outcomes.
 
     Args:
+        checks: the suite.
+        server: the server under test.
         known: id of a check -> why this kind of server fails it.
     """
     for one in checks:

@@ -1,4 +1,4 @@
-"""C13 to C16 and C19 of the suite: requests at the edge and beyond, and the server lives on."""
+"""C13 to C16 and C19 of the suite: edge cases and bad requests, which the server must survive."""
 
 import re
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from gpuscore.parity.conformance.client import ServerReply
 from gpuscore.parity.conformance.server import CANARY, CheckedServer, RequestRefused, Skipped
 
 REFUSALS = (400, 413, 415, 422)
-FAR_TOO_LONG = 2**20 + 1  # tokens; longer than any context known
+FAR_TOO_LONG = 2**20 + 1  # tokens; longer than any known context
 
-# Fields that make a good request a bad one, from the table of edge cases of the contract.
+# Fields that make a valid request invalid, from the contract's table of edge cases.
 BAD_FIELDS: dict[str, dict[str, Any]] = {
     "items-null": {"items": None},
     "items-number": {"items": 42},
@@ -34,21 +34,21 @@ BAD_BODIES = {
 }
 
 
-@check("C13.no-items", "no items are an empty answer")
+@check("C13.no-items", "a request without items gets empty scores")
 def no_items(server: CheckedServer) -> str | None:
     reply = server.send(server.ids(5), [])
     body = reply.body if isinstance(reply.body, dict) else {}
     return None if reply.status == 200 and body.get("scores") == [] else str(reply)
 
 
-@check("C13.empty-item", "an item of no tokens is the query alone")
+@check("C13.empty-item", "an empty item scores the query alone")
 def empty_item(server: CheckedServer) -> str | None:
     query, item = server.ids(12), server.ids(4)
     want = np.concatenate([server.ask(query[:-1], [query[-1:]]), server.ask(query, [item])])
     return server.differ(want, server.ask(query, [[], item]))
 
 
-@check("C13.empty-query", "a query of no tokens is the items alone")
+@check("C13.empty-query", "an empty query scores the items alone")
 def empty_query(server: CheckedServer) -> str | None:
     item = server.ids(12)
     return server.differ(server.ask(item[:5], [item[5:]]), server.ask([], [item]))
@@ -61,7 +61,7 @@ def empty_labels(server: CheckedServer) -> str | None:
 
 @check("C14.labels-null", "labels of null are refused, or stand for the model's own labels")
 def null_labels(server: CheckedServer) -> str | None:
-    """A model that was made for ranking has labels of its own, which a caller may leave out."""
+    """Check labels of null; a server of a ranking model may use the model's own labels then."""
     body = server.body(server.ids(5), server.items(2, 3)) | {"label_token_ids": None}
     reply = server.client.score(body)
     if reply.status != 200:
@@ -72,7 +72,7 @@ def null_labels(server: CheckedServer) -> str | None:
     del body["label_token_ids"]
     left_out = server.table(server.client.score(body), len(body["items"]))
     if found.shape != left_out.shape:
-        return f"{found.shape[1]} labels for null, {left_out.shape[1]} where they are left out"
+        return f"{found.shape[1]} labels for null, {left_out.shape[1]} if labels are left out"
     wrong = server.differ(found, left_out)
     return f"null labels and none {wrong}" if wrong else _harmed(server)
 
@@ -82,14 +82,14 @@ def _bad_fields(name: str, fields: dict[str, Any]) -> Check:
         good = server.body(server.ids(5), server.items(2, 3))
         return _refused(server, lambda: server.client.score(good | fields))
 
-    return Check(f"C14.{name}", "refused with a message, and the server lives on", find)
+    return Check(f"C14.{name}", "refused with a message, and the server keeps working", find)
 
 
 def _bad_body(name: str, body: bytes) -> Check:
     def find(server: CheckedServer) -> str | None:
         return _refused(server, lambda: server.client.post("/v1/score", body))
 
-    return Check(f"C14.{name}", "refused with a message, and the server lives on", find)
+    return Check(f"C14.{name}", "refused with a message, and the server keeps working", find)
 
 
 @check("C15.negative-label", "a label under 0 is refused")
@@ -114,7 +114,7 @@ def token_beyond(server: CheckedServer) -> str | None:
     return _refused(server, lambda: server.send(server.ids(5), [[beyond]]))
 
 
-@check("C15.first-and-last", "the first and the last id are labels and tokens like any other")
+@check("C15.first-and-last", "the first and the last id are valid labels and tokens")
 def first_and_last(server: CheckedServer) -> str | None:
     if not server.vocab_known:
         raise Skipped("needs --vocab-size")
@@ -123,7 +123,7 @@ def first_and_last(server: CheckedServer) -> str | None:
     return None
 
 
-@check("C16.counts", "1, 15, 128 and 512 items")
+@check("C16.counts", "1, 15, 128 and 512 items score the same")
 def item_counts(server: CheckedServer) -> str | None:
     query, items = server.ids(20), server.items(*[4] * 512)
     want = server.ask(query, items)
@@ -133,7 +133,7 @@ def item_counts(server: CheckedServer) -> str | None:
     return None
 
 
-@check("C16.large", "500 items of 20 tokens on a query of 2,000, or what the context has room for")
+@check("C16.large", "500 items of 20 tokens on a query of 2,000, or as long as the context allows")
 def large(server: CheckedServer) -> str | None:
     query, items = server.ids(server.query_len), server.items(*[20] * 500)
     want = server.ask(query, items)
@@ -141,7 +141,7 @@ def large(server: CheckedServer) -> str | None:
     return server.differ(want[some], np.concatenate([server.ask(query, [items[i]]) for i in some]))
 
 
-@check("C16.long-item", "an item as long as a long query")
+@check("C16.long-item", "an item as long as a long query scores right")
 def long_item(server: CheckedServer) -> str | None:
     query, items = server.ids(6), server.items(server.query_len, 3)
     swapped = server.ask([*query, *items[0][:-1]], [items[0][-1:]])
@@ -188,7 +188,7 @@ def health(server: CheckedServer) -> str | None:
 
 
 def _refused(server: CheckedServer, send: Callable[[], ServerReply]) -> str | None:
-    """None if the request is refused in due form and the server answers as before."""
+    """Return None if the request is refused with a message and the server answers as before."""
     return _not_refused(send()) or _harmed(server)
 
 
@@ -199,7 +199,7 @@ def _not_refused(reply: ServerReply) -> str | None:
 
 
 def _harmed(server: CheckedServer) -> str | None:
-    """What became of a plain request after a bad one."""
+    """Send a plain request after a bad one; return the fault that it shows, or None."""
     try:
         found = server.ask(*CANARY)
     except RequestRefused as reason:

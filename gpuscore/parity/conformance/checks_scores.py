@@ -1,4 +1,4 @@
-"""C1 to C12, C17, C18 and C20 of the suite: what the scores of legal requests are."""
+"""C1 to C12, C17, C18 and C20 of the suite: the scores of valid requests."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from gpuscore.arrays import Float64Array
 from gpuscore.parity.conformance.checks import Check, check
 from gpuscore.parity.conformance.server import CheckedServer, Ids, RequestRefused, Skipped
 
-# SGLang #10979, with its spelling; good to two digits, as #18381's figures show.
+# SGLang #10979, with its spelling; reproducible to two digits, as the numbers in #18381 show.
 CALIFORNIA = (
     "What is the capital of California? Answer Yes or No for each of the following options:",
     ["Scaramento", "San Jose", "San Francisco"],
@@ -23,7 +23,7 @@ HF_TOLERANCE = 0.01
 TEXT_QUERY = "query: a quite blue wooden chair for the gar"
 
 
-@check("C1.envelope", "scores, object and the model as asked for")
+@check("C1.envelope", "the answer has scores, object and the requested model")
 def envelope(server: CheckedServer) -> str | None:
     reply = server.send(server.ids(5), server.items(3, 2))
     body = reply.body
@@ -36,7 +36,7 @@ def envelope(server: CheckedServer) -> str | None:
     return None
 
 
-@check("C1.usage", "usage counts the tokens of all prompts and none completed")
+@check("C1.usage", "usage counts the tokens of all prompts and 0 completion tokens")
 def usage(server: CheckedServer) -> str | None:
     query, items = server.ids(7), server.items(3, 2)
     found = server.send(query, items).body.get("usage")
@@ -63,7 +63,7 @@ def columns_in_order(server: CheckedServer) -> str | None:
     return server.differ(want[:, ::-1], server.ask(query, items, labels[::-1]))
 
 
-@check("C3.sum", "rows of a softmax sum to 1 and hold probabilities")
+@check("C3.sum", "softmax rows are probabilities that sum to 1")
 def softmax_rows(server: CheckedServer) -> str | None:
     found = server.ask(server.ids(9), server.items(1, 4, 8))
     wrong = np.abs(found.sum(axis=1) - 1).max()
@@ -72,7 +72,7 @@ def softmax_rows(server: CheckedServer) -> str | None:
     return None
 
 
-@check("C4.default", "without apply_softmax there is none")
+@check("C4.default", "softmax is off by default")
 def softmax_is_off(server: CheckedServer) -> str | None:
     body = server.body(server.ids(9), server.items(1, 4))
     want = server.scores(body | {"apply_softmax": False})
@@ -80,7 +80,7 @@ def softmax_is_off(server: CheckedServer) -> str | None:
     return server.differ(want, server.scores(body))
 
 
-@check("C4.range", "without softmax a row is a part of a distribution")
+@check("C4.range", "without softmax, a row's probabilities sum to at most 1")
 def vocabulary_rows(server: CheckedServer) -> str | None:
     found = server.ask(server.ids(9), server.items(1, 4, 8), apply_softmax=False)
     most = found.sum(axis=1).max()
@@ -89,7 +89,7 @@ def vocabulary_rows(server: CheckedServer) -> str | None:
     return None
 
 
-@check("C4.renormalised", "softmax is the probabilities divided by their sum")
+@check("C4.renormalised", "softmax scores are the plain probabilities divided by their sum")
 def renormalised(server: CheckedServer) -> str | None:
     query, items = server.ids(9), server.items(1, 4, 8)
     plain = server.ask(query, items, apply_softmax=False)
@@ -115,7 +115,7 @@ def duplicate_labels(server: CheckedServer) -> str | None:
     return None if same else "the two columns differ"
 
 
-@check("C5.counts", "1, 2, 4, 8 and 50 labels")
+@check("C5.counts", "1, 2, 4, 8 and 50 labels get the same probabilities")
 def label_counts(server: CheckedServer) -> str | None:
     query, items = server.ids(9), server.items(3, 4)
     labels = [int(id) for id in server.rng.choice(server.vocab, 50, replace=False)]
@@ -127,7 +127,7 @@ def label_counts(server: CheckedServer) -> str | None:
     return None
 
 
-@check("C6.text", "SGLang's two pairs of prompts as transformers has them")
+@check("C6.text", "SGLang's two pairs of prompts score as in transformers")
 def upstream_prompts(server: CheckedServer) -> str | None:
     if server.reference is None or server.reference.tokenizer is None or not server.texts:
         raise Skipped("needs --reference, with a tokenizer, and a server that takes text")
@@ -146,7 +146,7 @@ def upstream_prompts(server: CheckedServer) -> str | None:
     return None
 
 
-@check("C6.ids", "token ids as transformers in float32 has them")
+@check("C6.ids", "token ids score as in transformers in float32")
 def as_transformers(server: CheckedServer) -> str | None:
     if server.reference is None:
         raise Skipped("needs --reference")
@@ -157,7 +157,7 @@ def as_transformers(server: CheckedServer) -> str | None:
     return None if wrong <= HF_TOLERANCE else f"off by {wrong:.1e}, at most {HF_TOLERANCE}"
 
 
-@check("C7.item_first", "item_first is the ids in swapped order, for several items too")
+@check("C7.item_first", "item_first swaps query and item, for several items too")
 def item_first(server: CheckedServer) -> str | None:
     query, items = server.ids(11), server.items(4, 6, 3)
     want = np.concatenate([server.ask(item, [query]) for item in items])
@@ -180,7 +180,7 @@ def alone_or_not(server: CheckedServer) -> str | None:
     return _company(server, server.ids(40), items)
 
 
-@check("C9.text", "the same for text")
+@check("C9.text", "a text item scores the same alone, with one other and with 32")
 def alone_or_not_text(server: CheckedServer) -> str | None:
     if not server.texts:
         raise Skipped("the server takes no text")
@@ -211,7 +211,7 @@ def identical(server: CheckedServer) -> str | None:
     return server.differ(found[[0, 0]], found[[2, 3]])
 
 
-@check("C12.sizes", "the first of 1, 3, 8 and 64 items scores the same")
+@check("C12.sizes", "the first 1, 3 and 8 of 64 items score the same without the others")
 def sizes(server: CheckedServer) -> str | None:
     query, items = server.ids(20), server.items(*[5] * 64)
     want = server.ask(query, items)
@@ -221,7 +221,7 @@ def sizes(server: CheckedServer) -> str | None:
     return None
 
 
-@check("C12.concurrent", "requests at once score as one after the other, strangers beside them")
+@check("C12.concurrent", "concurrent requests score as they do one after the other")
 def concurrent(server: CheckedServer) -> str | None:
     bodies = [server.body(server.ids(8 + n), server.items(3, 1 + n)) for n in range(12)]
     want = [server.scores(body) for body in bodies]
@@ -235,16 +235,16 @@ def concurrent(server: CheckedServer) -> str | None:
     return None
 
 
-@check("C17.repeat", "a repeated request has the same bits")
+@check("C17.repeat", "a repeated request gets the same bits")
 def repeated(server: CheckedServer) -> str | None:
     body = server.body(server.ids(40), server.items(5, 9, 2), apply_softmax=False)
-    server.scores(body)  # fills the prefix cache, where there is one
+    server.scores(body)  # fills the prefix cache, if there is one
     first, *others = (server.scores(body) for _ in range(5))
     worst = max(np.abs(first - other).max() for other in others)
     return None if worst == 0 else f"five repetitions differ by up to {worst:.1e}"
 
 
-@check("C18.warm", "a prefix that is cached changes nothing")
+@check("C18.warm", "a cached prefix changes no score")
 def warm(server: CheckedServer) -> str | None:
     query, items = server.ids(min(300, server.query_len)), server.items(5, 9)
     cold = server.ask(query, items)
@@ -259,11 +259,11 @@ def changed(server: CheckedServer) -> str | None:
     after = server.ask(other, items)
     if np.array_equal(before, after):
         return "a query with another beginning has the same scores"
-    # The same prompts, cut where no cache can have seen them.
+    # The same prompts, but cut after one token, so that no cached prefix is used.
     return server.differ(server.ask(other[:1], [other[1:] + item for item in items]), after)
 
 
-@check("C20.california", "SGLang's example of Qwen3-0.6B within 5 %")
+@check("C20.california", "SGLang's example for Qwen3-0.6B is reproduced within 5 %")
 def known_answer(server: CheckedServer) -> str | None:
     if "qwen3-0.6b" not in server.model.lower() or not server.texts:
         raise Skipped("the served model's name does not contain Qwen3-0.6B")
@@ -280,7 +280,7 @@ def _company(server: CheckedServer, query: str | Ids, items: list[Ids] | list[st
 
 
 def _mutate(server: CheckedServer, length: int) -> str | None:
-    """Exactly 0 is the aim; what is allowed is rounding, because shapes may change."""
+    """Change one item and compare the others; rounding is allowed, because shapes may change."""
     query, items = server.ids(40), server.items(*[6] * 12)
     before = server.ask(query, items)
     after = server.ask(query, [*items[:5], server.ids(length), *items[6:]])
@@ -291,7 +291,7 @@ def _mutate(server: CheckedServer, length: int) -> str | None:
 
 
 def _relative(want: Float64Array, got: Float64Array) -> str | None:
-    """Probabilities over a whole vocabulary are too small for absolute differences."""
+    """Compare relatively, because probabilities over a whole vocabulary are very small."""
     wrong = np.abs(got / np.maximum(want, 1e-300) - 1).max()
     return None if wrong <= 0.05 else f"off by {wrong:.1%}"
 

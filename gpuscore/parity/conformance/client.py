@@ -1,4 +1,4 @@
-"""A server with POST /v1/score as its clients see it, from the standard library alone."""
+"""A plain HTTP client of a server with POST /v1/score, with the standard library only."""
 
 import http.client
 import json
@@ -11,14 +11,14 @@ from gpuscore.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """`status` is 0 where no answer came; then `text` says why."""
+    """A server's answer; without one, `status` is 0 and `text` has the reason."""
 
     status: int
     text: str
 
     @property
     def body(self) -> Any:
-        """The JSON of the answer, or None if it is none."""
+        """The answer's JSON, or None if it is not JSON."""
         try:
             return json.loads(self.text)
         except ValueError:
@@ -26,7 +26,7 @@ class ServerReply:
 
     @property
     def message(self) -> str | None:
-        """An error's own words, in OpenAI's shape or in SGLang's flat one."""
+        """The message of an error in OpenAI's shape or in SGLang's flat one; None without one."""
         body = self.body if isinstance(self.body, dict) else {}
         error = body.get("error", body)
         found = error.get("message") if isinstance(error, dict) else None
@@ -37,7 +37,7 @@ class ServerReply:
 
 
 class PlainClient:
-    """One connection per request: nothing is shared, so threads may share the client.
+    """A thread-safe client that opens one connection per request.
 
     Args:
         url: http or https, with or without a path before /v1/score.
@@ -45,7 +45,7 @@ class PlainClient:
         timeout: seconds for connecting and for every read.
 
     Raises:
-        ConfigError: not such a URL.
+        ConfigError: the URL is not of this form.
     """
 
     def __init__(self, url: str, key: str | None, timeout: float) -> None:

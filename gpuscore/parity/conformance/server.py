@@ -1,4 +1,4 @@
-"""A server under test: what is known of it, and how the checks ask it."""
+"""A server under test: its properties, and the requests that checks send to it."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,23 +14,23 @@ from gpuscore.parity.conformance.client import PlainClient, ServerReply
 
 Ids = list[int]
 LARGEST_VOCAB = 2**31 - 1
-FEWEST = 64  # ids that the checks need
-SAFE_VOCAB = 256  # where the number of ids is not known; no model has fewer
+FEWEST = 64  # number of ids that the checks need
+SAFE_VOCAB = 256  # ids to use if their number is unknown; every model has these
 LONG_QUERY = 2000
 CANARY = ([5, 6], [[7], [8, 9]])  # query and items that every model has
 
 
 class RequestRefused(Exception):
-    """A request that must succeed did not; the message is the answer's."""
+    """A request that must succeed has failed; the message has the answer."""
 
 
 class Skipped(Exception):
-    """A check that cannot be made here; the message says why."""
+    """The check does not apply to this server; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What is known of the served model when it is here as well."""
+    """The served model's own files on this machine, and scores computed from them."""
 
     directory: Path
     tokenizer: Tokenizer | None
@@ -39,19 +39,19 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class CheckedServer:
-    """Facts, and requests. All token ids are random, from a generator with a seed."""
+    """The properties of a server, and methods for requests with random token ids from a seed."""
 
     client: PlainClient
     model: str
     vocab: int  # valid ids are below it
     vocab_known: bool
-    query_len: int  # tokens of a long query that it takes together with items
-    texts: bool  # whether it takes text
+    query_len: int  # tokens of the longest query tried that fits together with items
+    texts: bool  # the server accepts text
     tolerance: float
     rng: np.random.RandomState
     labels: Ids
     reference: Reference | None = None
-    canary: Float64Array | None = None  # scores of CANARY at the very first
+    canary: Float64Array | None = None  # scores of CANARY before any check
 
     def ids(self, length: int) -> Ids:
         found: Ids = self.rng.randint(0, self.vocab, length).tolist()
@@ -73,25 +73,25 @@ class CheckedServer:
     def ask(
         self, query: str | Ids, items: Sequence[str | Ids], labels: Ids | None = None, **more: Any
     ) -> Float64Array:
-        """Scores [N, labels], by default with softmax: they are of a size that shows errors.
+        """Return scores [N, labels], by default with softmax, which makes errors visible.
 
         Raises:
-            Refused: no answer of status 200 with as many finite numbers.
+            RequestRefused: the answer is not a 200 with a table of that shape, all finite.
         """
         return self.scores(self.body(query, items, labels, **more))
 
     def scores(self, body: dict[str, Any]) -> Float64Array:
-        """The scores of a request that must succeed; raises Refused as `ask`."""
+        """Return the scores of a request that must succeed; raises RequestRefused as `ask`."""
         num_labels = len(body["label_token_ids"])
         return self.table(self.client.score(body), len(body["items"]), num_labels)
 
     def table(
         self, reply: ServerReply, num_items: int, num_labels: int | None = None
     ) -> Float64Array:
-        """The scores of an answer, [num_items, num_labels]; None: as many labels as it has.
+        """Return an answer's scores [num_items, num_labels]; None allows any number of labels.
 
         Raises:
-            Refused: the answer is not of status 200, or has no such table of finite numbers.
+            RequestRefused: the answer is not a 200 with a table of that shape, all finite.
         """
         if reply.status != 200:
             raise RequestRefused(str(reply))
@@ -111,12 +111,12 @@ class CheckedServer:
         return found
 
     def at_once(self, bodies: Sequence[dict[str, Any]]) -> list[ServerReply]:
-        """Answers of requests that are sent together."""
+        """Send requests concurrently; return their answers in order."""
         with ThreadPoolExecutor(max_workers=len(bodies)) as threads:
             return list(threads.map(self.client.score, bodies))
 
     def differ(self, want: Float64Array, got: Float64Array) -> str | None:
-        """How two tables differ beyond rounding, or None."""
+        """Return how two tables differ, or None if only by rounding."""
         sizes = np.abs(want - got)
         if sizes.max() <= self.tolerance and sizes.mean() <= self.tolerance / 2:
             return None
@@ -129,13 +129,17 @@ class CheckedServer:
 def meet(
     client: PlainClient, tolerance: float, vocab: int | None, reference: Reference | None, seed: int
 ) -> CheckedServer:
-    """Find out what a server takes.
+    """Find out a server's properties.
 
     Args:
-        vocab: valid ids are below it; None: found by asking for labels, in some 30 requests.
+        client: of the server.
+        tolerance: difference of probabilities that counts as rounding.
+        vocab: valid ids are below it; None: found with some 30 requests for labels.
+        reference: the served model on this machine, if it is there.
+        seed: of the random ids.
 
     Raises:
-        Refused: it does not even answer a plain request.
+        RequestRefused: the server does not answer a plain request.
     """
     model = _model_name(client)
     rng = np.random.RandomState(seed)
@@ -161,7 +165,7 @@ def meet(
 
 
 def _model_name(client: PlainClient) -> str:
-    """sgl-jax asks for the name; everyone has /v1/models."""
+    """Return the name in /v1/models, which sgl-jax requires in requests; else "default"."""
     body = client.get("/v1/models").body
     try:
         return str(body["data"][0]["id"])
@@ -170,7 +174,7 @@ def _model_name(client: PlainClient) -> str:
 
 
 def _find_vocab(ask: Callable[[int], ServerReply]) -> int | None:
-    """The first id that is refused as a label, by halves; None if none is."""
+    """Find the first id that is refused as a label, by bisection; None if none is refused."""
     if ask(LARGEST_VOCAB).status == 200:
         return None
     valid, refused = SAFE_VOCAB - 1, LARGEST_VOCAB
@@ -184,7 +188,7 @@ def _find_vocab(ask: Callable[[int], ServerReply]) -> int | None:
 
 
 def _find_query_len(ask: Callable[[int], ServerReply]) -> int:
-    """The largest of 2000, 1000, 500, ... that leaves room for items."""
+    """Return the largest of 2000, 1000, 500, ... tokens that leaves room for items."""
     length = LONG_QUERY
     while length > 32 and ask(length + 2 * max(64, length // 8)).status != 200:
         length //= 2
