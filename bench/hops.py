@@ -1,4 +1,4 @@
-"""How many calls a warm request takes, counted by Python's profiler.
+"""Count the Python calls of a warm request, with Python's profiler.
 
     python bench/hops.py              # two requests over HTTP, and one through Scorer
     python bench/hops.py --list       # every function of ours, in the order of its first call
@@ -52,7 +52,7 @@ class Calls:
         self._counting = False
 
     def install(self) -> None:
-        """For this thread and those that are started from now on."""
+        """Watch this thread and all that are started from now on."""
         threading.setprofile(self._seen)
         sys.setprofile(self._seen)
 

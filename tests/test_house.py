@@ -53,3 +53,10 @@ def test_an_import_circle_is_found(house, line):
     found = list(house.import_circles(trees(a="import b", b=line)))
     assert len(found) == 1
     assert set(found[0].split(": ")[1].split(" <- ")) == {"a", "b"}
+
+
+@pytest.mark.parametrize("said", ["What of it is left.", "Of a plan, the keys.", "How many."])
+def test_a_riddle_is_found(house, said):
+    tree = ast.parse(f'def f():\n    """{said}"""')
+    assert len(list(house.riddles("a.py", tree))) == 1
+    assert not list(house.riddles("a.py", ast.parse('def f():\n    """Return the whole."""')))

@@ -1,10 +1,11 @@
-"""Checks of CONTRIBUTING.md's promises that no linter checks: length of files, names of classes,
-import cycles. `make check` runs it.
+"""Checks of CONTRIBUTING.md's promises that no linter checks: length of files, first words of
+docstrings, names of classes, import cycles. `make check` runs it.
 
     python -P tools/check_house.py
 """
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -34,6 +35,10 @@ LONGER = {
     "training/demo/train.py": (560, "a script that is read from top to bottom"),
 }
 
+RIDDLE = re.compile(
+    r"(What|Of|Where|Whether|How|As|Whose|Which|When|That|Those|For|In|By|To|Up|Nobody|Nothing)\b"
+)
+
 # Modules by full name, with their syntax trees.
 Modules: TypeAlias = Mapping[str, ast.Module]
 
@@ -57,6 +62,15 @@ def repeated_classes(modules: Modules) -> Iterator[str]:
     for name, found in places.items():
         if len(found) > 1:
             yield f"several classes are called {name}: in {', '.join(found)}"
+
+
+def riddles(path: str, tree: ast.Module) -> Iterator[str]:
+    """Yield complaints about docstrings that open with neither a verb nor a noun."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if RIDDLE.match(said := ast.get_docstring(node) or ""):
+            yield f"{path}: a docstring opens with {said.split()[0]!r}, not with a verb or a noun"
 
 
 def import_circles(modules: Modules) -> Iterator[str]:
@@ -90,19 +104,20 @@ def read_modules() -> Modules:
     return found
 
 
-def read_lengths() -> dict[str, int]:
-    """Count the lines of every Python file, by path."""
+def read_sources() -> dict[str, str]:
+    """Read every Python file, by path."""
     return {
-        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
     }
 
 
 def main() -> int:
-    modules = read_modules()
+    modules, sources = read_modules(), read_sources()
     complaints = [
-        *long_files(read_lengths()),
+        *long_files({path: len(source.splitlines()) for path, source in sources.items()}),
+        *(bad for path, source in sources.items() for bad in riddles(path, ast.parse(source))),
         *repeated_classes(modules),
         *import_circles(modules),
     ]
