@@ -11,7 +11,7 @@ from pathlib import Path
 from support.hostile_requests import Attacker, Entry, entries, names, right, shown
 
 PARSERS = ("httptools", "h11")
-THREADS = 4
+THREADS = 12  # nearly all of the time is spent waiting
 QUIET = 1.5  # seconds of silence after which no answer is expected
 TESTS = Path(__file__).parent.parent
 
