@@ -94,13 +94,13 @@ def _imported(tree: ast.Module, modules: Modules) -> Iterator[str]:
                     yield found
 
 
-def read_modules() -> Modules:
-    """Read the modules that are shipped, with their syntax trees."""
+def shipped(trees: Mapping[str, ast.Module]) -> Modules:
+    """Return the modules that are shipped, of syntax trees by path."""
     found = {}
-    for base in (ROOT, ROOT / "kernels"):
-        for path in sorted(base.glob("gpuscore*/**/*.py")):
-            name = ".".join(path.relative_to(base).with_suffix("").parts)
-            found[name.removesuffix(".__init__")] = ast.parse(path.read_text(encoding="utf-8"))
+    for path, tree in trees.items():
+        name = path.removeprefix("kernels/").removesuffix(".py").replace("/", ".")
+        if name.startswith("gpuscore"):
+            found[name.removesuffix(".__init__")] = tree
     return found
 
 
@@ -114,10 +114,12 @@ def read_sources() -> dict[str, str]:
 
 
 def main() -> int:
-    modules, sources = read_modules(), read_sources()
+    sources = read_sources()
+    trees = {path: ast.parse(source) for path, source in sources.items()}
+    modules = shipped(trees)
     complaints = [
         *long_files({path: len(source.splitlines()) for path, source in sources.items()}),
-        *(bad for path, source in sources.items() for bad in riddles(path, ast.parse(source))),
+        *(bad for path, tree in trees.items() for bad in riddles(path, tree)),
         *repeated_classes(modules),
         *import_circles(modules),
     ]

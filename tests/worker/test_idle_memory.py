@@ -10,6 +10,7 @@ from gpuscore.stats import NO_COUNTERS, NO_STATS
 from gpuscore.worker.child import TRIM, IdleTrimmer
 from support.vitals import MIB, vitals
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's heap and /proc")
 BLOCK, BLOCKS = 100_000, 600  # bytes, too few for a mapping of their own; 57 MiB in all
 
 
@@ -28,7 +29,6 @@ def in_pieces():
     return blocks
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's heap and /proc")
 def test_when_it_gives_memory_back():
     now = [0.0]
     idle = IdleTrimmer(lambda: now[0])
@@ -45,7 +45,6 @@ def test_when_it_gives_memory_back():
     assert held
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's heap and /proc")
 def test_once_for_what_has_run():
     now = [0.0]
     idle = IdleTrimmer(lambda: now[0])

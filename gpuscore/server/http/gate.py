@@ -34,11 +34,10 @@ class Gate:
     def __init__(
         self, service: ScoringService, config: ServerConfig, keys: ApiKeys, rounds: Rounds
     ) -> None:
-        self.requests = 0
         self.bytes = 0
         self.tenant = keys.tenant
         self._tenants: Counter[str] = Counter()  # requests in flight of each tenant
-        self._entered: set[Exchange] = set()
+        self._entered: set[Exchange] = set()  # requests in flight
         self._sizes: Counter[Exchange] = Counter()  # bytes of bodies
         self._service, self._config, self._rounds = service, config, rounds
         self._turns: deque[tuple[Exchange, Callable[[], None]]] = deque()
@@ -50,6 +49,11 @@ class Gate:
     @property
     def round(self) -> int:
         return self._rounds.number
+
+    @property
+    def requests(self) -> int:
+        """Number of requests in flight."""
+        return len(self._entered)
 
     @property
     def waiting(self) -> int:
@@ -117,7 +121,6 @@ class Gate:
         later round, in order of arrival.
         """
         self._entered.add(exchange)
-        self.requests += 1
         self._tenants[exchange.tenant] += 1
         if not self._turns and self._has_time():
             self._start(exchange, start)
@@ -130,7 +133,6 @@ class Gate:
         """Stop counting an exchange, however it ended."""
         if exchange in self._entered:
             self._entered.remove(exchange)
-            self.requests -= 1
             self._tenants[exchange.tenant] -= 1
             if not self._tenants[exchange.tenant]:
                 del self._tenants[exchange.tenant]
