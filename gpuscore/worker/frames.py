@@ -36,6 +36,9 @@ class FrameReader:
         self._sock = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        # One for the whole time: a new block of this size for each receive, then cut to what came,
+        # would split the heap into pieces too small for the next batch.
+        self._received = memoryview(bytearray(_PIECE))
         self._buffer = bytearray()
         self.in_bulk = False  # True if the last receive got at least _BULK bytes
 
@@ -51,13 +54,13 @@ class FrameReader:
             ProtocolError: a frame's length is over MAX_FRAME.
         """
         try:
-            piece = self._sock.recv(_PIECE)
+            size = self._sock.recv_into(self._received)
         except ConnectionError:
-            piece = b""
-        if not piece:
+            size = 0
+        if not size:
             raise EOFError
-        self.in_bulk = len(piece) >= _BULK
-        self._buffer += piece
+        self.in_bulk = size >= _BULK
+        self._buffer += self._received[:size]
         return self._complete()
 
     def _complete(self) -> list[bytes]:

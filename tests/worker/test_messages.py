@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import tracemalloc
 from dataclasses import replace
 
 import msgspec
@@ -230,6 +231,19 @@ def test_frames_in_pieces(pair):
     assert got == [b"ab"]
     writer.close()
     writer.join(5)
+
+
+def test_a_small_frame_takes_little_memory(pair):
+    """A large block for each receive, held while it waits, would split the engine's heap."""
+    reader = FrameReader(pair[1])
+    tracemalloc.start()
+    try:
+        pair[0].send(b"\x02\0\0\0ab")
+        assert reader.read() == [b"ab"]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10_000
 
 
 def test_a_writer_never_waits_for_a_full_pipe(pair):
