@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all simulate soak check format demo bench-cpu bench-gpu bench-kernels \
-        bench-attention bench-parity bench-tokenise bench-serve locks image image-cuda image-tpu \
+        bench-attention gpu-day bench-parity bench-tokenise bench-serve flashinfer-stub locks image image-cuda image-tpu \
         image-lint image-test manifests-test audit docs docs-serve \
         docs-tools clean
 
@@ -132,6 +132,12 @@ bench-gpu:
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu.py \
 	  $(if $(SERVE),--serve) $(ARGS)
 
+# On a CUDA device, at most 25 minutes, no network: tests, benches, attention backends, parity, and the
+# gate on generated code, as one JSON file and one page in gpu-day/. The same command continues a run
+# that ended early. A trial on a CPU: make gpu-day PYTHON=.venv/bin/python ARGS='--device cpu'
+gpu-day:
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py $(ARGS)
+
 # Needs a CUDA device; torch and triton of PYTHON are enough.
 bench-kernels:
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/kernels.py $(ARGS)
@@ -172,6 +178,13 @@ docs-tools: setup
 MINUTES ?= 60
 soak: setup
 	$(BIN)/python -P bench/soak.py --minutes $(MINUTES) $(ARGS)
+
+# The signatures of FlashInfer's release in docker/locks/cuda.txt, to which make check binds our calls.
+flashinfer-stub: setup
+	$(BIN)/python -P tools/flashinfer_stub.py docker/locks/cuda.txt
+	-$(BIN)/ruff check --quiet --fix stubs
+	$(BIN)/ruff format --quiet stubs
+	$(BIN)/ruff check stubs
 
 # What images install, with hashes: docker/locks/*.txt, from pyproject.toml.
 locks: setup

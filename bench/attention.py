@@ -7,13 +7,14 @@ ceiling is torch's own matrix product in the same run.
 
     python -P bench/attention.py            # both workloads
     python -P bench/attention.py --cached   # with the shared prefix in pages
+    python -P bench/attention.py --device cpu  # a trial with small sizes; nothing is kept
 """
 
 import argparse
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent))
 from ceiling import product_seconds
 from clock import median_seconds
+from report import keep
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
@@ -31,11 +33,14 @@ from gpuscore.batch import PackedBatch, Prefix, Segment, pack
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.partial_attention import merge_partials
 
-RESULTS = Path(__file__).parent / "results" / "attention.jsonl"
-WORKLOADS = {"2000 + 500 x 20": (2000, 500, 20), "120 + 10 x 180": (120, 10, 180)}
+Sizes: TypeAlias = tuple[int, int, int]  # tokens of the query, items, tokens of an item
+WORKLOADS: dict[str, Sizes] = {"2000 + 500 x 20": (2000, 500, 20), "120 + 10 x 180": (120, 10, 180)}
+Row: TypeAlias = dict[str, Any]
+TRIAL: dict[str, Sizes] = {"130 + 4 x 5": (130, 4, 5)}
 HEADS, KV_HEADS, DIM, PAGE = 16, 8, 128, 64
 TOLERANCE = 2e-2
 WAYS = ("triton", "two-pass", "flashinfer", "flashinfer-cascade")
+ON_CPU = ("torch", "two-pass", "triton")
 CONFIG = DecoderConfig(
     architecture="",
     vocab_size=1,
@@ -112,7 +117,8 @@ def varlen(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], 
     return run
 
 
-def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.device) -> None:
+def measure(name: str, sizes: Sizes, cached: bool, device: torch.device) -> Iterator[Row]:
+    """Yield a row for each implementation that is right on this device."""
     batch = make_batch(*sizes, cached)
     generator = torch.Generator(device).manual_seed(0)
     pools = [KVPool(CONFIG, 64, PAGE, kind, device) for kind in (torch.bfloat16, torch.float32)]
@@ -127,7 +133,7 @@ def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.
     want = exact.run(0, q.float(), k.float(), v.float())
     flops = 4 * HEADS * DIM * visible_pairs(*sizes, cached)
 
-    def report(way: str, run: Callable[[], Tensor]) -> None:
+    def report(way: str, run: Callable[[], Tensor], ours: bool) -> Iterator[Row]:
         error = float((run().float() - want).norm() / want.norm())
         if not error <= TOLERANCE:
             print(f"  {way:20} relative error {error:.1e}: not timed")
@@ -135,13 +141,13 @@ def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.
         ms = 1e3 * median_seconds(run, device, repeat=30, warm=5)
         rate = flops / ms / 1e9
         print(f"  {way:20} {ms:8.3f} ms {rate:8.1f} TFLOP/s   relative error {error:.1e}")
-        row = {"workload": name, "cached": cached, "way": way, "ms": ms, "tflops": rate}
-        row |= {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
-        with RESULTS.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        yield {
+            **{"workload": name, "cached": cached, "way": way, "ours": ours},
+            **{"ms": ms, "TFLOP/s": rate, "relative error": error},
+        }
 
     print(f"{name}{', prefix cached' if cached else ''}: {batch.num_tokens} rows")
-    for way in WAYS:
+    for way in WAYS if device.type == "cuda" else ON_CPU:
         try:
             choose_attention(way, CONFIG, device, torch.bfloat16, False)
         except ConfigError as error:
@@ -149,25 +155,32 @@ def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.
             continue
         factory = attention_factory(way, CONFIG, device, torch.bfloat16, merge_partials, None)
         planned = factory(CONFIG, pools[0]).prepare(batch)
-        report(way, lambda planned=planned: planned.run(0, q, k, v))
-    if not cached:  # neither supports pages
-        report("torch varlen", varlen(batch, q, k, v))
-        report("FlexAttention", flex_attention(batch, q, k, v))
+        yield from report(way, lambda planned=planned: planned.run(0, q, k, v), True)
+    if device.type == "cuda" and not cached:  # neither supports pages
+        yield from report("torch varlen", varlen(batch, q, k, v), False)
+        yield from report("FlexAttention", flex_attention(batch, q, k, v), False)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Attention kernels on a CUDA device.")
     parser.add_argument("--cached", action="store_true", help="the shared prefix is cached")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--output", type=Path, help="file that gets each row as a line of JSON")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    device = torch.device(options.device)
+    card = device.type == "cuda"
+    if card and not torch.cuda.is_available():
         sys.exit("this bench measures kernels for CUDA; torch sees no CUDA device here")
-    device = torch.device("cuda")
     with torch.inference_mode():
-        print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
-        seconds = product_seconds(8192, 8192, 8192, torch.bfloat16, device)
-        print(f"ceiling (8192^3 matrix product): {2 * 8192**3 / seconds / 1e12:.0f} TFLOP/s")
-        for name, sizes in WORKLOADS.items():
-            measure(name, sizes, options.cached, device)
+        name = torch.cuda.get_device_name(device) if card else "cpu"
+        print(f"{name}, torch {torch.__version__}")
+        side = 8192 if card else 256
+        seconds = product_seconds(side, side, side, torch.bfloat16, device)
+        print(f"ceiling ({side}^3 matrix product): {2 * side**3 / seconds / 1e12:.3g} TFLOP/s")
+        for workload, sizes in (WORKLOADS if card else TRIAL).items():
+            for row in measure(workload, sizes, options.cached, device):
+                if card or options.output:
+                    keep("attention", {"bench": "attention", "device": name} | row, options.output)
 
 
 if __name__ == "__main__":

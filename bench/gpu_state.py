@@ -6,6 +6,7 @@ Also prints them as tables. This module needs only Python's standard library.
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -31,10 +32,7 @@ class State:
         return State(path, json.loads(path.read_text()))
 
     def save(self) -> None:
-        """Write the file atomically."""
-        fresh = self.path.with_suffix(".part")
-        fresh.write_text(json.dumps(self.found, indent=1) + "\n")
-        os.replace(fresh, self.path)
+        replace_json(self.path, self.found)
 
     @property
     def sections(self) -> dict[str, dict[str, Any]]:
@@ -122,6 +120,13 @@ class State:
             if about["status"] != "done":
                 parts.append(f"{name}: {about['status']}: {about.get('why')}")
         return "\n\n".join(parts)
+
+
+def replace_json(path: Path, found: Mapping[str, Any]) -> None:
+    """Write a file atomically: a run that ends meanwhile leaves the earlier findings."""
+    fresh = path.with_suffix(".part")
+    fresh.write_text(json.dumps(found, indent=1) + "\n")
+    os.replace(fresh, path)
 
 
 def line_of(row: dict[str, Any]) -> str:

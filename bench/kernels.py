@@ -2,6 +2,7 @@
 
     make bench-kernels                     # 12,000 rows of Qwen3-0.6B's shape
     make bench-kernels ARGS='--rows 1920'
+    make bench-kernels ARGS='--device cpu'  # a trial: plain torch twice, few rows, nothing is kept
 
 Each result is compared with the reference before it is timed. Bytes are those that must be read and
 written once; compare a rate with the copy rate of the same run, the memory's ceiling.
@@ -30,24 +31,26 @@ from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
 DTYPE = torch.bfloat16
 TOLERANCE = 5e-3
-IMPLEMENTATIONS = ("triton", "reference")
 # Name, bytes, and a function that takes the implementation's name and runs it.
 Case: TypeAlias = tuple[str, int, Callable[[str], tuple[Tensor, ...]]]
 
 
 def main() -> int:
     options = arguments()
-    if not torch.cuda.is_available():
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
         print("bench/kernels.py needs a CUDA device; this torch sees none")
         return 1
-    device = torch.device("cuda")
+    if device.type == "cpu":  # no implementation of ours for a CPU covers all of these
+        options = argparse.Namespace(rows=64, scored=8, repeat=2, output=options.output)
+    own = "triton" if device.type == "cuda" else "reference"
     copy = copy_rate(device) / 1e9
     rows = []
-    for name, size, run in cases(options.rows, options.scored):
-        check(name, run("triton"), run("reference"))
+    for name, size, run in cases(options.rows, options.scored, device):
+        check(name, run(own), run("reference"))
         ours, plain = (
             1e3 * median_seconds(partial(run, i), device, options.repeat, warm=3)
-            for i in IMPLEMENTATIONS
+            for i in (own, "reference")
         )
         rows.append(
             {
@@ -58,20 +61,19 @@ def main() -> int:
                 "torch ms": round(plain, 4),
             }
         )
-    card = torch.cuda.get_device_name()
+    card = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     print(f"{card}, {options.rows} rows, {options.scored} scored; copy {copy:.0f} GB/s")
     print(table(rows))
-    keep(
-        "kernels",
-        {
-            "bench": "kernels",
-            "device": card,
-            "rows": options.rows,
-            "scored": options.scored,
-            "copy GB/s": round(copy),
-            "kernels": rows,
-        },
-    )
+    found = {
+        "bench": "kernels",
+        "device": card,
+        "rows": options.rows,
+        "scored": options.scored,
+        "copy GB/s": round(copy),
+        "kernels": rows,
+    }
+    if device.type == "cuda" or options.output:
+        keep("kernels", found, options.output)
     return 0
 
 
@@ -80,10 +82,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=12000)
     parser.add_argument("--scored", type=int, default=500)
     parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--output", type=Path, help="file that gets the result as a line of JSON")
     return parser.parse_args()
 
 
-def cases(rows: int, scored: int) -> Iterator[Case]:
+def cases(rows: int, scored: int, device: torch.device) -> Iterator[Case]:
+    randn = partial(torch.randn, device=device, dtype=DTYPE)
     x, delta, weight = randn(rows, HIDDEN), randn(rows, HIDDEN), 1 + randn(HIDDEN)
     yield (
         "add_rms_norm",
@@ -93,7 +98,7 @@ def cases(rows: int, scored: int) -> Iterator[Case]:
     gate_up = randn(rows, 2 * INNER)
     yield "gated", gate_up.nbytes * 3 // 2, lambda impl: (gated(gate_up, "silu", impl=impl),)
     qkv, norm = randn(rows, (HEADS + 2 * KV_HEADS) * HEAD_DIM), 1 + randn(HEAD_DIM)
-    angles = torch.randn(rows, HEAD_DIM // 2, device="cuda")
+    angles = torch.randn(rows, HEAD_DIM // 2, device=device)
     cos, sin = angles.cos(), angles.sin()
     yield (
         "qk_norm_rope_store",
@@ -111,8 +116,8 @@ def cases(rows: int, scored: int) -> Iterator[Case]:
         ),
     )
     hidden, head = randn(scored, HIDDEN), randn(VOCAB, HIDDEN) / HIDDEN**0.5
-    labels = torch.randint(0, VOCAB, (2 * scored,), device="cuda")
-    own = torch.arange(scored, device="cuda").repeat_interleave(2)
+    labels = torch.randint(0, VOCAB, (2 * scored,), device=device)
+    own = torch.arange(scored, device=device).repeat_interleave(2)
     yield (
         "label_logits",
         4 * scored * HIDDEN * hidden.itemsize,
@@ -123,10 +128,6 @@ def cases(rows: int, scored: int) -> Iterator[Case]:
         head.nbytes,
         lambda impl: vocab_statistics(hidden, head, need_top=False, impl=impl)[:1],
     )
-
-
-def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, device="cuda", dtype=DTYPE)
 
 
 def check(name: str, got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:

@@ -49,11 +49,12 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def keep(name: str, result: dict[str, Any]) -> None:
-    """Append one line to results/<name>.jsonl and print it."""
+def keep(name: str, result: dict[str, Any], path: Path | None = None) -> None:
+    """Append one line to `path`, by default results/<name>.jsonl, and print it."""
     line = json.dumps({"date": now(), "commit": commit(), "machine": machine()} | result)
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / f"{name}.jsonl").open("a") as file:
+    path = path or RESULTS / f"{name}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("a") as file:
         file.write(line + "\n")
     print(line)
 

@@ -2,16 +2,31 @@
 keys of the mask rule."""
 
 import importlib.util
+import inspect
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
-from gpuscore.backends.torch.attention.flashinfer import lay_out_cascade, lay_out_items
+from gpuscore.backends.torch.attention.choice import attention_factory
+from gpuscore.backends.torch.attention.flashinfer_layout import lay_out_cascade, lay_out_items
+from gpuscore.backends.torch.attention.operators import TorchAttention
+from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import visible_rows
-from support.attention_inputs import requests
+from gpuscore_kernels.partial_attention import merge_partials
+from support.attention_inputs import heads_alone, inputs, relative_error, requests
 from support.batches import random_batch
+from support.flashinfer_stand_in import STUB, Cascade, Items, stub
 
 PAGE, SLOTS = 8, 1024
+LOCK = Path(__file__).parents[2] / "docker" / "locks" / "cuda.txt"
+STAND_IN = SimpleNamespace(
+    BatchPrefillWithPagedKVCacheWrapper=Items, MultiLevelCascadeAttentionWrapper=Cascade
+)
 
 
 def batches():
@@ -76,14 +91,37 @@ def test_cascade(batch):
     assert [sorted(keys) for keys in found.values()] == list(wanted(batch))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="needs flashinfer")
-def test_the_arguments_exist():
-    import inspect
+@pytest.mark.parametrize("form", ["flashinfer", "flashinfer-cascade"])
+@pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
+def test_calls_of_the_locked_release_score_as_the_mask_rule_says(batch, form, monkeypatch):
+    """The wrappers are stand-ins, whose arguments are bound to the release's signatures."""
+    monkeypatch.setitem(sys.modules, "flashinfer", STAND_IN)
+    config = heads_alone(4, 2, 8)
+    pool = KVPool(config, SLOTS // PAGE, PAGE, torch.float32, torch.device("cpu"))
+    given = inputs(batch, PAGE, SLOTS // PAGE, (4, 2), 8, torch.float32)
+    for layer in pool.layers:
+        for side, values in zip(layer, (given.pool_k, given.pool_v), strict=True):
+            side.copy_(values)
+    exact = TorchAttention(config, pool, "reference", merge_partials).prepare(batch)
+    make = attention_factory(form, config, pool.device, torch.float32, merge_partials, None)
+    tested = make(config, pool).prepare(batch)
+    for layer, q in enumerate((given.q, given.q[batch.score_rows.astype(np.int64)])):
+        if len(q):
+            want = exact.run(layer, q, given.k, given.v)
+            assert relative_error(tested.run(layer, q, given.k, given.v), want) < 1e-5
 
+
+def test_the_stub_is_of_the_locked_release():
+    locked = re.search(r"^flashinfer-python==(\S+)", LOCK.read_text(), re.MULTILINE)
+    assert f"flashinfer-python=={locked[1]};" in STUB.read_text(), "make flashinfer-stub"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="needs flashinfer")
+def test_the_stub_is_of_the_installed_release():
     import flashinfer
 
-    items = inspect.signature(flashinfer.BatchPrefillWithPagedKVCacheWrapper.plan).parameters
-    wanted = {"prefix_len_ptr", "token_pos_in_items_ptr", "token_pos_in_items_len"}
-    assert {*wanted, "max_item_len_ptr", "sm_scale", "q_data_type"} <= set(items)
-    cascade = inspect.signature(flashinfer.MultiLevelCascadeAttentionWrapper.plan).parameters
-    assert {"sm_scale", "q_data_type", "causal"} <= set(cascade)
+    for name in ("BatchPrefillWithPagedKVCacheWrapper", "MultiLevelCascadeAttentionWrapper"):
+        real, stubbed = getattr(flashinfer, name), getattr(stub(), name)
+        for method in ("__init__", "plan"):
+            parameters = (inspect.signature(getattr(one, method)) for one in (real, stubbed))
+            assert len({tuple(each.parameters) for each in parameters}) == 1

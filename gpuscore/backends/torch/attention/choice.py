@@ -92,10 +92,11 @@ def attention_factory(
         dense = choose_dense(model, device, dtype)
         return lambda config, pool: TwoPassAttention(config, pool, dense)
     if name.startswith("flashinfer"):
-        from gpuscore.backends.torch.attention.flashinfer import FlashInfer, FlashInferAttention
+        from gpuscore.backends.torch.attention import flashinfer
 
-        library = FlashInfer(device, cascade=name == "flashinfer-cascade")
-        return lambda config, pool: FlashInferAttention(config, pool, library)
+        cascade = name == "flashinfer-cascade"
+        form = (flashinfer.FlashInferCascade if cascade else flashinfer.FlashInferItems)(device)
+        return lambda config, pool: flashinfer.FlashInferAttention(config, pool, form)
     impl: Implementation = "cpu" if device.type == "cpu" else "reference"
     return lambda config, pool: TorchAttention(config, pool, impl, merge, tiling)
 

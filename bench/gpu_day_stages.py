@@ -1,0 +1,216 @@
+"""The stages of bench/gpu_day.py: what each runs, for how long, and what its output says."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+BENCH = ROOT / "bench"
+REFERENCE = BENCH / "reference" / "parity-demo-quick"  # recorded on a CPU, float32
+TESTS = (
+    "tests/kernels/triton_interpreter",
+    "tests/backends/test_gpu_attention.py",
+    "tests/backends/test_gpu_runner.py",
+    "tests/backends/test_contract.py",
+)
+TRIED = ("tests/kernels/test_tiles.py",)  # of the tests, in a trial
+TAIL = 2000  # characters of a failed stage's output that are kept with its findings
+Found = dict[str, Any]
+Command = Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of the day.
+
+    Args:
+        name: its name, also that of its output's file.
+        commands: run one after another; the stage fails with the first that fails.
+        read: returns the findings, from what the commands printed and wrote.
+        limit: seconds after which the stage counts as hung.
+        needs: seconds without which it is not begun.
+        clears: folder of an earlier attempt, which its commands would refuse to write into.
+    """
+
+    name: str
+    commands: tuple[Command, ...]
+    read: Callable[[str], Found]
+    limit: float
+    needs: float = 20.0
+    clears: Path | None = None
+
+
+def stages(device: str, folder: Path) -> list[Stage]:
+    """Return all stages, the most important first: those that say whether results are right."""
+    card = device == "cuda"
+    python = (sys.executable, "-P")
+    own = () if card else ("--device", "cpu")
+    report, bench = folder / "tests.xml", folder / "bench"
+    trial = () if card else ("--device=cpu", "--shape=tiny", "--quick", "--minutes=3")
+    lines = {name: folder / f"{name}.jsonl" for name in ("kernels", "attention")}
+    return [
+        Stage(
+            "tests",
+            ((*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
+              *(TESTS if card else TRIED), "-m", "not hostile", "-k", "not jax"),),
+            lambda _: tests_of(report),
+            limit=420,
+        ),
+        Stage(
+            "bench",
+            ((*python, BENCH / "gpu.py", "--output", bench, "--scratch", folder / "weights",
+              *trial),),
+            lambda _: newest(bench),
+            limit=510,
+            needs=120,
+        ),
+        Stage(
+            "attention",
+            ((*python, BENCH / "attention.py", "--output", lines["attention"], *own),
+             (*python, BENCH / "attention.py", "--cached", "--output", lines["attention"], *own)),
+            lambda _: {"rows": json_lines(lines["attention"]),
+                       "fastest": fastest(json_lines(lines["attention"]))},
+            limit=240,
+        ),
+        *parity(device, folder),
+        Stage(
+            "kernels",
+            ((*python, BENCH / "kernels.py", "--output", lines["kernels"], *own),),
+            lambda _: json_lines(lines["kernels"])[-1],
+            limit=120,
+        ),
+        Stage(
+            "generated code",
+            ((*python, "-m", "gpuscore_kernels.compile_check"),),
+            lambda printed: {"last line": printed.strip().splitlines()[-1]},
+            limit=240,
+        ),
+    ]  # fmt: skip
+
+
+def parity(device: str, folder: Path) -> list[Stage]:
+    """Return the stages that compare scores: with a CPU's, and with transformers on this device.
+
+    The CPU's were recorded in float32, in which scores differ by rounding only. In bfloat16 an
+    error is judged by that of transformers, computed here. A failed gate fails the stage.
+    """
+    gpuscore = (sys.executable, "-P", "-m", "gpuscore", "parity")
+    bundle, demo = folder / "parity-float32", ("demo", "--workload", "quick", "--device", device)
+
+    def compared(printed: str) -> Found:
+        return {"compared": printed[printed.rfind("scores ") :].splitlines()}
+
+    return [
+        Stage(
+            "parity with a CPU",
+            ((*gpuscore, "record", *demo, "--dtype", "float32", "--output", bundle),
+             (*gpuscore, "compare", REFERENCE, bundle)),
+            compared,
+            limit=120,
+            clears=bundle,
+        ),
+        Stage(
+            "parity with transformers",
+            ((*gpuscore, "run", *demo, "--backends", "torch:bfloat16", "--report",
+              folder / "parity.html"),),
+            compared,
+            limit=180,
+        ),
+    ]  # fmt: skip
+
+
+def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
+    """Run a stage's commands; return its status, seconds and findings."""
+    begun, printed = time.monotonic(), folder / f"{stage.name.replace(' ', '-')}.txt"
+    printed.write_text("")
+    if stage.clears is not None:
+        shutil.rmtree(stage.clears, ignore_errors=True)
+    try:
+        for command in stage.commands:
+            code = run_command(command, printed, limit - (time.monotonic() - begun))
+            if code:
+                return failed(f"ended with {code}", begun, printed)
+        found = stage.read(printed.read_text())
+    except subprocess.TimeoutExpired:
+        return failed(f"took more than {limit:.0f} s", begun, printed)
+    except (OSError, LookupError, ValueError, ElementTree.ParseError) as error:
+        return failed(
+            f"its findings cannot be read: {type(error).__name__} {error}", begun, printed
+        )
+    return {"status": "done", "seconds": round(time.monotonic() - begun, 1), "found": found}
+
+
+def run_command(command: Command, printed: Path, limit: float) -> int:
+    """Run a command in a process group of its own and kill what is left of the group."""
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "kernels")))
+    with printed.open("ab") as out:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
+            start_new_session=True,
+        )
+        try:
+            return process.wait(max(0.0, limit))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def failed(why: str, begun: float, printed: Path) -> Found:
+    return {
+        "status": "failed",
+        "why": f"{why}, see {printed.name}",
+        "seconds": round(time.monotonic() - begun, 1),
+        "printed": printed.read_text(errors="replace")[-TAIL:],
+    }
+
+
+def tests_of(report: Path) -> Found:
+    """Return the counts of a JUnit report and the names of its failures."""
+    suite = ElementTree.parse(report).getroot()[0]
+    counts = {
+        name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")
+    }
+    bad = [
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in suite
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    return counts | {"failed": bad}
+
+
+def newest(folder: Path) -> Found:
+    """Return the findings of the last run of bench/gpu.py in a folder."""
+    found: Found = json.loads(max(folder.glob("gpu-*.json")).read_text())
+    return found
+
+
+def json_lines(path: Path) -> list[Found]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def fastest(rows: Sequence[Found]) -> dict[str, str]:
+    """Return the fastest of our attention backends for each workload."""
+    best: dict[str, Found] = {}
+    for row in rows:
+        if not row["ours"]:
+            continue
+        name = row["workload"] + (", prefix cached" if row["cached"] else "")
+        if name not in best or row["ms"] < best[name]["ms"]:
+            best[name] = row
+    return {name: row["way"] for name, row in best.items()}

@@ -1,0 +1,126 @@
+"""Promise: bench/gpu_day.py keeps what every stage found, continues where a run ended, and sets
+predictions beside measurements. Here its stages run on a CPU, where their figures mean nothing."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+import gpu_day
+from gpu_day import Day
+from gpu_day_page import bars, pairs, write_page
+from gpu_day_stages import Stage, fastest, stages
+
+ABOUT = {"device": "a card", "commit": "1234567"}
+
+
+def python(code, *arguments):
+    return (sys.executable, "-c", code, *arguments)
+
+
+def stage(name, code, *arguments, limit=30.0, needs=0.0):
+    return Stage(
+        name, (python(code, *arguments),), lambda text: {"said": text.split()}, limit, needs
+    )
+
+
+def statuses(day):
+    return {name: about["status"] for name, about in day.stages.items()}
+
+
+@pytest.mark.slow
+def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
+    code = gpu_day.main(["--device=cpu", f"--output={tmp_path}", "--minutes=15"])
+    found = json.loads((tmp_path / "gpu-day.json").read_text())
+    assert code == 0, capsys.readouterr().out
+    assert list(found["stages"]) == [one.name for one in stages("cpu", tmp_path)]
+    done = {name: about["found"] for name, about in found["stages"].items()}
+    assert done["tests"]["tests"] > 0
+    assert any(row["scorer"] == "gpuscore" and row["wall ms"] > 0 for row in done["bench"]["rows"])
+    assert {row["cached"] for row in done["attention"]["rows"]} == {True, False}
+    assert set(done["attention"]["fastest"].values()) <= {"torch", "two-pass"}
+    assert "parity-float32" in "".join(done["parity with a CPU"]["compared"])
+    assert "torch:bfloat16" in "".join(done["parity with transformers"]["compared"])
+    page = (tmp_path / "gpu-day.html").read_text()
+    assert all(f"<td>{name}</td><td>done</td>" in page for name in found["stages"])
+
+
+def test_a_run_continues_where_the_last_one_ended(tmp_path):
+    notes = tmp_path / "notes"
+    note = f"open({str(notes)!r}, 'a').write('x'); print('hello')"
+    failing = stage("fails", "import sys; print('why'); sys.exit(3)")
+    day = Day.open(tmp_path, ABOUT)
+    day.run([stage("works", note), failing, stage("waits", note, needs=1e9)], minutes=1)
+    assert statuses(day) == {"works": "done", "fails": "failed", "waits": "not reached"}
+    assert day.stages["works"]["found"] == {"said": ["hello"]}
+    assert "ended with 3" in day.stages["fails"]["why"]
+    assert day.stages["fails"]["printed"] == "why\n"
+    assert day.missing.keys() == {"fails", "waits"}
+    again = Day.open(tmp_path, ABOUT)
+    again.run([stage("works", note), stage("fails", note), stage("waits", note)], minutes=1)
+    assert set(statuses(again).values()) == {"done"}
+    assert not again.missing
+    assert notes.read_text() == "xxx"  # the first stage ran once
+
+
+def test_a_stage_that_hangs_is_ended_with_its_children(tmp_path):
+    alive = tmp_path / "alive"
+    write = f"open({str(alive)!r}, 'w').write(str(time.time()))"
+    child = f"import time\nwhile True: {write}; time.sleep(.05)"
+    parent = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', sys.argv[1]])\n"
+    parent += "time.sleep(60)"
+    day = Day.open(tmp_path, ABOUT)
+    day.run([stage("hangs", parent, child, limit=3.0)], minutes=1)
+    assert day.stages["hangs"]["why"].startswith("took more than 3 s")
+    last = alive.read_text()
+    time.sleep(0.3)
+    assert alive.read_text() == last
+
+
+def test_findings_of_another_card_are_not_mixed(tmp_path):
+    day = Day.open(tmp_path, ABOUT)
+    day.run([stage("works", "print('x')")], minutes=1)
+    with pytest.raises(SystemExit, match="another card.*give another --output"):
+        Day.open(tmp_path, ABOUT | {"device": "another card"})
+
+
+def test_findings_that_cannot_be_read_fail_the_stage(tmp_path):
+    day = Day.open(tmp_path, ABOUT)
+    empty = Stage("empty", (python(""),), lambda text: {"last": text.splitlines()[-1]}, 30.0)
+    day.run([empty], minutes=1)
+    assert "cannot be read: IndexError" in day.stages["empty"]["why"]
+
+
+def test_predictions_stand_beside_measurements(tmp_path):
+    predictions = [
+        {"workload": "a", "ms": 30.0, "low": 25.0, "high": 36.0},
+        {"workload": "d", "ms": 1.5, "low": 1.2, "high": 1.9},
+    ]
+    rows = [
+        {"scorer": "gpuscore", "workload": "a", "device ms": 33.0, "wall ms": 35.0},
+        {"scorer": "engine", "workload": "d", "wall ms": 2.0},
+    ]
+    found = pairs(predictions, rows)
+    assert found == [("a", (25.0, 30.0, 36.0), 33.0), ("d", (1.2, 1.5, 1.9), None)]
+    svg = bars(found)
+    assert "33 measured" in svg
+    assert "30 (25 to 36) predicted" in svg
+    assert svg.count("measured<") == 2  # the legend's and a's
+    day = {"date": "today", "about": ABOUT, "planned": ["bench", "tests"]}
+    day |= {"predictions": predictions, "stages": {"bench": {"status": "done", "found": {}}}}
+    day["stages"]["bench"]["found"] = {"rows": rows}
+    page = write_page(tmp_path, day).read_text()
+    assert "33 measured" in page
+    assert "not reached" in page
+
+
+def test_the_fastest_is_one_of_ours():
+    rows = [
+        {"workload": "x", "cached": False, "way": way, "ours": ours, "ms": ms}
+        for way, ours, ms in (("triton", True, 2.0), ("two-pass", True, 1.5), ("varlen", False, 1))
+    ]
+    rows.append({"workload": "x", "cached": True, "way": "triton", "ours": True, "ms": 3.0})
+    assert fastest(rows) == {"x": "two-pass", "x, prefix cached": "triton"}
