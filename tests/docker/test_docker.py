@@ -68,6 +68,23 @@ def test_locks_hold_what_pyproject_asks_for(dockerfile):
         assert requirement.specifier.contains(version), f"{requirement} but {version} is locked"
 
 
+# Releases of triton on PyPI, of which `make check-kernels` has baselines for a few.
+TRITONS = ("3.5.0", "3.5.1", "3.6.0", "3.7.0", "3.7.1", "3.8.0", "3.9.0")
+CHECKED = {"cuda": ["3.7.1"], "dev": ["3.6.0"]}  # by extra
+
+
+def test_no_triton_is_installed_whose_code_was_not_checked():
+    allowed = {
+        extra: [*requirement.specifier.filter(TRITONS)]
+        for extra in CHECKED
+        for requirement in map(Requirement, PROJECT["optional-dependencies"][extra])
+        if requirement.name == "triton"
+    }
+    assert allowed == CHECKED
+    assert [entries("cuda")["triton"]] == CHECKED["cuda"]
+    assert not any("triton" in entries(lock) for lock in LOCK_NAMES if lock != "cuda")
+
+
 def test_the_images_agree():
     """All images have the same version of a package, so that a result in one holds for the
     others."""
@@ -107,6 +124,10 @@ def test_the_shipped_stage_is_confined_and_watched(dockerfile):
     caches = ["HOME", "HF_HOME"]
     if dockerfile == "Dockerfile":
         caches += ["TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"]
+        # Where GKE puts the driver. On a machine without a GPU the image says so.
+        path = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
+        assert environment["LD_LIBRARY_PATH"] == path
+        assert environment["GPUSCORE_DEVICE"] == "cuda"
     if dockerfile == "Dockerfile.tpu":
         caches += ["GPUSCORE_COMPILE_CACHE"]
         assert environment["GPUSCORE_BACKEND"] == "jax"
