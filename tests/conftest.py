@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
+from support import cpu_report
+
 if TYPE_CHECKING:  # slow to import, and the process that hands out the tests needs neither
     from transformers import PreTrainedModel
 
@@ -24,6 +26,8 @@ sys.dont_write_bytecode = False
 
 for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
     del os.environ[name]  # a developer's settings must not change a test
+
+pytest_addoption, pytest_configure = cpu_report.add_option, cpu_report.register
 
 ModelFactory: TypeAlias = "Callable[..., tuple[Path, PreTrainedModel]]"
 
@@ -111,9 +115,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     workers = getattr(config.option, "tx", None)
     if not workers or hasattr(config, "workerinput") or sys.platform != "linux":
         return
-    from support.fork_server import ForkServer
+    from support.fork_server import WORKERS, ForkServer
 
-    server = ForkServer()
+    server = ForkServer(WORKERS)
     config.add_cleanup(server.close)
     config.option.tx = [f"popen//python={server.command}" for _ in workers]
 

@@ -3,10 +3,10 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from subprocess import DEVNULL, Popen, TimeoutExpired
 
 from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.worker.frames import FrameReader, FrameWriter
@@ -40,10 +40,10 @@ class EngineProcess:
             # standard output is the server's standard error, because the server prints on stdout.
             environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE}
             with _blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                self._process = subprocess.Popen(
+                self._process = Popen(
                     [*command, str(theirs.fileno()), str(os.getpid())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
+                    stdin=DEVNULL,
+                    stdout=sys.__stderr__.fileno() if sys.__stderr__ else DEVNULL,
                     pass_fds=[theirs.fileno()],
                     env=environment,
                 )
@@ -64,7 +64,7 @@ class EngineProcess:
         """Wait up to `seconds`, then kill the process; return its exit code or signal as text."""
         try:
             self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self._process.kill()
             self._process.wait()
         with suppress(OSError):  # the other end may be gone

@@ -10,7 +10,8 @@ import pytest
 from gpuscore.cli import main
 from gpuscore.config import CONFIGS, ModelConfig
 from gpuscore.config.options import options
-from support.serving import COMMAND, serving
+from support.programs import COMMAND, run
+from support.serving import serving
 from support.settings import OPTIONS, SECRET, SOURCES
 
 
@@ -98,7 +99,7 @@ def test_what_turns_out_wrong_later_names_its_source_too(
 
 
 def test_so_does_what_only_the_engines_process_finds():
-    done = gpuscore("serve", GPUSCORE_KV_CACHE_SIZE="1")
+    done = run("serve", GPUSCORE_KV_CACHE_SIZE="1")
     assert done.returncode == 78
     assert done.stderr.startswith("gpuscore: ")
     assert done.stderr.count("\n") == 1, "one sentence, no traceback"

@@ -49,7 +49,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model: Path, log: Path) -> Iterator[RunningServer]:
     """A server without a key, with short timeouts and a low limit for bodies; it logs to the
     fixture `log`."""
-    with serving(model, "--threads", "1", *TIMES, *LIMITS, log=log) as running:
+    with serving(model, "--threads", "1", *TIMES, *LIMITS, log=log, fork=False) as running:
         yield running
 
 

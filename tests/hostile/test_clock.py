@@ -49,7 +49,10 @@ def clock(tmp_path, monkeypatch):
 
 def test_a_clock_that_jumps(clock):
     server = {"max_inflight_per_key": 4096, "log_requests": True}
-    with tape_server(server=server, engine={"max_queued_requests": 64}) as (running, client):
+    with tape_server(server=server, engine={"max_queued_requests": 64}, fork=False) as (
+        running,
+        client,
+    ):
         pid = engine_of(running)
         scores = client.post("/v1/score", content=body_of(1, 2), headers=JSON).json()["scores"]
 

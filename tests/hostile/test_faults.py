@@ -78,7 +78,7 @@ async def harm(server, rng):
 
 def test_a_thousand_requests_while_the_engine_is_harmed():
     """Standard error is first a pipe that nobody reads, then one without a reader."""
-    with tape_server(PATIENCE, server=SERVER) as (server, client):
+    with tape_server(PATIENCE, server=SERVER, fork=False) as (server, client):
         requests, rng = known(client), random.Random(SEED)
         said = canary(client)
         asyncio.run(load(server, requests, 3000))  # memory of a first crowd stays allocated
@@ -114,7 +114,10 @@ def test_a_thousand_requests_while_the_engine_is_harmed():
 def test_a_stop_under_load(signals):
     """After one signal, requests already received are answered and the exit code is 0. After two,
     the server stops at once, and every request still has an answer."""
-    with tape_server(PATIENCE, server=SERVER | {"log_requests": False}) as (server, client):
+    with tape_server(PATIENCE, server=SERVER | {"log_requests": False}, fork=False) as (
+        server,
+        client,
+    ):
         requests = known(client)
 
         async def attack():
@@ -138,7 +141,10 @@ def test_a_stop_under_load(signals):
 
 
 def test_the_servers_own_death_under_load():
-    with tape_server(PATIENCE, server=SERVER | {"log_requests": False}) as (server, client):
+    with tape_server(PATIENCE, server=SERVER | {"log_requests": False}, fork=False) as (
+        server,
+        client,
+    ):
         requests, engine = known(client), engine_of(server)
 
         async def attack():

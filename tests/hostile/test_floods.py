@@ -27,7 +27,7 @@ TIMES = ("--header-timeout", "1", "--body-timeout", "2")
 @pytest.fixture(scope="module")
 def flooded():
     with (
-        serving("demo", "--threads", "1", "--no-log-requests", *TIMES) as server,
+        serving("demo", "--threads", "1", "--no-log-requests", *TIMES, fork=False) as server,
         connected(server) as http,
     ):
         yield server, http

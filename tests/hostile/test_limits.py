@@ -48,7 +48,7 @@ def scores(reply):
 def served(tmp_path_factory):
     log = tmp_path_factory.mktemp("limits") / "log"
     with (
-        serving("demo", *FLAGS, "--max-batch-tokens", "16384", log=log) as server,
+        serving("demo", *FLAGS, "--max-batch-tokens", "16384", log=log, fork=False) as server,
         connected(server) as client,
     ):
         yield server, client
@@ -168,7 +168,7 @@ def test_a_log_on_a_full_disk(small_disk):
     """Lines are dropped and counted; when there is room again, each line is whole."""
     filler, log = small_disk / "filler", small_disk / "log"
     filler.write_bytes(bytes(40_000))
-    with serving("demo", *FLAGS, log=log) as server, connected(server) as client:
+    with serving("demo", *FLAGS, log=log, fork=False) as server, connected(server) as client:
         said = canary(client)
         wait_until(lambda: canary(client) == said and dropped(client) > 0, seconds=60)
         filler.unlink()
@@ -200,7 +200,7 @@ def test_a_compile_cache_on_a_full_disk(small_disk, tmp_path):
     found = []
     for start in ("full", "room again"):
         log = tmp_path / start
-        with serving("demo", *flags, log=log) as server, connected(server) as client:
+        with serving("demo", *flags, log=log, fork=False) as server, connected(server) as client:
             found.append(canary(client))
         assert ("No space left on device" in log.read_text()) is (start == "full")
         (small_disk / "filler").unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.broken_models import CASES, broken, make_bases
-from support.serving import COMMAND
+from support.programs import COMMAND
 
 EXIT_CONFIG, SECONDS = 78, 20
 # In earlier versions the first hung before the port was bound, the second was served as if it had

@@ -32,7 +32,7 @@ def test_every_operation(
 ) -> None:
     environment = {"GPUSCORE_API_KEY": key} if key else {}
     log = tmp_path / "log"
-    with serving("demo", "--threads", "1", environment=environment, log=log) as server:
+    with serving("demo", "--threads", "1", environment=environment, log=log, fork=False) as server:
         patient = patient_of(server, key)
         command = [PROGRAM, "--config-file", HERE / "schemathesis.toml", "--no-color", "run"]
         command += [f"{server.url}/openapi.json", "--max-time", str(SECONDS)]

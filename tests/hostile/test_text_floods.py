@@ -114,7 +114,7 @@ class Figures:
 def server(tmp_path_factory) -> Iterator[RunningServer]:
     keys: Path = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"{ATTACKER}\n{VICTIM}\n")
-    with serving("demo", "--threads", "1", "--api-key-file", str(keys)) as running:
+    with serving("demo", "--threads", "1", "--api-key-file", str(keys), fork=False) as running:
         yield running
 
 

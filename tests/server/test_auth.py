@@ -12,7 +12,7 @@ from gpuscore.server.api.app import OPEN_PATHS, create_app
 from gpuscore.server.api.auth import ApiKeys, read_api_keys
 from gpuscore.server.service import ScoringService
 from support.connections import KEYS, Connection, canary, check_error, connected
-from support.serving import COMMAND
+from support.programs import COMMAND
 
 BODY = {"items": [[5]], "label_token_ids": [3]}
 

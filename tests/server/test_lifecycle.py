@@ -4,7 +4,6 @@ request."""
 import json
 import shutil
 import signal
-import subprocess
 import time
 
 import httpx
@@ -17,18 +16,13 @@ from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.run import serve
 from support.connections import Connection, canary, hold, large_request
-from support.serving import COMMAND, serving, stops_at_once
+from support.programs import run
+from support.serving import serving, stops_at_once
 
 
 def refused_start(*arguments):
     """Return the sentence that a refused start prints."""
-    done = subprocess.run(
-        [COMMAND, "serve", *map(str, arguments), "--threads", "1"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run("serve", *arguments, "--threads", "1")
     assert done.returncode == 78, done
     assert done.stderr.startswith("gpuscore: ")
     assert done.stderr.count("\n") == 1, "one sentence, no traceback"

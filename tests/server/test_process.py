@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from support.connections import Connection, connected, hold, large_request
-from support.serving import COMMAND, RunningServer, children, wait_until
+from support.programs import COMMAND
+from support.serving import RunningServer, children, wait_until
 from support.slow import slow
 
 CLOSED = "exec 0<&- 1>&- 2>&-;"

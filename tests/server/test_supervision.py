@@ -126,7 +126,7 @@ def test_a_model_that_is_never_ready(tmp_path):
     """The real program runs; its engine is stopped while it loads."""
     log = tmp_path / "log"
     limit = {"GPUSCORE_LOAD_TIMEOUT": "1.5"}
-    with serving("demo", environment=limit, wait=False, log=log) as server:
+    with serving("demo", environment=limit, wait=False, log=log, fork=False) as server:
         # The child must run its own program first: until then its parent waits for it.
         wait_until(lambda: "gpuscore.worker" in commands(children(server.process.pid)))
         os.kill(engine_of(server), signal.SIGSTOP)
@@ -137,7 +137,7 @@ def test_a_model_that_is_never_ready(tmp_path):
 
 
 def test_the_child_dies_with_its_parent():
-    with tape_server() as (server, client):
+    with tape_server(fork=False) as (server, client):
         pid = engine_of(server)
         with in_flight(client, tape_child.STUCK):
             server.process.kill()
@@ -222,7 +222,7 @@ def test_a_real_model(model):
 
     Nobody reads standard error, and the log of so many requests fills it.
     """
-    with serving(model[0], "--threads", "1") as server, connected(server) as client:
+    with serving(model[0], "--threads", "1", fork=False) as server, connected(server) as client:
         pid = engine_of(server)
         before = canary(client)
         maps = [Path(f"/proc/{number}/maps").read_text() for number in (server.process.pid, pid)]

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +12,13 @@ from pathlib import Path
 
 import httpx
 
-COMMAND = str(Path(sys.executable).with_name("gpuscore"))
+from support.programs import Process, start, start_anew
 
 
 @dataclass(frozen=True)
 class RunningServer:
     url: str
-    process: "subprocess.Popen[str]"
+    process: Process
 
     @property
     def address(self) -> tuple[str, int]:
@@ -35,17 +34,19 @@ def serving(
     environment: dict[str, str] | None = None,
     wait: bool = True,
     log: Path | None = None,
+    fork: bool = True,
 ) -> Iterator[RunningServer]:
     """Start a server on a free port and kill it at the end; with `wait` it is ready when yielded.
 
-    Its standard error goes to the file `log`, or else to its standard output.
+    Its standard error goes to the file `log`, or else to its standard output. With `fork` it is a
+    fork of the fork server, otherwise a new interpreter.
     """
     errors = subprocess.STDOUT if log is None else log.open("wb")
-    process = subprocess.Popen(
-        [COMMAND, "serve", str(model), *port, *flags],
+    process = (start if fork else start_anew)(
+        "gpuscore",
+        ["serve", str(model), *port, *flags],
         stdout=subprocess.PIPE,
         stderr=errors,
-        text=True,
         env=os.environ | (environment or {}),
     )
     try:
@@ -59,7 +60,7 @@ def serving(
             errors.close()
 
 
-def _address(process: "subprocess.Popen[str]") -> str:
+def _address(process: Process) -> str:
     output = []
     for line in process.stdout or ():
         output.append(line)

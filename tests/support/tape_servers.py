@@ -7,6 +7,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+from support import programs
 from support.connections import Connection, connected, under_way
 from support.serving import RunningServer, children, wait_until
 from support.tape_engine import HELD, MARK, STUCK
@@ -16,33 +17,32 @@ PATIENCE = {"first_delay": 0.7, "max_delay": 0.7, "stopped": 2.5}
 
 
 @contextmanager
-def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare"):
+def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare", fork=True):
+    """Start a server and yield it with a client; with `fork` it is a fork of the fork server,
+    otherwise a new interpreter."""
     quiet = {"log_requests": False} | (server or {})
     texts = [json.dumps(options or {}) for options in (patience, quiet, engine)]
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "support.tape_server",
-            f"support.tape_engine:{factory}",
-            *texts,
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ
-        | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    start = programs.start if fork else programs.start_anew
+    process = start(
+        "support.tape_server",
+        [f"support.tape_engine:{factory}", *texts],
+        env=os.environ | {"PYTHONPATH": path},
+        **streams,
     )
     try:
         line = process.stdout.readline()
-        assert "ready on" in line, process.communicate()
+        assert "ready on" in line, process.stderr.read()
         running_server = RunningServer(line.split("ready on ")[1].split(" ")[0], process)
         with connected(running_server) as client:
             yield running_server, client
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 def engine_of(server):

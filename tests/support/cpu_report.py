@@ -1,0 +1,96 @@
+"""`--cpu-report`: where the CPU-seconds of a run go, with those of the processes that tests start.
+
+`--durations` counts what a test waits for; on two cores that several workers share it says little.
+"""
+
+import ctypes
+import os
+import sys
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PR_SET_CHILD_SUBREAPER = 36
+SHOWN = 100  # tests and files
+
+
+class CpuReport:
+    """The plugin: workers measure, the process with the terminal adds up."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self.tests, self.files = Counter[str](), Counter[str]()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self) -> Generator[None, Any, Any]:
+        self._before = cpu_seconds()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        result = yield
+        item.user_properties.append(("cpu", cpu_seconds() - self._before))
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        for name, seconds in report.user_properties if report.when == "teardown" else ():
+            if name == "cpu":
+                self._add(report.nodeid, float(str(seconds)))
+
+    def _add(self, nodeid: str, seconds: float) -> None:
+        self.tests[nodeid] += seconds
+        self.files[nodeid.partition("::")[0]] += seconds
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not hasattr(session.config, "workerinput"):  # with the workers, which are descendants
+            self._add("(outside of tests)", cpu_seconds() - sum(self.tests.values()))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        write = terminalreporter.write_line
+        for title, counted in (("files", self.files), ("tests", self.tests)):
+            terminalreporter.section(f"CPU-seconds of {title}")
+            for name, seconds in counted.most_common(SHOWN):
+                write(f"{seconds:8.2f}  {name}")
+        write(f"{sum(self.tests.values()):8.2f}  in all")
+
+
+def add_option(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-report", action="store_true", help="show the CPU-seconds of each test")
+
+
+def register(config: pytest.Config) -> None:
+    if not config.getoption("--cpu-report"):
+        return
+    if sys.platform != "linux":
+        raise pytest.UsageError("--cpu-report reads /proc, so it needs Linux")
+    # A killed server's engine must stay a descendant of this process, or its time would be lost.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    config.pluginmanager.register(CpuReport())
+
+
+def cpu_seconds() -> float:
+    """Return the seconds of this process and its descendants, running or ended."""
+    parents, seconds = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        pid = int(path.parent.name)
+        parents[pid] = int(fields[1])
+        seconds[pid] = sum(map(int, fields[11:15])) / TICKS  # its own and those it has waited for
+    own = os.getpid()
+    return sum(spent for pid, spent in seconds.items() if own in _line(pid, parents))
+
+
+def _line(pid: int, parents: dict[int, int]) -> list[int]:
+    """Return the process with its parents."""
+    line = [pid]
+    while line[-1] in parents:
+        line.append(parents[line[-1]])
+    return line

@@ -1,0 +1,133 @@
+"""A program of gpuscore in a fork of the fork server, where nothing is left to import.
+
+Everything happens as after a start with `python -P -m MODULE` but for the interpreter's own start
+and end: the program's main module runs, with its arguments, streams, environment and directory. Its
+engine's process is a child of the program's, too, with its own streams, environment and signals.
+"""
+
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, NoReturn
+
+from gpuscore.worker import process as worker_process
+
+BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENGINE = [sys.executable, "-P", "-m", "gpuscore.worker"]
+
+
+def run_program(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str
+) -> int:
+    """Run a main module in this process, a fork; return its exit code."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(  # noqa: SIM115
+        2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+    )
+    worker_process.Popen = StandbyEngine().start
+    code = _run(module, arguments)
+    sys.stdout.flush()
+    return code
+
+
+def _run(module: str, arguments: Sequence[str]) -> int:
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        return int(ended.code or 0)  # a text fails: no program of ours ends with one
+    except BaseException:  # noqa: BLE001  (as the interpreter does)
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+class StandbyEngine:
+    """A fork of the program before it has threads, which waits to become the engine's process.
+
+    `start` takes the place of `Popen`, and `wait`, `kill`, `pid` and `returncode` are those of a
+    `Popen`. The engines that replace a lost one are started as always.
+    """
+
+    def __init__(self) -> None:
+        self.returncode: int | None = None
+        self._started = False
+        self._socket, theirs = socket.socketpair()
+        signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)  # as in `EngineProcess`
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._socket.close()
+            _stand_by(theirs)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
+        theirs.close()
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int,
+        stdout: int | IO[Any],
+        pass_fds: Sequence[int],
+        env: Mapping[str, str],
+    ) -> "StandbyEngine | subprocess.Popen[bytes]":
+        if self._started:
+            return subprocess.Popen(command, stdin=stdin, stdout=stdout, pass_fds=pass_fds, env=env)
+        self._started = True
+        assert (command[:4], stdin, len(pass_fds)) == (ENGINE, subprocess.DEVNULL, 1)
+        with self._socket, open(os.devnull, "r+b") as null:
+            output = null.fileno() if stdout == subprocess.DEVNULL else stdout
+            socket.send_fds(self._socket, [b" "], [null.fileno(), output, *pass_fds])
+            request = {"arguments": command[4:], "environment": dict(env), "number": pass_fds[0]}
+            self._socket.sendall(json.dumps(request).encode())
+        return self
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            pid, status = os.waitpid(self.pid, 0 if deadline is None else os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif deadline is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(ENGINE, timeout or 0.0)
+            else:
+                time.sleep(0.005)
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _stand_by(connection: socket.socket) -> NoReturn:
+    """Wait for `StandbyEngine.start`, or for the end of the program."""
+    status = 1
+    try:
+        with connection, connection.makefile("rb") as file:
+            streams = socket.recv_fds(connection, 1, 3)[1]
+            request = json.loads(file.read() or "null")
+        if request is None:
+            os._exit(0)
+        inherited = streams.pop()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        if inherited != request["number"]:
+            os.dup2(inherited, request["number"])
+            os.close(inherited)
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        status = _run("gpuscore.worker", request["arguments"])  # ends the process itself
+    except BaseException:  # noqa: BLE001  (the process ends here)
+        traceback.print_exc()
+    os._exit(status)

@@ -1,0 +1,145 @@
+"""Programs of gpuscore as processes that have nothing left to import: forks of the fork server."""
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from support import fork_server
+
+COMMAND = str(Path(sys.executable).with_name("gpuscore"))
+Stream = int | IO[Any]
+
+
+class ForkedProgram:
+    """A program in a fork, whose start takes less than a tenth of a new interpreter's CPU time.
+
+    The arguments and methods are those of `subprocess.Popen` with text streams. The interpreter's
+    own start and end are left out; a test of either starts COMMAND.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        stdout: Stream,
+        stderr: Stream,
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.args = ["-m", module, *arguments]
+        self.returncode: int | None = None
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(env),
+            "folder": os.getcwd(),
+        }
+        self.stdout, output = _stream(stdout)
+        self.stderr, errors = (None, output) if stderr == subprocess.STDOUT else _stream(stderr)
+        with open(os.devnull, "rb") as null:
+            streams = [null.fileno(), output, errors]
+            self.pid, self._connection = fork_server.ask(_path(), request, streams)
+        for reader, end in ((self.stdout, output), (self.stderr, errors)):
+            if reader is not None:  # a pipe, whose other end only the program keeps
+                os.close(end)
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                code = self._connection.recv(16)
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+            self._connection.close()
+            self.returncode = int(code)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _stream(given: Stream) -> tuple[IO[str] | None, int]:
+    """Return the reader of a pipe, if one is asked for, and the program's descriptor."""
+    if given != subprocess.PIPE:
+        return None, given if isinstance(given, int) else given.fileno()
+    reading, writing = os.pipe()
+    return open(reading, encoding="utf-8"), writing
+
+
+@cache
+def _path() -> str:
+    """Return the fork server's socket: of `make test`, or of a server for this process only."""
+    if path := os.environ.get(fork_server.VARIABLE):
+        return path
+    server = fork_server.ForkServer(fork_server.PROGRAMS)
+    atexit.register(server.close)
+    return server.path
+
+
+Process = ForkedProgram | subprocess.Popen[str]
+
+
+def start(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    stdout: Stream,
+    stderr: Stream,
+    env: Mapping[str, str] = os.environ,
+) -> Process:
+    """Start `python -P -m module`, on Linux as a fork; standard input is empty."""
+    new = ForkedProgram if sys.platform == "linux" else start_anew
+    return new(module, arguments, stdout=stdout, stderr=stderr, env=env)
+
+
+def start_anew(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    stdout: Stream,
+    stderr: Stream,
+    env: Mapping[str, str] = os.environ,
+) -> "subprocess.Popen[str]":
+    """Start `python -P -m module` in a new interpreter, as users do; standard input is empty."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=env,
+        text=True,
+    )
+
+
+def run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command of gpuscore to its end, with these variables added to the environment."""
+    words = [str(argument) for argument in arguments]
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = start(
+            "gpuscore", words, stdout=output, stderr=errors, env=os.environ | environment
+        )
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(words, code, output.read(), errors.read())
