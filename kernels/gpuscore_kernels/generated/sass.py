@@ -96,12 +96,16 @@ def read_loops(listing: Listing) -> tuple[list[SassLoop], Mapping[str, int]]:
     loops = [
         SassLoop(
             nesting=sum(head in body for body in bodies.values()) - 1,
-            opcodes=Counter(one.opcode for one in own[head]),
+            opcodes=_counted(own[head]),
             in_flight=_in_flight(own[head]),
         )
         for head in sorted(bodies)
     ]
-    return loops, Counter(one.opcode for one in rest)
+    return loops, _counted(rest)
+
+
+def _counted(instructions: Sequence[Instruction]) -> dict[str, int]:
+    return dict(sorted(Counter(one.opcode for one in instructions).items()))
 
 
 def _in_flight(instructions: Sequence[Instruction]) -> int | None:
