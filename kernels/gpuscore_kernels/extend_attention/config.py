@@ -5,7 +5,7 @@ timings. Its values are the ones that compile without spilling registers (Triton
 timed on GPUs yet.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -22,6 +22,8 @@ class TileConfig:
     own: int  # of a masked tile; a power of two, >= 16, that divides `keys`
     num_warps: int
     num_stages: int
+    # Load the slot of a tile of the pool one iteration early, so that its copies wait for no load.
+    carry_slot: bool = False
 
     def shape(self, group: int) -> TileShape:
         """Return the tile shape for `group` query heads per KV head.
@@ -38,7 +40,7 @@ class TileConfig:
 
         A row's tiles then do not depend on other rows.
         """
-        return TileConfig(self.rows, self.keys, self.keys, self.num_warps, self.num_stages)
+        return replace(self, own=self.keys)
 
 
 MAX_HEAD_DIM = 256

@@ -171,6 +171,7 @@ def extend_attention_kernel(
     BN: tl.constexpr,
     OWN: tl.constexpr,
     POOL: tl.constexpr,  # read the pool and parents too
+    CARRY: tl.constexpr,  # load a pool tile's slot one iteration early
     CAP: tl.constexpr,
     MERGE: tl.constexpr,  # continue from before_out and before_lse
     NEED_LSE: tl.constexpr,
@@ -226,8 +227,14 @@ def extend_attention_kernel(
     if POOL:
         pool_begin = tl.load(tile + POOL_START)
         pool_end = tl.load(tile + POOL_END)
+        if CARRY:
+            next_slot = tl.load(pool_tiles + pool_begin, mask=pool_begin < pool_end, other=0)
         for index in tl.range(pool_begin, pool_end):
-            slot = tl.load(pool_tiles + index).to(tl.int64)
+            if CARRY:
+                slot = next_slot.to(tl.int64)
+                next_slot = tl.load(pool_tiles + index + 1, mask=index + 1 < pool_end, other=0)
+            else:
+                slot = tl.load(pool_tiles + index).to(tl.int64)
             from_k = pool_k_head + slot * stride_pks
             from_v = pool_v_head + slot * stride_pvs
             keys = _load_keys(from_k, offset_n, offset_d, stride_pks, BN, D, False)
@@ -284,6 +291,7 @@ def constants(
         "BN": config.keys,
         "OWN": config.own,
         "POOL": pool,
+        "CARRY": config.carry_slot,
         "CAP": cap,
         "MERGE": merge,
         "NEED_LSE": need_lse,
