@@ -1,7 +1,8 @@
 """The kernels of a forward pass: what the decoder launches for a batch, with its padding.
 
-It follows `gpuscore/backends/torch/decoder.py` for a dense model with a QK norm, whose head is not
-tied to anything that matters here.
+It follows `gpuscore/backends/torch/decoder.py` for a dense model with a QK norm in bfloat16, with
+Triton's kernels. The first norm, which adds nothing, counts as one that adds; the product of the
+label head counts as a library's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,10 +10,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ceiling import linear_sizes
-from cost_model.published import Product, Rowwise
 from gpu_work import Draws, all_batches, first_of
 from scenarios import Workload
 
+from cost_model.published import Product, Rowwise
 from gpuscore.backends.common.plan import MAX_BATCH_TOKENS
 from gpuscore.backends.torch.attention.triton import layout_of
 from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
@@ -26,7 +27,7 @@ Shape: TypeAlias = Mapping[str, int]
 
 PAGE = 64  # tokens, as on CUDA
 HALF, SINGLE = 2, 4  # bytes of a number
-LIMITS = BackendLimits(MAX_BATCH_TOKENS["cuda"], PAGE, 512, 4096, vocab_rows=1)
+PAGES, MODEL_LEN = 512, 4096  # enough for every workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Launch:
 
 def planned(workload: Workload, shape: Shape) -> list[PackedBatch]:
     """Return the batches that the engine makes of a request, with its prefix cached if it is so."""
-    scheduler = Scheduler(LIMITS_OF(shape))
+    scheduler = Scheduler(_limits(shape))
     request = Draws(workload, shape["vocab_size"], seed=0).next()
     if (before := first_of(request, workload)) is not None:
         for work in all_batches(scheduler, before):
@@ -48,10 +49,9 @@ def planned(workload: Workload, shape: Shape) -> list[PackedBatch]:
     return [work.batch for work in all_batches(scheduler, request)]
 
 
-def LIMITS_OF(shape: Shape) -> BackendLimits:  # noqa: N802
-    return BackendLimits(
-        MAX_BATCH_TOKENS["cuda"], PAGE, 512, 4096, vocab_rows=shape["vocab_size"]
-    )
+def _limits(shape: Shape) -> BackendLimits:
+    most = MAX_BATCH_TOKENS["cuda"]
+    return BackendLimits(most, PAGE, PAGES, MODEL_LEN, vocab_rows=shape["vocab_size"])
 
 
 def launches(batch: PackedBatch, shape: Shape, tile: TileShape) -> Iterator[Launch]:
@@ -83,8 +83,9 @@ def _rows(name: str, rows: int, numbers: float, count: int = 1) -> Launch:
 def _before(tokens: int, shape: Shape) -> Iterator[Launch]:
     """Embedding, and the tables of the rotary embedding."""
     yield _rows("embedding", tokens, 2 * shape["hidden_size"])
-    half = shape["head_dim"] / 2
-    yield Launch("rotary tables", Rowwise(SINGLE * tokens * 5 * half / 3), count=3)
+    numbers = tokens * shape["head_dim"] / 2
+    # Angles are written; cosine and sine read them and are written.
+    yield Launch("rotary tables", Rowwise(SINGLE * numbers * 5 / 3), count=3)
 
 
 def _layers(tokens: int, layers: int, shape: Shape) -> Iterator[Launch]:

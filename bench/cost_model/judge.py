@@ -1,10 +1,11 @@
 """Errors of a model on measurements that it has not seen, and what they permit."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from cost_model.cards import Card
 from cost_model.fit import calibrate, fit_memory, fit_overlap, fit_products
 from cost_model.model import Cards, Model
 from cost_model.published import Measurement, halves
@@ -12,10 +13,11 @@ from cost_model.published import Measurement, halves
 LIMIT = 0.2  # the largest error with which a model may choose
 LEAST = 5  # measurements on the same tensor cores without which it may not either
 
+Interval: TypeAlias = tuple[float, float]
 Group: TypeAlias = str  # "product", "rowwise", "attention wgmma", "attention mma.sync"
 
 
-class Refused(Exception):  # noqa: N818  (named for what happened)
+class Refused(Exception):
     """The model may not choose."""
 
 
@@ -45,10 +47,22 @@ class Errors:
         """The larger of both errors."""
         return self.ninetieth if math.isnan(self.transfer) else max(self.ninetieth, self.transfer)
 
-    def interval(self, us: float) -> tuple[float, float]:
-        """Return the times between which nine of ten measurements were, for a prediction."""
-        high = us / (1 - self.ninetieth) if self.ninetieth < 1 else math.inf
-        return us / (1 + self.ninetieth), high
+    def knows(self, card: Card) -> int:
+        """Return the number of held-out measurements on tensor cores like those of a card."""
+        return self.places.get((card.arch, card.flop_per_cycle), 0)
+
+
+def interval(us: float, errors: Mapping[Group, Errors], group: Group, card: Card) -> Interval:
+    """Return the times within which a prediction's measurement is, in nine of ten cases.
+
+    On tensor cores that the group's held-out measurements did not have, the error is taken to be
+    the largest of all groups of that kind of kernel.
+    """
+    worst = errors[group].worst
+    if not errors[group].knows(card):
+        kind = group.split()[0]
+        worst = max(one.worst for name, one in errors.items() if name.split()[0] == kind)
+    return us / (1 + worst), us / (1 - worst) if worst < 1 else math.inf
 
 
 def group_of(one: Measurement, cards: Cards) -> Group:
@@ -113,7 +127,7 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def may_choose(errors: Errors, arch: int, flop_per_cycle: int) -> None:
+def may_choose(errors: Errors, card: Card) -> None:
     """Return if a model with these errors may choose for a card.
 
     Raises:
@@ -123,28 +137,8 @@ def may_choose(errors: Errors, arch: int, flop_per_cycle: int) -> None:
         raise Refused(
             f"{errors.group}: the error is {errors.worst:.0%} (90th percentile), over {LIMIT:.0%}"
         )
-    known = errors.places.get((arch, flop_per_cycle), 0)
-    if known < LEAST:
+    if (known := errors.knows(card)) < LEAST:
         raise Refused(
-            f"{errors.group}: {known} held-out measurements on tensor cores of sm_{arch} with "
-            f"{flop_per_cycle} operations per cycle, at least {LEAST} are needed"
+            f"{errors.group}: {known} held-out measurements on tensor cores of sm_{card.arch} with "
+            f"{card.flop_per_cycle} operations per cycle; at least {LEAST} are needed"
         )
-
-
-def choose(
-    candidates: Sequence[str],
-    predict: Callable[[str], float],
-    errors: Errors,
-    arch: int,
-    flop_per_cycle: int,
-) -> str:
-    """Return the candidate with the smallest predicted time.
-
-    Raises:
-        Refused: the model's error does not permit a choice.
-        ValueError: there are no candidates.
-    """
-    if not candidates:
-        raise ValueError("there is nothing to choose from")
-    may_choose(errors, arch, flop_per_cycle)
-    return min(candidates, key=predict)

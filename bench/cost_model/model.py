@@ -10,8 +10,8 @@ from cost_model.cycles import Overlap
 from cost_model.products import product_cycles
 from cost_model.published import Attention, Product, Work
 
-# Microseconds by which a kernel's time exceeds that of its work: the launch inside a stream or a
-# graph, and the first and last blocks. An assumption between the 0.5 us between the nodes of a graph
+# Microseconds by which a kernel takes longer than its work: the launch inside a stream or a graph,
+# and the first and last blocks. An assumption between the 0.5 us from node to node of a graph
 # (https://developer.nvidia.com/blog/cuda-graphs/) and the 3 us that a kernel takes at least there.
 LAUNCH_US = 2.0
 

@@ -6,7 +6,6 @@ from heapq import heapreplace
 
 from cost_model.cards import Card
 from cost_model.cycles import Loop, Overlap, iteration, parts
-
 from gpuscore_kernels.extend_attention import TileConfig, TileTable
 from gpuscore_kernels.extend_attention.config import config_of
 from gpuscore_kernels.extend_attention.layout import (

@@ -27,9 +27,7 @@ def product_cycles(work: Product, card: Card, overhead: float) -> float:
     )
 
 
-def _cycles(
-    work: Product, card: Card, overhead: float, tile: tuple[int, int], split: int
-) -> float:
+def _cycles(work: Product, card: Card, overhead: float, tile: tuple[int, int], split: int) -> float:
     rows, columns = tile
     tiles = math.ceil(work.rows / rows) * math.ceil(work.columns / columns) * split
     one = 2 * rows * columns * work.inner / split / card.flop_per_cycle + overhead

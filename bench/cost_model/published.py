@@ -16,7 +16,7 @@ SHORTEST_US = 20.0  # shorter measurements are left out, see published.toml
 
 @dataclass(frozen=True, slots=True, order=True)
 class Tile:
-    """How a published attention kernel divides its work; see `published.toml`."""
+    """Division of a published attention kernel's work; see `published.toml`."""
 
     rows: int
     keys: int
