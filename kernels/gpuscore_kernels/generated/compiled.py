@@ -21,6 +21,7 @@ from gpuscore_kernels.variant import Variant
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 MATRIX = ("HGMMA", "HMMA")
+READERS = ("compiled.py", "sass.py", "ttgir.py")  # files that decide what facts there are
 
 
 def facts_of(variant: Variant, arch: int, cache: Path | None) -> CodeFacts:
@@ -52,7 +53,7 @@ def triton_version() -> str:
 
 def fingerprint(variant: Variant, arch: int) -> str:
     """Hash of a variant's source (with all functions it calls), its options and this reader."""
-    reader = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    reader = [Path(__file__).with_name(name).read_bytes() for name in READERS]
     parts = (
         variant.kernel.cache_key,
         sorted(variant.signature.items()),

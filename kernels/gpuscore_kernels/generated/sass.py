@@ -17,6 +17,8 @@ _TARGET = re.compile(r"`\((\.L_x_\d+)\)")
 _WAIT = re.compile(r"\s*SB0, 0x([0-9a-f]+)")
 BYTES = 16  # of an instruction, on all architectures here
 _ENDS = ("EXIT", "RET", "BPT")
+# ptxas leaves some loops by a call that never returns, as if it were a branch.
+_BRANCHES = ("BRA", "CALL.REL.NOINC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def read_listing(text: str) -> Listing:
                 raise ValueError(
                     f"instruction {len(instructions)} is missing before {line.strip()}"
                 )
-            target = _TARGET.search(found[4]) if "BRA" in found[3] else None
+            target = _TARGET.search(found[4]) if found[3].startswith(_BRANCHES) else None
             opcode, guard = found[3].rstrip("."), found[2] is not None
             instructions.append(Instruction(opcode, found[4], guard, target and target[1]))
     if not instructions:
@@ -119,7 +121,7 @@ def _in_flight(instructions: Sequence[Instruction]) -> int | None:
 
 
 def _blocks(listing: Listing) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """Basic blocks by first instruction: their end, and the blocks that may follow."""
+    """Basic blocks that can be reached, by first instruction: their end, and what may follow."""
     code, labels = listing.instructions, listing.labels
     after = {i + 1 for i, one in enumerate(code) if one.target or not one.falls_through}
     starts = sorted(({0} | set(labels.values()) | after) - {len(code)})
@@ -130,12 +132,24 @@ def _blocks(listing: Listing) -> dict[int, tuple[int, tuple[int, ...]]]:
         if last.falls_through and end < len(code):
             follow.add(end)
         blocks[start] = (end, tuple(sorted(follow)))
-    return blocks
+    return _reachable(blocks)
+
+
+def _reachable(
+    blocks: Mapping[int, tuple[int, tuple[int, ...]]],
+) -> dict[int, tuple[int, tuple[int, ...]]]:
+    """Leave out the trap behind the kernel's end, which branches to itself, and padding."""
+    found, left = set(), [0]
+    while left:
+        block = left.pop()
+        if block not in found:
+            found.add(block)
+            left.extend(blocks[block][1])
+    return {start: block for start, block in blocks.items() if start in found}
 
 
 def _bodies(blocks: Mapping[int, tuple[int, tuple[int, ...]]]) -> dict[int, set[int]]:
-    """Blocks of each loop, by its head. A loop of a single block that does nothing but branch to
-    itself is the trap behind the kernel's end."""
+    """Blocks of each loop, by its head."""
     before: dict[int, list[int]] = {start: [] for start in blocks}
     for start, (_, follow) in blocks.items():
         for other in follow:
@@ -143,7 +157,7 @@ def _bodies(blocks: Mapping[int, tuple[int, tuple[int, ...]]]) -> dict[int, set[
     dominators = _dominators(blocks, before)
     bodies: dict[int, set[int]] = {}
     for start, head in _edges(blocks):
-        if head in dominators[start] and not (start == head and blocks[head][0] == head + 1):
+        if head in dominators[start]:
             bodies.setdefault(head, {head}).update(_reaching(start, head, before))
     return bodies
 
@@ -175,7 +189,7 @@ def _dominators(
     while changed:
         changed = False
         for start in blocks:
-            if start == 0 or not before[start]:
+            if start == 0:
                 continue
             new = reduce(set.intersection, (found[other] for other in before[start])) | {start}
             changed |= new != found[start]
