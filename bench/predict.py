@@ -7,7 +7,7 @@ measurements, with the error that it has on the other half. `bench/README.md` sa
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from cost_model.cards import Card, read_cards
 from cost_model.judge import LIMIT, Errors, Refused, judge
 from cost_model.model import Model
-from cost_model.ours import Code, shipped_arch, variant_of
+from cost_model.ours import Code, described, shipped_arch, variant_of
 from cost_model.prediction import Forward, Predictor
 from cost_model.published import halves, read_published
 from cost_model.search import candidates, choose
@@ -27,7 +27,7 @@ from scenarios import QWEN3_06B
 
 from gpuscore_kernels.compile_check import CACHE
 from gpuscore_kernels.extend_attention import TileConfig
-from gpuscore_kernels.extend_attention.config import config_of
+from gpuscore_kernels.extend_attention.config import GENERATIONS, config_of
 from gpuscore_kernels.generated.compiled import facts_of
 from gpuscore_kernels.generated.facts import CodeFacts
 
@@ -58,13 +58,17 @@ def main() -> None:
     for one in found:
         print(f"\n{LABEL}: {one.workload} on {cards[one.card].name}\n")
         print(table(kernel_rows(one)))
+    rows = [one for key in predictors for one in generation_rows(cards[key], model, errors)]
+    print(f"\n{LABEL}: attention's configurations, all layers of a\n")
+    print(table(rows))
     choices = {key: choice(one, options.search) for key, one in predictors.items()}
     for key, said in choices.items():
         print(f"\nConfiguration of extend_attention on {cards[key].name}: {said}")
     line = json.dumps(
         {"date": now(), "commit": commit(), "label": LABEL}
         | {"model": about(model), "errors": error_rows(errors)}
-        | {"predictions": [one.to_json() for one in found], "choices": choices}
+        | {"predictions": [one.to_json() for one in found]}
+        | {"configurations": rows, "choices": choices}
     )
     options.out.write_text(line + "\n", encoding="utf-8")
     print(f"\n{options.out}: one line of JSON")
@@ -85,14 +89,32 @@ def facts_for(card: Card, config: TileConfig) -> CodeFacts:
     return facts_of(variant_of(arch, GROUP, DIM, config), arch, CACHE)
 
 
+def generation_rows(
+    card: Card, model: Model, errors: Mapping[str, Errors]
+) -> Iterator[dict[str, Any]]:
+    """Yield attention's time at (a) with each generation of configurations."""
+    for name in GENERATIONS:
+        config = config_of(card.arch, DIM, HALF, name)
+        found = predictor(card, model, errors, config).forward(GOALS[0], SHAPE)
+        us, low, high = found.attention_us()
+        rate, least, most = found.attention_rates()
+        yield {
+            "card": card.key,
+            "tiles": name,
+            "configuration": described(config),
+            "predicted ms": f"{us / 1e3:.1f}",
+            "interval ms": f"{low / 1e3:.1f} to {high / 1e3:.1f}",
+            "TFLOP/s": f"{rate:.0f} ({least:.0f} to {most:.0f})",
+        }
+
+
 def choice(one: Predictor, search: bool) -> str:
     """Return the chosen configuration of attention for (a), or why there is none."""
     card, goal = one.card, GOALS[0]
     errors = one.errors[f"attention {card.tensor_cores}"]
 
     def predicted(config: TileConfig, _: CodeFacts) -> float:
-        kernels = predictor(card, one.model, one.errors, config).forward(goal, SHAPE).kernels
-        return sum(kernel.us for kernel in kernels if kernel.name.startswith("attention"))
+        return predictor(card, one.model, one.errors, config).forward(goal, SHAPE).attention_us()[0]
 
     shipped = config_of(card.arch, DIM, HALF)
     configs = list(candidates(shipped)) if search else [shipped]
@@ -100,7 +122,9 @@ def choice(one: Predictor, search: bool) -> str:
         ranked = choose(configs, partial(facts_for, card), predicted, errors, card)
     except Refused as refused:
         return f"no choice. {refused}"
-    return f"{LABEL}: " + "; ".join(f"{us / 1e3:.3f} ms {config}" for us, config in ranked)
+    return f"{LABEL}: " + "; ".join(
+        f"{us / 1e3:.3f} ms with {described(config)}" for us, config in ranked
+    )
 
 
 def error_rows(errors: Mapping[str, Errors]) -> list[dict[str, Any]]:
@@ -119,7 +143,7 @@ def error_rows(errors: Mapping[str, Errors]) -> list[dict[str, Any]]:
 
 
 def total_row(one: Forward) -> dict[str, Any]:
-    rate, least, most = one.attention()
+    rate, least, most = one.attention_rates()
     return {
         "card": one.card,
         "workload": one.workload,

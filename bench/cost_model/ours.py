@@ -7,7 +7,6 @@ from heapq import heapreplace
 from cost_model.cards import Card
 from cost_model.cycles import Loop, Overlap, iteration, parts
 from gpuscore_kernels.extend_attention import TileConfig, TileTable
-from gpuscore_kernels.extend_attention.config import config_of
 from gpuscore_kernels.extend_attention.layout import (
     MASKED_END,
     MASKED_START,
@@ -33,12 +32,11 @@ def shipped_arch(card: Card) -> int:
     return max(arch for arch in ARCHES if arch <= card.arch)
 
 
-def variant_of(arch: int, group: int, dim: int, config: TileConfig | None = None) -> Variant:
-    """Return the variant of bfloat16 with pages, for a configuration or the shipped one."""
-    config = config or config_of(arch, dim, 2)
+def variant_of(arch: int, group: int, dim: int, config: TileConfig) -> Variant:
+    """Return the variant of bfloat16 with pages, for one configuration."""
     choices = {"pool": True, "cap": False, "merge": False, "need_lse": False}
     return Variant(
-        name=f"{config.rows} x {config.keys}, {config.num_warps} warps, {config.num_stages} stages",
+        name=described(config),
         kernel=extend_attention_kernel,
         signature=signature("bf16"),
         constexprs=constants(group, dim, config, window=None, **choices),
@@ -46,6 +44,14 @@ def variant_of(arch: int, group: int, dim: int, config: TileConfig | None = None
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         arches=(arch,),
+    )
+
+
+def described(config: TileConfig) -> str:
+    """Write a configuration in words."""
+    size = f"{config.rows} x {config.keys}, masked {config.own}"
+    return f"{size}, {config.num_warps} warps, {config.num_stages} stages" + (
+        ", carries slots" if config.carry_slot else ""
     )
 
 
@@ -75,12 +81,14 @@ class Code:
 
 
 def _loop(facts: LoopFacts, warps: int) -> Loop:
+    """Return a loop; its copies are ahead if as many as it starts may still be under way."""
+    ahead = (facts.in_flight or 0) >= max(1, facts.groups)
     return Loop(
         flop=warps * matrix_flop(facts.opcodes),
         instructions=warps * facts.issue,
         special=THREADS * warps * facts.mufu,
         copied=warps * copied_bytes(facts.opcodes),
-        trips=0 if facts.in_flight else 1 + (facts.awaited_loads > 0),
+        trips=0 if ahead else 1 + (facts.awaited_loads > 0),
     )
 
 

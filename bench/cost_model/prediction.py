@@ -76,15 +76,22 @@ class Forward:
         brief = [one.us for one in self.kernels if one.us / one.count < SHORTEST_US]
         return sum(brief) / self.us
 
-    def attention(self) -> tuple[float, float, float]:
-        """TFLOP/s of attention, and the ends of its interval."""
+    def attention_us(self) -> tuple[float, float, float]:
+        """Time of attention in all layers, and the ends of its interval."""
         chosen = [one for one in self.kernels if one.name.startswith("attention")]
-        times = [sum(getattr(one, end) for one in chosen) for end in ("us", "high", "low")]
-        us, slowest, fastest = (self.attention_flop / time / 1e6 for time in times)
-        return us, slowest, fastest
+        return (
+            sum(one.us for one in chosen),
+            sum(one.low for one in chosen),
+            sum(one.high for one in chosen),
+        )
+
+    def attention_rates(self) -> tuple[float, float, float]:
+        """TFLOP/s of attention, and the ends of its interval."""
+        us, low, high = (self.attention_flop / time / 1e6 for time in self.attention_us())
+        return us, high, low
 
     def to_json(self) -> dict[str, Any]:
-        rates = dict(zip(("predicted", "low", "high"), self.attention(), strict=True))
+        rates = dict(zip(("predicted", "low", "high"), self.attention_rates(), strict=True))
         return {
             "card": self.card,
             "workload": self.workload,
