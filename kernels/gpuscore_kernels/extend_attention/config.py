@@ -85,7 +85,7 @@ _SINGLES = {
     128: TileConfig(32, 32, 32, 8, 1),
     256: TileConfig(32, 16, 16, 8, 1),
 }
-_INTERPRETED = TileConfig(64, 16, 16, 1, 1)  # fits the pages of a CPU
+_INTERPRETED = TileConfig(64, 16, 16, 1, 1, carry_slot=True)  # fits the pages of a CPU
 
 
 def _table(halves: Mapping[int, Row]) -> Mapping[tuple[int, int], Row]:

@@ -260,8 +260,7 @@ def variants() -> Iterator[Variant]:
     ):
         for config in dict.fromkeys(config_for(arch, dtype) for arch in ARCHES):
             yield Variant(
-                name=f"slices width={width} {dtype} cap={has_cap} top={need_top} "
-                f"stages={config.num_stages}",
+                name=f"slices width={width} {dtype} cap={has_cap} top={need_top}",
                 kernel=slice_statistics_kernel,
                 signature=_types(pointers, dtype) | {"num_rows": "i32", "width": "i32"},
                 constexprs=_tile_sizes(config)
@@ -278,8 +277,8 @@ def variants() -> Iterator[Variant]:
     yield Variant(
         name="merge",
         kernel=merge_slices_kernel,
-        signature={"peaks": "*fp32", "sums": "*fp32", "best_ids": "*i32"}
-        | {"lse": "*fp32", "top_ids": "*i64", "top_logits": "*fp32"},
+        signature=dict.fromkeys(("peaks", "sums", "lse", "top_logits"), "*fp32")
+        | {"best_ids": "*i32", "top_ids": "*i64"},
         constexprs={"SLICES": 128, "NEED_TOP": True},
         divisible=("peaks", "sums", "best_ids", "lse", "top_ids", "top_logits"),
         num_warps=1,
@@ -291,7 +290,7 @@ def variants() -> Iterator[Variant]:
 def _types(pointers: str, dtype: torch.dtype) -> dict[str, str]:
     """Types of the given pointers, and of the other arguments that the first two kernels share."""
     own = "*fp32" if dtype == torch.float32 else "*bf16"
-    known = dict.fromkeys(("rows", "label_ids"), "*i32") | {"best_ids": "*i32"}
+    known = dict.fromkeys(("rows", "label_ids", "best_ids"), "*i32")
     known |= dict.fromkeys(("hidden", "weight"), own)
     types = {name: known.get(name, "*fp32") for name in pointers.split()}
     return types | {"hidden_stride": "i32", "softcap": "fp32"}
