@@ -15,6 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cost_model.cards import Card, read_cards
+from cost_model.cycles import iteration, parts
 from cost_model.judge import LIMIT, Errors, Refused, judge
 from cost_model.model import Model
 from cost_model.ours import Code, described, shipped_arch, variant_of
@@ -61,6 +62,9 @@ def main() -> None:
     rows = [one for key in predictors for one in generation_rows(cards[key], model, errors)]
     print(f"\n{LABEL}: attention's configurations, all layers of a\n")
     print(table(rows))
+    cycles = [row for one in predictors.values() for row in cycle_rows(one)]
+    print(f"\n{LABEL}: cycles of a block's tile of keys in attention, as shipped\n")
+    print(table(cycles))
     choices = {key: choice(one, options.search) for key, one in predictors.items()}
     for key, said in choices.items():
         print(f"\nConfiguration of extend_attention on {cards[key].name}: {said}")
@@ -68,7 +72,7 @@ def main() -> None:
         {"date": now(), "commit": commit(), "label": LABEL}
         | {"model": about(model), "errors": error_rows(errors)}
         | {"predictions": [one.to_json() for one in found]}
-        | {"configurations": rows, "choices": choices}
+        | {"configurations": rows, "cycles": cycles, "choices": choices}
     )
     options.out.write_text(line + "\n", encoding="utf-8")
     print(f"\n{options.out}: one line of JSON")
@@ -108,6 +112,18 @@ def generation_rows(
         }
 
 
+def cycle_rows(one: Predictor) -> Iterator[dict[str, Any]]:
+    """Yield how long each part of a multiprocessor is busy with one tile, for each loop."""
+    card, overlap = one.card, one.model.overlap[one.card.tensor_cores]
+    for name, loop in zip(("pool", "packed", "masked"), one.code.loops, strict=True):
+        busy = parts(loop, card, overlap)
+        yield (
+            {"card": card.key, "loop": name}
+            | {part: round(getattr(busy, part)) for part in busy.__slots__}
+            | {"waits": loop.trips, "all": round(iteration(loop, card, overlap))}
+        )
+
+
 def choice(one: Predictor, search: bool) -> str:
     """Return the chosen configuration of attention for (a), or why there is none."""
     card, goal = one.card, GOALS[0]
@@ -122,9 +138,8 @@ def choice(one: Predictor, search: bool) -> str:
         ranked = choose(configs, partial(facts_for, card), predicted, errors, card)
     except Refused as refused:
         return f"no choice. {refused}"
-    return f"{LABEL}: " + "; ".join(
-        f"{us / 1e3:.3f} ms with {described(config)}" for us, config in ranked
-    )
+    times = [f"{us / 1e3:.3f} ms with {described(config)}" for us, config in ranked]
+    return f"{LABEL}: {'; '.join(times)}"
 
 
 def error_rows(errors: Mapping[str, Errors]) -> list[dict[str, Any]]:

@@ -30,12 +30,14 @@ from cost_model.published import (
     halves,
     read_published,
 )
+from report import table
 from scenarios import QWEN3_06B, SHAPES, Workload
 
 from gpuscore_kernels.extend_attention import TileConfig, TileShape
 from gpuscore_kernels.extend_attention.layout import NUM_ROWS
 from gpuscore_kernels.generated.facts import CodeFacts, LoopFacts
 
+ROOT = Path(__file__).parents[2]
 CARD = Card("one", "One", 90, 4, 1.0, 1000, 500, "nowhere")
 OVERLAP = Overlap(tensor=0.8, exposed=0.5, sync=100, startup=3000)
 MODEL = Model({"one": 0.75}, 2000, 0.5, {"wgmma": OVERLAP})
@@ -166,6 +168,14 @@ def test_what_is_held_out_changes_the_error_and_not_the_model():
         assert one.median == pytest.approx(0.5, abs=0.02)
         assert one.places == {(90, 1000): one.count}
     assert calibrate(doubled, cards) != model
+
+
+@pytest.mark.slow
+def test_the_documented_errors_are_those_of_the_published_measurements():
+    model, found = judge(read_published(), read_cards())
+    readme = (ROOT / "bench" / "README.md").read_text()
+    assert table(predict.error_rows(found)) in readme
+    assert f"{model.num_parameters} fitted parameters" in readme
 
 
 def test_quantiles_are_of_the_values():
@@ -317,6 +327,7 @@ def test_everything_printed_is_marked_as_predicted_and_has_units(tmp_path, monke
     kinds = ("PREDICTED, not measured", "Configuration of extend_attention")
     assert all(title.startswith(kinds) for title in titles)
     assert printed.count("no choice. attention") == 4
+    assert printed.count("| h100 | packed | ") == 1
     (line,) = out.read_text().splitlines()
     kept = json.loads(line)
     assert kept["label"] == "PREDICTED, not measured"
