@@ -284,7 +284,8 @@ def test_attention_runs_every_tile_of_every_head():
 
 @pytest.mark.parametrize("cached", [0, 1984])
 def test_the_list_of_kernels_has_the_counted_operations(cached):
-    shape, workload = QWEN3_06B, Workload(1984, 500, 20, cached=cached)
+    shape = QWEN3_06B | {"num_key_value_heads": 4}
+    workload = Workload(1984, 500, 20, cached=cached)
     (batch,) = planned(workload, shape)
     assert batch.num_tokens == workload.tokens
     found = list(launches(batch, shape, TileShape(64, 64, 32)))
