@@ -88,6 +88,7 @@ def facts(plan: TorchPlan) -> dict[str, Any]:
     """Return the settings that a variant's plan has chosen."""
     return {
         "attention": plan.attention,
+        "attention tiles": plan.tiles,
         "kernels": "triton" if plan.kernels else "torch",
         "graph tokens": plan.graph_tokens,
         "mlp rows": plan.mlp_rows,

@@ -85,7 +85,7 @@ _SINGLES = {
     128: TileConfig(32, 32, 32, 8, 1),
     256: TileConfig(32, 16, 16, 8, 1),
 }
-_INTERPRETED = TileConfig(64, 16, 16, 1, 1, carry_slot=True)  # fits the pages of a CPU
+_INTERPRETED = TileConfig(64, 16, 16, 1, 1)  # fits the pages of a CPU
 
 
 def _table(halves: Mapping[int, Row]) -> Mapping[tuple[int, int], Row]:
@@ -113,7 +113,7 @@ def config_for(
         ValueError: there is none.
     """
     if device.type != "cuda":
-        return _INTERPRETED
+        return replace(_INTERPRETED, carry_slot=tiles == "pipelined")
     major, minor = torch.cuda.get_device_capability(device)
     return config_of(10 * major + minor, head_dim, dtype.itemsize, tiles)
 
