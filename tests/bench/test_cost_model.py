@@ -171,11 +171,16 @@ def test_what_is_held_out_changes_the_error_and_not_the_model():
 
 
 @pytest.mark.slow
-def test_the_documented_errors_are_those_of_the_published_measurements():
-    model, found = judge(read_published(), read_cards())
+def test_the_documented_errors_are_those_that_the_command_prints(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "predictions.jsonl"
+    monkeypatch.setattr(sys, "argv", ["predict.py", f"--out={out}", "--search"])
+    predict.main()
+    printed, kept = capsys.readouterr().out, json.loads(out.read_text())
     readme = (ROOT / "bench" / "README.md").read_text()
-    assert table(predict.error_rows(found)) in readme
-    assert f"{model.num_parameters} fitted parameters" in readme
+    assert table(kept["errors"]) in printed
+    assert table(kept["errors"]) in readme
+    assert f"{kept['model']['parameters']} fitted parameters" in readme
+    assert {choice.split(". ")[0] for choice in kept["choices"].values()} == {"no choice"}
 
 
 def test_quantiles_are_of_the_values():
