@@ -17,8 +17,8 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all simulate soak check format demo bench-cpu bench-gpu bench-kernels \
-        bench-attention gpu-day bench-parity bench-tokenise bench-serve flashinfer-stub locks image image-cuda image-tpu \
-        image-lint image-test manifests-test audit docs docs-serve \
+        bench-attention gpu-day bench-parity bench-tokenise bench-serve predict flashinfer-stub locks \
+        image image-cuda image-tpu image-lint image-test manifests-test audit docs docs-serve \
         docs-tools clean
 
 # Everything that make test and make check need.
@@ -160,6 +160,11 @@ bench-kernels:
 # Like test-gpu on a machine of its own; this one stops with a message without a CUDA device.
 bench-attention:
 	PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -P bench/attention.py $(ARGS)
+
+# Predicted times on GPUs that are not at hand, with the model's error; compiles, without a GPU, what
+# is not in .cache/kernels. ARGS=--search: choose attention's configuration, if the error permits it.
+predict: setup
+	$(BIN)/python -P bench/predict.py $(ARGS)
 
 bench-parity: setup
 	$(BIN)/python -P bench/parity.py $(ARGS)

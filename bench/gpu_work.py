@@ -117,12 +117,12 @@ class Batches:
     def _planned(self, request: Request) -> list[Work]:
         scheduler = Scheduler(self.backend.limits)
         if (before := first_of(request, self.workload)) is not None:
-            works = _all_batches(scheduler, before)
+            works = all_batches(scheduler, before)
             self._collected(works)
             for work in works:
                 scheduler.succeeded(work)
         already = scheduler.cached_tokens
-        works = _all_batches(scheduler, request)
+        works = all_batches(scheduler, request)
         self.found = scheduler.cached_tokens - already
         return works
 
@@ -131,7 +131,8 @@ class Batches:
         return [self.backend.collect(one) for one in pending]
 
 
-def _all_batches(scheduler: Scheduler, request: Request) -> list[Work]:
+def all_batches(scheduler: Scheduler, request: Request) -> list[Work]:
+    """Add a request, and return its batches."""
     job = scheduler.add(score_request(*request))
     works = []
     while (work := scheduler.next_batch()) is not None:
