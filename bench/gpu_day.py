@@ -16,6 +16,7 @@ stages that are done are kept. The exit code is 1 if a stage failed or was not r
 
 import argparse
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -26,12 +27,19 @@ from card import card
 from gpu_day_page import write_page
 from gpu_day_stages import Stage, run_stage, stages
 from gpu_state import replace_json
-from report import commit, now
+from report import RESULTS, commit, now
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "gpu-day"
 MARGIN = 20.0  # seconds kept for the page
 NO_DEVICE = 78
+PREDICTIONS = RESULTS / "predictions.jsonl"  # make predict
+PREDICTED_CARDS = {  # by the cost model's name: a part of torch's
+    "h100": "H100 80GB HBM3",
+    "h200": "H200",
+    "l4": "L4",
+    "rtx-pro-6000": "RTX PRO 6000",
+}
 Found = dict[str, Any]
 
 
@@ -44,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     folder: Path = options.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     day = Day.open(folder, about)
+    day.found["predictions"] = predictions(str(about["device"]), PREDICTIONS)
     day.run(stages(options.device, folder), options.minutes)
     page = write_page(folder, day.found)
     print(f"\nwritten to {day.path} and {page}")
@@ -60,6 +69,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=25.0, help="time limit of this run")
     parser.add_argument("--output", type=Path, default=FOLDER, metavar="DIR")
     return parser.parse_args(argv)
+
+
+def predictions(card: str, path: Path) -> list[Found]:
+    """Return the predicted times for a card, as torch names it; none for cards without any."""
+    keys = [key for key, name in PREDICTED_CARDS.items() if re.search(rf"\b{name}\b", card)]
+    lines = path.read_text().splitlines()
+    return [one for one in json.loads(lines[-1])["predictions"] if one["card"] in keys]
 
 
 def describe(kind: str) -> Found | None:

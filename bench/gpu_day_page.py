@@ -53,7 +53,7 @@ def pairs(predictions: Iterable[Found], rows: Iterable[Found]) -> list[Pair]:
     """Return the predictions with the measurements of our default backend, if there are any.
 
     Args:
-        predictions: each with `workload`, `ms`, `low` and `high`.
+        predictions: of bench/predict.py, in milliseconds.
         rows: of bench/gpu.py.
     """
     measured = {
@@ -62,7 +62,11 @@ def pairs(predictions: Iterable[Found], rows: Iterable[Found]) -> list[Pair]:
         if row["scorer"] == "gpuscore"
     }
     return [
-        (one["workload"], (one["low"], one["ms"], one["high"]), measured.get(one["workload"]))
+        (
+            one["workload"],
+            (one["low ms"], one["predicted ms"], one["high ms"]),
+            measured.get(one["workload"]),
+        )
         for one in predictions
     ]
 
