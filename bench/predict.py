@@ -29,7 +29,7 @@ from scenarios import QWEN3_06B
 from gpuscore_kernels.compile_check import CACHE
 from gpuscore_kernels.extend_attention import TileConfig
 from gpuscore_kernels.extend_attention.config import GENERATIONS, config_of
-from gpuscore_kernels.generated.compiled import facts_of
+from gpuscore_kernels.generated.compiled import facts_of, triton_version
 from gpuscore_kernels.generated.facts import CodeFacts
 
 LABEL = "PREDICTED, not measured"
@@ -54,7 +54,8 @@ def main() -> None:
         key: predictor(card, model, errors) for key, card in cards.items() if card.predicted
     }
     found = [one.forward(goal, SHAPE) for one in predictors.values() for goal in PREDICTED]
-    print(f"\n{LABEL}: Qwen3-0.6B in bfloat16, all batches of a request\n")
+    title = "Qwen3-0.6B in bfloat16, all batches of a request"
+    print(f"\n{LABEL}: {title}; code of Triton {triton_version()}\n")
     print(table([total_row(one) for one in found]))
     for one in found:
         print(f"\n{LABEL}: {one.workload} on {cards[one.card].name}\n")
@@ -69,7 +70,7 @@ def main() -> None:
     for key, said in choices.items():
         print(f"\nConfiguration of extend_attention on {cards[key].name}: {said}")
     line = json.dumps(
-        {"date": now(), "commit": commit(), "label": LABEL}
+        {"date": now(), "commit": commit(), "label": LABEL, "triton": triton_version()}
         | {"model": about(model), "errors": error_rows(errors)}
         | {"predictions": [one.to_json() for one in found]}
         | {"configurations": rows, "cycles": cycles, "choices": choices}

@@ -336,6 +336,7 @@ def test_everything_printed_is_marked_as_predicted_and_has_units(tmp_path, monke
     assert printed.count("| h100 | packed | ") == 1
     (line,) = out.read_text().splitlines()
     kept = json.loads(line)
+    assert f"code of Triton {kept['triton']}" in printed
     assert kept["label"] == "PREDICTED, not measured"
     places = [(one["card"], one["workload"]) for one in kept["predictions"]]
     cards = ("h100", "h200", "l4", "rtx-pro-6000")
