@@ -1,0 +1,230 @@
+"""Promise: on a CUDA device the runner captures, launches and allocates as it was designed to, and
+the check that proves it without a device misses none of the defects planted here."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from gpuscore.backends.torch import backend as backend_module
+from gpuscore.backends.torch import decoder, kernels
+from gpuscore.backends.torch.graph_launcher import GraphLauncher
+from gpuscore.backends.torch.queues import CudaQueue
+from support.kernels import planted
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("needs triton, which is for Linux", allow_module_level=True)
+
+from gpuscore_kernels.add_rms_norm import triton as norm_module
+from gpuscore_kernels.extend_attention import table
+from gpuscore_kernels.qk_norm_rope_store import triton as store_module
+from graphs.check import changes
+from graphs.device import H200, device
+from graphs.examine import examine
+from graphs.models import QWEN3_06B, Model
+
+# The heads and rows of Qwen3-0.6B, so that compiled kernels are shared with its examination. So few
+# layers that an H200's memory holds over 2^31 elements of keys in each.
+SMALL = Model(
+    "small",
+    QWEN3_06B | {"num_hidden_layers": 3, "max_position_embeddings": 1024},
+    {"cuda_graph_tokens": 48, "max_batch_tokens": 1024},
+    large_pool=True,
+)
+
+
+@pytest.fixture(scope="module")
+def sound():
+    return examine(SMALL)
+
+
+def test_nothing_is_found_without_a_defect(sound):
+    assert sound.problems == []
+    assert sound.counts["graphs"] == 8
+    assert sum(sound.counts["launches of a layer"].values()) == 9
+
+
+@pytest.mark.slow
+def test_all_models():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "graphs.check"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def wrapped(monkeypatch, module, name, before):
+    """Call `before` with the arguments of module.name ahead of every call of it."""
+    original = getattr(module, name)
+
+    def run(*arguments, **options):
+        before(*arguments)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(module, name, run)
+
+
+def in_the_forward_pass(do):
+    """Return a function that plants `do(token positions)` between a forward pass's operators."""
+    return lambda monkeypatch: wrapped(monkeypatch, decoder, "rotary_tables", do)
+
+
+def words_are_not_aligned(monkeypatch):
+    monkeypatch.setattr(table, "ALIGNED", 1)
+
+
+def the_warm_run_is_left_out(monkeypatch):
+    """Capture kernels that no run before has compiled."""
+    warps = norm_module.row_warps
+
+    def capture(self, run):
+        with monkeypatch.context() as patch:
+            patch.setattr(norm_module, "row_warps", lambda block: 2 * warps(block))
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._graph_memory):
+                run()
+        return graph.replay
+
+    monkeypatch.setattr(CudaQueue, "capture", capture)
+
+
+def a_graph_reads_words_that_are_freed(monkeypatch):
+    capture = GraphLauncher._capture
+
+    def with_a_copy(self, bucket):
+        words = self._words
+        self._words = words.clone()
+        capture(self, bucket)
+        self._words = words
+
+    monkeypatch.setattr(GraphLauncher, "_capture", with_a_copy)
+
+
+def rotary_tables_are_kept(monkeypatch):
+    kept, tables = [], decoder.rotary_tables
+
+    def keep(positions, **frequencies):
+        kept.append(tables(positions, **frequencies))
+        return kept[-1]
+
+    monkeypatch.setattr(decoder, "rotary_tables", keep)
+
+
+def a_bucket_is_left_out(monkeypatch):
+    capture = GraphLauncher._capture
+    monkeypatch.setattr(
+        GraphLauncher,
+        "_capture",
+        lambda self, bucket: bucket == self.buckets[1] or capture(self, bucket),
+    )
+
+
+def one_bucket_differs(monkeypatch):
+    wrapped(monkeypatch, decoder, "rotary_tables", lambda x: len(x) == 32 and x.clone())
+
+
+def graphs_are_measured_after_the_batches(monkeypatch):
+    """Measure the largest graph once torch has emptied its cache of the largest batch's memory."""
+    run_all, capture = backend_module.TorchBackend._run_all, GraphLauncher.capture_largest
+
+    def batches_first(self, batches):
+        run_all(self, batches)
+        self._thread.submit(capture, self.launcher).result()
+
+    monkeypatch.setattr(GraphLauncher, "capture_largest", lambda self: None)
+    monkeypatch.setattr(backend_module.TorchBackend, "_run_all", batches_first)
+
+
+def a_page_more_is_allocated(monkeypatch):
+    init = backend_module.KVPool.__init__
+
+    def larger(self, config, num_pages, *others):
+        init(self, config, num_pages + 1, *others)
+
+    monkeypatch.setattr(backend_module.KVPool, "__init__", larger)
+
+
+def weights_are_kept_twice(monkeypatch):
+    kept, load = [], backend_module.load_weights
+
+    def twice(*arguments):
+        kept.append(load(*arguments).embed.clone())
+        return load(*arguments)
+
+    monkeypatch.setattr(backend_module, "load_weights", twice)
+
+
+def a_launch_waits(monkeypatch):
+    wrapped(monkeypatch, GraphLauncher, "_answer", lambda launcher, *_: launcher._words.cpu())
+
+
+DEFECTS = [
+    (words_are_not_aligned, "is compiled after the warm-up"),
+    (the_warm_run_is_left_out, "add_rms_norm_kernel is compiled inside capture"),
+    (in_the_forward_pass(lambda x: x.max().item()), "a number that the host reads inside capture"),
+    (in_the_forward_pass(lambda x: x.max().tolist()), "a copy to the host inside capture"),
+    (in_the_forward_pass(lambda x: torch.nonzero(x)), "nonzero, whose result's length"),
+    (in_the_forward_pass(lambda x: x[x > 3]), "whose result's length"),
+    (in_the_forward_pass(lambda x: x.cpu()), "a copy to the host inside capture"),
+    (in_the_forward_pass(lambda x: torch.ones(3).to("cuda")), "a copy of pageable memory inside"),
+    (in_the_forward_pass(lambda x: torch.empty(3, pin_memory=True)), "pinned memory is allocated"),
+    (in_the_forward_pass(lambda x: torch.cuda.synchronize()), "synchronize inside capture"),
+    (in_the_forward_pass(lambda x: torch.cuda.empty_cache()), "empty_cache inside a capture"),
+    (a_graph_reads_words_that_are_freed, "that has been freed since"),
+    (rotary_tables_are_kept, "still used after it"),
+    (a_bucket_is_left_out, "7 graphs were captured for 8 buckets"),
+    (one_bucket_differs, "graphs of different buckets have different launches"),
+    (graphs_are_measured_after_the_batches, "bytes more than planned"),
+    (a_page_more_is_allocated, "the KV pool takes"),
+    (weights_are_kept_twice, "the weights take"),
+    (a_launch_waits, "the host waits before it collects"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plant", "message"), DEFECTS)
+def test_a_defect_is_found(monkeypatch, plant, message):
+    plant(monkeypatch)
+    problems = examine(SMALL, quick=True).problems
+    assert any(message in problem for problem in problems), problems
+
+
+def test_a_launch_more_per_layer_is_found(monkeypatch, sound):
+    monkeypatch.delitem(kernels._KERNELS, decoder.gated)
+    found = changes(examine(SMALL, quick=True).counts, sound.counts)
+    assert any("launches of a layer" in text and "gated" in text for text in found)
+
+
+@contextmanager
+def narrow_slots(monkeypatch, folder):
+    with planted(
+        monkeypatch, store_module, "tl.load(slots + row).to(tl.int64)", "tl.load(slots + row)", folder
+    ):
+        yield
+
+
+def test_an_offset_of_32_bits_is_found(monkeypatch, tmp_path):
+    with narrow_slots(monkeypatch, tmp_path):
+        problems = examine(SMALL, quick=True).problems
+    assert any("an offset into %k_pages" in problem for problem in problems), problems
+
+
+def test_an_unaligned_slice_has_another_key():
+    with device(H200) as (_, log):
+        x, weight = torch.empty(4, 1024, device="cuda"), torch.empty(1024, device="cuda")
+        wide = torch.empty(4, 1028, device="cuda")
+        norm = norm_module.add_rms_norm
+        norm(x, None, weight, 1e-6, False)
+        norm(x[1:], None, weight, 1e-6, False)
+        assert len(log.compiled) == 1
+        norm(wide[:, 1:1025], None, weight, 1e-6, False)
+        aligned, other = log.compiled
+    assert aligned != other
