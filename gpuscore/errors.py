@@ -4,6 +4,7 @@ Messages are fixed text with numbers and token ids, never a caller's text. The r
 class's docstring: the meaning of its code, then the remedy.
 """
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -266,3 +267,14 @@ class EngineFailed(Exception):
 
 class LoadTimeout(EngineFailed):
     """The model was not ready in time when the server started; another start may succeed."""
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and, once each, the errors that led to it."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [other for other in (one.__cause__, one.__context__) if other is not None]

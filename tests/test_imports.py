@@ -86,6 +86,7 @@ ALLOWED = {
         "gpuscore.server",
         "opentelemetry",
     },
+    "gpuscore.backends.allocator": set(),
     "gpuscore.backends.base": {"gpuscore.batch", "gpuscore.limits"},
     "gpuscore.backends.common": {
         *DATA,

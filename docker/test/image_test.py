@@ -32,7 +32,7 @@ ITEMS = ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool sca
 LABELS = ["yes", "no"]
 TOLERANCE = 1e-4  # of a probability, in float32; the image may use JAX and this machine torch
 LONG = 10_000  # items of the request that is in flight when the server gets SIGTERM
-NO_KEY = 78
+REFUSED = 78  # exit code
 
 # Run by the container's own Python: sends one request, prints status and body as JSON.
 CLIENT = """
@@ -64,7 +64,9 @@ class Image:
 
 IMAGES = {
     "cpu": Image("Dockerfile.cpu", ("torch-cpu", "cpu"), temporary=False),
-    "cuda": Image("Dockerfile", ("torch-cpu", "cpu"), substitute=True),
+    "cuda": Image(
+        "Dockerfile", ("torch-cpu", "cpu"), substitute=True, environment={"GPUSCORE_DEVICE": "cpu"}
+    ),
     "tpu": Image("Dockerfile.tpu", ("torch-cpu", "tpu"), environment={"JAX_PLATFORMS": "cpu"}),
 }
 
@@ -114,8 +116,11 @@ def check_image(workshop: Workshop, name: str, image: Image) -> None:
             container.run("--help")
             shown = container.run("info", "demo", **image.environment)
             expect("qwen3" in shown.lower(), "`info demo` names no model")
+        if name == "cuda":
+            with step("cuda: refuses to start without a device"):
+                check_device_is_needed(container)
         with step(f"{name}: refuses to start without a key"):
-            check_key_is_needed(container)
+            check_key_is_needed(container, image.environment)
         container.start(GPUSCORE_API_KEY=KEY, **image.environment)
         with step(f"{name}: health"):
             expect(not container.healthy(), "healthy before the server listens")
@@ -166,11 +171,18 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def check_key_is_needed(container: Container) -> None:
-    container.start()
+def check_key_is_needed(container: Container, environment: dict[str, str]) -> None:
+    container.start(**environment)
     code = container.wait(60)
-    expect(code == NO_KEY, f"exit code {code}:\n{container.output()}")
+    expect(code == REFUSED, f"exit code {code}:\n{container.output()}")
     expect("GPUSCORE_API_KEY" in container.output(), "the message does not say what is missing")
+
+
+def check_device_is_needed(container: Container) -> None:
+    container.start("info", "demo")
+    code, said = container.wait(60), container.output()
+    expect(code == REFUSED, f"exit code {code}:\n{said}")
+    expect("--device cuda: this torch sees no CUDA device" in said, f"the message says: {said}")
 
 
 def check_confinement(container: Container) -> None:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpuscore.backends.allocator import set_allocator
 from gpuscore.backends.base import Backend, Prepared
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -24,6 +25,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> Plan:
         from gpuscore.backends.jax import plan as of_jax
 
         return of_jax.plan_backend(directory, config)
+    set_allocator()
     from gpuscore.backends.torch import plan as of_torch
 
     return of_torch.plan_backend(directory, config)

@@ -72,7 +72,8 @@ class ModelConfig:
     )
     device: str = option(
         "auto",
-        "device that runs the model; tpu with --backend jax only",
+        "device that runs the model; auto: CUDA, or the CPU on a machine without an NVIDIA device "
+        "(one that cannot be used is an error); tpu with --backend jax only",
         choices=("auto", "cpu", "cuda", "tpu"),
     )
     dtype: str = option(

@@ -17,6 +17,7 @@ from gpuscore.errors import (
     InsufficientMemory,
     InternalError,
     NonfiniteScore,
+    causes,
 )
 from gpuscore.stats import EngineCounters
 
@@ -141,7 +142,9 @@ class Runner:
             try:
                 ticket.progress(ticket.request.num_rows - ticket.rows_left)
             except Exception as error:  # noqa: BLE001  (the caller's code: fails only its request)
-                self._fail(job, _caused(InternalError("the progress callback failed"), error))
+                failed = InternalError("the progress callback failed")
+                failed.__cause__ = _outside(error)
+                self._fail(job, failed)
                 return
         if ticket.rows_left == 0:
             del self._tickets[job]
@@ -186,8 +189,20 @@ class Runner:
 
 
 def _caused(error: GpuscoreError, cause: Exception) -> GpuscoreError:
+    """Set the cause of an error that a caller may keep, without its frames.
+
+    Frames refer to the batch, and to the device's memory that it took. The log has them.
+    """
+    for one in causes(cause):
+        one.__traceback__ = None
     error.__cause__ = cause
     return error
+
+
+def _outside(error: Exception) -> Exception:
+    """Return an error of a caller's function with that function's frames only."""
+    assert error.__traceback__ is not None  # noqa: S101  (it was raised)
+    return error.with_traceback(error.__traceback__.tb_next)
 
 
 def _nonfinite(item: int) -> NonfiniteScore:

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
@@ -13,7 +15,7 @@ from gpuscore.backends.torch import known_answer
 from gpuscore.backends.torch.attention import choice
 from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
 from gpuscore.backends.torch.attention.operators import TorchAttention
-from gpuscore.backends.torch.attention.two_pass import TwoPassAttention
+from gpuscore.backends.torch.attention.two_pass import TwoPassAttention, choose_dense
 from gpuscore.batch import visible_rows
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -129,6 +131,25 @@ def test_two_passes_score_as_torch(tiny_model, no_interpreter, family):
     np.testing.assert_allclose(*scores, atol=2e-5, rtol=0)
 
 
+def test_two_passes_build_no_plan_per_shape(model, monkeypatch):
+    """On Hopper, where torch would choose cuDNN; without CUDA, on tensors without memory."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    called = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            called.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    dense = choose_dense(torch.device("cuda"))
+    with FakeTensorMode(), Noting():
+        q, k = (torch.empty(1, heads, 50, 64, device="cuda").half() for heads in (4, 2))
+        out, lse = partial_attention(q, k, k, scale=0.1, impl=dense)
+    assert (out.shape, lse.shape) == ((1, 4, 50, 64), (1, 4, 50))
+    attention = [name for name in called if "attention" in name or "cudnn" in name]
+    assert attention == ["aten._scaled_dot_product_flash_attention.default"]
+
+
 def check(model, factory, page_size=16):
     known_answer.check_known_answer("x", factory, model, torch.float32, CPU, page_size)
 
@@ -200,7 +221,6 @@ def test_backends_are_held_to_the_rule_itself(model, monkeypatch, rule):
 
 def test_a_library_that_knows_no_mask_refuses_it():
     q, k, v = (torch.zeros(1, 2, 5, 8) for _ in range(3))
-    for impl in ("flash", "cudnn"):
-        for option in ({"causal": True}, {"softcap": 1.0}, {"first_key": torch.zeros(5).long()}):
-            with pytest.raises(ValueError, match="neither masks nor soft-caps"):
-                partial_attention(q, k, v, scale=1.0, impl=impl, **option)
+    for option in ({"causal": True}, {"softcap": 1.0}, {"first_key": torch.zeros(5).long()}):
+        with pytest.raises(ValueError, match="neither masks nor soft-caps"):
+            partial_attention(q, k, v, scale=1.0, impl="flash", **option)

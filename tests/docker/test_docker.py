@@ -68,6 +68,25 @@ def test_locks_hold_what_pyproject_asks_for(dockerfile):
         assert requirement.specifier.contains(version), f"{requirement} but {version} is locked"
 
 
+# Releases of triton on PyPI around those that `make check-kernels` has baselines for.
+TRITONS = ("3.5.0", "3.5.1", "3.6.0", "3.7.0", "3.7.1", "3.8.0", "3.9.0")
+CHECKED = ["3.6.0", "3.7.1"]
+
+
+def test_no_triton_is_installed_whose_code_was_not_checked():
+    extras = PROJECT["optional-dependencies"]
+    wanted = {
+        extra: requirement
+        for extra in ("cuda", "dev")
+        for requirement in map(Requirement, extras[extra])
+        if requirement.name == "triton"
+    }
+    allowed = {extra: [*one.specifier.filter(TRITONS)] for extra, one in wanted.items()}
+    assert allowed == {"cuda": CHECKED, "dev": CHECKED[:1]}
+    assert [entries("cuda")["triton"]] == CHECKED[1:]
+    assert not any("triton" in entries(lock) for lock in LOCK_NAMES if lock != "cuda")
+
+
 def test_the_images_agree():
     """All images have the same version of a package, so that a result in one holds for the
     others."""
@@ -107,6 +126,10 @@ def test_the_shipped_stage_is_confined_and_watched(dockerfile):
     caches = ["HOME", "HF_HOME"]
     if dockerfile == "Dockerfile":
         caches += ["TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"]
+        # Where GKE puts the driver. On a machine without a GPU the image says so.
+        path = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
+        assert environment["LD_LIBRARY_PATH"] == path
+        assert environment["GPUSCORE_DEVICE"] == "cuda"
     if dockerfile == "Dockerfile.tpu":
         caches += ["GPUSCORE_COMPILE_CACHE"]
         assert environment["GPUSCORE_BACKEND"] == "jax"

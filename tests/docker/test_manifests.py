@@ -38,6 +38,10 @@ def load(path):
     return yaml.safe_load(path.read_text())
 
 
+def load_all(path):
+    return list(yaml.safe_load_all(path.read_text()))
+
+
 @pytest.fixture(scope="module")
 def deployment():
     return load(KUBERNETES / "base/deployment.yaml")["spec"]
@@ -142,6 +146,22 @@ def test_pods_are_locked_down(pod):
         }
     read_only = {mount["mountPath"]: mount.get("readOnly") for mount in container["volumeMounts"]}
     assert read_only == {"/models": True, "/etc/gpuscore": True, "/cache": None, "/tmp": None}
+
+
+@pytest.mark.parametrize("machine", [name for name, it in MACHINES.items() if "nvidia" in it])
+def test_nodes_have_a_driver_for_the_images_cuda(machine):
+    """CUDA 13 needs driver 580; GKE's default may be older. GKE mounts it where the image looks."""
+    selected = load(KUBERNETES / machine / "machine.yaml")["spec"]["template"]["spec"]
+    selector = selected["nodeSelector"]
+    assert selector["cloud.google.com/gke-gpu-driver-version"] == "latest"
+
+
+def test_compiled_kernels_outlive_a_pod(pod):
+    claims = [one["metadata"]["name"] for one in load_all(KUBERNETES / "base/volume.yaml")]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    (server,) = pod["containers"]
+    (mounted,) = (one["name"] for one in server["volumeMounts"] if one["mountPath"] == "/cache")
+    assert volumes[mounted]["persistentVolumeClaim"]["claimName"] in claims
 
 
 def test_compose_starts_the_server_it_means(compose):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from gpuscore.backends.base import DeviceLost, OutOfMemory
+from gpuscore.backends.base import OutOfMemory
 from gpuscore.backends.common.batches import largest_batches, warmup_batches
 from gpuscore.backends.common.checks import check_ids
 from gpuscore.backends.common.hf_config import DecoderConfig
@@ -19,6 +19,7 @@ from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import compiled, eagerly
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights
 from gpuscore.backends.torch.deterministic import TILING
+from gpuscore.backends.torch.failures import translated
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
@@ -27,6 +28,7 @@ from gpuscore.backends.torch.launcher import Finish, Launcher, PlainLauncher
 from gpuscore.backends.torch.loader import load_weights
 from gpuscore.backends.torch.memory import memory_of
 from gpuscore.backends.torch.plan import TorchPlan
+from gpuscore.backends.torch.precision import sum_in_float32
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.shortened import shortened
 from gpuscore.backends.torch.tiles import all_at_once, in_tiles
@@ -56,6 +58,7 @@ class TorchBackend:
     def __init__(self, plan: TorchPlan, memory: Memory | None = None) -> None:
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
+        sum_in_float32()
         self.plan = plan
         self.device = plan.device
         self._compiler = in_triton if plan.kernels else compiled if plan.compile else eagerly
@@ -88,6 +91,7 @@ class TorchBackend:
             # Only for the measurement: a few layers and a single page.
             self.launcher = self._make_launcher(*shortened(config, weights), num_pages=1)
             num_pages = self._count_pages(memory or memory_of(plan.device))
+            self.launcher.release()
             del self.launcher  # its pages and graphs make room
             self.launcher = self._make_launcher(config, weights, num_pages)
         except BaseException:
@@ -101,17 +105,20 @@ class TorchBackend:
 
     def warmup(self) -> None:
         """Capture graphs, then run small batches of every layout so that lazy set-up is done."""
-        self._thread.submit(_translated, self.launcher.capture).result()
+        self._run(self.launcher.capture).result()
         self._set_up()
 
     def extend(self, batch: PackedBatch) -> Future[Finish]:
-        return self._thread.submit(_translated, lambda: self._launch(batch))
+        return self._run(lambda: self._launch(batch))
 
     def collect(self, pending: Future[Finish]) -> RowScores:
-        return _translated(pending.result())
+        return translated(pending.result(), self.device)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, run: Callable[[], ResultT]) -> Future[ResultT]:
+        return self._thread.submit(translated, run, self.device)
 
     def _launch(self, batch: PackedBatch) -> Finish:
         config = self.plan.architecture.config
@@ -133,16 +140,24 @@ class TorchBackend:
         if plan.graph_tokens is None:
             return PlainLauncher(decoder, pool, attention, self._by_rows, self._own)
         assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
-        return GraphLauncher(decoder, pool, attention, queue_of(plan.device), plan.graph_tokens)
+        queue = queue_of(plan.device)
+        launcher = GraphLauncher(decoder, pool, attention, queue, plan.graph_tokens)
+        launcher.reserve(self._largest())
+        return launcher
+
+    def _largest(self) -> Iterable[PackedBatch]:
+        plan = self.plan
+        return largest_batches(plan.max_tokens, plan.max_model_len, plan.pages.size)
 
     def _count_pages(self, memory: Memory) -> int:
         plan, pages = self.plan, self.plan.pages
         self._set_up()  # before measuring, because what it allocates stays
-        batches = largest_batches(plan.max_tokens, plan.max_model_len, pages.size)
 
         def run_largest() -> None:
-            self._run_all(batches)
-            self._thread.submit(_translated, self.launcher.capture_largest).result()
+            # The graph comes first, because torch empties its cache before a capture: the memory
+            # that batches took before would not count together with the graph's.
+            self._run(self.launcher.capture_largest).result()
+            self._run_all(self._largest())
 
         try:
             found = measure(memory, run_largest)
@@ -169,23 +184,3 @@ class TorchBackend:
     def _run_all(self, batches: Iterable[PackedBatch]) -> None:
         for batch in batches:
             self.collect(self.extend(batch))
-
-
-# Texts of a RuntimeError for too little memory on a CPU: from torch's allocator on Linux and on
-# other systems, and from C++.
-_CPU_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc")
-
-
-def _translated(run: Callable[[], ResultT]) -> ResultT:
-    """Call `run`; raise OutOfMemory for torch's errors about too little memory, and DeviceLost for
-    a CUDA error, after which every CUDA call of the process fails."""
-    try:
-        return run()
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfMemory(str(error)) from error
-    except torch.AcceleratorError as error:
-        raise DeviceLost(str(error)) from error
-    except RuntimeError as error:
-        if not any(text in str(error) for text in _CPU_OUT_OF_MEMORY):
-            raise
-        raise OutOfMemory(str(error)) from error

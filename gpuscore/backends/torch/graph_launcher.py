@@ -10,7 +10,7 @@ While the device runs one batch, the next is planned and uploaded (`queues`). On
 `launch` returns waits for the device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,16 +21,19 @@ from gpuscore.arrays import Int32Array
 from gpuscore.backends.torch.attention.triton import TritonAttention, table_windows
 from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
 from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.known_answer import check_replay, filled_batch
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.launcher import Finish, label_rows, row_scores, wanted_rows
 from gpuscore.backends.torch.queues import Queue, Replay
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore_kernels.extend_attention import TablePlace, TileTable, aligned, list_words
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.launch import next_power_of_two
 
 # The most words of a batch that runs as a graph, without those of the label head, which is not part
 # of the graph.
 GRAPH_WORDS = 2**20
+IN_FLIGHT = 2  # batches: one runs, the next is uploaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,23 +110,39 @@ class GraphLauncher:
         self._free: list[Buffers] = []
 
     @torch.inference_mode()
+    def reserve(self, batches: Iterable[PackedBatch]) -> None:
+        """Allocate the buffers of all batches in flight: pinning memory waits for the device."""
+        words = answers = 0
+        for batch in batches:
+            tables = self.attention.tables(batch)
+            places, _ = self._places(batch, tables)
+            words = max(words, _num_words(batch, tables, places))
+            answers = max(answers, len(batch.label_token_ids) + 3 * len(batch.score_rows))
+        self._free = [self._make_buffers(words, answers) for _ in range(IN_FLIGHT)]
+
+    @torch.inference_mode()
     def capture(self) -> None:
-        """Capture all graphs, the largest first, because the others can reuse its memory."""
+        """Capture all graphs, the largest first, because the others can reuse its memory.
+
+        None is captured twice: the first would be destroyed while others live (`Queue.capture`).
+        """
         for bucket in reversed(self.buckets):
-            self._capture(bucket)
+            if bucket not in self._graphs:
+                self._capture(bucket)
 
     @torch.inference_mode()
     def capture_largest(self) -> None:
         if self.buckets:
             self._capture(self.buckets[-1])
 
+    def release(self) -> None:
+        self._graphs.clear()
+
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
         tables = self.attention.tables(batch)
         places, replay = self._places(batch, tables)
-        labels, rows = len(batch.label_token_ids), len(batch.score_rows)
-        asked = 2 * aligned(labels) + aligned(rows)
-        buffers = self._take(places.end + list_words(tables) + aligned(1) + asked)
+        buffers = self._take(_num_words(batch, tables, places))
         end = _write(batch, tables, places, buffers.host.numpy())
         head, end = _write_head(batch, buffers.host.numpy(), end)
         words = buffers.device[:end]
@@ -152,23 +171,43 @@ class GraphLauncher:
     def _take(self, words: int) -> Buffers:
         buffers = self._free.pop() if self._free else None
         if buffers is None or len(buffers.host) < words:
-            size = max(2**14, 2 ** (words - 1).bit_length())
-            buffers = Buffers(
-                self.queue.host(size, torch.int32),
-                self.queue.empty(size, torch.int32),
-                self.queue.host(0, torch.float32),
-            )
+            buffers = self._make_buffers(words, 0)
         return buffers
 
+    def _make_buffers(self, words: int, answers: int) -> Buffers:
+        size = max(2**14, next_power_of_two(words))
+        return Buffers(
+            self.queue.host(size, torch.int32),
+            self.queue.empty(size, torch.int32),
+            self.queue.host(answers, torch.float32),
+        )
+
     def _capture(self, bucket: Bucket) -> None:
+        """Capture a graph, and compare its first replay with the launches it was captured from."""
         places = Places.of(bucket, len(self._windows))
-        self._words[: places.end].zero_()
-        self._words[places.slots].fill_(-1)
+        scored = self._write_known(bucket, places)
 
         def run() -> None:
             self._hidden[: bucket.scored].copy_(self._forward(places, self._words))
 
-        self._graphs[bucket] = self.queue.capture(run)
+        replay = self.queue.capture(run)
+        hidden = self._hidden[:scored]
+        launched = hidden.clone()
+        hidden.fill_(torch.nan)
+        replay()
+        check_replay(bucket.tokens, hidden, launched)
+        self._graphs[bucket] = replay
+
+    def _write_known(self, bucket: Bucket, places: Places) -> int:
+        """Upload a batch that fills the bucket; return the number of its scored rows."""
+        batch = filled_batch(
+            bucket.tokens, bucket.scored, self.decoder.config.vocab_size, self.pool.page_size
+        )
+        tables = self.attention.tables(batch)
+        words = np.empty(_num_words(batch, tables, places), np.int32)
+        end = _write(batch, tables, places, words)
+        self._words[:end].copy_(torch.from_numpy(words[:end]))
+        return len(batch.score_rows)
 
     def _forward(self, places: Places, words: Tensor) -> Tensor:
         """Return hidden states of the scored rows after the final norm."""
@@ -201,18 +240,26 @@ class GraphLauncher:
         answer = parts[0] if len(parts) == 1 else torch.cat(parts)
         if len(buffers.answer) < len(answer):
             buffers.answer = self.queue.host(2 * len(answer), torch.float32)
-        wait = self.queue.download(answer, buffers.answer[: len(answer)])
+        received = buffers.answer[: len(answer)]
+        wait = self.queue.download(answer, received)
+        ends = np.cumsum([len(part) for part in parts[:-1]])
 
-        def finish() -> RowScores:
+        def finish() -> RowScores:  # holds no device memory: the next batch may take it
             wait()
-            values = buffers.answer[: len(answer)].numpy().copy()
+            values = received.numpy().copy()
             self._free.append(buffers)
-            logits, *others = np.split(values, np.cumsum([len(part) for part in parts[:-1]]))
+            logits, *others = np.split(values, ends)
             if len(others) > 1:
                 others[1] = others[1].view(np.int32)
             return row_scores(batch, logits, others)
 
         return finish
+
+
+def _num_words(batch: PackedBatch, tables: list[TileTable], places: Places) -> int:
+    """Return the most words that a batch takes, with the inputs of its label head."""
+    asked = 2 * aligned(len(batch.label_token_ids)) + aligned(len(batch.score_rows))
+    return places.end + list_words(tables) + aligned(1) + asked
 
 
 def _write(batch: PackedBatch, tables: list[TileTable], places: Places, words: Int32Array) -> int:

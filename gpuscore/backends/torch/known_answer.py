@@ -197,6 +197,41 @@ def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tup
     yield "vocab_statistics", statistics
 
 
+def filled_batch(tokens: int, scored: int, vocab: int, page_size: int) -> PackedBatch:
+    """Return a batch of exactly `tokens` random tokens and at most `scored` scored rows.
+
+    The first half is a query, whose first tokens are kept on page 0; the rest are its items.
+    """
+    rng, items = np.random.default_rng(0), min(scored, tokens // 2)
+    ids = rng.integers(0, vocab, tokens).astype(np.int32)
+    length = tokens // 2 // items if items else 0
+    query = tokens - items * length
+    slots = np.where(np.arange(query) < page_size, np.arange(query), -1).astype(np.int32)
+    segments = [Segment(ids[:query], 0, 0, slots=slots, label_ids=None if items else ids[:1])]
+    for start in range(query, tokens, max(1, length)):
+        item = ids[start : start + length]
+        segments.append(Segment(item, query, 0, parent=0, label_ids=ids[:1]))
+    return pack(segments, [Prefix(0, slots[:0])])
+
+
+def check_replay(tokens: int, replayed: Tensor, launched: Tensor) -> None:
+    """Raise ConfigError if a CUDA graph computed something else than the launches it repeats.
+
+    Args:
+        tokens: that the graph holds, for the error.
+        replayed, launched: hidden states of the same rows, [M, hidden].
+    """
+    # What overflows in a number format, with random tokens, is a zero on both sides.
+    finite = (x.float().nan_to_num(0.0, 0.0, 0.0) for x in (replayed, launched))
+    error, tolerance = _distance(*finite), TOLERANCE[launched.dtype]
+    if not error <= tolerance:
+        raise ConfigError(
+            f"the CUDA graph for {tokens} tokens computes something else than the same kernels "
+            f"launched one by one: the relative error is {error:.1e}, allowed {tolerance:.0e}; "
+            f"choose --cuda-graph-tokens 0"
+        )
+
+
 def _fill(sides: tuple[Tensor, Tensor], generator: torch.Generator) -> None:
     """Fill two pools with the same random numbers, rounded to the first one's dtype."""
     first, second = sides
@@ -205,13 +240,18 @@ def _fill(sides: tuple[Tensor, Tensor], generator: torch.Generator) -> None:
 
 
 def _compare(choice: str, where: str, got: Tensor, want: Tensor, tolerance: float) -> None:
-    error = float((got.float() - want.float()).norm() / want.float().norm())
+    error = _distance(got, want)
     if not error <= tolerance:
         raise ConfigError(
             f"{choice} computes something else than the reference on this machine{where}: "
             f"the relative error of a known answer is {error:.1e}, allowed {tolerance:.0e}; "
             f"choose another {choice.split()[0]}"
         )
+
+
+def _distance(got: Tensor, want: Tensor) -> float:
+    """Norm of the error over the norm of the answer."""
+    return float((got.float() - want.float()).norm() / want.float().norm().clamp_min(1e-30))
 
 
 def _batch(page_size: int) -> PackedBatch:

@@ -3,7 +3,7 @@
 `PlainLauncher` is for any device and any kernels; `graph_launcher` is for our own kernels on CUDA.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -26,11 +26,21 @@ class Launcher(Protocol):
 
     def launch(self, batch: PackedBatch) -> Finish: ...
 
+    def reserve(self, batches: Iterable[PackedBatch]) -> None:
+        """Allocate the buffers of all batches in flight, each as large as the largest of these."""
+
     def capture(self) -> None:
-        """Capture the CUDA graphs of all sizes, if there are any; blocks."""
+        """Capture the CUDA graphs of all sizes, if there are any, and check each; blocks.
+
+        Raises:
+            ConfigError: a graph computes something else than single launches do.
+        """
 
     def capture_largest(self) -> None:
         """Capture the largest graph only, which takes the most memory."""
+
+    def release(self) -> None:
+        """Drop all graphs; nothing may be launched afterwards."""
 
 
 class PlainLauncher:
@@ -48,10 +58,16 @@ class PlainLauncher:
         self._by_rows = by_rows
         self._head: HeadImplementation = head
 
+    def reserve(self, batches: Iterable[PackedBatch]) -> None:
+        pass
+
     def capture(self) -> None:
         pass
 
     def capture_largest(self) -> None:
+        pass
+
+    def release(self) -> None:
         pass
 
     @torch.inference_mode()

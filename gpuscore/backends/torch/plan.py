@@ -20,6 +20,7 @@ from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.deterministic import TILING, steady_threads
+from gpuscore.backends.torch.devices import choose_device
 from gpuscore.backends.torch.kernels import use_kernels
 from gpuscore.backends.torch.memory import memory_of
 from gpuscore.config import ModelConfig
@@ -88,7 +89,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
     if config.compile_cache is not None:
         raise ConfigError("--compile-cache needs --backend jax")
     architecture = read_architecture(RawConfig.read(directory))
-    device = _device(config.device)
+    device = choose_device(config.device)
     name = choose_dtype(architecture.config, config.dtype, device.type, _computes_natively)
     dtype: torch.dtype = getattr(torch, name)
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
@@ -174,13 +175,3 @@ def _computes_natively(dtype: str) -> bool:
     if dtype == "float16":
         return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return True
-
-
-def _device(name: str) -> torch.device:
-    if name == "tpu":
-        raise ConfigError("--device tpu needs --backend jax")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: this torch sees no CUDA device; supported here: cpu")
-    return torch.device(name)

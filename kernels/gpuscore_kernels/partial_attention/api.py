@@ -16,7 +16,7 @@ from torch import Tensor
 from gpuscore_kernels.partial_attention import cpu, cuda, reference
 from gpuscore_kernels.partial_attention.visibility import Visibility
 
-Implementation: TypeAlias = Literal["reference", "cpu", "flash", "cudnn"]
+Implementation: TypeAlias = Literal["reference", "cpu", "flash"]
 
 
 def partial_attention(
@@ -47,9 +47,8 @@ def partial_attention(
         skip_hidden: leave out keys that `first_key` hides from all rows computed together. If
             false, every sum is over all S keys, so a row's bits do not depend on the other rows'
             windows.
-        impl: "reference" (any device, never leaves out keys), "cpu", or one of torch's operators
-            for CUDA, "flash" or "cudnn", which take float16 and bfloat16, but no masks and no
-            soft-cap.
+        impl: "reference" (any device, never leaves out keys), "cpu", or torch's operator for CUDA,
+            "flash", which takes float16 and bfloat16, but no masks and no soft-cap.
 
     Returns:
         out [B, H, M, D] in q's dtype, and lse [B, H, M], natural log (float32; float64 for float64
@@ -59,10 +58,10 @@ def partial_attention(
         ValueError: shapes do not fit, or `impl` does not support an argument.
     """
     _check(q, k, v, causal, key_mask, first_key)
-    if impl in ("flash", "cudnn"):
+    if impl == "flash":
         if causal or key_mask is not None or first_key is not None or softcap is not None:
-            raise ValueError(f"{impl} computes neither masks nor soft-caps")
-        return (cuda.flash if impl == "flash" else cuda.cudnn)(q, k, v, scale)
+            raise ValueError("flash computes neither masks nor soft-caps")
+        return cuda.flash(q, k, v, scale)
     visible = Visibility(causal, key_mask, first_key)
     if impl == "reference":
         return reference.partial_attention(q, k, v, scale=scale, visible=visible, softcap=softcap)

@@ -4,6 +4,7 @@ batches padded to fixed sizes.
 In the interpreter a "graph" is the call that a CUDA device would have captured, on the same memory.
 """
 
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,12 @@ import pytest
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
+from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
+from gpuscore.backends.torch.queues import queue_of
 from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE
 from support.models import random_ids
@@ -23,14 +27,55 @@ SMALL = {"num_attention_heads": 2, "num_key_value_heads": 1}
 LABELS = [3, 17, 29]
 
 
+class NotingQueue:
+    """A device's queue that counts what is allocated, and knows which captures still exist."""
+
+    made = []
+
+    def __init__(self, device):
+        self.real, self.device = queue_of(device), device
+        self.allocated, self.captures = 0, []
+        # How many captures of earlier queues exist when this one captures for the first time.
+        self.beside = None
+        self.made.append(self)
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def host(self, count, dtype):
+        self.allocated += 1
+        return self.real.host(count, dtype)
+
+    def empty(self, count, dtype):
+        self.allocated += 1
+        return self.real.empty(count, dtype)
+
+    def capture(self, run):
+        if self.beside is None:
+            self.beside = sum(queue.alive for queue in self.made[: self.made.index(self)])
+        replay = self.real.capture(run)
+
+        def replayed():
+            replay()
+
+        self.captures.append(weakref.ref(replayed))
+        return replayed
+
+    @property
+    def alive(self):
+        return sum(capture() is not None for capture in self.captures)
+
+
 @pytest.fixture(scope="module", params=[1, *slow(2)])
 def backends(request, tiny_model):
     """Two warm backends: the plain one, and the one with graphs of up to 10 tokens."""
     directory, _ = tiny_model("gemma2", num_hidden_layers=request.param, **SMALL)
+    NotingQueue.made.clear()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend_module, "queue_of", NotingQueue)
         # The checks at start are slow in the interpreter, and other tests cover them.
-        for name in ("warmup_batches", "largest_batches"):
-            patch.setattr(backend_module, name, lambda *a: iter(()))
+        patch.setattr(backend_module, "warmup_batches", lambda *a: iter(()))
+        patch.setattr(TorchBackend, "_run_all", lambda self, batches: None)
         for name in ("check_kernels", "check_known_answer"):
             patch.setattr(backend_module, name, lambda *a: None)
         made = []
@@ -87,6 +132,7 @@ def test_scores_equal_those_of_torch(backends):
     runner = graphs.launcher
     assert isinstance(runner, GraphLauncher)
     every = list(batches(plain.limits.page_size))
+    allocated = runner.queue.allocated
     want = [plain.collect(plain.extend(batch)) for batch in every]
     under_way = graphs.extend(every[0])
     for index, scores in enumerate(want, start=1):
@@ -94,3 +140,34 @@ def test_scores_equal_those_of_torch(backends):
         assert_same(graphs.collect(under_way), scores)
         under_way = following
     assert (runner.replayed, runner.launched) == (3, 2)
+    assert runner.queue.allocated == allocated, "pinning memory would wait for the device"
+
+
+def test_graphs_are_dropped_together(backends):
+    """torch frees the cuBLAS workspace that all graphs use when any one of them is destroyed."""
+    _, graphs = backends
+    measured, served = NotingQueue.made
+    assert len(measured.captures) == 1
+    assert measured.alive == served.beside == 0, "the measured graph is gone before others come"
+    before = len(served.captures)
+    assert served.alive == before == len(graphs.launcher.buckets)
+    graphs.launcher.capture()
+    assert len(served.captures) == before, "none is captured a second time"
+    assert served.alive == before
+
+
+class WrongQueue(NotingQueue):
+    """Captures nothing, as if all work had gone to another stream."""
+
+    def capture(self, run):
+        run()
+        return lambda: None
+
+
+def test_a_graph_that_computes_something_else_does_not_serve(backends, monkeypatch):
+    _, graphs = backends
+    runner = graphs.launcher
+    monkeypatch.setattr(runner, "queue", WrongQueue(runner.queue.device))
+    monkeypatch.setattr(runner, "_graphs", {})
+    with pytest.raises(ConfigError, match=r"graph for 10 tokens computes .* choose --cuda-graph-t"):
+        runner.capture()

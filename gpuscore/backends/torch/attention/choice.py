@@ -89,7 +89,7 @@ def attention_factory(
     if name == "two-pass":
         from gpuscore.backends.torch.attention.two_pass import TwoPassAttention, choose_dense
 
-        dense = choose_dense(model, device, dtype)
+        dense = choose_dense(device)
         return lambda config, pool: TwoPassAttention(config, pool, dense)
     if name.startswith("flashinfer"):
         from gpuscore.backends.torch.attention.flashinfer import FlashInfer, FlashInferAttention

@@ -5,7 +5,6 @@ libraries compute it fastest. Our kernel then continues from its result with eac
 Together they compute the mask rule (`gpuscore.batch.visible_rows`).
 """
 
-import logging
 import os
 from dataclasses import dataclass
 
@@ -25,42 +24,16 @@ from gpuscore_kernels.items_merge import items_merge
 from gpuscore_kernels.partial_attention import partial_attention
 from gpuscore_kernels.partial_attention.api import Implementation as DenseImplementation
 
-logger = logging.getLogger(__name__)
 
-CUDNN_HEAD = 128  # the largest head_dim that cuDNN computes
-CUDNN_ERROR = 2e-2  # absolute, for values around 1
+def choose_dense(device: torch.device) -> DenseImplementation:
+    """Return the name of the dense kernel.
 
-
-def choose_dense(
-    model: DecoderConfig, device: torch.device, dtype: torch.dtype
-) -> DenseImplementation:
-    """Return the dense kernel's name: cuDNN on Hopper if it works here, else FlashAttention-2."""
-    if device.type == "cpu":
-        return "cpu"
-    hopper = torch.cuda.get_device_capability(device)[0] == 9
-    if hopper and model.head_dim <= CUDNN_HEAD and _cudnn_works(model, device, dtype):
-        return "cudnn"
-    return "flash"
-
-
-def _cudnn_works(model: DecoderConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """True if cuDNN runs for these heads, and its output and log-sum-exp are right."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (
-        torch.randn(1, heads, length, model.head_dim, generator=generator).to(dtype).to(device)
-        for heads, length in ((model.num_heads, 70), *2 * ((model.num_kv_heads, 333),))
-    )
-    want = partial_attention(q, k, v, scale=model.attention_scale, impl="reference")
-    try:
-        got = partial_attention(q, k, v, scale=model.attention_scale, impl="cudnn")
-    except RuntimeError as error:
-        logger.warning("two-pass attention without cuDNN, which does not run here: %s", error)
-        return False
-    errors = [float((a.float() - b.float()).abs().max()) for a, b in zip(got, want, strict=True)]
-    if not max(errors) <= CUDNN_ERROR:
-        logger.warning("two-pass attention without cuDNN, which is off by %.1e here", max(errors))
-        return False
-    return True
+    On CUDA it is FlashAttention-2, whatever the card, by torch's own operator. On Hopper torch
+    would choose cuDNN, for which it builds and keeps a plan per shape (pytorch issue 154602), and
+    here every batch has another shape. Its setting against that, TORCH_CUDNN_SDPA_AVOID_RECOMPILE,
+    works for [B, M, H, D] in memory only, not for heads that are rows.
+    """
+    return "cpu" if device.type == "cpu" else "flash"
 
 
 class TwoPassAttention:

@@ -1,0 +1,108 @@
+"""Promise: `--device auto` never leaves an NVIDIA device unused in silence."""
+
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gpuscore.backends.torch.devices import choose_device
+from gpuscore.errors import ConfigError
+
+OLD = (
+    "The NVIDIA driver on your system is too old (found version 12040). Please update your GPU "
+    "driver by downloading and installing a new version from the URL: http://www.nvidia.com/"
+)
+
+
+@pytest.fixture
+def unusable(monkeypatch, tmp_path):
+    """Return the device files of a machine on which torch's CUDA build says `OLD`."""
+
+    def init():
+        raise RuntimeError(OLD)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name in ("nvidiactl", "nvidia0", "nvidia1"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def test_a_device_that_cannot_be_used_is_an_error_with_its_remedy(unusable):
+    with pytest.raises(ConfigError) as refusal:
+        choose_device("auto", unusable)
+    assert str(refusal.value) == (
+        f"--device auto: this machine has an NVIDIA device, {unusable}/nvidia0, that cannot be "
+        "used: The NVIDIA driver on your system is too old (found version 12040); CUDA 13.0 needs "
+        "a driver of version 580 or newer, whose libraries the dynamic linker finds; make it "
+        "usable, or choose --device cpu"
+    )
+    with pytest.raises(ConfigError, match=r"--device cuda.*too old.*580 or newer"):
+        choose_device("cuda", unusable)
+    assert choose_device("cpu", unusable).type == "cpu"
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_a_hidden_device_is_not_missed(unusable, monkeypatch, value):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert choose_device("auto", unusable).type == "cpu"
+
+
+def test_a_machine_without_a_device(unusable, caplog):
+    for name in ("nvidia0", "nvidia1"):
+        (unusable / name).unlink()
+    with caplog.at_level(logging.WARNING):
+        assert choose_device("auto", unusable).type == "cpu"
+    assert caplog.text == "", "the driver's control file alone is no device"
+
+
+def test_the_cpu_build_of_torch_says_what_it_leaves_unused(unusable, monkeypatch, caplog):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with caplog.at_level(logging.WARNING):
+        assert choose_device("auto", unusable).type == "cpu"
+    assert f"{unusable}/nvidia0: torch {torch.__version__} is built without CUDA" in caplog.text
+
+
+def test_a_device_that_works(unusable, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto", unusable).type == "cuda"
+
+
+# Prints what torch would read, at the moment when it is imported, and does not import it.
+UP_TO_TORCH = """
+import os, sys
+from pathlib import Path
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print({k: v for k, v in os.environ.items() if "ALLOC_CONF" in k})
+            sys.exit()
+
+sys.meta_path.insert(0, Finder())
+from gpuscore.backends import prepare
+from gpuscore.config import ModelConfig
+prepare(Path("."), ModelConfig())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch has no growing segments")
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        *(
+            ({name: "expandable_segments:False"}, {name: "expandable_segments:False"})
+            for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+        ),
+    ],
+)
+def test_the_allocator_is_set_before_torch_is_imported(given, read):
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", UP_TO_TORCH], env=given, capture_output=True, text=True
+    )
+    assert done.stdout == f"{read}\n", done.stderr
