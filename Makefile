@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
-        check-kernels-all simulate soak check format demo bench-cpu bench-gpu bench-kernels \
+        check-kernels-all check-graphs simulate soak check format demo bench-cpu bench-gpu bench-kernels \
         bench-attention bench-parity bench-tokenise bench-serve locks image image-cuda image-tpu \
         image-lint image-test manifests-test audit docs docs-serve \
         docs-tools clean
@@ -87,6 +87,11 @@ check-kernels: setup
 
 check-kernels-all: setup
 	$(BIN)/python -P -m gpuscore_kernels.compile_check --all
+
+# Runs the CUDA runner of real models on a device that is not there: what is captured, launched,
+# compiled and allocated, against a baseline; ARGS=--update rewrites it.
+check-graphs: setup
+	PYTHONPATH=tests $(BIN)/python -P -m graphs.check $(ARGS)
 
 # The kernels' tests in Triton's interpreter; make test runs a part, make test-all all of them.
 test-kernels: setup

@@ -11,14 +11,16 @@ and compiled kernels other than the baseline's.
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from graphs.examine import Examination, examine
-from graphs.models import MODELS
+from graphs.models import MODELS, Model
 
 BASELINE = Path(__file__).with_name("baseline.json")
 
@@ -27,7 +29,8 @@ def changes(got: Any, known: Any, where: str = "") -> Iterator[str]:
     """Yield every number and text that differs from the baseline's."""
     if isinstance(got, Mapping) and isinstance(known, Mapping):
         for name in dict.fromkeys((*known, *got)):
-            yield from changes(got.get(name), known.get(name), f"{where} / {name}" if where else name)
+            place = f"{where} / {name}" if where else name
+            yield from changes(got.get(name), known.get(name), place)
     elif got != known:
         yield f"{where}: {got}, the baseline says {known}"
 
@@ -45,6 +48,13 @@ def complaints(found: Examination, baseline: Mapping[str, Any]) -> list[str]:
     return found.problems + list(changes(found.counts, known))
 
 
+def examine_all(chosen: Sequence[Model], processes: int) -> Iterator[Examination]:
+    """Yield the examination of each model, in order; each process examines one at a time."""
+    context = multiprocessing.get_context("spawn")  # Triton is not safe to fork once LLVM has run
+    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool:
+        yield from pool.map(examine, chosen)
+
+
 def show(found: Examination, wrong: Sequence[str]) -> None:
     graphs, kernels = found.counts["graphs"], found.counts["kernels compiled"]
     of_graph = found.counts.get("launches of a graph")
@@ -59,6 +69,7 @@ def show(found: Examination, wrong: Sequence[str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="check-graphs")
     parser.add_argument("--model", action="append", choices=[model.name for model in MODELS])
+    parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--update", action="store_true", help="rewrite the baseline")
     options = parser.parse_args(arguments)
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -66,10 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     baseline, failed = read_baseline(), 0
     chosen = [model for model in MODELS if not options.model or model.name in options.model]
-    for model in chosen:
-        found = examine(model)
+    for found in examine_all(chosen, options.processes):
         if options.update:
-            baseline[model.name] = found.counts
+            baseline[found.model] = found.counts
         wrong = complaints(found, baseline)
         show(found, wrong)
         failed += bool(wrong)

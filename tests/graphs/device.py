@@ -19,7 +19,7 @@ from graphs.triton_driver import TritonLog, stub_triton
 
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
-    """What a device says about itself."""
+    """Properties that a device tells."""
 
     name: str
     capability: tuple[int, int]
@@ -136,9 +136,7 @@ def device(kind: DeviceKind) -> Iterator[tuple[Recorder, TritonLog]]:
         for name, function in CudaModule(kind, recorder).functions().items():
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
         stack.enter_context(mock.patch.object(torch.cuda.graph, "default_capture_stream", None))
-        stack.enter_context(
-            mock.patch.object(torch._C, "_host_emptyCache", lambda: None, create=True)
-        )
+        stack.enter_context(mock.patch.object(torch._C, "_host_emptyCache", create=True))
         log = stack.enter_context(stub_triton(recorder, kind.capability, kind.shared))
         # Outside of it, torch resolves "cuda" before a dispatch mode sees it.
         stack.enter_context(torch.inference_mode())

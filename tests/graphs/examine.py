@@ -40,7 +40,7 @@ LABELS = [9693, 2152]
 
 @dataclass(slots=True)
 class Examination:
-    """What was found about one model.
+    """Findings about one model.
 
     Attributes:
         counts: what a baseline holds; numbers and texts only.
@@ -86,9 +86,7 @@ def examine(model: Model, *, quick: bool = False) -> Examination:
 
 
 @contextmanager
-def started(
-    model: Model, folder: Path, recorder: Recorder, log: TritonLog
-) -> Iterator[Started]:
+def started(model: Model, folder: Path, recorder: Recorder, log: TritonLog) -> Iterator[Started]:
     """Start the model's backend, whose thread records too."""
     directory = model.write(folder)
     marks: dict[str, Any] = {}
@@ -258,7 +256,10 @@ def _check_refusal(start: Started, found: Examination) -> None:
         torch.from_numpy(values.astype(np.int64)).to(plan.device)
         for values in (batch.token_ids, batch.positions, batch.score_rows)
     ]
-    attend, kept = launcher.attention.prepare(batch).run, KeptRows.of(batch.slot_mapping, launcher.pool)
+    attend, kept = (
+        launcher.attention.prepare(batch).run,
+        KeptRows.of(batch.slot_mapping, launcher.pool),
+    )
     known = len(start.recorder.problems)
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         hidden = launcher.decoder.forward(*inputs, attend, kept)

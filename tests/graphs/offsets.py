@@ -2,8 +2,9 @@
 
 Triton computes in int32 unless a kernel widens a number, and a product that leaves 32 bits wraps
 without an error. This reads a kernel's Triton IR: from every sum of a pointer into a large tensor
-and an offset, back through the offset's arithmetic. A number that is loaded, a program's id or a
-loop's variable may have any size; what is made of constants, ranges and arguments has a known one.
+and an offset, back through the offset's arithmetic. A number that is loaded or carried through a
+loop may have any size; what is made of constants, ranges, program ids and arguments has a known
+one.
 """
 
 import re
@@ -12,47 +13,73 @@ from dataclasses import dataclass, field
 
 LIMIT = 2**31
 _RESULT = re.compile(r"^\s*(%\S+?)(?::\d+)? = (\S+) (.*)$")
-_VALUE = re.compile(r"%[\w$.#-]+")
-_LOOP = re.compile(r"scf\.for %(\S+) = .* iter_args\((.*?)\) ->")
-_PAIR = re.compile(r"(%[\w$.-]+) = (%[\w$.#-]+)")
+_VALUE = re.compile(r"%[\w$.-]+")
+_PAIR = re.compile(r"(%[\w$.-]+) = (%[\w$.-]+)")
+_NUMBER = re.compile(r"(-?\d+)(?=[ >]|$)")
 _MOVES = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans", "arith.trunci")
 _WIDENS = ("arith.extsi", "arith.extui")
+_SIZELESS = ("tt.load", "carried", "scf.for", "scf.if")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Operation:
+    """One operation; `operands` are those whose results it uses."""
+
     name: str
-    operands: tuple[str, ...]
-    text: str  # attributes and types
+    text: str  # attributes, then " : " and types
+    operands: list["Operation"] = field(default_factory=list)
 
     @property
     def is_wide(self) -> bool:
         """True if its result is int64."""
-        return re.search(r"(x|\b)i64\b", self.text.rpartition(" : ")[2].rpartition(" to ")[2]) is not None
+        result = self.text.rpartition(" : ")[2].rpartition(" to ")[2]
+        return re.search(r"(x|\b)i64\b", result) is not None
 
 
-@dataclass(slots=True)
-class Code:
-    """A kernel's operations by the name of their result."""
+class _Reader:
+    """Reads a kernel's IR; two regions beside each other may use one name."""
 
-    operations: dict[str, Operation] = field(default_factory=dict)
-    sums: list[Operation] = field(default_factory=list)  # of pointers and offsets
+    def __init__(self) -> None:
+        self.scopes: list[dict[str, Operation]] = [{}]
+        self.owners: list[Operation | None] = [None]  # of each scope
+        self.sums: list[Operation] = []  # of pointers and offsets
 
-    @staticmethod
-    def of(ttir: str) -> "Code":
-        code = Code()
+    def read(self, ttir: str) -> None:
         for line in ttir.splitlines():
-            text = re.sub(r" loc\(.*$", "", line)
-            if loop := _LOOP.search(text):
-                for inner, outer in _PAIR.findall(loop[2]):
-                    code.operations[inner] = Operation("carried", (outer,), text)
-            if found := _RESULT.match(text):
-                body, _, types = found[3].rpartition(" : ")
-                operation = Operation(found[2], tuple(_VALUE.findall(body)), f"{body} : {types}")
-                code.operations[found[1]] = operation
-                if operation.name == "tt.addptr":
-                    code.sums.append(operation)
-        return code
+            text = re.sub(r" loc\(.*$", "", line).rstrip()
+            if text.lstrip().startswith("}"):
+                self.scopes.pop()
+                self.owners.pop()
+            made = self._operation(text)
+            if "scf.yield" in text and self.owners[-1] is not None:
+                self.owners[-1].operands += self._operands(text)
+            if text.endswith("{"):
+                pairs = _PAIR.findall(text) if "scf.for" in text else ()
+                inner = {name: Operation("carried", text, self._operands(x)) for name, x in pairs}
+                self.scopes.append(inner)
+                self.owners.append(made)
+
+    def _operation(self, text: str) -> Operation | None:
+        found = _RESULT.match(text)
+        if found is None:
+            return None
+        operands = self._operands(found[3].rpartition(" : ")[0] or found[3])
+        made = Operation(found[2], found[3], operands)
+        self.scopes[-1][found[1]] = made
+        if made.name == "tt.addptr":
+            self.sums.append(made)
+        return made
+
+    def _operands(self, text: str) -> list[Operation]:
+        return [self._value(name) for name in _VALUE.findall(text)]
+
+    def _value(self, name: str) -> Operation:
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        argument = Operation("argument", name)
+        self.scopes[0][name] = argument
+        return argument
 
 
 def narrow_offsets(
@@ -63,94 +90,82 @@ def narrow_offsets(
     Args:
         ttir: a kernel's Triton IR.
         elements: the most elements, from first to last, that tensors had, by the argument's name.
-        integers: the largest values of integer arguments.
+        integers: the largest values of integer arguments, and the sizes of the grid.
     """
-    code = Code.of(ttir)
+    reader = _Reader()
+    reader.read(ttir)
     large = {f"%{name}" for name, count in elements.items() if count > LIMIT}
-    known = {f"%{name}": value for name, value in integers.items()}
     found = []
-    for sum_ in code.sums:
-        pointer, offset = sum_.operands[:2]
-        if roots := large.intersection(_roots(code, pointer)):
-            reason = next(_unsafe(code, offset, known, wide=False), None)
-            if reason is not None:
-                found.append(f"{', '.join(sorted(roots))}: {reason}")
+    for sum_ in reader.sums:
+        pointer, offset = sum_.operands
+        roots = sorted(large.intersection(_roots(pointer, set())))
+        reason = next(_unsafe(offset, integers, wide=False), None) if roots else None
+        if reason is not None:
+            found.append(f"{', '.join(roots)}: {reason}")
     return list(dict.fromkeys(found))
 
 
-def _roots(code: Code, name: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
+def _roots(pointer: Operation, seen: set[Operation]) -> Iterator[str]:
     """Yield the arguments that a pointer comes from."""
-    base = name.partition("#")[0]
-    if base in seen:
+    if pointer in seen:
         return
-    operation = code.operations.get(base)
-    if operation is None:
-        yield base
-        return
-    operands = operation.operands[:1] if operation.name == "tt.addptr" else operation.operands
-    for operand in operands:
-        yield from _roots(code, operand, seen | {base})
+    seen.add(pointer)
+    if pointer.name == "argument":
+        yield pointer.text
+    for operand in pointer.operands[:1] if pointer.name == "tt.addptr" else pointer.operands:
+        yield from _roots(operand, seen)
 
 
-def _unsafe(code: Code, name: str, known: Mapping[str, int], wide: bool) -> Iterator[str]:
+def _unsafe(value: Operation, known: Mapping[str, int], wide: bool) -> Iterator[str]:
     """Yield the 32-bit arithmetic of an offset whose result may leave 32 bits.
 
     Args:
-        wide: the value was widened since, so that it may have any size itself.
+        value: the offset, or a part of it.
+        known: sizes of arguments and of the grid.
+        wide: the part is widened before it is used, so it may have any size of its type.
     """
-    operation = code.operations.get(name.partition("#")[0])
-    if operation is None or operation.name in ("tt.load", "tt.get_program_id", "carried"):
-        if not wide and _bound(code, name, known) is None:
-            yield f"{operation.name if operation else name} without int64"
-        return
-    if operation.name in _WIDENS:
-        yield from _unsafe(code, operation.operands[0], known, wide=True)
-        return
-    if operation.name in _MOVES:
-        yield from _unsafe(code, operation.operands[0], known, wide)
-        return
-    if operation.is_wide:
-        for operand in operation.operands:
-            yield from _unsafe(code, operand, known, wide=True)
-        return
-    bound = _bound(code, name, known)
-    if bound is None or bound >= LIMIT:
-        yield f"{operation.name} of {', '.join(operation.operands)} in int32"
+    if value.name in _WIDENS:
+        yield from _unsafe(value.operands[0], known, wide=True)
+    elif value.name in _MOVES:
+        yield from _unsafe(value.operands[0], known, wide)
+    elif value.is_wide:
+        for operand in value.operands if value.name not in _SIZELESS else ():
+            yield from _unsafe(operand, known, wide=True)
+    elif not (wide and value.name in (*_SIZELESS, "argument", "tt.get_program_id")):
+        size = _size(value, known)
+        if size is None or size >= LIMIT:
+            yield f"{value.name} in int32 ({value.text.strip()})"
 
 
-def _bound(code: Code, name: str, known: Mapping[str, int]) -> int | None:
-    """Return the largest size of an integer; None = any."""
-    operation = code.operations.get(name.partition("#")[0])
-    if operation is None:
-        return known.get(name)
-    if operation.name == "arith.constant":
-        number = re.search(r"(-?\d+)(?=[ >]|$)", operation.text)
+def _size(value: Operation, known: Mapping[str, int]) -> int | None:
+    """Return the largest absolute value of an integer; None = any."""
+    if value.name == "argument":
+        return known.get(value.text.removeprefix("%"))
+    if value.name == "tt.get_program_id":
+        return known.get(f"grid.{value.text.strip()[0]}")
+    if value.name == "arith.constant":
+        number = _NUMBER.search(value.text)
         return abs(int(number[1])) if number else None
-    if operation.name == "tt.get_program_id":
-        axis = operation.text.strip()[0]
-        return known.get(f"%grid.{axis}")
-    if operation.name == "arith.select":
-        sizes = [_bound(code, operand, known) for operand in operation.operands[1:]]
-        return None if None in sizes else max(size for size in sizes if size is not None)
-    if operation.name == "tt.make_range":
-        end = re.search(r"end = (\d+)", operation.text)
+    if value.name == "tt.make_range":
+        end = re.search(r"end = (\d+)", value.text)
         return int(end[1]) - 1 if end else None
-    if operation.name in (*_MOVES, *_WIDENS):
-        return _bound(code, operation.operands[0], known)
-    return _bound_of_two(code, operation, known)
+    if value.name in (*_MOVES, *_WIDENS):
+        return _size(value.operands[0], known)
+    return _size_of_two(value, known)
 
 
-def _bound_of_two(code: Code, operation: Operation, known: Mapping[str, int]) -> int | None:
-    sizes = [_bound(code, operand, known) for operand in operation.operands]
-    first, second = (*sizes, None, None)[:2]
-    if operation.name in ("arith.remsi", "arith.remui"):
+def _size_of_two(value: Operation, known: Mapping[str, int]) -> int | None:
+    if value.name in _SIZELESS or len(value.operands) < 2:
+        return None
+    first, second = (_size(operand, known) for operand in value.operands[-2:])
+    if value.name in ("arith.remsi", "arith.remui"):
         return second
     if first is None or second is None:
         return None
-    if operation.name == "arith.muli":
+    if value.name == "arith.muli":
         return first * second
-    if operation.name in ("arith.addi", "arith.subi"):
+    if value.name in ("arith.addi", "arith.subi"):
         return first + second
-    if operation.name in ("arith.divsi", "arith.divui"):
+    if value.name in ("arith.divsi", "arith.divui"):
         return first
-    return None
+    return max(first, second) if value.name == "arith.select" else None

@@ -65,7 +65,7 @@ class Capture:
 
 
 class Recorder(TorchDispatchMode):
-    """What happened on a device of `total` bytes.
+    """Log of a device of `total` bytes.
 
     Attributes:
         launches: in order, without those of replays.

@@ -49,7 +49,7 @@ class Compiled:
 
 @dataclass(slots=True)
 class TritonLog:
-    """What Triton compiled, in order; `frozen` makes a further key a problem."""
+    """Kernels that Triton compiled, in order; `frozen` makes a further key a problem."""
 
     compiled: dict[tuple[str, str], Compiled] = field(default_factory=dict)
     frozen: bool = False
@@ -67,7 +67,9 @@ class _Launcher:
 
 
 @contextmanager
-def stub_triton(recorder: Recorder, capability: tuple[int, int], shared: int) -> Iterator[TritonLog]:
+def stub_triton(
+    recorder: Recorder, capability: tuple[int, int], shared: int
+) -> Iterator[TritonLog]:
     """Let Triton compile for `capability` and note launches in `recorder`."""
     log, touched = TritonLog(), {}
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
