@@ -319,7 +319,7 @@ class Recorder(TorchDispatchMode):
 
 
 def product_line() -> str:
-    """Return file and line of the product's innermost frame, such as `torch/mixture.py:36`."""
+    """Return the folder, file and line of the product's innermost frame."""
     frame = _product_frame()
     if frame is None:
         return "outside of the product"
