@@ -80,6 +80,8 @@ def examine(model: Model, *, quick: bool = False) -> Examination:
             _check_memory(start, found)
             _check_refusal(start, found)
         found.counts["kernels compiled"] = len(log.compiled)
+        if not log.remembered:
+            found.problems.append("no launch was made with code that the product remembered")
         _check_offsets(model, log, found)
         found.problems += recorder.problems
     return found

@@ -20,6 +20,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton, which is for Linux", allow_module_level=True)
 
 from gpuscore_kernels.add_rms_norm import triton as norm_module
+from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.extend_attention import launch as launch_module
 from gpuscore_kernels.extend_attention import table
 from gpuscore_kernels.extend_attention import triton as attention_module
@@ -213,7 +214,6 @@ def test_a_launch_more_per_layer_is_found(monkeypatch, sound):
 
 NARROW = [
     (store_module, "tl.load(slots + row).to(tl.int64)", "tl.load(slots + row)", "%k_pages"),
-    (attention_module, "(pool_tiles + index).to(tl.int64)", "(pool_tiles + index)", "%pool_k"),
     (attention_module, "tl.load(entry).to(tl.int64)", "tl.load(entry)", "%pool_k"),
     (attention_module, "wide_head = kv_head.to(tl.int64)", "wide_head = kv_head", "%pool_v"),
     (
@@ -231,7 +231,7 @@ def test_an_offset_of_32_bits_is_found(monkeypatch, tmp_path, module, old, new, 
     with planted(monkeypatch, module, old, new, tmp_path):
         if module is attention_module:
             kernel = sys.modules[module.__name__].extend_attention_kernel
-            monkeypatch.setattr(launch_module, "extend_attention_kernel", kernel)
+            monkeypatch.setattr(launch_module, "_launch", CachedLaunch(kernel, free=1))
         problems = examine(SMALL, quick=True).problems
     assert any(f"an offset into {argument}" in problem for problem in problems), problems
 
@@ -247,3 +247,34 @@ def test_an_unaligned_slice_has_another_key():
         norm(wide[:, 1:1025], None, weight, 1e-6, False)
         aligned, other = log.compiled
     assert aligned != other
+
+
+def rows(columns=1024, dtype=torch.bfloat16):
+    return torch.empty(4, columns, dtype=dtype, device="cuda")
+
+
+# Parts of a `CachedLaunch.key`, and two inputs of add_rms_norm that differ in nothing else.
+PARTS = {
+    "alignment": (1, lambda: [(wide := rows(1028))[:, :1024], wide[:, 1:1025]], (1e-6, 1e-6)),
+    "dtypes": (2, lambda: [rows(), rows(dtype=torch.float16)], (1e-6, 1e-6)),
+    "numbers": (4, lambda: [rows(), rows(1028)[:, :1024]], (1e-6, 1e-6)),
+    "types of numbers": (5, lambda: [rows(), rows()], (1.0, 1)),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_code_for_other_arguments_is_found(monkeypatch, part):
+    """Launch two inputs whose keys would be equal without a part of them."""
+    place, make, eps = PARTS[part]
+
+    def problems():
+        with device(H200) as (recorder, _):
+            for x, one in zip(make(), eps, strict=True):
+                norm_module.add_rms_norm(x, None, torch.empty_like(x[0]), one, False)
+            return recorder.problems
+
+    assert problems() == []
+    key = CachedLaunch.key
+    monkeypatch.setattr(CachedLaunch, "key", lambda *a: (k := key(*a))[:place] + k[place + 1 :])
+    (problem,) = problems()
+    assert "code for other arguments" in problem

@@ -5,7 +5,7 @@ device; only the launch is left out. Its keys depend on the addresses of pointer
 handed to it as `Argument`s with the addresses of a `DeviceHeap`, offsets included.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,11 +14,14 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compiler
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, compute_cache_key
 
+from gpuscore_kernels import cached_launch
+from gpuscore_kernels.cached_launch import CachedLaunch
 from graphs.recorder import Recorder, product_line
 
 MOST_THREADS = 1024
@@ -27,8 +30,8 @@ MOST_THREADS = 1024
 class Argument:
     """A tensor as Triton sees it: a dtype and an address."""
 
-    def __init__(self, tensor: Tensor, address: int) -> None:
-        self.tensor, self.dtype, self._address = tensor, tensor.dtype, address
+    def __init__(self, dtype: torch.dtype, address: int) -> None:
+        self.dtype, self._address = dtype, address
 
     def data_ptr(self) -> int:
         return self._address
@@ -49,21 +52,29 @@ class Compiled:
 
 @dataclass(slots=True)
 class TritonLog:
-    """Kernels that Triton compiled, in order; `frozen` makes a further key a problem."""
+    """Kernels that Triton compiled, in order; `frozen` makes a further key a problem.
+
+    Attributes:
+        tensors: arguments of the present launch.
+        remembered: launches for which the product knew the compiled code.
+    """
 
     compiled: dict[tuple[str, str], Compiled] = field(default_factory=dict)
     frozen: bool = False
+    tensors: Sequence[Tensor] = ()
+    remembered: int = 0
 
 
 class _Launcher:
     """Stands for Triton's launcher of one compiled kernel; notes the launch."""
 
-    def __init__(self, recorder: Recorder, source: Any) -> None:
-        self._recorder, self._name = recorder, source.fn.__name__
+    def __init__(self, recorder: Recorder, log: TritonLog, source: Any) -> None:
+        self._recorder, self._log, self._name = recorder, log, source.fn.__name__
+        self.key = ""  # Triton's, of the code that it launches
 
     def __call__(self, *arguments: Any) -> None:
-        used = [x.tensor for x in arguments if isinstance(x, Argument)]
-        self._recorder.launched("triton", self._name, [x for x in used if x.numel()])
+        used = [x for x in self._log.tensors if x.numel()]
+        self._recorder.launched("triton", self._name, used)
 
 
 @contextmanager
@@ -71,7 +82,7 @@ def stub_triton(
     recorder: Recorder, capability: tuple[int, int], shared: int
 ) -> Iterator[TritonLog]:
     """Let Triton compile for `capability` and note launches in `recorder`."""
-    log, touched = TritonLog(), {}
+    log = TritonLog()
     target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
     stub = SimpleNamespace(
         get_current_device=lambda: 0,
@@ -79,56 +90,141 @@ def stub_triton(
         get_current_stream=lambda index: 0,
         get_current_target=lambda: target,
         get_active_torch_device=lambda: torch.device("cuda", 0),
-        launcher_cls=lambda source, metadata: _Launcher(recorder, source),
+        launcher_cls=lambda source, metadata: _Launcher(recorder, log, source),
         utils=SimpleNamespace(
             load_binary=lambda name, kernel, size, index: (0, 0, 0, 0, MOST_THREADS),
             get_device_properties=lambda index: {"max_shared_mem": shared},
         ),
     )
-    run = JITFunction.run
+    launches = _Launches(recorder, log)
+    run, remember = JITFunction.run, CachedLaunch.__call__
 
-    def launch(function: JITFunction, *given: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        touched.setdefault(id(function), (function, function.device_caches.copy()))
-        return _run(run, recorder, log, function, given, options, grid=grid, warmup=warmup)
+    def through_triton(function: JITFunction, *given: Any, **options: Any) -> Any:
+        return launches.through_triton(run, function, given, options)
+
+    def remembered(launch: CachedLaunch, *given: Any, **options: Any) -> None:
+        launches.remembered(remember, launch, given, options)
 
     active = driver._active
     compiler.max_shared_mem.cache_clear()
     driver.set_active(stub)
     try:
-        with mock.patch.object(JITFunction, "run", launch):
+        with (
+            mock.patch.object(JITFunction, "run", through_triton),
+            mock.patch.object(CachedLaunch, "__call__", remembered),
+            mock.patch.object(cached_launch, "addresses", launches.addresses),
+        ):
             yield log
     finally:
         driver._active = active
         compiler.max_shared_mem.cache_clear()
-        for function, _ in touched.values():
-            function.device_caches.clear()
+        launches.forget()
 
 
-def _run(
-    run: Callable[..., Any],
-    recorder: Recorder,
-    log: TritonLog,
-    function: JITFunction,
-    given: tuple[Any, ...],
-    options: dict[str, Any],
-    **how: Any,
-) -> Any:
-    if function.fn.__name__ not in {name for name, _ in log.compiled}:
-        function.device_caches.clear()  # of another device
-    wrapped = [_argument(x, recorder) for x in given]
-    options = {name: _argument(x, recorder) for name, x in options.items()}
-    kernel = run(function, *wrapped, **options, **how)
-    kernels = function.device_caches[0][0]
-    key = next(key for key, one in kernels.items() if one is kernel)
-    known = log.compiled.get((function.fn.__name__, key))
-    if known is None:
-        known = Compiled(function.fn.__name__, key, product_line(), kernel.asm["ttir"])
-        log.compiled[known.name, key] = known
-        _check_time(recorder, log, known)
-    given_by_name = dict(zip(function.arg_names, given, strict=False))
-    grid = {f"grid.{axis}": size for axis, size in zip("xyz", how["grid"], strict=False)}
-    _note_sizes(known, given_by_name | grid)
-    return kernel
+class _Launches:
+    """Launches by Triton, and by the product's cache in front of it."""
+
+    def __init__(self, recorder: Recorder, log: TritonLog) -> None:
+        self.recorder, self.log = recorder, log
+        self._caches: dict[int, dict[Any, Any]] = {}  # to be emptied: they are for this device
+
+    def addresses(self, tensors: Sequence[Tensor]) -> list[int]:
+        return [self.recorder.heap.address(tensor) for tensor in tensors]
+
+    def forget(self) -> None:
+        for cache in self._caches.values():
+            cache.clear()
+
+    def remembered(
+        self,
+        remember: Callable[..., None],
+        launch: CachedLaunch,
+        given: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> None:
+        """Launch through the product's cache; the code that it finds must be that of Triton."""
+        grid, tensors, numbers, constants = given
+        self._start(launch._codes)
+        self.log.tensors = tensors
+        key = launch.key(self.addresses(tensors), tensors, numbers, constants, options, 0)
+        if key in launch._codes:
+            self.log.remembered += 1
+            expected = _key_of(
+                launch.kernel, self._wrapped((*tensors, *numbers)), constants, options
+            )
+            known = launch._codes[key][0].key
+            if known != expected:
+                self.recorder.problem(
+                    f"{launch.kernel.__name__} is launched with code for other arguments: "
+                    f"{known}, Triton's key is {expected}"
+                )
+            compiled = self.log.compiled[launch.kernel.__name__, known]
+            self._note_sizes(compiled, launch.kernel, (*tensors, *numbers), grid)
+        remember(launch, *given, **options)
+        self.log.tensors = ()
+
+    def through_triton(
+        self,
+        run: Callable[..., Any],
+        function: JITFunction,
+        given: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> Any:
+        self._start(function.device_caches)
+        self.log.tensors = [x for x in given if isinstance(x, Tensor)]
+        kernel = run(function, *self._wrapped(given), **options)
+        self.log.tensors = ()
+        kernels = function.device_caches[0][0]
+        key = next(key for key, one in kernels.items() if one is kernel)
+        known = self.log.compiled.get((function.__name__, key))
+        if known is None:
+            known = Compiled(function.__name__, key, product_line(), kernel.asm["ttir"])
+            self.log.compiled[known.name, key] = known
+            kernel.run.key = key
+            _check_time(self.recorder, self.log, known)
+        self._note_sizes(known, function, given, options["grid"])
+        return kernel
+
+    def _start(self, cache: dict[Any, Any]) -> None:
+        if id(cache) not in self._caches:
+            cache.clear()  # of another device
+            self._caches[id(cache)] = cache
+
+    def _wrapped(self, given: tuple[Any, ...]) -> list[Any]:
+        return [self._argument(x) for x in given]
+
+    def _argument(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if not value.is_meta:
+            raise ValueError(f"a tensor of the host, {tuple(value.shape)}, is given to a kernel")
+        return Argument(value.dtype, self.recorder.heap.address(value))
+
+    def _note_sizes(
+        self, known: Compiled, function: Any, given: tuple[Any, ...], grid: tuple[int, ...]
+    ) -> None:
+        for name, value in zip(function.arg_names, given, strict=False):
+            if isinstance(value, Tensor):
+                known.elements[name] = max(_elements(value), known.elements.get(name, 0))
+            elif isinstance(value, int):
+                known.integers[name] = max(abs(value), known.integers.get(name, 0))
+        for axis, size in zip("xyz", grid, strict=False):
+            name = f"grid.{axis}"
+            known.integers[name] = max(size, known.integers.get(name, 0))
+
+
+def _key_of(
+    function: JITFunction, given: list[Any], constants: dict[str, Any], options: dict[str, Any]
+) -> str:
+    """Return the key that Triton's own code makes for a launch."""
+    _, keys, _, _, binder = function.device_caches[0]
+    options = options | {
+        "debug": function.debug or knobs.runtime.debug,
+        "instrumentation_mode": knobs.compilation.instrumentation_mode,
+    }
+    _, specialization, others = binder(*given, **constants, **options)
+    key: str = compute_cache_key(keys, specialization, others)
+    return key
 
 
 def _check_time(recorder: Recorder, log: TritonLog, fresh: Compiled) -> None:
@@ -140,24 +236,8 @@ def _check_time(recorder: Recorder, log: TritonLog, fresh: Compiled) -> None:
         recorder.problem(f"{fresh.name} is compiled after the warm-up: {fresh.key}")
 
 
-def _note_sizes(known: Compiled, given: dict[str, Any]) -> None:
-    for name, value in given.items():
-        if isinstance(value, Tensor):
-            known.elements[name] = max(_elements(value), known.elements.get(name, 0))
-        elif isinstance(value, int):
-            known.integers[name] = max(abs(value), known.integers.get(name, 0))
-
-
 def _elements(tensor: Tensor) -> int:
     """Number of elements from a tensor's first to its last one."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _argument(value: Any, recorder: Recorder) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    if not value.is_meta:
-        raise ValueError(f"a tensor of the host, {tuple(value.shape)}, is given to a kernel")
-    return Argument(value, recorder.heap.address(value))
