@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all check-graphs simulate soak check format demo bench-cpu bench-gpu bench-kernels \
-        bench-attention bench-parity bench-tokenise bench-serve locks image image-cuda image-tpu \
+        bench-attention bench-host bench-parity bench-tokenise bench-serve locks image image-cuda image-tpu \
         image-lint image-test manifests-test audit docs docs-serve \
         docs-tools clean
 
@@ -136,6 +136,10 @@ bench-cpu: setup
 bench-gpu:
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu.py \
 	  $(if $(SERVE),--serve) $(ARGS)
+
+# Host time of launches; without a device.
+bench-host: setup
+	PYTHONPATH=tests $(BIN)/python -P bench/host_time.py $(ARGS)
 
 # Needs a CUDA device; torch and triton of PYTHON are enough.
 bench-kernels:

@@ -12,7 +12,7 @@ not with a device's.
 
 import argparse
 import ctypes
-import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -30,6 +30,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from report import keep, table
 
+from gpuscore_kernels.cached_launch import CachedLaunch
+
 DRIVER = """
 int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) {
   *(unsigned long long *)out = pointer;
@@ -38,6 +40,10 @@ int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) 
 int cuLaunchKernelEx(const void *config, void *function, void **arguments, void **extra) {
   return 0;
 }
+int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuCtxSetCurrent(void *context) { return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)1; return 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { return 0; }
 int cuGetErrorString(int error, const char **text) {
   *text = "none";
@@ -77,7 +83,7 @@ def driver_that_does_nothing() -> Iterator[None]:
             libcuda_dirs.cache_clear()
             library_dirs.cache_clear()
             driver.set_active(stub)
-            with mock.patch.object(torch.cuda, "get_device_capability", lambda *_: CAPABILITY):
+            with mock.patch.object(torch.cuda, "get_device_capability", return_value=CAPABILITY):
                 yield
 
 
@@ -95,9 +101,12 @@ def forward_pass(config: dict[str, Any], tokens: int) -> Callable[[], object]:
     from gpuscore.backends.torch.queues import HostQueue
     from graphs.models import EmptyFiles
 
+    def finite(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(1, dtype=torch.bool)
+
     architecture = read_architecture(RawConfig(config))
-    files = EmptyFiles(Path(), architecture, "pt", META)
-    with mock.patch.object(torch, "isfinite", lambda x: torch.ones(1, dtype=torch.bool)):
+    files = EmptyFiles(Path(), architecture, "pt", "meta")
+    with mock.patch.object(torch, "isfinite", finite):
         weights = loader._Checkpoint(files, architecture, torch.bfloat16, META).read()
     decoder = Decoder(architecture.config, weights, in_triton, heads_in="triton")
     pool = KVPool(architecture.config, 64, 64, torch.bfloat16, META)
@@ -109,14 +118,81 @@ def forward_pass(config: dict[str, Any], tokens: int) -> Callable[[], object]:
     return lambda: launcher._forward(places, words)
 
 
-def least_microseconds(run: Callable[[], object], rounds: int) -> float:
-    """Return the least CPU time of a call; other work on the machine only adds to it."""
-    best = float("inf")
-    gc.collect()
-    gc.disable()
+def measure(run: Callable[[], object], rounds: int) -> list[dict[str, Any]]:
+    """Time every launch of a forward pass by Triton and by our cache, and the pass without any.
+
+    Of each time the least counts, because other work on the machine only adds to it. It includes
+    one reading of the clock.
+    """
+    times: dict[tuple[str, str, int], int] = {}  # by way, kernel, number of the launch
+    ours, number = CachedLaunch.__call__, itertools.count()
+
+    def by_triton(launch: CachedLaunch, *given: Any, **options: int) -> None:
+        grid, tensors, numbers, constants = given
+        launch.kernel[grid](*tensors, *numbers, **constants, **options)
+
+    def timed(way: str, how: Callable[..., None]) -> Callable[..., None]:
+        def launch(one: CachedLaunch, *given: Any, **options: int) -> None:
+            start = time.perf_counter_ns()
+            how(one, *given, **options)
+            took = time.perf_counter_ns() - start
+            key = way, one.kernel.__name__, next(number)
+            times[key] = min(took, times.get(key, took))
+
+        return launch
+
+    ways = {"Triton": timed("Triton", by_triton), "ours": timed("ours", ours)}
+    for way in ways.values():
+        with mock.patch.object(CachedLaunch, "__call__", way):
+            run()  # compiles
+    times.clear()
+    beside = float("inf")
     for _ in range(rounds):
-        start = time.thread_time_ns()
-        run()
-        best = min(best, time.thread_time_ns() - start)
-    gc.enable()
-    return best / 1e3
+        for way in ways.values():
+            number = itertools.count()
+            with mock.patch.object(CachedLaunch, "__call__", way):
+                run()
+        with mock.patch.object(CachedLaunch, "__call__", _none):
+            start = time.perf_counter_ns()
+            run()
+            beside = min(beside, time.perf_counter_ns() - start)
+    return list(_rows(times, list(ways), beside))
+
+
+def _none(launch: CachedLaunch, *given: Any, **options: int) -> None:
+    """Launch nothing."""
+
+
+def _rows(
+    times: dict[tuple[str, str, int], int], ways: list[str], beside: float
+) -> Iterator[dict[str, Any]]:
+    kernels = sorted({kernel for _, kernel, _ in times})
+    for kernel in (*kernels, "all"):
+        chosen = {
+            way: [t for (w, k, _), t in times.items() if w == way and kernel in (k, "all")]
+            for way in ways
+        }
+        row = {"kernel": kernel, "launches": len(chosen[ways[0]])}
+        yield row | {f"{way}, us": round(sum(x) / len(x) / 1e3, 1) for way, x in chosen.items()}
+    yield {"kernel": "the rest of the pass, once", "launches": 0} | {
+        f"{way}, us": round(beside / 1e3) for way in ways
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=100)
+    options = parser.parse_args()
+    from graphs.models import QWEN3_06B
+
+    torch.set_num_threads(1)
+    with torch.inference_mode(), driver_that_does_nothing():
+        rows = measure(forward_pass(dict(QWEN3_06B), options.tokens), options.rounds)
+    print(table(rows))
+    keep("host-time", {"tokens": options.tokens, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

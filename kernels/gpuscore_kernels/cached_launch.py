@@ -5,6 +5,8 @@ microseconds of Python, to find the compiled code. Here the code is found by a k
 microseconds to make. It is finer: where it is equal, Triton's is.
 """
 
+import functools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -14,14 +16,26 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 Number: TypeAlias = int | float
-Key: TypeAlias = tuple[object, ...]
 
 ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not multiples of it
 WORD = 2**31  # from here on Triton passes an integer as int64
+_DTYPE = operator.attrgetter("dtype")
+
+
+class _Code:
+    """Compiled code, once there is some, and how it is launched."""
+
+    __slots__ = ("function", "metadata", "rest", "run")
+
+    def __init__(self, *key: object) -> None:
+        self.run: Any = None  # Triton's function that launches it
+        self.function: object = None
+        self.metadata: object = None
+        self.rest: tuple[object, ...] = ()  # compile-time arguments, which have a place as well
 
 
 class CachedLaunch:
-    """The compiled code of one kernel, as far as it was launched; for one place in the source.
+    """Launches of one kernel from one place in the source, which remember its compiled code.
 
     Args:
         kernel: a function decorated with `triton.jit`, whose arguments are tensors, then numbers,
@@ -32,8 +46,8 @@ class CachedLaunch:
     def __init__(self, kernel: Any, free: int = 0) -> None:
         self.kernel, self._free = kernel, free
         self._compiles = isinstance(kernel, JITFunction)  # False in Triton's interpreter
-        # By key: what launches the code, its handle and metadata, and the compile-time arguments.
-        self._codes: dict[Key, tuple[Any, object, object, tuple[object, ...]]] = {}
+        # The code for a key. Typed, because Triton tells numbers apart that Python finds equal.
+        self.codes = functools.lru_cache(maxsize=None, typed=True)(_Code)
 
     def __call__(
         self,
@@ -45,9 +59,11 @@ class CachedLaunch:
     ) -> None:
         """Launch on the current stream.
 
+        Unlike Triton, it does not look whether known code is given tensors of the host.
+
         Args:
             grid: numbers of programs.
-            tensors, numbers: arguments, in the kernel's order.
+            tensors, numbers: arguments, in the kernel's order; tensors are on the current device.
             constants: compile-time arguments by name, always in the same order.
             options: num_warps and num_stages, always in the same order.
         """
@@ -56,18 +72,19 @@ class CachedLaunch:
             return
         places = addresses(tensors)
         device = driver.active.get_current_device()
-        key = self.key(places, tensors, numbers, constants, options, device)
-        code = self._codes.get(key)
-        if code is None:
+        code = self.codes(*self.key(places, tensors, numbers, constants, options, device))
+        if code.run is None:
             compiled = self.kernel[grid](*tensors, *numbers, **constants, **options)
             names = self.kernel.arg_names[len(tensors) + len(numbers) :]
-            rest = tuple(constants[name] for name in names)
-            code = compiled.run, compiled.function, compiled.packed_metadata, rest
-            self._codes[key] = code
+            code.rest = tuple([constants[name] for name in names])
+            code.function, code.metadata = compiled.function, compiled.packed_metadata
+            code.run = compiled.run
             return
-        run, function, metadata, rest = code
         stream = driver.active.get_current_stream(device)
-        run(*grid, 1, stream, function, metadata, None, None, None, *places, *numbers, *rest)
+        code.run(
+            *grid, 1, stream, code.function, code.metadata, None, None, None,
+            *places, *numbers, *code.rest,
+        )  # fmt: skip
 
     def key(
         self,
@@ -77,37 +94,29 @@ class CachedLaunch:
         constants: Mapping[str, object],
         options: Mapping[str, int],
         device: int,
-    ) -> Key:
-        """Return a key that differs wherever Triton's does.
-
-        Numbers of two types may be equal, which Triton tells apart, so types are part of it.
-        """
-        union = 0
-        for place in places:
-            union |= place
-        aligned: object = union % ALIGNMENT == 0
+    ) -> tuple[object, ...]:
+        """Return a key that differs, in values or their types, wherever Triton's does."""
+        aligned: object = functools.reduce(operator.or_, places) % ALIGNMENT == 0
         if not aligned:
             aligned = tuple([place % ALIGNMENT == 0 for place in places])
-        free = self._free
+        narrow = [(type(one), -WORD <= one < WORD) for one in numbers[: self._free]]
         return (
             device,
             aligned,
-            tuple([tensor.dtype for tensor in tensors]),
-            tuple([tensor.is_cuda for tensor in tensors]),
-            numbers[free:],
-            tuple(map(type, numbers)),
-            tuple([-WORD <= number < WORD for number in numbers[:free]]),
-            tuple(constants.values()),
-            tuple(map(type, constants.values())),
-            tuple(options.values()),
+            *map(_DTYPE, tensors),
+            *numbers[self._free :],
+            *narrow,
+            *constants.values(),
+            *options.values(),
         )
 
 
 def addresses(tensors: Sequence[Tensor]) -> list[int]:
     """Return the address of each tensor's first element."""
-    return [tensor.data_ptr() for tensor in tensors]
+    return list(map(Tensor.data_ptr, tensors))
 
 
 def _has_hooks() -> bool:
     """True if a profiler wants to hear of launches, which Triton's own launch tells it."""
-    return bool(knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls)
+    runtime = knobs.runtime
+    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)

@@ -104,11 +104,13 @@ MODELS = (
 class EmptyFiles:
     """Stands for `CheckpointFiles`: every tensor has its shape and no contents."""
 
-    def __init__(self, directory: Path, architecture: Architecture, framework: str) -> None:
-        self.shapes = weight_shapes(architecture.config)
+    def __init__(
+        self, directory: Path, architecture: Architecture, framework: str, device: str = "cuda"
+    ) -> None:
+        self.shapes, self._device = weight_shapes(architecture.config), device
 
     def tensor(self, part: str, name: str) -> Tensor:
-        return torch.empty(self.shapes[part], dtype=torch.bfloat16, device="cuda")
+        return torch.empty(self.shapes[part], dtype=torch.bfloat16, device=self._device)
 
     def refuse_left_over(self, tied: str | None) -> None:
         """Accept every checkpoint."""

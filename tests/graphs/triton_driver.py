@@ -126,14 +126,18 @@ class _Launches:
 
     def __init__(self, recorder: Recorder, log: TritonLog) -> None:
         self.recorder, self.log = recorder, log
-        self._caches: dict[int, dict[Any, Any]] = {}  # to be emptied: they are for this device
+        # By identity; what they keep is for this device.
+        self._functions: dict[int, JITFunction] = {}
+        self._launches: dict[int, CachedLaunch] = {}
 
     def addresses(self, tensors: Sequence[Tensor]) -> list[int]:
         return [self.recorder.heap.address(tensor) for tensor in tensors]
 
     def forget(self) -> None:
-        for cache in self._caches.values():
-            cache.clear()
+        for function in self._functions.values():
+            function.device_caches.clear()
+        for launch in self._launches.values():
+            launch.codes.cache_clear()
 
     def remembered(
         self,
@@ -144,21 +148,22 @@ class _Launches:
     ) -> None:
         """Launch through the product's cache; the code that it finds must be that of Triton."""
         grid, tensors, numbers, constants = given
-        self._start(launch._codes)
+        if id(launch) not in self._launches:
+            launch.codes.cache_clear()  # of another device
+            self._launches[id(launch)] = launch
         self.log.tensors = tensors
         key = launch.key(self.addresses(tensors), tensors, numbers, constants, options, 0)
-        if key in launch._codes:
+        code = launch.codes(*key)
+        if code.run is not None:
             self.log.remembered += 1
-            expected = _key_of(
-                launch.kernel, self._wrapped((*tensors, *numbers)), constants, options
-            )
-            known = launch._codes[key][0].key
-            if known != expected:
+            wrapped = self._wrapped((*tensors, *numbers))
+            expected = _key_of(launch.kernel, wrapped, constants, options)
+            if code.run.key != expected:
                 self.recorder.problem(
                     f"{launch.kernel.__name__} is launched with code for other arguments: "
-                    f"{known}, Triton's key is {expected}"
+                    f"{code.run.key}, Triton's key is {expected}"
                 )
-            compiled = self.log.compiled[launch.kernel.__name__, known]
+            compiled = self.log.compiled[launch.kernel.__name__, code.run.key]
             self._note_sizes(compiled, launch.kernel, (*tensors, *numbers), grid)
         remember(launch, *given, **options)
         self.log.tensors = ()
@@ -170,7 +175,9 @@ class _Launches:
         given: tuple[Any, ...],
         options: dict[str, Any],
     ) -> Any:
-        self._start(function.device_caches)
+        if id(function) not in self._functions:
+            function.device_caches.clear()  # of another device
+            self._functions[id(function)] = function
         self.log.tensors = [x for x in given if isinstance(x, Tensor)]
         kernel = run(function, *self._wrapped(given), **options)
         self.log.tensors = ()
@@ -184,11 +191,6 @@ class _Launches:
             _check_time(self.recorder, self.log, known)
         self._note_sizes(known, function, given, options["grid"])
         return kernel
-
-    def _start(self, cache: dict[Any, Any]) -> None:
-        if id(cache) not in self._caches:
-            cache.clear()  # of another device
-            self._caches[id(cache)] = cache
 
     def _wrapped(self, given: tuple[Any, ...]) -> list[Any]:
         return [self._argument(x) for x in given]
