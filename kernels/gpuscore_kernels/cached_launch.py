@@ -68,13 +68,13 @@ class CachedLaunch:
             options: num_warps and num_stages, always in the same order.
         """
         if not self._compiles or _has_hooks():
-            self.kernel[grid](*tensors, *numbers, **constants, **options)
+            self.by_triton(grid, tensors, numbers, constants, **options)
             return
         places = addresses(tensors)
         device = driver.active.get_current_device()
         code = self.codes(*self.key(places, tensors, numbers, constants, options, device))
         if code.run is None:
-            compiled = self.kernel[grid](*tensors, *numbers, **constants, **options)
+            compiled = self.by_triton(grid, tensors, numbers, constants, **options)
             names = self.kernel.arg_names[len(tensors) + len(numbers) :]
             code.rest = tuple([constants[name] for name in names])
             code.function, code.metadata = compiled.function, compiled.packed_metadata
@@ -85,6 +85,17 @@ class CachedLaunch:
             *grid, 1, stream, code.function, code.metadata, None, None, None,
             *places, *numbers, *code.rest,
         )  # fmt: skip
+
+    def by_triton(
+        self,
+        grid: tuple[int, int],
+        tensors: Sequence[Tensor],
+        numbers: tuple[Number, ...],
+        constants: Mapping[str, object],
+        **options: int,
+    ) -> Any:
+        """Launch as Triton does, which finds the code itself; return what Triton returns."""
+        return self.kernel[grid](*tensors, *numbers, **constants, **options)
 
     def key(
         self,
