@@ -5,10 +5,15 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import plan_backend
+from gpuscore.backends.torch.attention.triton import layout_of
+from gpuscore.backends.torch.batch_words import Places
 from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
-from gpuscore.backends.torch.graph_launcher import Places
+from gpuscore.backends.torch.graph_launcher import GRAPH_WORDS
+from gpuscore.backends.torch.known_answer import filled_batch
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore_kernels.extend_attention import TileShape, build_tiles, list_words
+from support.slow import slow
 
 MOST = 4096
 
@@ -52,6 +57,25 @@ def test_none_for_larger_batches_and_none_at_all(buckets):
     assert find_bucket(buckets, Bucket(MOST + 1, 1, 1)) is None
     assert make_buckets(0, 64) == []
     assert find_bucket([], Bucket(1, 1, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("most", "rows_per_tile"), [(1, 64), (12, 1), (300, 18), (4096, 64), *slow((4096, 128))]
+)
+def test_each_is_checked_with_a_batch_that_fills_it(most, rows_per_tile):
+    shape = TileShape(rows_per_tile, 64, 32)
+    for bucket in make_buckets(most, rows_per_tile):
+        batch = filled_batch(bucket.tokens, bucket.scored, 100_000, 64)
+        layout = layout_of(batch, 64)
+        whole, last = (build_tiles(layout, shape, rows=x) for x in (None, batch.score_rows))
+        assert batch.num_tokens == bucket.tokens
+        assert 1 <= len(batch.score_rows) <= bucket.scored
+        assert 1 <= len(whole.tiles) <= bucket.tiles
+        assert 1 <= len(last.tiles) <= bucket.scored
+        words = Places.of(bucket, 2).end + list_words([whole, last])
+        assert words <= GRAPH_WORDS
+        assert (np.diff(batch.cu_seqlens)[1:] > 0).all()
+        assert len(set(batch.token_ids.tolist())) > bucket.tokens // 4, "alike, all would be equal"
 
 
 @pytest.mark.parametrize("sizes", [Bucket(1, 0, 0), Bucket(17, 5, 3), Bucket(4096, 200, 4096)])

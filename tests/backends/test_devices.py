@@ -1,12 +1,16 @@
 """Promise: `--device auto` never leaves an NVIDIA device unused in silence."""
 
 import logging
+import os
+import platform
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from gpuscore.backends.allocator import set_allocator
+from gpuscore.backends.common import nvidia
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
 
@@ -27,6 +31,7 @@ def unusable(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(nvidia, "NODES", tmp_path)
     for name in ("nvidiactl", "nvidia0", "nvidia1"):
         (tmp_path / name).touch()
     return tmp_path
@@ -34,7 +39,7 @@ def unusable(monkeypatch, tmp_path):
 
 def test_a_device_that_cannot_be_used_is_an_error_with_its_remedy(unusable):
     with pytest.raises(ConfigError) as refusal:
-        choose_device("auto", unusable)
+        choose_device("auto")
     assert str(refusal.value) == (
         f"--device auto: this machine has an NVIDIA device, {unusable}/nvidia0, that cannot be "
         "used: The NVIDIA driver on your system is too old (found version 12040); CUDA 13.0 needs "
@@ -42,34 +47,48 @@ def test_a_device_that_cannot_be_used_is_an_error_with_its_remedy(unusable):
         "usable, or choose --device cpu"
     )
     with pytest.raises(ConfigError, match=r"--device cuda.*too old.*580 or newer"):
-        choose_device("cuda", unusable)
-    assert choose_device("cpu", unusable).type == "cpu"
+        choose_device("cuda")
+    assert choose_device("cpu").type == "cpu"
 
 
 @pytest.mark.parametrize("value", ["", "-1"])
 def test_a_hidden_device_is_not_missed(unusable, monkeypatch, value):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    assert choose_device("auto", unusable).type == "cpu"
+    assert choose_device("auto").type == "cpu"
 
 
 def test_a_machine_without_a_device(unusable, caplog):
     for name in ("nvidia0", "nvidia1"):
         (unusable / name).unlink()
     with caplog.at_level(logging.WARNING):
-        assert choose_device("auto", unusable).type == "cpu"
+        assert choose_device("auto").type == "cpu"
     assert caplog.text == "", "the driver's control file alone is no device"
 
 
 def test_the_cpu_build_of_torch_says_what_it_leaves_unused(unusable, monkeypatch, caplog):
     monkeypatch.setattr(torch.version, "cuda", None)
     with caplog.at_level(logging.WARNING):
-        assert choose_device("auto", unusable).type == "cpu"
+        assert choose_device("auto").type == "cpu"
     assert f"{unusable}/nvidia0: torch {torch.__version__} is built without CUDA" in caplog.text
 
 
 def test_a_device_that_works(unusable, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device("auto", unusable).type == "cuda"
+    assert choose_device("auto").type == "cuda"
+
+
+def test_jax_leaves_no_device_unused_either(unusable, monkeypatch):
+    """JAX with a plugin for CUDA falls back to the CPU where the plugin finds no driver."""
+    jax = pytest.importorskip("jax")
+    if jax.devices()[0].platform != "cpu":
+        pytest.skip("JAX uses this machine's device")
+    from gpuscore.backends.jax import platform
+
+    assert platform.find_device("auto").platform == "cpu", "this is JAX for CPUs"
+    monkeypatch.setattr(platform, "find_spec", lambda name: name == "jax_cuda13_plugin")
+    with pytest.raises(ConfigError, match=r"--device auto: .*nvidia0, that JAX cannot use"):
+        platform.find_device("auto")
+    assert platform.find_device("cpu").platform == "cpu"
 
 
 # Prints what torch would read, at the moment when it is imported, and does not import it.
@@ -106,3 +125,23 @@ def test_the_allocator_is_set_before_torch_is_imported(given, read):
         [sys.executable, "-P", "-c", UP_TO_TORCH], env=given, capture_output=True, text=True
     )
     assert done.stdout == f"{read}\n", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch has no growing segments")
+@pytest.mark.parametrize(
+    ("release", "imported", "chosen"),
+    [
+        ("6.8.0-45-generic", False, "expandable_segments:True"),
+        ("6.8.0-45-generic", True, None),
+        ("5.15.153.1-microsoft-standard-WSL2", False, None),
+    ],
+)
+def test_where_the_allocator_is_left_alone(monkeypatch, release, imported, chosen):
+    monkeypatch.setattr(platform, "release", lambda: release)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    if not imported:
+        monkeypatch.delitem(sys.modules, "torch")
+    set_allocator()
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == chosen

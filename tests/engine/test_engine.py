@@ -3,6 +3,7 @@ answers every request when it closes."""
 
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -102,9 +103,11 @@ def test_a_failing_callback_fails_its_own_request(make_engine, gate):
     def fail(done):
         raise ZeroDivisionError
 
-    with pytest.raises(InternalError):
+    with pytest.raises(InternalError) as failure:
         engine.score(request_of(), fail).result(timeout=30)
     engine.score(request_of()).result(timeout=30)
+    frames = traceback.extract_tb(failure.value.__cause__.__traceback__)
+    assert [frame.name for frame in frames] == ["fail"], "others would keep the engine in memory"
 
 
 def test_what_can_never_run_is_refused(make_engine):

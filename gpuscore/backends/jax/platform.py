@@ -1,6 +1,7 @@
 """JAX's devices and their free memory. The program imports JAX here first."""
 
 import os
+from importlib.util import find_spec
 
 # Otherwise JAX takes three quarters of a GPU's memory at its first use. Pages are allocated once,
 # at start, and another framework may share the device.
@@ -9,8 +10,10 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax
 
 from gpuscore.backends.common.memory import HostMemory
+from gpuscore.backends.common.nvidia import nvidia_device
 from gpuscore.errors import ConfigError
 
+CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 KINDS = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda", "tpu": "tpu"}  # as --device calls them
 
 
@@ -18,7 +21,8 @@ def find_device(wanted: str) -> jax.Device:
     """Return the first device of that kind; "auto" is JAX's own choice.
 
     Raises:
-        ConfigError: JAX sees no such device.
+        ConfigError: JAX sees no such device, or chose the CPU of a machine with an NVIDIA device
+            though JAX for CUDA is installed.
     """
     try:
         device: jax.Device = (jax.devices() if wanted == "auto" else jax.devices(wanted))[0]
@@ -27,6 +31,12 @@ def find_device(wanted: str) -> jax.Device:
         raise ConfigError(
             f"--device {wanted}: this JAX sees no such device; supported here: {there}"
         ) from error
+    node = nvidia_device() if wanted == "auto" and device.platform == "cpu" else None
+    if node is not None and any(map(find_spec, CUDA_PLUGINS)):
+        raise ConfigError(
+            f"--device auto: this machine has an NVIDIA device, {node}, that JAX cannot use; the "
+            "log has JAX's reason; make it usable, or choose --device cpu"
+        )
     return device
 
 

@@ -10,23 +10,29 @@ While the device runs one batch, the next is planned and uploaded (`queues`). On
 `launch` returns waits for the device.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.arrays import Int32Array
 from gpuscore.backends.torch.attention.triton import TritonAttention, table_windows
+from gpuscore.backends.torch.batch_words import (
+    LabelWords,
+    Places,
+    num_words,
+    write,
+    write_head,
+)
 from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
 from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.known_answer import check_replay, filled_batch
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
-from gpuscore.backends.torch.launcher import Finish, label_rows, row_scores, wanted_rows
+from gpuscore.backends.torch.launcher import Finish, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
 from gpuscore.batch import PackedBatch, RowScores
-from gpuscore_kernels.extend_attention import TablePlace, TileTable, aligned, list_words
+from gpuscore_kernels.extend_attention import TileTable, list_words
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.launch import next_power_of_two
 
@@ -36,30 +42,6 @@ GRAPH_WORDS = 2**20
 IN_FLIGHT = 2  # batches: one runs, the next is uploaded
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Places of a batch's parts in the buffer of words; they depend on its sizes only."""
-
-    tokens: slice
-    positions: slice
-    slots: slice
-    scored: slice
-    tables: tuple[TablePlace, ...]  # the last one is the last layer's
-    end: int  # first word after them, where lists of any length follow
-
-    @staticmethod
-    def of(sizes: Bucket, num_tables: int) -> "Places":
-        parts = _slices((sizes.tokens, sizes.tokens, sizes.tokens, sizes.scored), 0)
-        tokens, positions, slots, scored = parts
-        end = aligned(scored.stop)
-        tables = []
-        for _ in range(num_tables - 1):
-            tables.append(TablePlace(sizes.tokens, sizes.tiles, end))
-            end = tables[-1].end
-        tables.append(TablePlace(sizes.scored, sizes.scored, end))
-        return Places(tokens, positions, slots, scored, tuple(tables), tables[-1].end)
-
-
 @dataclass(slots=True)
 class Buffers:
     """Memory of one batch that was launched and not collected."""
@@ -67,15 +49,6 @@ class Buffers:
     host: Tensor  # int32
     device: Tensor  # int32
     answer: Tensor  # float32, on the host
-
-
-@dataclass(frozen=True, slots=True)
-class LabelWords:
-    """Places of the label head's inputs in the buffer of words."""
-
-    rows: slice  # scored row of each label
-    ids: slice  # label ids
-    wanted: slice  # scored rows whose statistics are wanted
 
 
 class GraphLauncher:
@@ -116,9 +89,10 @@ class GraphLauncher:
         for batch in batches:
             tables = self.attention.tables(batch)
             places, _ = self._places(batch, tables)
-            words = max(words, _num_words(batch, tables, places))
+            words = max(words, num_words(batch, tables, places))
             answers = max(answers, len(batch.label_token_ids) + 3 * len(batch.score_rows))
-        self._free = [self._make_buffers(words, answers) for _ in range(IN_FLIGHT)]
+        for _ in range(IN_FLIGHT):
+            self._free.append(self._make_buffers(words, answers))
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -142,9 +116,9 @@ class GraphLauncher:
     def launch(self, batch: PackedBatch) -> Finish:
         tables = self.attention.tables(batch)
         places, replay = self._places(batch, tables)
-        buffers = self._take(_num_words(batch, tables, places))
-        end = _write(batch, tables, places, buffers.host.numpy())
-        head, end = _write_head(batch, buffers.host.numpy(), end)
+        buffers = self._take(num_words(batch, tables, places))
+        end = write(batch, tables, places, buffers.host.numpy())
+        head, end = write_head(batch, buffers.host.numpy(), end)
         words = buffers.device[:end]
         self.queue.upload(buffers.host[:end], words)
         if replay is not None:
@@ -204,8 +178,8 @@ class GraphLauncher:
             bucket.tokens, bucket.scored, self.decoder.config.vocab_size, self.pool.page_size
         )
         tables = self.attention.tables(batch)
-        words = np.empty(_num_words(batch, tables, places), np.int32)
-        end = _write(batch, tables, places, words)
+        words = np.empty(num_words(batch, tables, places), np.int32)
+        end = write(batch, tables, places, words)
         self._words[:end].copy_(torch.from_numpy(words[:end]))
         return len(batch.score_rows)
 
@@ -254,46 +228,3 @@ class GraphLauncher:
             return row_scores(batch, logits, others)
 
         return finish
-
-
-def _num_words(batch: PackedBatch, tables: list[TileTable], places: Places) -> int:
-    """Return the most words that a batch takes, with the inputs of its label head."""
-    asked = 2 * aligned(len(batch.label_token_ids)) + aligned(len(batch.score_rows))
-    return places.end + list_words(tables) + aligned(1) + asked
-
-
-def _write(batch: PackedBatch, tables: list[TileTable], places: Places, words: Int32Array) -> int:
-    """Write the batch to its places, padded with token 0 that has no slot and no tile.
-
-    Returns:
-        The first free word after it.
-    """
-    for part, values, filling in (
-        (places.tokens, batch.token_ids, 0),
-        (places.positions, batch.positions, 0),
-        (places.slots, batch.slot_mapping, -1),
-        (places.scored, batch.score_rows, 0),
-    ):
-        room = words[part]
-        room[: len(values)] = values
-        room[len(values) :] = filling
-    end = places.end
-    for place, table in zip(places.tables, tables, strict=True):
-        end = place.write(table, words, end)
-    return end
-
-
-def _write_head(batch: PackedBatch, words: Int32Array, start: int) -> tuple[LabelWords, int]:
-    asked = (label_rows(batch), batch.label_token_ids, wanted_rows(batch))
-    parts = _slices([len(values) for values in asked], aligned(start))
-    for part, values in zip(parts, asked, strict=True):
-        words[part] = values
-    return LabelWords(*parts), parts[-1].stop
-
-
-def _slices(counts: Sequence[int], start: int) -> list[slice]:
-    """Return slices of these lengths, one after the other, each aligned as kernels need it."""
-    starts = [start]
-    for count in counts:
-        starts.append(starts[-1] + aligned(count))
-    return [slice(at, at + count) for at, count in zip(starts, counts, strict=False)]

@@ -1,0 +1,87 @@
+"""A batch as int32 words in one buffer, in an order that depends on the batch's sizes only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuscore.arrays import Int32Array
+from gpuscore.backends.torch.buckets import Bucket
+from gpuscore.backends.torch.launcher import label_rows, wanted_rows
+from gpuscore.batch import PackedBatch
+from gpuscore_kernels.extend_attention import TablePlace, TileTable, aligned, list_words
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Places of a batch's parts in the buffer of words; they depend on its sizes only."""
+
+    tokens: slice
+    positions: slice
+    slots: slice
+    scored: slice
+    tables: tuple[TablePlace, ...]  # the last one is the last layer's
+    end: int  # first word after them, where lists of any length follow
+
+    @staticmethod
+    def of(sizes: Bucket, num_tables: int) -> "Places":
+        parts = _slices((sizes.tokens, sizes.tokens, sizes.tokens, sizes.scored), 0)
+        tokens, positions, slots, scored = parts
+        end = aligned(scored.stop)
+        tables = []
+        for _ in range(num_tables - 1):
+            tables.append(TablePlace(sizes.tokens, sizes.tiles, end))
+            end = tables[-1].end
+        tables.append(TablePlace(sizes.scored, sizes.scored, end))
+        return Places(tokens, positions, slots, scored, tuple(tables), tables[-1].end)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelWords:
+    """Places of the label head's inputs in the buffer of words."""
+
+    rows: slice  # scored row of each label
+    ids: slice  # label ids
+    wanted: slice  # scored rows whose statistics are wanted
+
+
+def num_words(batch: PackedBatch, tables: list[TileTable], places: Places) -> int:
+    """Return the most words that a batch takes, with the inputs of its label head."""
+    asked = 2 * aligned(len(batch.label_token_ids)) + aligned(len(batch.score_rows))
+    return places.end + list_words(tables) + aligned(1) + asked
+
+
+def write(batch: PackedBatch, tables: list[TileTable], places: Places, words: Int32Array) -> int:
+    """Write the batch to its places, padded with token 0 that has no slot and no tile.
+
+    Returns:
+        The first free word after it.
+    """
+    for part, values, filling in (
+        (places.tokens, batch.token_ids, 0),
+        (places.positions, batch.positions, 0),
+        (places.slots, batch.slot_mapping, -1),
+        (places.scored, batch.score_rows, 0),
+    ):
+        room = words[part]
+        room[: len(values)] = values
+        room[len(values) :] = filling
+    end = places.end
+    for place, table in zip(places.tables, tables, strict=True):
+        end = place.write(table, words, end)
+    return end
+
+
+def write_head(batch: PackedBatch, words: Int32Array, start: int) -> tuple[LabelWords, int]:
+    """Write the label head's inputs from word `start` on; return their places and their end."""
+    asked = (label_rows(batch), batch.label_token_ids, wanted_rows(batch))
+    parts = _slices([len(values) for values in asked], aligned(start))
+    for part, values in zip(parts, asked, strict=True):
+        words[part] = values
+    return LabelWords(*parts), parts[-1].stop
+
+
+def _slices(counts: Sequence[int], start: int) -> list[slice]:
+    """Return slices of these lengths, one after the other, each aligned as kernels need it."""
+    starts = [start]
+    for count in counts:
+        starts.append(starts[-1] + aligned(count))
+    return [slice(at, at + count) for at, count in zip(starts, counts, strict=False)]
