@@ -19,7 +19,7 @@ Number: TypeAlias = int | float
 
 ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not multiples of it
 WORD = 2**31  # from here on Triton passes an integer as int64
-_DTYPE = operator.attrgetter("dtype")
+address, dtype = Tensor.data_ptr, operator.attrgetter("dtype")
 
 
 class _Code:
@@ -67,11 +67,12 @@ class CachedLaunch:
             constants: compile-time arguments by name, always in the same order.
             options: num_warps and num_stages, always in the same order.
         """
-        if not self._compiles or _has_hooks():
+        hooks = knobs.runtime  # by which a profiler hears of Triton's own launches
+        if not self._compiles or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
             self.by_triton(grid, tensors, numbers, constants, **options)
             return
-        places = addresses(tensors)
-        device = driver.active.get_current_device()
+        places, active = [*map(address, tensors)], driver.active
+        device = active.get_current_device()
         code = self.codes(*self.key(places, tensors, numbers, constants, options, device))
         if code.run is None:
             compiled = self.by_triton(grid, tensors, numbers, constants, **options)
@@ -80,7 +81,7 @@ class CachedLaunch:
             code.function, code.metadata = compiled.function, compiled.packed_metadata
             code.run = compiled.run
             return
-        stream = driver.active.get_current_stream(device)
+        stream = active.get_current_stream(device)
         code.run(
             *grid, 1, stream, code.function, code.metadata, None, None, None,
             *places, *numbers, *code.rest,
@@ -110,24 +111,13 @@ class CachedLaunch:
         aligned: object = functools.reduce(operator.or_, places) % ALIGNMENT == 0
         if not aligned:
             aligned = tuple([place % ALIGNMENT == 0 for place in places])
-        narrow = [(type(one), -WORD <= one < WORD) for one in numbers[: self._free]]
+        free = [(type(one), -WORD <= one < WORD) for one in numbers[: self._free]]
         return (
             device,
             aligned,
-            *map(_DTYPE, tensors),
+            *map(dtype, tensors),
             *numbers[self._free :],
-            *narrow,
+            *free,
             *constants.values(),
             *options.values(),
         )
-
-
-def addresses(tensors: Sequence[Tensor]) -> list[int]:
-    """Return the address of each tensor's first element."""
-    return list(map(Tensor.data_ptr, tensors))
-
-
-def _has_hooks() -> bool:
-    """True if a profiler wants to hear of launches, which Triton's own launch tells it."""
-    runtime = knobs.runtime
-    return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)

@@ -112,7 +112,7 @@ def stub_triton(
         with (
             mock.patch.object(JITFunction, "run", through_triton),
             mock.patch.object(CachedLaunch, "__call__", remembered),
-            mock.patch.object(cached_launch, "addresses", launches.addresses),
+            mock.patch.object(cached_launch, "address", recorder.heap.address),
         ):
             yield log
     finally:
@@ -129,9 +129,6 @@ class _Launches:
         # By identity; what they keep is for this device.
         self._functions: dict[int, JITFunction] = {}
         self._launches: dict[int, CachedLaunch] = {}
-
-    def addresses(self, tensors: Sequence[Tensor]) -> list[int]:
-        return [self.recorder.heap.address(tensor) for tensor in tensors]
 
     def forget(self) -> None:
         for function in self._functions.values():
@@ -152,8 +149,8 @@ class _Launches:
             launch.codes.cache_clear()  # of another device
             self._launches[id(launch)] = launch
         self.log.tensors = tensors
-        key = launch.key(self.addresses(tensors), tensors, numbers, constants, options, 0)
-        code = launch.codes(*key)
+        places = [*map(self.recorder.heap.address, tensors)]
+        code = launch.codes(*launch.key(places, tensors, numbers, constants, options, 0))
         if code.run is not None:
             self.log.remembered += 1
             wrapped = self._wrapped((*tensors, *numbers))

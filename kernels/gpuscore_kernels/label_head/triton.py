@@ -189,15 +189,12 @@ def label_logits(
     out = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
     if len(rows) == 0:
         return out
+    block = min(LABEL_BLOCK, next_power_of_two(width))
     _launch_labels(
         (len(rows), 1),
         (hidden, weight, rows.contiguous(), label_ids.contiguous(), out),
         (hidden.stride(0), softcap or 1.0),
-        {
-            "WIDTH": width,
-            "BLOCK": min(LABEL_BLOCK, next_power_of_two(width)),
-            "HAS_CAP": softcap is not None,
-        },
+        {"WIDTH": width, "BLOCK": block, "HAS_CAP": softcap is not None},
         num_warps=4,
     )
     return out
@@ -217,17 +214,13 @@ def vocab_statistics(
         sums = torch.empty_like(peaks)
         best_ids = torch.empty_like(peaks, dtype=torch.int32)
         chosen = best_ids if rows is None else rows.contiguous()
+        even = weight.shape[1] % config.BLOCK_K == 0
         _launch_slices(
             (triton.cdiv(count, config.BLOCK_M), config.SLICES),
             (hidden, weight, chosen, peaks, sums, best_ids),
             (count, hidden.stride(0), weight.shape[1], softcap or 1.0),
-            {
-                "VOCAB": weight.shape[0],
-                "EVEN_K": weight.shape[1] % config.BLOCK_K == 0,
-                "HAS_ROWS": rows is not None,
-                "HAS_CAP": softcap is not None,
-                "NEED_TOP": need_top,
-            }
+            {"VOCAB": weight.shape[0], "EVEN_K": even, "HAS_ROWS": rows is not None}
+            | {"HAS_CAP": softcap is not None, "NEED_TOP": need_top}
             | _tile_sizes(config),
             num_warps=config.num_warps,
             num_stages=config.num_stages,
