@@ -16,9 +16,10 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
-        check-kernels-all check-streams simulate soak check format demo bench-cpu bench-gpu bench-kernels \
-        bench-attention gpu-day bench-parity bench-tokenise bench-serve predict flashinfer-stub locks \
-        image image-cuda image-tpu image-lint image-test manifests-test audit docs docs-serve \
+        check-kernels-all check-streams check-graphs simulate soak check format demo bench-cpu \
+        bench-gpu bench-kernels bench-attention bench-host gpu-day bench-parity bench-tokenise \
+        bench-serve predict flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
+        manifests-test audit docs docs-serve \
         docs-tools clean
 
 # Everything that make test and make check need.
@@ -103,6 +104,11 @@ check-kernels: setup $(TRITON_VENV)/.installed
 check-kernels-all:
 	@$(MAKE) --no-print-directory check-kernels ARGS='--all $(ARGS)'
 
+# Runs the CUDA runner of real models on a device that is not there: what is captured, launched,
+# compiled and allocated, against a baseline; ARGS=--update rewrites it.
+check-graphs: setup
+	PYTHONPATH=tests $(BIN)/python -P -m graphs.check $(ARGS)
+
 # The kernels' tests in Triton's interpreter; make test runs a part, make test-all all of them.
 test-kernels: setup
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton_interpreter -m 'not hostile'
@@ -158,6 +164,10 @@ bench-gpu:
 # that ended early. A trial on a CPU: make gpu-day PYTHON=.venv/bin/python ARGS='--device cpu'
 gpu-day:
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py $(ARGS)
+
+# Host time of launches; without a device.
+bench-host: setup
+	PYTHONPATH=tests $(BIN)/python -P bench/host_time.py $(ARGS)
 
 # Needs a CUDA device; torch and triton of PYTHON are enough.
 bench-kernels:

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.launch import next_power_of_two, row_warps
 from gpuscore_kernels.variant import Variant
 
@@ -45,6 +46,9 @@ def add_rms_norm_kernel(
     tl.store(normed + row * WIDTH + columns, wide.to(value.dtype), mask=inside)
 
 
+_launch = CachedLaunch(add_rms_norm_kernel)
+
+
 def add_rms_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
 ) -> tuple[Tensor, Tensor]:
@@ -58,19 +62,16 @@ def add_rms_norm(
         return total, normed
     added = x if delta is None else delta if delta.stride(1) == 1 else delta.contiguous()
     block = next_power_of_two(width)
-    add_rms_norm_kernel[(rows,)](
-        x,
-        added,
-        weight,
-        total,
-        normed,
-        x.stride(0),
-        added.stride(0),
-        eps,
-        WIDTH=width,
-        BLOCK=block,
-        HAS_DELTA=delta is not None,
-        ONE_PLUS=one_plus,
+    _launch(
+        (rows, 1),
+        (x, added, weight, total, normed),
+        (x.stride(0), added.stride(0), eps),
+        {
+            "WIDTH": width,
+            "BLOCK": block,
+            "HAS_DELTA": delta is not None,
+            "ONE_PLUS": one_plus,
+        },
         num_warps=row_warps(block),
     )
     return total, normed

@@ -3,9 +3,12 @@
 import torch
 from torch import Tensor
 
+from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.extend_attention.config import TileConfig
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 from gpuscore_kernels.extend_attention.triton import LOG2_E, constants, extend_attention_kernel
+
+_launch = CachedLaunch(extend_attention_kernel, free=1)
 
 
 def launch(
@@ -33,25 +36,13 @@ def launch(
     strides = [x.stride(i) for x in (q, k, v) for i in (0, 1)]
     strides += [x.stride(i) for x in (pool_k, pool_v) for i in (1, 0)]
     strides += [x.stride(i) for x in (out, lse, before_out, before_lse) for i in (0, 1)]
-    extend_attention_kernel[(len(tiles.tiles), k.shape[1])](
-        q,
-        k,
-        v,
-        pool_k,
-        pool_v,
-        out,
-        lse,
-        before_out,
-        before_lse,
-        tiles.rows,
-        tiles.tiles,
-        tiles.pool_tiles,
-        tiles.masked,
-        num_rows,
-        scale * log2_e if softcap is None else 2 * scale * log2_e / softcap,
-        softcap or 0.0,
-        *strides,
-        **constants(
+    tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
+    factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
+    _launch(
+        (len(tiles.tiles), k.shape[1]),
+        (q, k, v, pool_k, pool_v, out, lse, before_out, before_lse, *tables),
+        (num_rows, factor, softcap or 0.0, *strides),
+        constants(
             heads // k.shape[1],
             dim,
             config,

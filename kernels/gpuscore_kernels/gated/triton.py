@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.launch import next_power_of_two, row_warps
 from gpuscore_kernels.variant import Variant
 
@@ -38,6 +39,9 @@ def gated_kernel(
     tl.store(out + row * WIDTH + columns, (active * up.to(tl.float32)).to(up.dtype), mask=inside)
 
 
+_launch = CachedLaunch(gated_kernel)
+
+
 def gated(gate_up: Tensor, activation: str) -> Tensor:
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
@@ -45,13 +49,11 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
     if out.numel() == 0:
         return out
     block = min(BLOCK, next_power_of_two(width))
-    gated_kernel[(rows, triton.cdiv(width, block))](
-        gate_up,
-        out,
-        gate_up.stride(0),
-        WIDTH=width,
-        BLOCK=block,
-        GELU=activation == "gelu_tanh",
+    _launch(
+        (rows, triton.cdiv(width, block)),
+        (gate_up, out),
+        (gate_up.stride(0),),
+        {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh"},
         num_warps=row_warps(block),
     )
     return out

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.label_head.statistics import VocabStatistics
 from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
 from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
@@ -175,6 +176,11 @@ def merge_slices_kernel(
         tl.store(top_logits + row, highest)
 
 
+_launch_labels = CachedLaunch(label_logits_kernel)
+_launch_slices = CachedLaunch(slice_statistics_kernel, free=1)
+_launch_merge = CachedLaunch(merge_slices_kernel)
+
+
 def label_logits(
     hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor, softcap: float | None
 ) -> Tensor:
@@ -183,17 +189,12 @@ def label_logits(
     out = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
     if len(rows) == 0:
         return out
-    label_logits_kernel[(len(rows),)](
-        hidden,
-        weight,
-        rows.contiguous(),
-        label_ids.contiguous(),
-        out,
-        hidden.stride(0),
-        softcap or 1.0,
-        WIDTH=width,
-        BLOCK=min(LABEL_BLOCK, next_power_of_two(width)),
-        HAS_CAP=softcap is not None,
+    block = min(LABEL_BLOCK, next_power_of_two(width))
+    _launch_labels(
+        (len(rows), 1),
+        (hidden, weight, rows.contiguous(), label_ids.contiguous(), out),
+        (hidden.stride(0), softcap or 1.0),
+        {"WIDTH": width, "BLOCK": block, "HAS_CAP": softcap is not None},
         num_warps=4,
     )
     return out
@@ -212,26 +213,24 @@ def vocab_statistics(
         peaks = torch.empty((count, config.SLICES), dtype=torch.float32, device=device)
         sums = torch.empty_like(peaks)
         best_ids = torch.empty_like(peaks, dtype=torch.int32)
-        slice_statistics_kernel[(triton.cdiv(count, config.BLOCK_M), config.SLICES)](
-            hidden,
-            weight,
-            best_ids if rows is None else rows.contiguous(),
-            peaks,
-            sums,
-            best_ids,
-            count,
-            hidden.stride(0),
-            weight.shape[1],
-            softcap or 1.0,
-            VOCAB=weight.shape[0],
-            EVEN_K=weight.shape[1] % config.BLOCK_K == 0,
-            HAS_ROWS=rows is not None,
-            HAS_CAP=softcap is not None,
-            NEED_TOP=need_top,
-            **asdict(config),
+        chosen = best_ids if rows is None else rows.contiguous()
+        even = weight.shape[1] % config.BLOCK_K == 0
+        _launch_slices(
+            (triton.cdiv(count, config.BLOCK_M), config.SLICES),
+            (hidden, weight, chosen, peaks, sums, best_ids),
+            (count, hidden.stride(0), weight.shape[1], softcap or 1.0),
+            {"VOCAB": weight.shape[0], "EVEN_K": even, "HAS_ROWS": rows is not None}
+            | {"HAS_CAP": softcap is not None, "NEED_TOP": need_top}
+            | _tile_sizes(config),
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
         )
-        merge_slices_kernel[(count,)](
-            peaks, sums, best_ids, lse, top_ids, top_logits, config.SLICES, need_top, num_warps=1
+        _launch_merge(
+            (count, 1),
+            (peaks, sums, best_ids, lse, top_ids, top_logits),
+            (),
+            {"SLICES": config.SLICES, "NEED_TOP": need_top},
+            num_warps=1,
         )
     return VocabStatistics(lse, *((top_ids, top_logits) if need_top else (None, None)))
 

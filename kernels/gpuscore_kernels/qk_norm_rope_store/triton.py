@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.launch import next_power_of_two, row_warps
 from gpuscore_kernels.qk_norm_rope_store.pages import Pages
 from gpuscore_kernels.variant import Variant
@@ -113,6 +114,9 @@ def qk_norm_rope_store_kernel(
             _put(page_v, half, left, right, kept & is_v, HALF)
 
 
+_launch = CachedLaunch(qk_norm_rope_store_kernel)
+
+
 def _blocks(head_dim: int, heads: int) -> tuple[int, int]:
     """Heads, and elements of half a head, of one program."""
     half = next_power_of_two(head_dim // 2)
@@ -141,30 +145,23 @@ def qk_norm_rope_store(
     if len(qkv) == 0 or heads == 0:
         return q, k, v
     block_heads, block_half = _blocks(head_dim, heads)
-    qk_norm_rope_store_kernel[(len(qkv), triton.cdiv(heads, block_heads))](
-        qkv,
-        cos.contiguous(),
-        sin.contiguous(),
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
-        q,
-        k,
-        v,
-        k if pages is None else pages.k,
-        v if pages is None else pages.v,
-        cos if pages is None else pages.slots.contiguous(),
-        qkv.stride(0),
-        0 if pages is None else pages.k.stride(0),
-        0 if pages is None else pages.k.stride(1),
-        eps,
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        HALF=head_dim // 2,
-        BLOCK_HEADS=block_heads,
-        BLOCK_HALF=block_half,
-        HAS_NORM=q_norm is not None,
-        ONE_PLUS=one_plus,
-        HAS_PAGES=pages is not None,
+    norms = (qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm)
+    stores = (k, v, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
+    strides = (0, 0) if pages is None else (pages.k.stride(0), pages.k.stride(1))
+    _launch(
+        (len(qkv), triton.cdiv(heads, block_heads)),
+        (qkv, cos.contiguous(), sin.contiguous(), *norms, q, k, v, *stores),
+        (qkv.stride(0), *strides, eps),
+        {
+            "HEADS": num_heads,
+            "KV_HEADS": num_kv_heads,
+            "HALF": head_dim // 2,
+            "BLOCK_HEADS": block_heads,
+            "BLOCK_HALF": block_half,
+            "HAS_NORM": q_norm is not None,
+            "ONE_PLUS": one_plus,
+            "HAS_PAGES": pages is not None,
+        },
         num_warps=row_warps(2 * block_heads * block_half),
     )
     return q, k, v

@@ -2,8 +2,6 @@
 a GPU."""
 
 import importlib
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore_kernels.cached_launch import CachedLaunch
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE
 from support.models import random_ids
@@ -63,27 +62,17 @@ def batches(page_size):
     yield pack(segments, [Prefix(4, pages)], need_top=True)
 
 
-@dataclass
-class Recorded:
-    """A kernel that records each launch."""
-
-    kernel: Any
-    name: str
-    used: set[str]
-
-    def __getitem__(self, grid):
-        self.used.add(self.name)
-        return self.kernel[grid]
-
-
 @pytest.fixture
 def used(monkeypatch):
-    """Names of the kernels that were launched."""
-    names = set()
-    for folder in ("add_rms_norm", "gated", "qk_norm_rope_store", "label_head"):
-        module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
-        for name in {variant.kernel.fn.__name__ for variant in module.variants()}:
-            monkeypatch.setattr(module, name, Recorded(getattr(module, name), name, names))
+    """Names of the kernels that were launched, except attention's."""
+    names, launch = set(), CachedLaunch.__call__
+
+    def record(self, *arguments, **options):
+        names.add(self.kernel.fn.__name__)
+        names.discard("extend_attention_kernel")
+        launch(self, *arguments, **options)
+
+    monkeypatch.setattr(CachedLaunch, "__call__", record)
     return names
 
 

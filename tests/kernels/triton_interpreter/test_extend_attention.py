@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gpuscore.backends.torch.attention.triton import layout_of
+from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.extend_attention import (
     TileConfig,
     build_tiles,
@@ -250,7 +251,7 @@ DEFECTS = {
 def test_a_defect_is_visible(name, tmp_path, monkeypatch):
     with planted(monkeypatch, kernels, *DEFECTS[name], tmp_path):
         defective = sys.modules[kernels.__name__].extend_attention_kernel
-        monkeypatch.setattr(launch, "extend_attention_kernel", defective)
+        monkeypatch.setattr(launch, "_launch", CachedLaunch(defective, free=1))
         heads = (4, 2) if "head" in name.lower() else HEADS
         sizes = CACHED if "slot" in name else SMALL
         error, lse_error = errors(sizes, heads=heads, rows=FEW)

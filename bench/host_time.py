@@ -1,0 +1,194 @@
+"""Host time of an eager forward pass on CUDA, measured without a device.
+
+    make bench-host                    # Qwen3-0.6B, 300 tokens
+    make bench-host ARGS='--rounds 50'
+
+Everything that the host does up to the driver's call runs: the decoder, Triton's key and launcher
+in C, or our cache in their place. The driver's calls return at once (a library of our own, built
+with the C compiler), and tensors are torch's meta tensors, whose operators cost the host about as
+much as CUDA's but do not call its libraries. So these figures are for comparison with each other,
+not with a device's.
+"""
+
+import argparse
+import ctypes
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from report import keep, table
+
+from gpuscore_kernels.cached_launch import CachedLaunch
+
+DRIVER = """
+int cuPointerGetAttribute(void *out, int attribute, unsigned long long pointer) {
+  *(unsigned long long *)out = pointer;
+  return 0;
+}
+int cuLaunchKernelEx(const void *config, void *function, void **arguments, void **extra) {
+  return 0;
+}
+int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuCtxSetCurrent(void *context) { return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)1; return 0; }
+int cuFuncSetAttribute(void *function, int attribute, int value) { return 0; }
+int cuGetErrorString(int error, const char **text) {
+  *text = "none";
+  return 0;
+}
+"""
+CAPABILITY, SHARED, THREADS = (9, 0), 227 * 1024, 1024
+META = torch.device("meta")
+
+
+@contextmanager
+def driver_that_does_nothing() -> Iterator[None]:
+    """Let Triton compile for sm_90 and launch into a driver whose calls return at once."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.driver import CudaLauncher, libcuda_dirs, library_dirs
+    from triton.runtime import driver
+
+    target = GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], 32)
+    stub = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda index: 0,
+        get_current_target=lambda: target,
+        launcher_cls=CudaLauncher,
+        utils=SimpleNamespace(
+            load_binary=lambda *given: (1, 1, 0, 0, THREADS),
+            get_device_properties=lambda index: {"max_shared_mem": SHARED},
+        ),
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "driver.c", Path(folder) / "libcuda.so.1"
+        source.write_text(DRIVER)
+        options = ["-shared", "-fPIC", "-O2", "-Wl,-soname,libcuda.so.1", "-o", str(library)]
+        subprocess.run([os.environ.get("CC", "gcc"), *options, str(source)], check=True)
+        (Path(folder) / "libcuda.so").symlink_to(library)
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+        with mock.patch.dict(os.environ, {"TRITON_LIBCUDA_PATH": folder}):
+            libcuda_dirs.cache_clear()
+            library_dirs.cache_clear()
+            driver.set_active(stub)
+            with mock.patch.object(torch.cuda, "get_device_capability", return_value=CAPABILITY):
+                yield
+
+
+def forward_pass(config: dict[str, Any], tokens: int) -> Callable[[], object]:
+    """Return an eager forward pass of the graph runner over meta tensors."""
+    from gpuscore.backends.common.architectures import read_architecture
+    from gpuscore.backends.common.hf_config import RawConfig
+    from gpuscore.backends.torch import loader
+    from gpuscore.backends.torch.attention.triton import TritonAttention
+    from gpuscore.backends.torch.buckets import Bucket
+    from gpuscore.backends.torch.decoder import Decoder
+    from gpuscore.backends.torch.graph_launcher import GraphLauncher, Places
+    from gpuscore.backends.torch.kernels import in_triton
+    from gpuscore.backends.torch.kv_pool import KVPool
+    from gpuscore.backends.torch.queues import HostQueue
+    from graphs.models import EmptyFiles
+
+    def finite(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(1, dtype=torch.bool)
+
+    architecture = read_architecture(RawConfig(config))
+    files = EmptyFiles(Path(), architecture, "pt", "meta")
+    with mock.patch.object(torch, "isfinite", finite):
+        weights = loader._Checkpoint(files, architecture, torch.bfloat16, META).read()
+    decoder = Decoder(architecture.config, weights, in_triton, heads_in="triton")
+    pool = KVPool(architecture.config, 64, 64, torch.bfloat16, META)
+    pool.device = torch.device("cuda")  # by which attention chooses its tiles
+    attention = TritonAttention(architecture.config, pool, steady=False)
+    launcher = GraphLauncher(decoder, pool, attention, HostQueue(), 0)
+    places = Places.of(Bucket(tokens, 16, 16), 2)
+    words = torch.empty(places.end, dtype=torch.int32, device=META)
+    return lambda: launcher._forward(places, words)
+
+
+def measure(run: Callable[[], object], rounds: int) -> list[dict[str, Any]]:
+    """Time every launch of a forward pass by Triton and by our cache, and the pass without any.
+
+    Of each time the least counts, because other work on the machine only adds to it. It includes
+    one reading of the clock.
+    """
+    times: dict[tuple[str, str, int], int] = {}  # by way, kernel, number of the launch
+    ours, number = CachedLaunch.__call__, itertools.count()
+
+    def timed(way: str, how: Callable[..., None]) -> Callable[..., None]:
+        def launch(one: CachedLaunch, *given: Any, **options: int) -> None:
+            start = time.perf_counter_ns()
+            how(one, *given, **options)
+            took = time.perf_counter_ns() - start
+            key = way, one.kernel.__name__, next(number)
+            times[key] = min(took, times.get(key, took))
+
+        return launch
+
+    ways = {"Triton": timed("Triton", CachedLaunch.by_triton), "ours": timed("ours", ours)}
+    for way in ways.values():
+        with mock.patch.object(CachedLaunch, "__call__", way):
+            run()  # compiles
+    times.clear()
+    beside = float("inf")
+    for _ in range(rounds):
+        for way in ways.values():
+            number = itertools.count()
+            with mock.patch.object(CachedLaunch, "__call__", way):
+                run()
+        with mock.patch.object(CachedLaunch, "__call__", _none):
+            start = time.perf_counter_ns()
+            run()
+            beside = min(beside, time.perf_counter_ns() - start)
+    return list(_rows(times, list(ways), beside))
+
+
+def _none(launch: CachedLaunch, *given: Any, **options: int) -> None:
+    """Launch nothing."""
+
+
+def _rows(
+    times: dict[tuple[str, str, int], int], ways: list[str], beside: float
+) -> Iterator[dict[str, Any]]:
+    kernels = sorted({kernel for _, kernel, _ in times})
+    for kernel in (*kernels, "all"):
+        chosen = {
+            way: [t for (w, k, _), t in times.items() if w == way and kernel in (k, "all")]
+            for way in ways
+        }
+        row = {"kernel": kernel, "launches": len(chosen[ways[0]])}
+        yield row | {f"{way}, us": round(sum(x) / len(x) / 1e3, 1) for way, x in chosen.items()}
+    yield {"kernel": "the rest of the pass, once", "launches": 0} | {
+        f"{way}, us": round(beside / 1e3) for way in ways
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=100)
+    options = parser.parse_args()
+    from graphs.models import QWEN3_06B
+
+    torch.set_num_threads(1)
+    with torch.inference_mode(), driver_that_does_nothing():
+        rows = measure(forward_pass(dict(QWEN3_06B), options.tokens), options.rounds)
+    print(table(rows))
+    keep("host-time", {"tokens": options.tokens, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+"""Starts a backend on a device that is not there, warms it up and runs batches."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from gpuscore.backends import plan_backend
+from gpuscore.backends.common.batches import largest_batches
+from gpuscore.backends.common.sizing import MeasuredMemory
+from gpuscore.backends.torch import backend as backend_module
+from gpuscore.backends.torch import loader
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.graph_launcher import GraphLauncher
+from gpuscore.backends.torch.kv_pool import KeptRows
+from gpuscore.backends.torch.launcher import PlainLauncher
+from gpuscore.backends.torch.plan import TorchPlan
+from gpuscore.backends.torch.shortened import shortened
+from gpuscore.batch import PackedBatch
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from graphs.device import H200, device
+from graphs.models import EmptyFiles, Model
+from graphs.offsets import LIMIT, narrow_offsets
+from graphs.recorder import Capture, Launch, Recorder
+from graphs.triton_driver import TritonLog
+from support.batches import in_one_batch, random_batch
+
+LABELS = [9693, 2152]
+
+
+@dataclass(slots=True)
+class Examination:
+    """Findings about one model.
+
+    Attributes:
+        counts: what a baseline holds; numbers and texts only.
+        problems: what must not be.
+        notes: what a reader should know.
+    """
+
+    model: str
+    counts: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Started:
+    """A backend on the device, and what was measured while it started."""
+
+    plan: TorchPlan
+    backend: TorchBackend
+    recorder: Recorder
+    log: TritonLog
+    weights: int  # bytes
+    measured: MeasuredMemory
+    short_captures: list[Capture]
+
+
+def examine(model: Model, *, quick: bool = False) -> Examination:
+    """Start the model, warm it up, run batches; `quick` leaves out most of them."""
+    found, quick = Examination(model.name), quick or model.quick
+    with tempfile.TemporaryDirectory() as folder, device(H200) as (recorder, log):
+        with started(model, Path(folder), recorder, log) as start:
+            start.recorder.heap.forget_peak()
+            start.backend.warmup()
+            log.frozen = True
+            _count_captures(start, found)
+            _run_batches(start, found, quick)
+            _check_memory(start, found)
+            _check_refusal(start, found)
+        found.counts["kernels compiled"] = len(log.compiled)
+        if not log.remembered:
+            found.problems.append("no launch was made with code that the product remembered")
+        _check_offsets(model, log, found)
+        found.problems += recorder.problems
+    return found
+
+
+@contextmanager
+def started(model: Model, folder: Path, recorder: Recorder, log: TritonLog) -> Iterator[Started]:
+    """Start the model's backend, whose thread records too."""
+    directory = model.write(folder)
+    marks: dict[str, Any] = {}
+
+    def enter() -> None:
+        recorder.__enter__()
+
+    def noting(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            marks[name] = run(*arguments)
+            marks[f"{name}: bytes"] = recorder.heap.asked
+            return marks[name]
+
+        return noted
+
+    with ExitStack() as stack:
+        for module, name, stand_in in (
+            (loader, "CheckpointFiles", EmptyFiles),
+            (backend_module, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=enter)),
+            (backend_module, "load_weights", noting("weights", backend_module.load_weights)),
+            (backend_module, "measure", noting("measured", backend_module.measure)),
+        ):
+            stack.enter_context(mock.patch.object(module, name, stand_in))
+        plan = plan_backend(directory, ModelConfig(str(directory), device="cuda", **model.settings))
+        assert isinstance(plan, TorchPlan)
+        backend = TorchBackend(plan)
+        stack.callback(backend.close)
+        yield Started(
+            plan,
+            backend,
+            recorder,
+            log,
+            marks["weights: bytes"],
+            marks["measured"],
+            list(recorder.captures),
+        )
+
+
+def _count_captures(start: Started, found: Examination) -> None:
+    """Count the launches of graphs, per layer and in all; every graph has the same."""
+    captures = start.recorder.captures[len(start.short_captures) :]
+    launcher = start.backend.launcher
+    buckets = launcher.buckets if isinstance(launcher, GraphLauncher) else []
+    found.counts["graphs"] = len(captures)
+    if len(captures) != len(buckets):
+        found.problems.append(f"{len(captures)} graphs were captured for {len(buckets)} buckets")
+    if not captures:
+        return
+    kinds = {_histogram(capture.launches) for capture in captures}
+    if len(kinds) > 1:
+        found.problems.append(f"graphs of different buckets have different launches: {kinds}")
+    found.counts["launches of a graph"] = len(captures[0].launches)
+    config = start.plan.architecture.config
+    few = shortened(config, start.backend.launcher.decoder.weights)[0].num_layers
+    short = start.short_captures[-1]
+    more = Counter(captures[0].launches) - Counter(short.launches)
+    found.counts["launches of a layer"] = {
+        f"{launch.kind} {launch.name}": count // (config.num_layers - few)
+        for launch, count in sorted(more.items(), key=lambda one: str(one[0]))
+    }
+
+
+def _histogram(launches: list[Launch]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(Counter(f"{x.kind} {x.name}" for x in launches).items()))
+
+
+def batches(start: Started, quick: bool) -> Iterator[tuple[str, PackedBatch]]:
+    """Yield batches of every size and kind that compile or allocate something of their own."""
+    for name, batch in _all_batches(start, quick):
+        if batch.num_tokens <= start.plan.max_tokens:
+            yield name, batch
+
+
+def _all_batches(start: Started, quick: bool) -> Iterator[tuple[str, PackedBatch]]:
+    rng, most = np.random.default_rng(0), start.plan.max_tokens
+    page_size, pages = start.plan.pages.size, start.backend.limits.num_pages
+    yield "120 + 10 x 18 tokens", in_one_batch([1] * 120, [[1] * 18] * 10, LABELS)
+    yield "300 tokens", in_one_batch([], [[1] * 300], LABELS)
+    query = min(2000, most // 2)
+    items = [[1] * 20] * ((most - query) // 20)
+    yield f"{query} + {len(items)} x 20 tokens", in_one_batch([1] * query, items, LABELS)
+    for number in range(0 if quick else 12):
+        batch = random_batch(rng, min(pages, 4096) * page_size, page_size)
+        yield f"random {number}", replace(batch, need_top=number % 3 == 0)
+    lengths = (16, 33) if quick else (1, 2, 15, 16, 17, 33, 63, 64, 65, 127, 511, 1000, 2049)
+    for length in lengths:
+        batch = in_one_batch([1] * (length // 2), [[1] * (length - length // 2)], LABELS)
+        yield f"{length} tokens", replace(batch, need_lse=np.array([length % 2 == 0]))
+    for number, batch in enumerate(largest_batches(most, start.plan.max_model_len, page_size)):
+        yield f"largest {number}", batch
+
+
+def _run_batches(start: Started, found: Examination, quick: bool) -> None:
+    """Run batches two at a time, as the engine does; count their launches and waits."""
+    before = None
+    per_batch: dict[str, dict[str, int]] = {}
+    for name, batch in batches(start, quick):
+        recorder = start.recorder
+        launches, waits = len(recorder.launches), len(recorder.waits)
+        replays = sum(recorder.replays.values())
+        pending = start.backend.extend(batch)
+        wait([pending])
+        pending.result()  # raise here what failed
+        counted = {
+            "graphs": sum(recorder.replays.values()) - replays,
+            "launches": len(recorder.launches) - launches,
+        }
+        for one in recorder.waits[waits:]:
+            text = f"waits: {one.what} in {one.where}"
+            counted[text] = counted.get(text, 0) + 1
+        if counted["graphs"] and len(counted) > 2:
+            found.problems.append(f"{name}: the host waits before it collects: {counted}")
+        per_batch[name] = counted
+        if before is not None:
+            start.backend.collect(before)
+        before = pending
+    if before is not None:
+        start.backend.collect(before)
+    found.counts["batches"] = {
+        name: counted for name, counted in per_batch.items() if "random" not in name
+    }
+
+
+def _check_memory(start: Started, found: Examination) -> None:
+    """Compare what service took with what was measured at start and planned."""
+    plan, heap, pages = start.plan, start.recorder.heap, start.backend.limits.num_pages
+    if start.weights != plan.weight_bytes:
+        found.problems.append(
+            f"the weights take {start.weights} bytes, planned were {plan.weight_bytes}"
+        )
+    pool = start.backend.launcher.pool
+    sides = [side for layer in pool.layers for side in layer]
+    took = sum(heap.block_of(side).size for side in sides)
+    if took != pages * plan.pages.page_bytes:
+        found.problems.append(
+            f"the KV pool takes {took} bytes, {pages} pages of {plan.pages.page_bytes} were planned"
+        )
+    before = heap.total - start.measured.free
+    allowed = before + start.measured.batch + took
+    if heap.peak > allowed:
+        found.problems.append(
+            f"service took {heap.peak - allowed} bytes more than planned: {heap.peak} in all, with "
+            f"{before} of weights and buffers, {took} of pages, {start.measured.batch} measured "
+            "for the largest batch"
+        )
+    found.notes.append(
+        f"{start.weights / 1e9:.2f} GB of weights, {took / 1e9:.1f} GB of pages "
+        f"({max(x.numel() for x in sides) / 2**31:.2f} x 2^31 elements per layer and side), "
+        f"{start.measured.batch / 1e9:.3f} GB measured for the largest batch, "
+        f"{(heap.peak - before - took) / 1e9:.3f} GB taken in service"
+    )
+
+
+def _check_refusal(start: Started, found: Examination) -> None:
+    """Capture a forward pass of a model that has no graphs, to see whether it has to have none."""
+    plan, launcher = start.plan, start.backend.launcher
+    if plan.graph_tokens is not None:
+        return
+    settings = ModelConfig(plan.directory, device="cuda", cuda_graph_tokens=64)
+    try:
+        plan_backend(Path(plan.directory), settings)
+    except ConfigError as error:
+        found.notes.append(f"runs without CUDA graphs: {error}")
+    assert isinstance(launcher, PlainLauncher)
+    batch = in_one_batch([], [[1] * 64], LABELS)
+    inputs = [
+        torch.from_numpy(values.astype(np.int64)).to(plan.device)
+        for values in (batch.token_ids, batch.positions, batch.score_rows)
+    ]
+    attend, kept = (
+        launcher.attention.prepare(batch).run,
+        KeptRows.of(batch.slot_mapping, launcher.pool),
+    )
+    known = len(start.recorder.problems)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        hidden = launcher.decoder.forward(*inputs, attend, kept)
+        del hidden
+    reasons = start.recorder.problems[known:]
+    del start.recorder.problems[known:]  # of a capture that the product does not make
+    if reasons:
+        found.notes += [f"a capture would fail: {reason}" for reason in reasons]
+    else:
+        found.problems.append("nothing forbids a capture, and yet it runs without CUDA graphs")
+
+
+def _check_offsets(model: Model, log: TritonLog, found: Examination) -> None:
+    large = 0
+    for kernel in log.compiled.values():
+        large += any(count > LIMIT for count in kernel.elements.values())
+        for offset in narrow_offsets(kernel.ttir, kernel.elements, kernel.integers):
+            found.problems.append(f"{kernel.name}: an offset into {offset}")
+    if model.large_pool and not large:
+        found.problems.append("no kernel was given a tensor of over 2^31 elements")
+    found.counts["kernels with tensors of over 2^31 elements"] = large

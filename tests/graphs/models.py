@@ -1,0 +1,122 @@
+"""Configurations of real models; their weights are meta tensors."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from gpuscore.backends.common.architectures import Architecture
+from gpuscore.backends.common.shapes import weight_shapes
+
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16",
+}
+QWEN3_06B = QWEN3 | {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": True,
+}
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+# Qwen3-30B-A3B with 2 of its 48 layers and 16 of its 128 experts, because today a layer's experts
+# run one by one.
+MIXTURE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 16,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A configuration and the settings it is checked with."""
+
+    name: str
+    config: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    large_pool: bool = False  # over 2^31 elements per layer and side
+    quick: bool = False  # run few batches
+
+    def write(self, folder: Path) -> Path:
+        (folder / "config.json").write_text(json.dumps(self.config))
+        return folder
+
+
+MODELS = (
+    Model("Qwen3-0.6B", QWEN3_06B, {"cuda_graph_tokens": 128}),
+    # All graphs, at a few layers. So few that an H200 holds over 2^31 elements of keys in each.
+    Model("Qwen3-0.6B, 4 layers", QWEN3_06B | {"num_hidden_layers": 4}, {}, large_pool=True),
+    Model("Llama-3.1-8B", LLAMA_8B, {"cuda_graph_tokens": 64}),
+    Model("Qwen3-30B-A3B, 2 layers of 16 experts", MIXTURE, {"max_batch_tokens": 512}, quick=True),
+)
+
+
+class EmptyFiles:
+    """Stands for `CheckpointFiles`: every tensor has its shape and no contents."""
+
+    def __init__(
+        self, directory: Path, architecture: Architecture, framework: str, device: str = "cuda"
+    ) -> None:
+        self.shapes, self._device = weight_shapes(architecture.config), device
+
+    def tensor(self, part: str, name: str) -> Tensor:
+        return torch.empty(self.shapes[part], dtype=torch.bfloat16, device=self._device)
+
+    def refuse_left_over(self, tied: str | None) -> None:
+        """Accept every checkpoint."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close no file."""
