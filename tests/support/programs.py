@@ -15,6 +15,7 @@ from support import fork_server
 
 COMMAND = str(Path(sys.executable).with_name("gpuscore"))
 Stream = int | IO[Any]
+FORKS: list[int] = []  # process ids of all that were started, for --cpu-report
 
 
 class ForkedProgram:
@@ -46,6 +47,7 @@ class ForkedProgram:
         with open(os.devnull, "rb") as null:
             streams = [null.fileno(), output, errors]
             self.pid, self._connection = fork_server.ask(_path(), request, streams)
+        FORKS.append(self.pid)
         for reader, end in ((self.stdout, output), (self.stderr, errors)):
             if reader is not None:  # a pipe, whose other end only the program keeps
                 os.close(end)

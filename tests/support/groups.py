@@ -1,0 +1,50 @@
+"""Which tests run in one worker of pytest-xdist: users of a shared server, or those of a file.
+
+Workers collect and know a test's fixtures; the process that hands out the tests knows names only.
+So each worker writes the groups into a file, and the scheduler reads it. The marks of xdist's own
+`--dist loadgroup` travel in the tests' names. With pytest 9.2 they get lost in silence: every test
+runs in any worker, and each worker sets everything up (pytest-xdist issue 1386).
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+# Servers that the tests of tests/server share. All tests that use one run in the same worker, which
+# starts it. They begin first, because starting servers leave the CPU to other workers.
+SERVERS = ("limited_server", "watched", "demo", "server")
+
+
+def group_of(item: pytest.Item) -> str:
+    """Return the name of the group of tests that run in one worker."""
+    used = getattr(item, "fixturenames", ())
+    if item.nodeid.startswith("tests/server/"):
+        for server in SERVERS:
+            if server in used:
+                return server
+    return item.nodeid.partition("::")[0]
+
+
+def sort_and_write(items: list[pytest.Item], path: Path) -> None:
+    """Put users of servers first, and write the tests' groups for the scheduler."""
+    rank = {server: number for number, server in enumerate(reversed(SERVERS))}
+    items.sort(key=lambda item: rank.get(group_of(item), len(SERVERS)))
+    written = path.with_suffix(f".{id(items)}")
+    written.write_text(json.dumps({item.nodeid: group_of(item) for item in items}))
+    written.replace(path)  # at once: all workers write the same, while one may already be read
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives the tests of a group to one worker, in the order of collection."""
+
+    def __init__(self, config: pytest.Config, log: object, path: Path) -> None:
+        super().__init__(config, log)
+        self._path = path
+        self._groups: dict[str, str] = {}
+
+    def _split_scope(self, nodeid: str) -> str:
+        if not self._groups:  # first asked for when all workers have collected
+            self._groups = json.loads(self._path.read_text())
+        return self._groups[nodeid]
