@@ -132,13 +132,18 @@ def start_anew(
 
 def run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run a command of gpuscore to its end, with these variables added to the environment."""
+    return run_module("gpuscore", *arguments, **environment)
+
+
+def run_module(
+    module: str, *arguments: object, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a main module to its end, on Linux in a fork, as `run` does."""
     words = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = start(
-            "gpuscore", words, stdout=output, stderr=errors, env=os.environ | environment
-        )
+        process = start(module, words, stdout=output, stderr=errors, env=os.environ | environment)
         try:
-            code = process.wait(60)
+            code = process.wait(120)
         finally:
             process.kill()
             process.wait()

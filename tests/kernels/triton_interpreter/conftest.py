@@ -35,7 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tiny_model() -> Callable[..., tuple[Path, None]]:
-    """As in `tests/conftest.py`, but without the model: transformers takes seconds to import."""
+    """The factory of `tests/conftest.py` without the model, because transformers takes seconds to
+    import."""
     return lambda family, **overrides: (model_directory(family, overrides), None)
 
 
