@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -187,30 +188,34 @@ def test_output_that_finds_no_reader_or_no_room(unbuffered):
     """Shells report 141 for a command whose reader has closed the pipe."""
     assert run("info", "broken", unbuffered) == (128 + signal.SIGPIPE, b"")
     full = b"gpuscore: the output cannot be written: No space left on device\n"
-    assert run("info", "full", unbuffered) == (1, full)
+    assert run("info", "full", unbuffered, fork=True) == (1, full)
     for kind in ("broken", "full"):  # argparse itself ignores errors when it prints help
         code, errors = run("--help", kind, unbuffered)
         assert code in (0, 1, 128 + signal.SIGPIPE)
         assert errors in (b"", full)
 
 
-def run(word, kind, unbuffered):
+def run(word, kind, unbuffered, fork=False):
     """Return the exit code and standard error of a command whose output is a broken pipe or a full
-    disk."""
+    disk; with `fork` it is a fork of the fork server."""
     reading, broken = os.pipe()
     os.close(reading)
     stream = broken if kind == "broken" else os.open("/dev/full", os.O_WRONLY)
-    done = subprocess.run(
-        [COMMAND, word],
-        stdout=stream,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
-        timeout=60,
-        check=False,
-    )
-    for number in {broken, stream}:
-        os.close(number)
-    return done.returncode, done.stderr
+    options = {"stdout": stream, "env": os.environ | {"PYTHONUNBUFFERED": unbuffered}}
+    with tempfile.TemporaryFile() as errors:
+        process = (
+            start("gpuscore", [word], stderr=errors, **options)
+            if fork
+            else subprocess.Popen([COMMAND, word], stderr=errors, **options)
+        )
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
+        for number in {broken, stream}:
+            os.close(number)
+        errors.seek(0)
+        return code, errors.read()
 
 
 def test_an_error_that_nobody_reads_keeps_its_exit_code():
