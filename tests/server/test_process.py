@@ -159,20 +159,19 @@ FEW, ALL = (0.0, 0.1, 0.4), (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds
 def test_a_signal_during_the_imports(number, delays):
     """A signal is handled from our first line on; before it, Python itself is still starting."""
     for delay in delays:
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [COMMAND, "serve", "demo", "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-        )
-        try:
-            # SIGHUP's handler is set last; Python itself handles SIGINT from the start.
-            wait_until(lambda pid=process.pid: catches(pid, signal.SIGHUP))
-            time.sleep(delay)
-            process.send_signal(number)
-            _, errors = process.communicate(timeout=20)
-        finally:
-            process.kill()
-            process.wait()
+        ) as process:
+            try:
+                # SIGHUP's handler is set last; Python itself handles SIGINT from the start.
+                wait_until(lambda pid=process.pid: catches(pid, signal.SIGHUP))
+                time.sleep(delay)
+                process.send_signal(number)
+                _, errors = process.communicate(timeout=20)
+            finally:
+                process.kill()
         assert process.returncode == 128 + number
         assert errors == b""
 
