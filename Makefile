@@ -67,9 +67,10 @@ PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --
 test: setup
 	$(PYTEST)
 
-# With the tests marked slow; hostile ones and those that need a GPU have targets of their own.
+# With the tests marked slow; hostile ones and those that need a GPU have targets of their own. What
+# transformers computes is computed again and compared with what make test keeps in .cache/tests.
 test-all: setup $(TRITON_VENV)/.installed
-	$(PYTEST) -m 'not hostile'
+	RECOMPUTE_REFERENCES=1 $(PYTEST) -m 'not hostile'
 
 # Attacks, faults and broken models, at most 15 minutes on two cores: what may run side by side, then,
 # whether or not that failed, what measures how late answers are. One file of them:

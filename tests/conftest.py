@@ -11,7 +11,8 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import sys
-from collections.abc import Callable, Generator, Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -71,51 +72,48 @@ def shared_backends(tiny_model: ModelFactory) -> "Iterator[SharedBackends]":
 
 # ---- distribution of the tests over the workers of make test ----
 
-# Servers that the tests of tests/server share. All tests that use one run in the same worker, which
-# starts it. They begin first, because starting servers leave the CPU to other workers.
-SERVERS = ("limited_server", "watched", "demo", "server")
-
-
-def group_of(item: pytest.Item) -> str:
-    """Return the name of the group of tests that run in one worker: users of a shared server, or a
-    file."""
-    used = getattr(item, "fixturenames", ())
-    if item.nodeid.startswith("tests/server/"):
-        for server in SERVERS:
-            if server in used:
-                return server
-    return item.nodeid.partition("::")[0]
+GROUPS = pytest.StashKey[Path]()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the groups for `--dist loadgroup`, in the workers."""
-    if not getattr(config.option, "loadgroup", False):
-        return
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group_of(item)))
-    rank = {server: number for number, server in enumerate(reversed(SERVERS))}
-    items.sort(key=lambda item: rank.get(group_of(item), len(SERVERS)))
+    if path := getattr(config, "workerinput", {}).get("groups"):
+        from support.groups import sort_and_write
+
+        sort_and_write(items, Path(path))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remove the "@group" that xdist appends, so that a test's name can be given to pytest."""
-    report = yield
-    for mark in item.iter_markers("xdist_group"):
-        report.nodeid = report.nodeid.removesuffix(f"@{mark.args[0]}")
-    return report
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    if path := node.config.stash.get(GROUPS, None):
+        node.workerinput["groups"] = str(path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if path := config.stash.get(GROUPS, None):
+        from support.groups import GroupScheduling
+
+        return GroupScheduling(config, log, path)
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Fork the workers, on Linux, from one process that has imported torch, transformers and
-    JAX."""
+    """Prepare the workers of `--dist loadgroup`: their groups of tests, and, on Linux, forks of one
+    process that has imported torch, transformers and JAX."""
     config = session.config
     workers = getattr(config.option, "tx", None)
-    if not workers or hasattr(config, "workerinput") or sys.platform != "linux":
+    if not workers or hasattr(config, "workerinput"):
+        return
+    if config.getvalue("dist") == "loadgroup":
+        folder = tempfile.TemporaryDirectory()
+        config.add_cleanup(folder.cleanup)
+        from support.groups import Recorder
+
+        config.stash[GROUPS] = Path(folder.name, "groups.json")
+        config.pluginmanager.register(Recorder(config.stash[GROUPS]))
+    if sys.platform != "linux":
         return
     from support.fork_server import WORKERS, ForkServer
 

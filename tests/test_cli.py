@@ -30,12 +30,13 @@ def items_file(tmp_path):
 
 @pytest.fixture(scope="module")
 def want():
-    with Scorer("demo") as scorer:
+    with Scorer("demo", max_batch_tokens=512) as scorer:
         return scorer.score(QUERY, ITEMS, labels=["yes", "no"], apply_softmax=True).scores
 
 
 def score(*arguments):
-    return main(["score", "demo", "--query", QUERY, "--labels", "yes,no", *arguments])
+    few = ("--max-batch-tokens", "512")  # at start a model runs its largest batches
+    return main(["score", "demo", "--query", QUERY, "--labels", "yes,no", *few, *arguments])
 
 
 def test_a_ranked_table(items_file, want, capsys):
@@ -76,7 +77,7 @@ def test_nothing_to_score(capsys, monkeypatch):
 def test_the_whole_vocabulary_and_item_first(items_file, capsys):
     assert score("--items", items_file, "--json", "--full-vocabulary", "--item-first") == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    with Scorer("demo") as scorer:
+    with Scorer("demo", max_batch_tokens=512) as scorer:
         scorer.warmup()  # changes no score
         want = scorer.score(QUERY, ITEMS, labels=["yes", "no"], item_first=True).scores
     got = [[line["scores"]["yes"], line["scores"]["no"]] for line in lines]

@@ -22,6 +22,7 @@ def trees(**sources):
     return {name: ast.parse(source) for name, source in sources.items()}
 
 
+@pytest.mark.slow  # `make check` runs the tool itself
 def test_this_tree_has_none(house, capsys):
     assert house.main() == 0, capsys.readouterr().err
 

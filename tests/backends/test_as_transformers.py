@@ -78,7 +78,7 @@ def test_text(tiny_model, family, max_batch_tokens):
 def test_empty_items_and_an_empty_query(tiny_model, family, rng):
     directory, model = tiny_model(family)
     query, item = random_ids(rng, 31), random_ids(rng, 9)
-    with Scorer(str(directory)) as scorer:
+    with Scorer(str(directory), max_batch_tokens=512) as scorer:
         options = {"label_token_ids": LABELS, "logprobs": True}
         check(model, scorer, [query], scorer.score(query, [[]], **options))
         mixed = scorer.score(query, [[], item, []], **options)
@@ -104,7 +104,7 @@ def test_labels_per_item(tiny_model, rng):
     directory, model = tiny_model()
     query, items = random_ids(rng, 20), [random_ids(rng, 4) for _ in range(3)]
     labels = [[5], [7, 7, 9], [399, 0]]
-    with Scorer(str(directory)) as scorer:
+    with Scorer(str(directory), max_batch_tokens=512) as scorer:
         result = scorer.score(query, items, label_token_ids=labels, logprobs=True)
         softmax = scorer.score(query, items, label_token_ids=labels, apply_softmax=True)
     want = reference_logprobs(model, [query + i for i in items])
@@ -123,7 +123,7 @@ def test_labels_per_item(tiny_model, rng):
 def test_temperature(tiny_model, rng):
     directory, model = tiny_model()
     query, items = random_ids(rng, 20), [random_ids(rng, 4)]
-    with Scorer(str(directory)) as scorer:
+    with Scorer(str(directory), max_batch_tokens=512) as scorer:
         got = scorer.score(
             query, items, label_token_ids=LABELS, apply_softmax=True, temperature=2.5
         )
@@ -158,7 +158,7 @@ def test_the_whole_context_is_usable(tiny_model, rng):
 def test_variants_of_a_family(tiny_model, rng, family, overrides):
     directory, model = tiny_model(family, **overrides)
     query, items = random_ids(rng, 40), [random_ids(rng, n) for n in (1, 6, 7)]
-    with Scorer(str(directory)) as scorer:
+    with Scorer(str(directory), max_batch_tokens=512) as scorer:
         result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
         check(model, scorer, [query + i for i in items], result)
 

@@ -74,9 +74,9 @@ def test_a_reranker_as_one_class_scores_the_same(tiny_model, tmp_path, rng):
     head = tensors["model.embed_tokens.weight"]
     save_file(tensors | {"score.weight": head[[yes]] - head[[no]]}, converted / "model.safetensors")
     query, items = random_ids(rng, 50), [random_ids(rng, int(n)) for n in rng.integers(1, 60, 30)]
-    with Scorer(str(directory)) as scorer:
+    with Scorer(str(directory), max_batch_tokens=512) as scorer:
         pairs = scorer.score(query, items, label_token_ids=[yes, no], logits=True).logits
-    with Scorer(str(converted)) as scorer:
+    with Scorer(str(converted), max_batch_tokens=512) as scorer:
         one = scorer.score(query, items, labels=["relevant"], logits=True)
     want = pairs[:, 0] - pairs[:, 1]
     assert want.std() > 1
@@ -88,7 +88,7 @@ def test_labels_are_classes_and_prompts_are_tokens(tiny_model, rng):
     directory, model = tiny_model("qwen3_classes")
     query, items = random_ids(rng, 20), [[VOCAB - 1], random_ids(rng, 7)]
     options = {"logprobs": True, "logits": True}
-    with Scorer(str(directory)) as scorer:
+    with Scorer(str(directory), max_batch_tokens=512) as scorer:
         named = scorer.score(query, items, labels=["no idea", "good"], **options)
         check(model, [query + item for item in items], named, [2, 0])
         text = scorer.score("a query", [" and an item"], labels=NAMES)
@@ -106,7 +106,7 @@ def test_labels_are_classes_and_prompts_are_tokens(tiny_model, rng):
 
 def test_a_name_of_two_classes(tiny_model):
     directory, _ = tiny_model("qwen3_classes", id2label={0: "a", 1: "b", 2: "a"})
-    with Scorer(str(directory)) as scorer:
+    with Scorer(str(directory), max_batch_tokens=512) as scorer:
         with pytest.raises(InvalidRequest, match="is the name of 2 of the model's 3 classes; send"):
             scorer.score([1], [[2]], labels=["a"])
         assert scorer.score([1], [[2]], labels=["b"]).scores.shape == (1, 1)
@@ -118,7 +118,7 @@ def test_the_same_bits_in_every_batch(tiny_model, rng, count):
     differently."""
     directory, _ = tiny_model("qwen3_classes", id2label=names(count), num_hidden_layers=1)
     query, items = random_ids(rng, 30), [random_ids(rng, int(n)) for n in rng.integers(1, 40, 9)]
-    with Scorer(str(directory), deterministic=True, compile="off") as scorer:
+    with Scorer(str(directory), deterministic=True, compile="off", max_batch_tokens=512) as scorer:
         options = {"label_token_ids": [0], "logprobs": True, "logits": True}
         packed = scorer.score(query, items, **options)
         for row, item in enumerate(items):
@@ -185,7 +185,7 @@ def test_a_half_precision_trunk_with_a_float32_head(tiny_model, tmp_path, rng):
     rounded.load_state_dict({name: tensor.float() for name, tensor in half.items()})
     query, items = random_ids(rng, 20), [random_ids(rng, n) for n in (1, 9)]
     options = {"label_token_ids": [0, 1, 2], "logprobs": True, "logits": True}
-    with Scorer(str(directory), dtype="float32") as scorer:
+    with Scorer(str(directory), dtype="float32", max_batch_tokens=512) as scorer:
         result = scorer.score(query, items, **options)
     check(rounded.eval(), [query + item for item in items], result, [0, 1, 2])
 

@@ -2,7 +2,6 @@
 memory."""
 
 import json
-import subprocess
 import sys
 from itertools import accumulate
 
@@ -17,6 +16,7 @@ from gpuscore.engine.engine import Engine
 from gpuscore.probabilities import position_logprobs
 from gpuscore.request import ScoreRequest
 from support.models import random_ids
+from support.programs import run_module
 
 LENGTHS = (1, 2, 63, 111, 130, 257, 33, 300)
 
@@ -87,48 +87,13 @@ def test_deterministic(engine):
         np.testing.assert_array_equal(bits(one, prompts), alone)
 
 
-MEMORY = """
-import json, sys
-import numpy as np
-from pathlib import Path
-from gpuscore.backends import create_backend, plan_backend
-from gpuscore.backends.common.memory import HostMemory
-from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.engine.engine import Engine
-from gpuscore.arrays import NO_TOKENS; from gpuscore.request import ScoreRequest
-
-directory, tokens, vocab = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-config = ModelConfig(
-    str(directory), dtype="float32", threads=1, max_batch_tokens=tokens, kv_cache_size=2**24
-)
-engine = Engine(create_backend(plan_backend(directory, config)), EngineConfig())
-rng = np.random.default_rng(0)
-
-def ask(count):
-    prompt = rng.integers(0, vocab, count).astype(np.int32)
-    labels = (np.roll(prompt, -1),)
-    request = ScoreRequest(NO_TOKENS, (prompt,), labels, True, True, every_position=True)
-    assert len(engine.score(request).result(120).lse) == count
-
-ask(16)
-print(json.dumps(HostMemory().growth(lambda: ask(tokens))))
-engine.close()
-"""
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_memory_is_not_tokens_times_vocabulary(tiny_model):
     """Score 4,000 tokens at once: their logits would take 0.6 GB, their keys row by row 0.5 GB."""
     tokens, vocab = 4000, 40_000
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "head_dim": 8}
     directory, _ = tiny_model("qwen3", vocab_size=vocab, max_position_embeddings=4096, **sizes)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", MEMORY, str(directory), str(tokens), str(vocab)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_module("support.position_memory", directory, tokens, vocab)
     assert done.returncode == 0, done.stderr
     grown = json.loads(done.stdout)
     assert grown is not None

@@ -198,7 +198,7 @@ def test_shards_and_the_hubs_older_rope_fields(copy, tiny_model):
         torch_dtype="float32",
     )
     prompt = random_ids(np.random.default_rng(0), 100)
-    with Scorer(str(directory)) as scorer:
+    with Scorer(str(directory), max_batch_tokens=512) as scorer:
         result = scorer.score(prompt[:90], [prompt[90:]], label_token_ids=[3], logprobs=True)
     assert result.logprobs[0, 0] == pytest.approx(
         reference_logprobs(model, [prompt])[0, 3], abs=1e-4
@@ -241,7 +241,7 @@ def test_the_hubs_older_fields(copy, tiny_model, family):
     directory = copy(family, **overrides)
     edit_config(directory, drop=without, **fields)
     prompt = random_ids(np.random.default_rng(0), 100)
-    with Scorer(str(directory)) as scorer:
+    with Scorer(str(directory), max_batch_tokens=512) as scorer:
         result = scorer.score(prompt[:90], [prompt[90:]], label_token_ids=[3], logprobs=True)
     assert result.logprobs[0, 0] == pytest.approx(
         reference_logprobs(model, [prompt])[0, 3], abs=1e-4

@@ -22,8 +22,8 @@ FILES = ["workload.json", "results.safetensors", "bundle.json"]
 
 
 def record(model, output, *flags):
-    words = ["parity", "record", str(model), "-o", str(output), "--workload", "quick", *flags]
-    return main([*words, "--threads", "1"])
+    words = ["parity", "record", str(model), "-o", str(output), "--workload", "quick"]
+    return main([*words, "--threads", "1", "--max-batch-tokens", "512", *flags])
 
 
 @pytest.fixture(scope="module")

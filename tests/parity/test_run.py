@@ -29,9 +29,8 @@ def few_items(monkeypatch):
 
 
 def run(directory, *arguments, backends="torch:float32"):
-    return main(
-        ["parity", "run", str(directory), "--backends", backends, "--workload", "quick", *arguments]
-    )
+    words = ["--backends", backends, "--workload", "quick", "--max-batch-tokens", "512"]
+    return main(["parity", "run", str(directory), *words, *arguments])
 
 
 class Page(HTMLParser):

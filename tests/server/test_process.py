@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from support.connections import Connection, connected, hold, large_request
-from support.programs import COMMAND
+from support.programs import COMMAND, start
 from support.serving import RunningServer, children, wait_until
 from support.slow import slow
 
@@ -35,12 +36,19 @@ def hang_up(process):
 
 
 @contextmanager
-def server(*flags, prefix="", meanwhile=lambda process: None, **streams):
-    """Start a server of the demo model with the caller's streams and yield it when it is ready."""
+def server(*flags, prefix="", meanwhile=lambda process: None, fork=False, **streams):
+    """Start a server of the demo model with the caller's streams and yield it when it is ready.
+
+    With `fork` it is a fork of the fork server, otherwise a new interpreter in a new session, which
+    a shell starts after `prefix`.
+    """
     port = free_port()
-    words = [COMMAND, "serve", "demo", "--threads", "1", "--port", str(port), *flags]
-    command = ["/bin/sh", "-c", f'{prefix} exec "$@"', "sh", *words]
-    process = subprocess.Popen(command, start_new_session=True, **streams)
+    words = ["serve", "demo", "--threads", "1", "--port", str(port), *flags]
+    if fork:
+        process = start("gpuscore", words, **streams)
+    else:
+        command = ["/bin/sh", "-c", f'{prefix} exec "$@"', "sh", COMMAND, *words]
+        process = subprocess.Popen(command, start_new_session=True, **streams)
     url = f"http://127.0.0.1:{port}"
     try:
         wait_until(
@@ -94,7 +102,7 @@ def test_streams_that_nobody_reads():
         while True:
             os.write(full, bytes(4096))
     os.set_blocking(full, True)
-    with server(stdout=broken, stderr=full) as running:
+    with server(stdout=broken, stderr=full, fork=True) as running:
         for _ in range(20):
             assert status(running) == 200
         ends(running, signal.SIGHUP)  # works like SIGTERM if there are no keys to read again
@@ -136,20 +144,34 @@ def check_refused(running, keys, content, log):
     assert status(running, BOB) == 200
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_during_the_imports(number):
+FEW, ALL = (0.0, 0.1, 0.4), (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds
+
+
+@pytest.mark.parametrize(
+    ("number", "delays"),
+    [
+        (signal.SIGTERM, ALL),
+        (signal.SIGINT, FEW),
+        (signal.SIGHUP, FEW),
+        *slow((signal.SIGINT, ALL), (signal.SIGHUP, ALL)),
+    ],
+)
+def test_a_signal_during_the_imports(number, delays):
     """A signal is handled from our first line on; before it, Python itself is still starting."""
-    for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8):
-        process = subprocess.Popen(
+    for delay in delays:
+        with subprocess.Popen(
             [COMMAND, "serve", "demo", "--port", "0"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-        )
-        # SIGHUP's handler is set last; Python itself handles SIGINT from the start.
-        wait_until(lambda pid=process.pid: catches(pid, signal.SIGHUP))
-        time.sleep(delay)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        ) as process:
+            try:
+                # SIGHUP's handler is set last; Python itself handles SIGINT from the start.
+                wait_until(lambda pid=process.pid: catches(pid, signal.SIGHUP))
+                time.sleep(delay)
+                process.send_signal(number)
+                _, errors = process.communicate(timeout=20)
+            finally:
+                process.kill()
         assert process.returncode == 128 + number
         assert errors == b""
 
@@ -165,30 +187,34 @@ def test_output_that_finds_no_reader_or_no_room(unbuffered):
     """Shells report 141 for a command whose reader has closed the pipe."""
     assert run("info", "broken", unbuffered) == (128 + signal.SIGPIPE, b"")
     full = b"gpuscore: the output cannot be written: No space left on device\n"
-    assert run("info", "full", unbuffered) == (1, full)
+    assert run("info", "full", unbuffered, fork=True) == (1, full)
     for kind in ("broken", "full"):  # argparse itself ignores errors when it prints help
         code, errors = run("--help", kind, unbuffered)
         assert code in (0, 1, 128 + signal.SIGPIPE)
         assert errors in (b"", full)
 
 
-def run(word, kind, unbuffered):
+def run(word, kind, unbuffered, fork=False):
     """Return the exit code and standard error of a command whose output is a broken pipe or a full
-    disk."""
+    disk; with `fork` it is a fork of the fork server."""
     reading, broken = os.pipe()
     os.close(reading)
     stream = broken if kind == "broken" else os.open("/dev/full", os.O_WRONLY)
-    done = subprocess.run(
-        [COMMAND, word],
-        stdout=stream,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
-        timeout=60,
-        check=False,
-    )
-    for number in {broken, stream}:
-        os.close(number)
-    return done.returncode, done.stderr
+    options = {"stdout": stream, "env": os.environ | {"PYTHONUNBUFFERED": unbuffered}}
+    with tempfile.TemporaryFile() as errors:
+        process = (
+            start("gpuscore", [word], stderr=errors, **options)
+            if fork
+            else subprocess.Popen([COMMAND, word], stderr=errors, **options)
+        )
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
+        for number in {broken, stream}:
+            os.close(number)
+        errors.seek(0)
+        return code, errors.read()
 
 
 def test_an_error_that_nobody_reads_keeps_its_exit_code():

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from support import programs
+
 TICKS = os.sysconf("SC_CLK_TCK")
 PR_SET_CHILD_SUBREAPER = 36
 SHOWN = 100  # tests and files
@@ -23,18 +25,25 @@ class CpuReport:
 
     def __init__(self) -> None:
         self._before = 0.0
+        self._forks = Counter[int]()  # the most seconds that a forked program was seen with
         self.tests, self.files = Counter[str](), Counter[str]()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self) -> Generator[None, Any, Any]:
-        self._before = cpu_seconds()
+        self._before = self._spent()
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
         result = yield
-        item.user_properties.append(("cpu", cpu_seconds() - self._before))
+        item.user_properties.append(("cpu", self._spent() - self._before))
         return result
+
+    def _spent(self) -> float:
+        """Return the seconds of this process and of the programs that it had forked elsewhere."""
+        for pid in programs.FORKS:
+            self._forks[pid] = max(self._forks[pid], cpu_seconds(pid))
+        return cpu_seconds() + self._forks.total()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         for name, seconds in report.user_properties if report.when == "teardown" else ():
@@ -48,6 +57,7 @@ class CpuReport:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not hasattr(session.config, "workerinput"):  # with the workers, which are descendants
+            # Also what a program used that was started and killed in one test.
             self._add("(outside of tests)", cpu_seconds() - sum(self.tests.values()))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -73,24 +83,14 @@ def register(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuReport())
 
 
-def cpu_seconds() -> float:
-    """Return the seconds of this process and its descendants, running or ended."""
-    parents, seconds = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        pid = int(path.parent.name)
-        parents[pid] = int(fields[1])
-        seconds[pid] = sum(map(int, fields[11:15])) / TICKS  # its own and those it has waited for
-    own = os.getpid()
-    return sum(spent for pid, spent in seconds.items() if own in _line(pid, parents))
-
-
-def _line(pid: int, parents: dict[int, int]) -> list[int]:
-    """Return the process with its parents."""
-    line = [pid]
-    while line[-1] in parents:
-        line.append(parents[line[-1]])
-    return line
+def cpu_seconds(pid: int | None = None) -> float:
+    """Return the seconds of a process, this one by default, and of its descendants, running or
+    ended."""
+    process = Path("/proc", str(pid or os.getpid()))
+    try:
+        fields = (process / "stat").read_text().rpartition(")")[2].split()
+        lists = [path.read_text() for path in process.glob("task/*/children")]
+    except OSError:  # it has ended
+        return 0.0
+    own = sum(map(int, fields[11:15])) / TICKS  # with those that it has waited for
+    return own + sum(cpu_seconds(int(child)) for one in lists for child in one.split())

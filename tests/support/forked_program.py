@@ -5,6 +5,7 @@ and end: the program's main module runs, with its arguments, streams, environmen
 engine's process is a child of the program's, too, with its own streams, environment and signals.
 """
 
+import io
 import json
 import os
 import runpy
@@ -31,14 +32,17 @@ def run_program(
     os.environ.update(environment)
     os.chdir(folder)
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(  # noqa: SIM115
-        2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
-    )
+    sys.stdout = sys.__stdout__ = _output(1, "strict", not environment.get("PYTHONUNBUFFERED"))
+    sys.stderr = sys.__stderr__ = _output(2, "backslashreplace", buffered=False)
     worker_process.Popen = StandbyEngine().start
     code = _run(module, arguments)
     sys.stdout.flush()
     return code
+
+
+def _output(number: int, errors: str, buffered: bool) -> io.TextIOWrapper:
+    stream = open(number, "wb", buffering=-1 if buffered else 0, closefd=False)  # noqa: SIM115
+    return io.TextIOWrapper(stream, "utf-8", errors, write_through=not buffered)
 
 
 def _run(module: str, arguments: Sequence[str]) -> int:

@@ -38,9 +38,12 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from support import kept
+from support.token_ids import VOCAB as VOCAB
+from support.token_ids import random_ids as random_ids
+
 logging.disable_progress_bar()
 
-VOCAB = 400
 COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
@@ -179,19 +182,25 @@ def logprobs_of_one_length(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
     """Return transformers' log-probabilities [N, V] after prompts of one length, in one batch."""
-    with torch.no_grad():
-        logits = model(torch.tensor(prompts), logits_to_keep=1).logits[:, -1]
-    return torch.log_softmax(logits.double(), dim=-1).numpy()
+
+    def compute() -> NDArray[np.float64]:
+        with torch.no_grad():
+            logits = model(torch.tensor(ids), logits_to_keep=1).logits[:, -1]
+        return torch.log_softmax(logits.double(), dim=-1).numpy()
+
+    ids = [list(map(int, prompt)) for prompt in prompts]
+    return kept.scores_of(model, "log-probabilities", ids, compute)
 
 
 def reference_logits(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
     """Return transformers' class logits [N, classes] after each prompt, every prompt run alone."""
-    with torch.no_grad():
-        rows = [model(torch.tensor([prompt])).logits[0].double().numpy() for prompt in prompts]
-    return np.stack(rows)
 
+    def compute() -> NDArray[np.float64]:
+        with torch.no_grad():
+            rows = [model(torch.tensor([prompt])).logits[0].double().numpy() for prompt in ids]
+        return np.stack(rows)
 
-def random_ids(rng: np.random.Generator, length: int) -> list[int]:
-    return rng.integers(0, VOCAB, length).tolist()
+    ids = [list(map(int, prompt)) for prompt in prompts]
+    return kept.scores_of(model, "class logits", ids, compute)

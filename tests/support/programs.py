@@ -15,6 +15,7 @@ from support import fork_server
 
 COMMAND = str(Path(sys.executable).with_name("gpuscore"))
 Stream = int | IO[Any]
+FORKS: list[int] = []  # process ids of all that were started, for --cpu-report
 
 
 class ForkedProgram:
@@ -46,6 +47,7 @@ class ForkedProgram:
         with open(os.devnull, "rb") as null:
             streams = [null.fileno(), output, errors]
             self.pid, self._connection = fork_server.ask(_path(), request, streams)
+        FORKS.append(self.pid)
         for reader, end in ((self.stdout, output), (self.stderr, errors)):
             if reader is not None:  # a pipe, whose other end only the program keeps
                 os.close(end)
@@ -130,13 +132,18 @@ def start_anew(
 
 def run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run a command of gpuscore to its end, with these variables added to the environment."""
+    return run_module("gpuscore", *arguments, **environment)
+
+
+def run_module(
+    module: str, *arguments: object, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a main module to its end, on Linux in a fork, as `run` does."""
     words = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = start(
-            "gpuscore", words, stdout=output, stderr=errors, env=os.environ | environment
-        )
+        process = start(module, words, stdout=output, stderr=errors, env=os.environ | environment)
         try:
-            code = process.wait(60)
+            code = process.wait(120)
         finally:
             process.kill()
             process.wait()

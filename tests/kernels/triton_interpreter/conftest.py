@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gpuscore.backends.torch import backend, known_answer
+from support.kept import model_directory
 from support.kernels import INTERPRETED
 
 if not INTERPRETED and not torch.cuda.is_available():
@@ -30,6 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             for warning in SILENT:
                 item.add_marker(pytest.mark.filterwarnings(warning))
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Callable[..., tuple[Path, None]]:
+    """The factory of `tests/conftest.py` without the model, because transformers takes seconds to
+    import."""
+    return lambda family, **overrides: (model_directory(family, overrides), None)
 
 
 @pytest.fixture

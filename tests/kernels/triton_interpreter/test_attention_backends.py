@@ -12,8 +12,8 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention import launch
 from support.batches import Pages, int32, item_segments
-from support.models import random_ids
 from support.slow import slow
+from support.token_ids import random_ids
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
 

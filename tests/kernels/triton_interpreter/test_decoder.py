@@ -16,8 +16,8 @@ from gpuscore.errors import ConfigError
 from gpuscore_kernels.cached_launch import CachedLaunch
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE
-from support.models import random_ids
 from support.slow import slow
+from support.token_ids import random_ids
 
 LABELS = [3, 17]
 

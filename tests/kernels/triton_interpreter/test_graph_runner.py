@@ -20,8 +20,8 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE
-from support.models import random_ids
 from support.slow import slow
+from support.token_ids import random_ids
 
 SMALL = {"num_attention_heads": 2, "num_key_value_heads": 1}
 LABELS = [3, 17, 29]

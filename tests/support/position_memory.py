@@ -1,0 +1,41 @@
+"""The peak growth of memory while every position of a long prompt is scored, in bytes.
+
+python -P -m support.position_memory DIRECTORY TOKENS VOCABULARY
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from gpuscore.arrays import NO_TOKENS
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.common.memory import HostMemory
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.engine.engine import Engine
+from gpuscore.request import ScoreRequest
+
+
+def main(directory: str, tokens: int, vocab: int) -> None:
+    config = ModelConfig(
+        directory, dtype="float32", threads=1, max_batch_tokens=tokens, kv_cache_size=2**24
+    )
+    engine = Engine(create_backend(plan_backend(Path(directory), config)), EngineConfig())
+    rng = np.random.default_rng(0)
+
+    def ask(count: int) -> None:
+        prompt = rng.integers(0, vocab, count).astype(np.int32)
+        labels = (np.roll(prompt, -1),)
+        request = ScoreRequest(NO_TOKENS, (prompt,), labels, True, True, every_position=True)
+        lse = engine.score(request).result(120).lse
+        assert lse is not None
+        assert len(lse) == count
+
+    ask(16)
+    print(json.dumps(HostMemory().growth(lambda: ask(tokens))))
+    engine.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
