@@ -15,6 +15,7 @@ from gpuscore.backends.torch import decoder, kernels
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.queues import CudaQueue
 from support.kernels import planted
+from support.slow import slow
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton, which is for Linux", allow_module_level=True)
@@ -279,7 +280,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["alignment", *slow(*list(PARTS)[1:])])
 def test_code_for_other_arguments_is_found(monkeypatch, part):
     lose, make, eps = PARTS[part]
 
