@@ -51,7 +51,7 @@ def complaints(found: Examination, baseline: Mapping[str, Any]) -> list[str]:
 def examine_all(chosen: Sequence[Model], processes: int) -> Iterator[Examination]:
     """Yield the examination of each model, in order; each process examines one at a time."""
     context = multiprocessing.get_context("spawn")  # Triton is not safe to fork once LLVM has run
-    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
         yield from pool.map(examine, chosen)
 
 

@@ -6,8 +6,8 @@ Tensors of the device are torch's meta tensors: they have shapes and storages, n
 launches a kernel, every copy, and every place where the host waits for the device. Host tensors are
 real. What a device would answer the host is invented.
 
-FakeTensorMode would do the same slower, by two orders of magnitude, and on a CPU wheel it fails
-where torch looks for CUDA's device guard.
+FakeTensorMode would do the same slower, and on a CPU wheel it fails where torch looks for CUDA's
+device guard.
 """
 
 import sys

@@ -15,6 +15,7 @@ from gpuscore.backends.torch import decoder, kernels
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.queues import CudaQueue
 from support.kernels import planted
+from support.slow import slow
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton, which is for Linux", allow_module_level=True)
@@ -28,7 +29,7 @@ from gpuscore_kernels.qk_norm_rope_store import triton as store_module
 from graphs.check import changes
 from graphs.device import H200, device
 from graphs.examine import examine
-from graphs.models import QWEN3_06B, Model
+from graphs.models import MODELS, QWEN3_06B, Model
 
 # The heads and rows of Qwen3-0.6B, so that compiled kernels are shared with its examination. So few
 # layers that an H200's memory holds over 2^31 elements of keys in each.
@@ -206,6 +207,20 @@ def test_graphs_that_are_measured_after_the_batches_are_found(monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_mixture_says_why_it_has_no_graphs(monkeypatch):
+    (mixture,) = (model for model in MODELS if "num_experts" in model.config)
+    found = examine(mixture)
+    assert found.problems == []
+    assert found.counts["graphs"] == 0
+    assert any("has to ask the device" in note for note in found.notes)
+    assert any("a capture would fail: bincount" in note for note in found.notes)
+    # Once nothing forbids it, to go without is a defect.
+    monkeypatch.setattr(decoder, "mixture_mlp", lambda x, *others: x * 1)
+    (problem,) = examine(mixture).problems
+    assert "nothing forbids a capture" in problem
+
+
+@pytest.mark.slow
 def test_a_launch_more_per_layer_is_found(monkeypatch, sound):
     monkeypatch.delitem(kernels._KERNELS, decoder.gated)
     found = changes(examine(SMALL, quick=True).counts, sound.counts)
@@ -279,7 +294,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["alignment", *slow(*list(PARTS)[1:])])
 def test_code_for_other_arguments_is_found(monkeypatch, part):
     lose, make, eps = PARTS[part]
 
