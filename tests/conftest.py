@@ -8,9 +8,10 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # XLA takes two seconds to optimise a program and one to compile it; tests run it only a few times.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
+import gc
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -66,6 +67,18 @@ def shared_backends(tiny_model: ModelFactory) -> "Iterator[SharedBackends]":
     backends = SharedBackends(tiny_model)
     yield backends
     backends.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Keep Python's garbage collection from visiting what stays for the whole run: thousands of
+    tests, and the modules that were imported."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 # ---- distribution of the tests over the workers of make test ----
