@@ -10,9 +10,10 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 # XLA takes two seconds to optimise a program and one to compile it; tests run it only a few times.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
+import gc
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -68,6 +69,18 @@ def shared_backends(tiny_model: ModelFactory) -> "Iterator[SharedBackends]":
     backends = SharedBackends(tiny_model)
     yield backends
     backends.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Keep Python's garbage collection from visiting what stays for the whole run: thousands of
+    tests, and the modules that were imported."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 # ---- distribution of the tests over the workers of make test ----

@@ -132,10 +132,12 @@ def _tell(connection: socket.socket, number: int) -> None:
 def serve(path: str, modules: str) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # NumPy starts the others when it is imported
+    gc.disable()
     for name in modules.split(","):
         import_module(name)
-    del os.environ["OPENBLAS_NUM_THREADS"]
+    gc.enable()
     gc.freeze()  # a garbage collection in a fork would copy the memory
+    del os.environ["OPENBLAS_NUM_THREADS"]
     os.environ[VARIABLE] = path
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
