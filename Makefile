@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
-        check-kernels-all simulate soak check format demo bench-cpu bench-gpu bench-kernels \
+        check-kernels-all check-streams simulate soak check format demo bench-cpu bench-gpu bench-kernels \
         bench-attention bench-parity bench-tokenise bench-serve locks image image-cuda image-tpu \
         image-lint image-test manifests-test audit docs docs-serve \
         docs-tools clean
@@ -107,6 +107,12 @@ SEEDS ?= 20000
 simulate: setup
 	SIMULATED_SEEDS=$(SEEDS) $(BIN)/pytest tests/engine/test_simulation.py -m 'not hostile' \
 	  --numprocesses auto --maxprocesses 4
+
+# Records every access of the CUDA runner to memory, on a device that CPU tensors play, and looks for
+# two without order; then plants defects. A minute on two cores. More: make check-streams
+# ARGS='--worlds 500'
+check-streams: setup
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m support.streams $(ARGS)
 
 # Never changes files.
 check: setup

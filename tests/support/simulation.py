@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -150,42 +151,45 @@ class World:
 
     seed: int
     faults: dict[str, float] = field(default_factory=dict)
+    events: ClassVar = (5, 25)  # least number of them, and most
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
         self.now = 0.0
-        self.backend = SimulatedBackend(self.rng, self.faults)
-        self.runner = SimulatedRunner(
-            self.backend,  # type: ignore[arg-type]
-            lambda: self.now,
-            prefix_cache=bool(self.rng.random() < 0.9),
-        )
+        self.backend = self.make_backend()
+        self.runner = self.make_runner(prefix_cache=bool(self.rng.random() < 0.9))
         pool = self.runner.scheduler.pages
         allocate = pool.allocate
         pool.allocate = lambda n: None if self.backend.strikes("pages") else allocate(n)  # type: ignore[method-assign]
         self.tickets: list[Ticket] = []
         self.queries = [self._tokens(int(n)) for n in self.rng.integers(0, 40, 3)]
 
-    def run(self) -> "World":
-        for _ in range(int(self.rng.integers(5, 25))):
-            self._event()
+    def make_backend(self) -> Any:
+        return SimulatedBackend(self.rng, self.faults)
+
+    def make_runner(self, *, prefix_cache: bool) -> Runner:
+        return SimulatedRunner(self.backend, lambda: self.now, prefix_cache=prefix_cache)
+
+    def run(self) -> Self:
+        for _ in range(int(self.rng.integers(*self.events))):
+            self.event()
         if self.rng.random() < 0.1:  # stopped at once, in the middle of a batch
             self.runner.fail_all(Unavailable("stopping", retry_after=1))
         for _ in range(5000):
             if self.runner.idle:
                 break
-            self._step()
+            self.step()
         assert self.runner.idle, "work is left and nothing happens"
-        self._step()
-        assert self.runner.scheduler.pages.num_used == 0, "a page was lost"
+        self.step()
+        self.check_pages()
         for ticket in self.tickets:
-            self._check(ticket)
+            self.check(ticket)
         return self
 
     def _tokens(self, count: int) -> np.ndarray:
         return self.rng.integers(0, 1000, count).astype(np.int32)
 
-    def _event(self) -> None:
+    def event(self) -> None:
         chance = self.rng.random()
         if chance < 0.35:
             self._submit()
@@ -196,9 +200,9 @@ class World:
         elif chance < 0.5:
             self.now += 1
         else:
-            self._step()
+            self.step()
 
-    def _step(self) -> None:
+    def step(self) -> None:
         self.now += 0.001 if not self.backend.strikes("slow") else 0.5
         self.runner.step()
         scheduler = self.runner.scheduler
@@ -245,13 +249,16 @@ class World:
         first = 1 if request.every_position else len(own)
         return [zlib.crc32(seen[: cut + n].tobytes()) for n in range(first, len(own) + 1)]
 
-    def _check(self, ticket: Ticket) -> None:
+    def check_pages(self) -> None:
+        assert self.runner.scheduler.pages.num_used == 0, "a page was lost"
+
+    def check(self, ticket: Ticket) -> None:
         assert ticket.future.done(), "a request was lost"
         if ticket.future.cancelled():
             return
         error = ticket.future.exception()
         if error is not None:
-            assert self._is_due(error, ticket.request), f"{error!r} for no reason"
+            assert self.is_due(error, ticket.request), f"{error!r} for no reason"
             return
         request, result = ticket.request, ticket.future.result()
         rows: list[int] = []
@@ -274,7 +281,7 @@ class World:
                 assert values.tolist() == [hashed(state, kind) for state in rows], kind
         assert result.computed_tokens > 0
 
-    def _is_due(self, error: BaseException, request: ScoreRequest) -> bool:
+    def is_due(self, error: BaseException, request: ScoreRequest) -> bool:
         reasons: dict[type, Callable[[], bool]] = {
             InternalError: lambda: "crash" in self.backend.seen_faults,
             InsufficientMemory: lambda: bool({"memory", "launch"} & self.backend.seen_faults),

@@ -1,0 +1,228 @@
+"""Our Triton kernels: the memory that each argument declares, and references that compute them.
+
+`DECLARED` says which arguments a kernel reads and which it writes, in the whole extent of the
+tensor that is passed. `tests/kernels/triton_interpreter/test_declared_memory.py` holds the kernels
+to it. A reference computes what a launch would, on the same arguments.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpuscore_kernels.add_rms_norm.reference import add_rms_norm
+from gpuscore_kernels.extend_attention.layout import NUM_ROWS, TileShape
+from gpuscore_kernels.extend_attention.reference import extend_attention
+from gpuscore_kernels.extend_attention.table import DeviceTiles
+from gpuscore_kernels.gated.reference import gated
+from gpuscore_kernels.label_head.reference import label_logits
+from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from support.streams.checker import Span
+from support.streams.recorder import Recorder, without_recording
+from support.streams.tensors import Card
+
+Bound = Mapping[str, Any]  # arguments of a launch by name
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The arguments that a kernel reads and those that it writes.
+
+    Args:
+        reads, writes: names, separated by spaces.
+        only: compile-time arguments, separated by spaces, that must all be true (numbers: over 0)
+            for an argument to be touched; an argument that is not listed always is.
+    """
+
+    reads: str
+    writes: str
+    only: Mapping[str, str] = field(default_factory=dict)
+
+    def touched(self, side: str, bound: Bound) -> list[str]:
+        """Names of the arguments that a launch reads (side "reads") or writes."""
+        return [
+            name
+            for name in getattr(self, side).split()
+            if all(bound[flag] for flag in self.only.get(name, "").split())
+        ]
+
+
+DECLARED = {
+    "add_rms_norm_kernel": Declared(
+        "x delta weight", "total normed", {"delta": "HAS_DELTA", "total": "HAS_DELTA"}
+    ),
+    "gated_kernel": Declared("gate_up", "out"),
+    "qk_norm_rope_store_kernel": Declared(
+        "qkv cos sin q_norm k_norm slots",
+        "q k v k_pages v_pages",
+        {
+            "q_norm": "HAS_NORM HEADS",
+            "k_norm": "HAS_NORM KV_HEADS",
+            "slots": "HAS_PAGES KV_HEADS",
+            "q": "HEADS",
+            "k": "KV_HEADS",
+            "v": "KV_HEADS",
+            "k_pages": "HAS_PAGES KV_HEADS",
+            "v_pages": "HAS_PAGES KV_HEADS",
+        },
+    ),
+    "label_logits_kernel": Declared("hidden weight rows label_ids", "out"),
+    "slice_statistics_kernel": Declared(
+        "hidden weight rows", "peaks sums best_ids", {"rows": "HAS_ROWS", "best_ids": "NEED_TOP"}
+    ),
+    "merge_slices_kernel": Declared(
+        "peaks sums best_ids",
+        "lse top_ids top_logits",
+        dict.fromkeys(("best_ids", "top_ids", "top_logits"), "NEED_TOP"),
+    ),
+    "extend_attention_kernel": Declared(
+        "q k v pool_k pool_v before_out before_lse rows tiles pool_tiles masked",
+        "out lse",
+        {
+            "pool_k": "POOL",
+            "pool_v": "POOL",
+            "pool_tiles": "POOL",
+            "before_out": "MERGE",
+            "before_lse": "MERGE",
+            "lse": "NEED_LSE",
+        },
+    ),
+}
+
+
+def _add_rms_norm(a: Bound) -> None:
+    delta = a["delta"] if a["HAS_DELTA"] else None
+    total, normed = add_rms_norm(a["x"], delta, a["weight"], a["eps"], a["ONE_PLUS"])
+    if delta is not None:
+        a["total"].copy_(total)
+    a["normed"].copy_(normed)
+
+
+def _gated(a: Bound) -> None:
+    a["out"].copy_(gated(a["gate_up"], "gelu_tanh" if a["GELU"] else "silu"))
+
+
+def _qk_norm_rope_store(a: Bound) -> None:
+    stores = a["HAS_PAGES"] and a["KV_HEADS"] > 0
+    heads = qk_norm_rope_store(
+        a["qkv"],
+        a["cos"],
+        a["sin"],
+        num_heads=a["HEADS"],
+        num_kv_heads=a["KV_HEADS"],
+        q_norm=a["q_norm"] if a["HAS_NORM"] else None,
+        k_norm=a["k_norm"] if a["HAS_NORM"] else None,
+        eps=a["eps"],
+        one_plus=a["ONE_PLUS"],
+        pages=Pages(a["k_pages"], a["v_pages"], a["slots"]) if stores else None,
+        impl="reference",
+    )
+    for name, value in zip(("q", "k", "v"), heads, strict=True):
+        if value.numel():
+            a[name].copy_(value)
+
+
+def _label_logits(a: Bound) -> None:
+    cap = a["softcap"] if a["HAS_CAP"] else None
+    rows, ids = a["rows"], a["label_ids"]
+    a["out"].copy_(label_logits(a["hidden"], a["weight"], rows, ids, cap, 2**22))
+
+
+def _slice_statistics(a: Bound) -> None:
+    hidden = a["hidden"][a["rows"].long()] if a["HAS_ROWS"] else a["hidden"]
+    logits = hidden.float() @ a["weight"].float().T
+    if a["HAS_CAP"]:
+        logits = a["softcap"] * torch.tanh(logits / a["softcap"])
+    tiles = -(-a["VOCAB"] // a["BLOCK_N"])
+    width = -(-tiles // a["SLICES"]) * a["BLOCK_N"]  # tokens of a slice
+    padded = logits.new_full((len(logits), width * a["SLICES"]), -torch.inf)
+    padded[:, : a["VOCAB"]] = logits
+    slices = padded.view(len(logits), a["SLICES"], width)
+    peaks, best = slices.max(dim=-1)
+    a["peaks"].copy_(peaks)
+    finite = peaks.clamp_min(torch.finfo(peaks.dtype).min).unsqueeze(-1)
+    a["sums"].copy_((slices - finite).exp().sum(dim=-1))
+    if a["NEED_TOP"]:
+        a["best_ids"].copy_(best + width * torch.arange(a["SLICES"]))
+
+
+def _merge_slices(a: Bound) -> None:
+    highest, winner = a["peaks"].max(dim=-1)
+    total = (a["sums"] * (a["peaks"] - highest[:, None]).exp()).sum(dim=-1)
+    a["lse"].copy_(highest + total.log())
+    if a["NEED_TOP"]:
+        a["top_ids"].copy_(a["best_ids"].gather(1, winner[:, None])[:, 0])
+        a["top_logits"].copy_(highest)
+
+
+def _extend_attention(a: Bound) -> None:
+    if a["MERGE"] or not a["POOL"]:
+        raise NotImplementedError("items_merge, which the CUDA runner does not launch")
+    tiles = a["tiles"][a["tiles"][:, NUM_ROWS] > 0]  # padding does nothing
+    shape = TileShape(a["BM"] // a["GROUP"], a["BN"], a["OWN"])
+    table = DeviceTiles(
+        shape, a["WINDOW"] or None, False, a["rows"], tiles, a["pool_tiles"], a["masked"]
+    )
+    factor = a["scale"] / 1.4426950408889634  # the kernel's exponentials have base 2
+    cap = a["cap"] if a["CAP"] else None
+    out, lse = extend_attention(
+        a["q"],
+        a["k"],
+        a["v"],
+        (a["pool_k"], a["pool_v"]),
+        table,
+        scale=factor if cap is None else factor * cap / 2,
+        softcap=cap,
+    )
+    a["out"].copy_(out)
+    if a["NEED_LSE"]:
+        a["lse"].copy_(lse)
+
+
+REFERENCES: dict[str, Callable[[Bound], None]] = {
+    "add_rms_norm_kernel": _add_rms_norm,
+    "gated_kernel": _gated,
+    "qk_norm_rope_store_kernel": _qk_norm_rope_store,
+    "label_logits_kernel": _label_logits,
+    "slice_statistics_kernel": _slice_statistics,
+    "merge_slices_kernel": _merge_slices,
+    "extend_attention_kernel": _extend_attention,
+}
+
+
+def bound(kernel: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a launch by name."""
+    return dict(zip(kernel.arg_names, args, strict=False)) | dict(options)
+
+
+def launcher(recorder: Recorder) -> Callable[..., None]:
+    """Return what takes the place of Triton's launch: it records, and runs the reference."""
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        name = kernel.fn.__name__
+        if name not in DECLARED:
+            raise NotImplementedError(f"{name} declares no memory: add it to {__name__}.DECLARED")
+        values = bound(kernel, args, options)
+        reads, writes = (_spans(name, side, values) for side in ("reads", "writes"))
+        inner = {n: v.inner if isinstance(v, Card) else v for n, v in values.items()}
+
+        def again() -> None:
+            with without_recording():
+                REFERENCES[name](inner)
+
+        if not recorder.launch(name, reads, writes, again):
+            again()
+
+    return run
+
+
+def _spans(kernel: str, side: str, values: Bound) -> list[Span]:
+    found = []
+    for name in DECLARED[kernel].touched(side, values):
+        value: Tensor = values[name]
+        if not isinstance(value, Card):
+            raise TypeError(f"{kernel} got {name} on {value.device}, not on the device")
+        found.append(value.span)
+    return found

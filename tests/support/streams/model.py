@@ -1,0 +1,47 @@
+"""A tiny Qwen3 checkpoint with random weights, written without transformers."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from gpuscore.backends.common.architectures import read_architecture
+from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.shapes import weight_shapes
+
+VOCAB = 1000  # the simulation's tokens
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "torch_dtype": "float32",
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+    "tie_word_embeddings": True,
+}
+
+
+def write_model(directory: Path) -> Path:
+    """Write config.json and the weights into `directory`."""
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    architecture = read_architecture(RawConfig.read(directory))
+    shapes = weight_shapes(architecture.config)
+    names = {name: part for part, name in architecture.model_weights.items() if part != "lm_head"}
+    for index, layer in enumerate(architecture.layer_weights):
+        names |= {f"model.layers.{index}.{name}": part for part, name in layer.items()}
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: 0.3 * torch.randn(shapes[part], generator=generator) + (len(shapes[part]) == 1)
+        for name, part in names.items()
+    }
+    save_file(weights, directory / "model.safetensors")
+    return directory
