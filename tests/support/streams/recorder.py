@@ -232,7 +232,7 @@ class Recorder:
 
     @staticmethod
     def where() -> str:
-        """Return the line of the product that called, such as torch/queues.py:83."""
+        """Return where the product called: folder, file and line."""
         frame = sys._getframe(1)
         while frame.f_back is not None:
             path = frame.f_code.co_filename
