@@ -21,7 +21,7 @@ from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.bridge import Bridge
 from gpuscore.server.memory import LARGE, Trimmer
 from gpuscore.server.observe.record import ENGINE, RequestRecord
-from gpuscore.server.text_work import TextWork
+from gpuscore.server.text_work import TextWork, permits_here
 from gpuscore.stats import EngineStats
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer_info import TokenizerInfo
@@ -126,7 +126,7 @@ class ScoringService:
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridge: Bridge | None = None
         # Text and large requests are worked on here, never on the event loop.
-        self._text = TextWork(self._text_ended)
+        self._text = TextWork(self._text_ended, permits_here())
         self.memory = Trimmer(self._in_background)
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that submits text work
 

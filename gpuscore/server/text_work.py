@@ -1,17 +1,18 @@
 """Text work, done in a few threads and in turns, so that no long text delays the other requests.
 
-At most `PERMITS` jobs run at a time, each in a thread of its own. Between two pieces of its text, a
-job passes its permit on if other jobs wait and it has done one turn's worth of work. Permits go
-round between tenants. Within a tenant they go alternately to a job that has begun and to a new one.
-So a short text, which ends in its first turn, waits for one turn of a long text, not for its end.
+A few jobs run at a time, each in a thread of its own with a permit. A job is *long* once it has
+more than one turn's worth of work. Long jobs never have the last permit. So short texts run beside
+them, and long texts leave a part of the machine to everything else, also a text without a place to
+cut, whose only piece may take seconds and cannot be interrupted.
 
-A piece cannot be interrupted, and a text without a place to cut may be one piece that takes
-seconds. Such a large piece never gets the last permit, so small pieces only wait for small ones.
+Between two pieces a long job passes its permit on if other jobs wait. Permits go round between
+tenants. Within a tenant they go alternately to a job that has begun and to a new one.
 
 A job that has not begun holds no thread. The number of begun jobs is bounded for each tenant and
 for all together. A tenant below its own bound is not delayed by another tenant at its bound.
 """
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,11 +26,17 @@ from gpuscore.text.turns import Turns
 
 ResultT = TypeVar("ResultT")
 
-PERMITS = 2
+PERMITS, MANY_CORES = 3, 4  # jobs that run at a time; one less on a machine of fewer cores
 BEGUN_OF_TENANT, BEGUN = 4, 32  # most jobs with a thread, of one tenant and of all
 TURN = PIECE_CHARS  # characters of a turn: one piece, or many short texts
-LARGE = 4 * PIECE_CHARS  # characters; a piece with more never gets the last permit
 IDLE = 1.0  # seconds after which a thread without work ends
+
+
+def permits_here() -> int:
+    """Return the number of permits for the cores that this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)  # Linux only
+    cores = len(usable(0)) if usable else os.cpu_count() or 1
+    return PERMITS if cores >= MANY_CORES else PERMITS - 1
 
 
 class TextJob(Turns, Generic[ResultT]):
@@ -37,7 +44,7 @@ class TextJob(Turns, Generic[ResultT]):
 
     def __init__(self, owner: "TextWork", tenant: str, work: Callable[[Turns], ResultT]) -> None:
         self.tenant = tenant
-        self.begun = self.permitted = self.large = self.given_up = False
+        self.begun = self.permitted = self.long = self.given_up = False
         self.queue: deque[AnyJob] | None = None  # the queue in which it waits
         self.permit = threading.Semaphore(0)  # released when this paused job may go on
         self.characters = 0  # characters that the work has read so far
@@ -46,12 +53,12 @@ class TextJob(Turns, Generic[ResultT]):
         self._left: tuple[Callable[[Turns], ResultT], Future[ResultT]] | None = (work, Future())
 
     def before(self, characters: int) -> None:
-        """See `Turns.before`. Costs next to nothing while no other job waits."""
+        """See `Turns.before`. Costs next to nothing for a short text."""
         self.characters += characters
         self._done += characters
-        large = characters > LARGE
-        if self.given_up or large or self.large or (self._done > TURN and self._owner.waiting):
-            self._owner.next_turn(self, large)
+        more = self._done > TURN
+        if self.given_up or (more and (self._owner.waiting or not self.long)):
+            self._owner.next_turn(self)
             self._done = characters
 
     @property
@@ -96,10 +103,13 @@ class TextWork:
     Args:
         ended: called in a job's thread once its texts are released, with the number of characters
             that it has read and True if it was given up.
+        permits: jobs that run at a time, at least 2.
     """
 
-    def __init__(self, ended: Callable[[int, bool], None] = lambda *_: None) -> None:
-        self._ended = ended
+    def __init__(
+        self, ended: Callable[[int, bool], None] = lambda *_: None, permits: int = PERMITS - 1
+    ) -> None:
+        self._ended, self._permits = ended, permits
         self.waiting = 0  # jobs that wait for a permit
         self._lock = threading.Lock()
         self._tenants: dict[str, _Tenant] = {}  # in order of their last permits, oldest first
@@ -145,11 +155,8 @@ class TextWork:
                 self._give_up(job)
             self._wake.notify_all()
 
-    def next_turn(self, job: AnyJob, large: bool) -> None:
-        """Pass a running job's permit on, and wait until the job gets its next one.
-
-        Args:
-            large: the job's next piece is large.
+    def next_turn(self, job: AnyJob) -> None:
+        """Pass the permit of a running job, which is long, on, and wait until it gets its next one.
 
         Raises:
             DeadlineExceeded: the job was given up.
@@ -157,7 +164,7 @@ class TextWork:
         with self._lock:
             if not job.given_up:
                 self._take_permit(job)
-                job.large = large
+                job.long = True
                 self._wait(job, self._tenants[job.tenant].paused)
                 self._hand_out(but=job)
                 self._hand_out()
@@ -198,7 +205,7 @@ class TextWork:
 
     def _hand_out(self, but: AnyJob | None = None) -> None:
         """Give free permits to waiting jobs that may have them, except to `but`."""
-        while len(self._permitted) < PERMITS and (job := self._next(but)) is not None:
+        while len(self._permitted) < self._permits and (job := self._next(but)) is not None:
             self._leave(job)
             self._permitted.add(job)
             self._tenants[job.tenant].permitted += 1
@@ -226,10 +233,8 @@ class TextWork:
         """Return a tenant's next job: new and paused jobs alternate, each in order of arrival."""
         room = tenant.begun < BEGUN_OF_TENANT and self._begun < BEGUN
         new = tenant.new[0] if tenant.new and room else None
-        no_large = sum(job.large for job in self._permitted) >= PERMITS - 1
-        paused = next(
-            (job for job in tenant.paused if job is not but and not (job.large and no_large)), None
-        )
+        full = sum(job.long for job in self._permitted) >= self._permits - 1
+        paused = None if full else next((job for job in tenant.paused if job is not but), None)
         return (paused or new) if tenant.was_new else (new or paused)
 
     def _begin(self, job: AnyJob) -> None:

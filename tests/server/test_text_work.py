@@ -5,15 +5,17 @@ import threading
 import pytest
 
 from gpuscore.errors import DeadlineExceeded
-from gpuscore.server.text_work import BEGUN_OF_TENANT, LARGE, PERMITS, TURN, TextWork
+from gpuscore.server import text_work
+from gpuscore.server.text_work import BEGUN_OF_TENANT, TURN, TextWork, permits_here
 
+PERMITS = 2
 WAIT = 20  # seconds, at most
 SOON = 10  # seconds; well before the work gives up waiting for the test
 
 
 @pytest.fixture
 def work():
-    scheduler = TextWork()
+    scheduler = TextWork(permits=PERMITS)
     yield scheduler
     scheduler.close()
 
@@ -103,9 +105,9 @@ def test_nobody_hands_on_what_nobody_waits_for(work):
     end(work, jobs)
 
 
-def test_large_pieces_leave_a_permit(work):
-    jobs = busy(work, 1, LARGE + 1)
-    other = Long(LARGE + 1)
+def test_long_texts_leave_a_permit(work):
+    jobs = busy(work, 1, TURN + 1)
+    other = Long(TURN + 1)
     jobs.append((other, work.submit("c", other)[0]))
     assert other.begins_nothing()
     for _ in range(20):  # they use the other permit
@@ -115,6 +117,27 @@ def test_large_pieces_leave_a_permit(work):
         jobs[0][0].go_on()
     assert other.at_work(), "they take turns"
     end(work, jobs)
+
+
+def test_a_text_becomes_long_after_its_first_turn(work):
+    """Two begin together; the second one's next piece waits, though nobody else needs a permit."""
+    (first, one), (second, two) = jobs = busy(work)
+    first.go_on()
+    assert first.at_work()
+    second.go_on()
+    assert second.begins_nothing()
+    _, done = work.submit("b", lambda turns: turns.before(TURN) or "answer")
+    assert done.result(SOON) == "answer"
+    assert (one.long, two.long) == (True, True)
+    first.go_on()
+    assert second.at_work()
+    end(work, jobs)
+
+
+@pytest.mark.parametrize(("cores", "permits"), [(1, 2), (2, 2), (3, 2), (4, 3), (64, 3)])
+def test_small_machines_have_one_permit_less(cores, permits, monkeypatch):
+    monkeypatch.setattr(text_work.os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert permits_here() == permits
 
 
 def test_given_up_before_its_turn(work):
@@ -137,8 +160,8 @@ def test_given_up_at_work_ends_before_the_next_piece(work):
 
 
 def test_given_up_while_it_waits_ends_at_once(work):
-    jobs = busy(work, 1, LARGE + 1)
-    other = Long(LARGE + 1)
+    jobs = busy(work, 1, TURN + 1)
+    other = Long(TURN + 1)
     job, future = work.submit("c", other)
     assert other.begins_nothing()
     work.give_up(job)
@@ -175,7 +198,7 @@ def test_errors_and_order(work):
 
 
 def test_close_gives_up_everything():
-    work = TextWork()
+    work = TextWork(permits=PERMITS)
     jobs = busy(work)
     _, waiting = work.submit("b", lambda turns: None)
     work.close()
