@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 Number: TypeAlias = int | float
 
@@ -45,7 +44,7 @@ class CachedLaunch:
 
     def __init__(self, kernel: Any, free: int = 0) -> None:
         self.kernel, self._free = kernel, free
-        self._compiles = isinstance(kernel, JITFunction)  # False in Triton's interpreter
+        self._started = False  # True once there is code to remember
         # The code for a key. Typed, because Triton tells numbers apart that Python finds equal.
         self.codes = functools.lru_cache(maxsize=None, typed=True)(_Code)
 
@@ -68,24 +67,36 @@ class CachedLaunch:
             options: num_warps and num_stages, always in the same order.
         """
         hooks = knobs.runtime  # by which a profiler hears of Triton's own launches
-        if not self._compiles or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-            self.by_triton(grid, tensors, numbers, constants, **options)
-            return
-        places, active = [*map(address, tensors)], driver.active
-        device = active.get_current_device()
+        if self._started and not (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls):
+            places, active = [*map(address, tensors)], driver.active
+            device = active.get_current_device()
+            code = self.codes(*self.key(places, tensors, numbers, constants, options, device))
+            if code.run is not None:
+                stream = active.get_current_stream(device)
+                code.run(
+                    *grid, 1, stream, code.function, code.metadata, None, None, None,
+                    *places, *numbers, *code.rest,
+                )  # fmt: skip
+                return
+        compiled = self.by_triton(grid, tensors, numbers, constants, **options)
+        if compiled is not None:  # which Triton's interpreter returns
+            self._remember(compiled, tensors, numbers, constants, options)
+
+    def _remember(
+        self,
+        compiled: Any,
+        tensors: Sequence[Tensor],
+        numbers: tuple[Number, ...],
+        constants: Mapping[str, object],
+        options: Mapping[str, int],
+    ) -> None:
+        places, device = [*map(address, tensors)], driver.active.get_current_device()
         code = self.codes(*self.key(places, tensors, numbers, constants, options, device))
-        if code.run is None:
-            compiled = self.by_triton(grid, tensors, numbers, constants, **options)
-            names = self.kernel.arg_names[len(tensors) + len(numbers) :]
-            code.rest = tuple([constants[name] for name in names])
-            code.function, code.metadata = compiled.function, compiled.packed_metadata
-            code.run = compiled.run
-            return
-        stream = active.get_current_stream(device)
-        code.run(
-            *grid, 1, stream, code.function, code.metadata, None, None, None,
-            *places, *numbers, *code.rest,
-        )  # fmt: skip
+        names = self.kernel.arg_names[len(tensors) + len(numbers) :]
+        code.rest = tuple([constants[name] for name in names])
+        code.function, code.metadata = compiled.function, compiled.packed_metadata
+        code.run = compiled.run
+        self._started = True
 
     def by_triton(
         self,

@@ -135,6 +135,7 @@ class _Launches:
             function.device_caches.clear()
         for launch in self._launches.values():
             launch.codes.cache_clear()
+            launch._started = False
 
     def remembered(
         self,
@@ -147,11 +148,12 @@ class _Launches:
         grid, tensors, numbers, constants = given
         if id(launch) not in self._launches:
             launch.codes.cache_clear()  # of another device
+            launch._started = False
             self._launches[id(launch)] = launch
         self.log.tensors = tensors
         places = [*map(self.recorder.heap.address, tensors)]
         code = launch.codes(*launch.key(places, tensors, numbers, constants, options, 0))
-        if code.run is not None:
+        if launch._started and code.run is not None:
             self.log.remembered += 1
             wrapped = self._wrapped((*tensors, *numbers))
             expected = _key_of(launch.kernel, wrapped, constants, options)
