@@ -56,7 +56,7 @@ class Recorder:
         self._seconds[report.nodeid] += report.duration
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        if exitstatus != 0:
+        if exitstatus != 0 or not self._seconds:
             return
         groups, seconds = json.loads(self._path.read_text()), Counter[str]()
         for nodeid, duration in self._seconds.items():

@@ -93,7 +93,9 @@ def test_head_sizes(dim):
     close(errors(SMALL, dim=dim, rows=FEW))
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize(
+    "heads", [(4, 2), *(pytest.param(heads, marks=pytest.mark.slow) for heads in ((1, 1), (3, 1)))]
+)
 def test_heads_that_share_keys(heads):
     close(errors(SMALL, heads=heads, rows=FEW))
 
@@ -194,7 +196,7 @@ def item_bits(config, window, request, item):
     return out[start : start + 21].cpu().numpy()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [DTYPES[0], *slow(*DTYPES[1:])])
 def test_items_merge(dtype):
     """The reference computes the shared keys first; requests without any get -inf and NaN from
     it."""
