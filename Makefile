@@ -44,6 +44,18 @@ $(STAMP): $(SERVES)
 	$(COMPILE)
 	@touch $@
 
+# The image's Triton, beside the torch of the tests: torch's CPU build works with either, and kernels
+# are compiled without a GPU. The .pth file makes $(VENV)'s packages visible.
+IMAGE_TRITON := $(shell sed -n 's/^triton==\([0-9.]*\).*/\1/p' docker/locks/cuda.txt)
+TRITON_VENV := .venv-triton-$(IMAGE_TRITON)
+
+$(TRITON_VENV)/.installed: $(STAMP)
+	$(BIN)/python -m venv $(TRITON_VENV)
+	$(TRITON_VENV)/bin/python -m pip install --quiet --no-deps triton==$(IMAGE_TRITON)
+	site() { $$1/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	  echo "import site; site.addsitedir('$$(site $(BIN))')" > "$$(site $(TRITON_VENV)/bin)/tests.pth"
+	@touch $@
+
 serve: $(SERVES)
 	$(BIN)/gpuscore serve $(MODEL) $(addprefix --port ,$(PORT))
 
@@ -55,7 +67,7 @@ test: setup
 	$(PYTEST)
 
 # With the tests marked slow; hostile ones and those that need a GPU have targets of their own.
-test-all: setup
+test-all: setup $(TRITON_VENV)/.installed
 	$(PYTEST) -m 'not hostile'
 
 # Attacks, faults and broken models, at most 15 minutes on two cores: what may run side by side, then,
@@ -80,13 +92,16 @@ test-hostile: setup $(SCHEMATHESIS_VENV)/.installed
 test-clients: setup
 	$(BIN)/python -P tests_clients/run.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
 
-# Compiles the Triton kernels for every architecture, without a GPU: what make test-all compiles, and
-# all.
-check-kernels: setup
-	$(BIN)/python -P -m gpuscore_kernels.compile_check
+# Compiles the Triton kernels for every architecture, without a GPU, with the Triton of the tests and
+# with the image's, and checks the code: what make test-all compiles, and all. Facts of code that was
+# compiled before are found in .cache/kernels. After a wanted change: make check-kernels ARGS=--update
+check-kernels: setup $(TRITON_VENV)/.installed
+	@status=0; for python in $(BIN) $(TRITON_VENV)/bin; do \
+	  $$python/python -P -m gpuscore_kernels.compile_check $(ARGS) || status=1; \
+	done; exit $$status
 
-check-kernels-all: setup
-	$(BIN)/python -P -m gpuscore_kernels.compile_check --all
+check-kernels-all:
+	@$(MAKE) --no-print-directory check-kernels ARGS='--all $(ARGS)'
 
 # The kernels' tests in Triton's interpreter; make test runs a part, make test-all all of them.
 test-kernels: setup
@@ -230,5 +245,5 @@ audit: $(AUDIT_VENV)/.installed
 	    --requirement docker/locks/$$lock.txt || exit; done
 
 clean:
-	rm -rf $(VENV) site .cache docs/reference .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) build dist \
+	rm -rf $(VENV) $(TRITON_VENV) site .cache docs/reference .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) build dist \
 	  *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -29,13 +29,21 @@ from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import PackedBatch, Prefix, Segment, pack
 from gpuscore.errors import ConfigError
+from gpuscore_kernels.extend_attention.config import Generation
 from gpuscore_kernels.partial_attention import merge_partials
 
 RESULTS = Path(__file__).parent / "results" / "attention.jsonl"
 WORKLOADS = {"2000 + 500 x 20": (2000, 500, 20), "120 + 10 x 180": (120, 10, 180)}
 HEADS, KV_HEADS, DIM, PAGE = 16, 8, 128, 64
 TOLERANCE = 2e-2
-WAYS = ("triton", "two-pass", "flashinfer", "flashinfer-cascade")
+# By printed name: a backend, and the launch configurations of our kernel.
+WAYS: dict[str, tuple[str, Generation]] = {
+    "triton": ("triton", "pipelined"),
+    "triton, plain tiles": ("triton", "plain"),
+    "two-pass": ("two-pass", "pipelined"),
+    "flashinfer": ("flashinfer", "pipelined"),
+    "flashinfer-cascade": ("flashinfer-cascade", "pipelined"),
+}
 CONFIG = DecoderConfig(
     architecture="",
     vocab_size=1,
@@ -141,13 +149,15 @@ def measure(name: str, sizes: tuple[int, int, int], cached: bool, device: torch.
             file.write(json.dumps(row) + "\n")
 
     print(f"{name}{', prefix cached' if cached else ''}: {batch.num_tokens} rows")
-    for way in WAYS:
+    for way, (backend, generation) in WAYS.items():
         try:
-            choose_attention(way, CONFIG, device, torch.bfloat16, False)
+            choose_attention(backend, CONFIG, device, torch.bfloat16, False)
         except ConfigError as error:
             print(f"  {way:20} {error}")
             continue
-        factory = attention_factory(way, CONFIG, device, torch.bfloat16, merge_partials, None)
+        factory = attention_factory(
+            backend, CONFIG, device, torch.bfloat16, merge_partials, None, generation
+        )
         planned = factory(CONFIG, pools[0]).prepare(batch)
         report(way, lambda planned=planned: planned.run(0, q, k, v))
     if not cached:  # neither supports pages

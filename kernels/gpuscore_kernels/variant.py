@@ -8,6 +8,20 @@ ARCHES = (80, 89, 90, 120)
 
 
 @dataclass(frozen=True, slots=True)
+class LoopRule:
+    """Demands on the generated code of a loop with a matrix product.
+
+    Args:
+        in_flight: the fewest groups of asynchronous copies that may still be under way when a
+            product has waited for its own (the number of `ttg.async_wait`).
+        awaited_loads: the most loads of an iteration that its own copies may wait for.
+    """
+
+    in_flight: int
+    awaited_loads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One way in which a kernel is launched.
 
@@ -22,6 +36,8 @@ class Variant:
         num_warps, num_stages: launch options.
         arches: compute capabilities times ten that it is shipped for.
         needs_wgmma: on sm_90 the code must contain HGMMA instructions.
+        loops: demands on every loop with a matrix product on tensor cores, by the loop's header as
+            `ast.unparse` writes it, such as "for index in tl.range(begin, end)".
         stack: accepted bytes of stack by architecture; 0 for others.
         quick: the architectures for which `make test-all` compiles it.
     """
@@ -35,5 +51,6 @@ class Variant:
     num_stages: int
     arches: tuple[int, ...] = ARCHES
     needs_wgmma: bool = False
+    loops: Mapping[str, LoopRule] = field(default_factory=dict)
     stack: Mapping[int, int] = field(default_factory=dict)
     quick: tuple[int, ...] = ARCHES

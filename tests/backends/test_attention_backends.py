@@ -111,8 +111,12 @@ def test_launch_configurations():
         config_of(75, 64, 2)
     with pytest.raises(ValueError, match="head_dim is 257"):
         config_of(80, 257, 2)
-    for row in CONFIGS.values():
-        for config in row.values():
+    assert not config_of(90, 128, 2, "plain").carry_slot
+    for (arch, itemsize), row in CONFIGS.items():
+        for dim, config in row.items():
+            fits = itemsize == 2 and not (dim == 256 and arch in (89, 120))
+            assert (config.num_stages >= 3) == fits  # two tiles are copied beside a product
+            assert config.carry_slot == (itemsize == 2)
             assert config.steady().shape(3).own == config.keys
             assert 64 % config.keys == 0  # pages on CUDA
             assert config.keys % config.own == 0

@@ -1,94 +1,129 @@
-"""Promise: every kernel compiles for every architecture, and the check refuses what does not
-fit."""
+"""Promise: every kernel compiles for every architecture into code that is as good as its baseline,
+with the Triton of the tests and with the image's; what does not is refused."""
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gpuscore_kernels.compile_check import (
-    PACKAGE,
-    REGISTER_GROWTH,
-    SHARED_LIMIT,
-    CompiledCode,
-    check,
-    complaints,
-    keys,
-    label,
-    measure_all,
-    read_baseline,
-)
-from gpuscore_kernels.variant import ARCHES, Variant
+from gpuscore_kernels.compile_check import check, keys, label, measure_all, variants
+from gpuscore_kernels.generated.baseline import PACKAGE, baseline_path, read_baseline
+from gpuscore_kernels.generated.compiled import facts_of, fingerprint, tool, triton_version
+from gpuscore_kernels.variant import ARCHES
 
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".cache" / "kernels"  # as in make check-kernels
 MOST_QUICK = 45  # variants in make test-all; all of them are compiled by make check-kernels-all
+LOCK = (ROOT / "docker" / "locks" / "cuda.txt").read_text(encoding="utf-8")
+IMAGE_TRITON = re.findall(r"^triton==(\S+)", LOCK, re.MULTILINE)[0]
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton, which is for Linux"
 )
+PYTHONS = {
+    "of the tests": Path(sys.executable),
+    "of the image": ROOT / f".venv-triton-{IMAGE_TRITON}" / "bin" / "python",
+}
 
 
 @needs_triton
 def test_one_variant_of_each_kernel_compiles(capsys):
     quick = {key[0]: key for key in keys(quick=True)}
-    baselines = {kernel: read_baseline(kernel) for kernel in quick}
-    failed = check(measure_all([*quick.values()], processes=1), baselines)
+    baselines = {kernel: read_baseline(kernel, triton_version()) for kernel in quick}
+    failed = check(measure_all([*quick.values()], 1, CACHE), baselines)
     assert failed == 0, capsys.readouterr().out
 
 
 @needs_triton
 @pytest.mark.slow
-def test_shipped_variants_compile():
-    assert len(list(keys(quick=True))) <= MOST_QUICK
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+@pytest.mark.parametrize("which", PYTHONS)
+def test_shipped_variants_compile(which):
+    if not PYTHONS[which].exists():
+        pytest.skip(f"needs {PYTHONS[which]}, which make check-kernels makes")
+    count = len(list(keys(quick=True)))
+    assert count <= MOST_QUICK
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(PACKAGE.parent)))}
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "gpuscore_kernels.compile_check", "--processes", "1"],
+        [PYTHONS[which], "-P", "-m", "gpuscore_kernels.compile_check", "--processes", "1"],
+        cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    count = len(list(keys(quick=True)))
-    assert done.stdout.splitlines()[-1] == f"{count} variants compiled, 0 failed"
+    version = triton_version() if which == "of the tests" else IMAGE_TRITON
+    assert done.stdout.splitlines()[-1] == f"Triton {version}: {count} variants, 0 failed"
 
 
 @needs_triton
 def test_every_kernel_is_among_the_quick_ones_and_all_rows_have_owners():
     every = list(keys(quick=False))
-    assert {key[0] for key in keys(quick=True)} == {
-        path.parent.name for path in PACKAGE.glob("*/triton.py")
+    folders = {path.parent.name for path in PACKAGE.glob("*/triton.py")}
+    assert {key[0] for key in keys(quick=True)} == folders
+    for kernel in folders:
+        names = {label(key) for key in every if key[0] == kernel}
+        for version in (triton_version(), IMAGE_TRITON):
+            assert set(read_baseline(kernel, version)) == names, (kernel, version)
+
+
+def test_there_are_baselines_for_the_versions_that_may_be_installed_and_no_others():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    (tests,) = [line for line in extras["dev"] if line.startswith("triton")]
+    (image,) = [line for line in extras["cuda"] if line.startswith("triton")]
+    assert image == f"triton=={IMAGE_TRITON}"
+    versions = {IMAGE_TRITON, tests.removeprefix("triton==").split(";")[0]}
+    for kernel in {path.parent for path in PACKAGE.glob("*/triton.py")}:
+        found = {path.name for path in kernel.glob("compile_baseline*.json")}
+        assert found == {baseline_path(kernel.name, version).name for version in versions}
+
+
+def test_the_page_has_the_numbers_of_the_baselines():
+    page = (ROOT / "docs" / "explanation" / "kernel-checks.md").read_text(encoding="utf-8")
+    names = {"pipelined": "128x64 stages=3 carry", "plain": "128x64 stages=2"}
+    headers = {
+        "pool": "for index in tl.range(pool_begin, pool_end)",
+        "packed": "for index in tl.range(0, num_packed)",
     }
-    for kernel in {key[0] for key in every}:
-        assert set(read_baseline(kernel)) == {label(key) for key in every if key[0] == kernel}
+    rows = re.findall(r"^\| (pipelined|plain) \| (\S+) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 8
+    for tiles, version, cells in rows:
+        registers, shared, loop, *numbers = cells.split(" | ")
+        known = read_baseline("extend_attention", version)[
+            f"bf16 dim=128 group=2 {names[tiles]} sm_90"
+        ]
+        assert (known["registers"], known["shared"]) == (int(registers), int(shared))
+        found = known["loops"][headers[loop]]
+        wanted = [found[name] for name in ("in_flight", "issue", "products", "mufu")]
+        assert wanted == [int(number) for number in numbers]
 
 
-VARIANT = Variant("v", None, {}, {}, (), 4, 2, needs_wgmma=True, stack={80: 16})
-GOOD = CompiledCode(registers=100, stack=0, shared=1000, hgmma=4, hmma=0)
-KNOWN = {"registers": 100}
+@needs_triton
+@pytest.mark.parametrize("name", ["ptxas", "ptxas-blackwell", "nvdisasm", "cuobjdump"])
+def test_tritons_wheel_has_the_programs(name):
+    assert "Cuda compilation tools" in tool(name, "--version")
 
 
-def test_what_fits_is_accepted():
-    for arch in ARCHES:
-        assert complaints(VARIANT, arch, GOOD, KNOWN) == []
-    assert complaints(VARIANT, 80, replace(GOOD, stack=16), KNOWN) == []
-    assert complaints(VARIANT, 80, replace(GOOD, hgmma=0), KNOWN) == []
-    at_limit = replace(GOOD, shared=SHARED_LIMIT[89], registers=int(100 * REGISTER_GROWTH))
-    assert complaints(VARIANT, 89, at_limit, KNOWN) == []
-
-
-@pytest.mark.parametrize(
-    ("arch", "change", "known", "message"),
-    [
-        (80, {"stack": 24}, KNOWN, "24 bytes of stack, allowed: 16"),
-        (90, {"stack": 8}, KNOWN, "8 bytes of stack, allowed: 0"),
-        (120, {"shared": SHARED_LIMIT[120] + 1}, KNOWN, "shared memory"),
-        (90, {"hgmma": 0}, KNOWN, "no HGMMA"),
-        (80, {"registers": 111}, KNOWN, "111 registers, 100 before"),
-        (80, {}, None, "not in compile_baseline.json"),
-    ],
-)
-def test_what_does_not_is_refused(arch, change, known, message):
-    (complaint,) = complaints(VARIANT, arch, replace(GOOD, **change), known)
-    assert message in complaint
+@needs_triton
+def test_facts_are_kept_by_source(tmp_path, monkeypatch):
+    variant = variants("add_rms_norm")["width=1024 one_plus=False delta=False"]
+    first = facts_of(variant, 90, tmp_path)
+    (path,) = tmp_path.rglob("*.json")
+    assert path.parent.name == triton_version()
+    monkeypatch.setattr("gpuscore_kernels.generated.compiled.compiled_facts", None)
+    assert facts_of(variant, 90, tmp_path) == first
+    others = [
+        *(fingerprint(variant, arch) for arch in ARCHES),
+        fingerprint(replace(variant, num_stages=variant.num_stages + 1), 90),
+        fingerprint(replace(variant, num_warps=2 * variant.num_warps), 90),
+        fingerprint(replace(variant, divisible=()), 90),
+        fingerprint(replace(variant, constexprs=dict(variant.constexprs) | {"WIDTH": 1}), 90),
+        fingerprint(variants("gated")[next(iter(variants("gated")))], 90),
+    ]
+    assert len(set(others)) == len(others)

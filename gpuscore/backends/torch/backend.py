@@ -74,6 +74,7 @@ class TorchBackend:
             plan.dtype,
             self._compiler(merge_partials),
             self.tiling,
+            plan.tiles,
         )
         if plan.attention != "torch":  # torch's is the one that the others are compared with
             check_known_answer(

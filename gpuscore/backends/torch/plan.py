@@ -26,6 +26,7 @@ from gpuscore.backends.torch.memory import memory_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.limits import BackendLimits
+from gpuscore_kernels.extend_attention.config import Generation
 
 # Rows of an MLP at a time, by compute capability, so that results between its products (12 KiB a
 # row at 3,072 columns in bfloat16, gate and up) stay in the cache. A card gets an entry once that
@@ -57,6 +58,7 @@ class TorchPlan:
     graph_tokens: int | None  # of the largest CUDA graph; None = no `GraphLauncher`
     identity: str  # see BackendLimits
     framework: Literal["torch"] = "torch"
+    tiles: Generation = "pipelined"  # launch configurations of our attention kernel
 
     @property
     def device_name(self) -> str:

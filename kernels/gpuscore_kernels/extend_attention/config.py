@@ -5,8 +5,10 @@ timings. Its values are the ones that compile without spilling registers (Triton
 timed on GPUs yet.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 import torch
 
@@ -22,6 +24,8 @@ class TileConfig:
     own: int  # of a masked tile; a power of two, >= 16, that divides `keys`
     num_warps: int
     num_stages: int
+    # Load the slot of a tile of the pool one iteration early, so that its copies wait for no load.
+    carry_slot: bool = False
 
     def shape(self, group: int) -> TileShape:
         """Return the tile shape for `group` query heads per KV head.
@@ -38,12 +42,15 @@ class TileConfig:
 
         A row's tiles then do not depend on other rows.
         """
-        return TileConfig(self.rows, self.keys, self.keys, self.num_warps, self.num_stages)
+        return replace(self, own=self.keys)
 
 
 MAX_HEAD_DIM = 256
+Row: TypeAlias = Mapping[int, TileConfig]  # by head size, rounded up
+Generation: TypeAlias = Literal["pipelined", "plain"]
 
-_HALVES = {
+# Before slots were carried, and with two stages on H100 and H200; `make bench-gpu` compares them.
+_PLAIN_HALVES = {
     80: {
         64: TileConfig(128, 64, 32, 8, 2),
         128: TileConfig(128, 32, 32, 8, 3),
@@ -55,6 +62,23 @@ _HALVES = {
         256: TileConfig(128, 32, 32, 8, 2),
     },
 }
+_HALVES = {
+    80: {  # A100
+        64: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
+        128: TileConfig(128, 32, 32, 8, 3, carry_slot=True),
+        256: TileConfig(64, 32, 32, 8, 3, carry_slot=True),
+    },
+    89: {  # L4, L40S; RTX PRO 6000. A third stage of 256 would need 100 KiB of shared memory.
+        64: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
+        128: TileConfig(128, 32, 32, 8, 3, carry_slot=True),
+        256: TileConfig(64, 32, 32, 8, 2, carry_slot=True),
+    },
+    90: {  # H100, H200; on other GPUs 64 keys spill registers
+        64: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
+        128: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
+        256: TileConfig(128, 32, 32, 8, 3, carry_slot=True),
+    },
+}
 # Tensor cores do not compute exact float32, so its tiles are small; float32 is for comparison only.
 _SINGLES = {
     64: TileConfig(64, 32, 32, 8, 1),
@@ -62,38 +86,47 @@ _SINGLES = {
     256: TileConfig(32, 16, 16, 8, 1),
 }
 _INTERPRETED = TileConfig(64, 16, 16, 1, 1)  # fits the pages of a CPU
-CONFIGS = MappingProxyType(
-    {
-        (80, 2): _HALVES[80],  # A100
-        (89, 2): _HALVES[80],  # L4, L40S
-        (90, 2): _HALVES[90],  # H100, H200; on other GPUs 64 keys spill registers
-        (120, 2): _HALVES[80],  # RTX PRO 6000
-        (80, 4): _SINGLES,
-        (89, 4): _SINGLES,
-        (90, 4): _SINGLES,
-        (120, 4): _SINGLES,
-    }
-)  # by (compute capability times ten, bytes of an element), then by head size rounded up
 
 
-def config_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> TileConfig:
+def _table(halves: Mapping[int, Row]) -> Mapping[tuple[int, int], Row]:
+    """Rows by (compute capability times ten, bytes of an element), then by head size rounded up."""
+    small = halves.get(89, halves[80])
+    by_arch = {80: halves[80], 89: small, 90: halves[90], 120: small}
+    return MappingProxyType(
+        {(arch, 2): row for arch, row in by_arch.items()}
+        | {(arch, 4): _SINGLES for arch in by_arch}
+    )
+
+
+CONFIGS = _table(_HALVES)
+GENERATIONS: Mapping[Generation, Mapping[tuple[int, int], Row]] = MappingProxyType(
+    {"pipelined": CONFIGS, "plain": _table(_PLAIN_HALVES)}
+)
+
+
+def config_for(
+    device: torch.device, head_dim: int, dtype: torch.dtype, tiles: Generation = "pipelined"
+) -> TileConfig:
     """Return the configuration for a device; an unknown GPU gets that of the next older one.
 
     Raises:
         ValueError: there is none.
     """
     if device.type != "cuda":
-        return _INTERPRETED
+        return replace(_INTERPRETED, carry_slot=tiles == "pipelined")
     major, minor = torch.cuda.get_device_capability(device)
-    return config_of(10 * major + minor, head_dim, dtype.itemsize)
+    return config_of(10 * major + minor, head_dim, dtype.itemsize, tiles)
 
 
-def config_of(arch: int, head_dim: int, itemsize: int) -> TileConfig:
+def config_of(
+    arch: int, head_dim: int, itemsize: int, tiles: Generation = "pipelined"
+) -> TileConfig:
     """Return the configuration for a compute capability times ten and bytes of an element."""
-    known = [a for a, size in CONFIGS if a <= arch and size == itemsize]
+    configs = GENERATIONS[tiles]
+    known = [a for a, size in configs if a <= arch and size == itemsize]
     if not known:
         raise ValueError(f"compute capability is {arch / 10}; supported: 8.0 and newer")
-    row = CONFIGS[max(known), itemsize]
+    row = configs[max(known), itemsize]
     fitting = [size for size in row if size >= head_dim]
     if not fitting:
         raise ValueError(f"head_dim is {head_dim}; supported: at most {MAX_HEAD_DIM}")

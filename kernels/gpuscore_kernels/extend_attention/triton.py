@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from gpuscore_kernels.extend_attention import layout as columns
-from gpuscore_kernels.extend_attention.config import TileConfig, config_of
-from gpuscore_kernels.variant import ARCHES, Variant
+from gpuscore_kernels.extend_attention.config import Generation, TileConfig, config_of
+from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -171,6 +171,7 @@ def extend_attention_kernel(
     BN: tl.constexpr,
     OWN: tl.constexpr,
     POOL: tl.constexpr,  # read the pool and parents too
+    CARRY: tl.constexpr,  # load a pool tile's slot one iteration early
     CAP: tl.constexpr,
     MERGE: tl.constexpr,  # continue from before_out and before_lse
     NEED_LSE: tl.constexpr,
@@ -226,8 +227,16 @@ def extend_attention_kernel(
     if POOL:
         pool_begin = tl.load(tile + POOL_START)
         pool_end = tl.load(tile + POOL_END)
+        # A copy whose address is loaded in the same iteration would wait for that load, and Triton
+        # would not start it before the product of the iteration before.
+        if CARRY:
+            next_slot = tl.load(pool_tiles + pool_begin, mask=pool_begin < pool_end, other=0)
         for index in tl.range(pool_begin, pool_end):
-            slot = tl.load(pool_tiles + index).to(tl.int64)
+            if CARRY:
+                slot = next_slot.to(tl.int64)
+                next_slot = tl.load(pool_tiles + index + 1, mask=index + 1 < pool_end, other=0)
+            else:
+                slot = tl.load(pool_tiles + index).to(tl.int64)
             from_k = pool_k_head + slot * stride_pks
             from_v = pool_v_head + slot * stride_pvs
             keys = _load_keys(from_k, offset_n, offset_d, stride_pks, BN, D, False)
@@ -284,6 +293,7 @@ def constants(
         "BN": config.keys,
         "OWN": config.own,
         "POOL": pool,
+        "CARRY": config.carry_slot,
         "CAP": cap,
         "MERGE": merge,
         "NEED_LSE": need_lse,
@@ -295,7 +305,9 @@ def variants() -> Iterator[Variant]:
     every, merge = {"pool": True, "merge": False}, {"pool": False, "merge": True}
     plain: dict[str, Any] = {"window": None, "cap": False, "need_lse": False}
     for dim, group in ((64, 4), (96, 1), (128, 2), (256, 2)):
-        yield from _variants("bf16", dim, group, every | plain, quick=ARCHES if dim == 128 else ())
+        quick = ARCHES if dim == 128 else ()
+        yield from _variants("bf16", dim, group, every | plain, quick=quick)
+        yield from _variants("bf16", dim, group, every | plain, quick=quick[2:3], tiles="plain")
         yield from _variants("fp32", dim, group, every | plain)
     yield from _variants("bf16", 128, 2, merge | plain, quick=(90,))
     yield from _variants("bf16", 128, 7, every | plain | {"need_lse": True})
@@ -304,17 +316,23 @@ def variants() -> Iterator[Variant]:
 
 
 def _variants(
-    number: str, dim: int, group: int, choices: dict[str, Any], quick: tuple[int, ...] = ()
+    number: str,
+    dim: int,
+    group: int,
+    choices: dict[str, Any],
+    quick: tuple[int, ...] = (),
+    tiles: Generation = "pipelined",
 ) -> Iterator[Variant]:
     """Yield one variant per configuration that an architecture has."""
     itemsize = 2 if number == "bf16" else 4
-    configs = {arch: config_of(arch, dim, itemsize) for arch in ARCHES}
+    configs = {arch: config_of(arch, dim, itemsize, tiles) for arch in ARCHES}
     chosen = [name for name, value in choices.items() if value and name != "pool"]
     for config in dict.fromkeys(configs.values()):
         arches = tuple(arch for arch in ARCHES if configs[arch] == config)
-        tile = f"{config.rows}x{config.keys}"
+        shape = [f"{config.rows}x{config.keys}", f"stages={config.num_stages}"]
+        shape += ["carry"] if config.carry_slot else []
         yield Variant(
-            name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, tile]),
+            name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, *shape]),
             kernel=extend_attention_kernel,
             signature=signature(number),
             constexprs=constants(group, dim, config, **choices),
@@ -323,11 +341,24 @@ def _variants(
             num_stages=config.num_stages,
             arches=arches,
             needs_wgmma=itemsize == 2,
+            loops=_loop_rules(config),
             # Some stack is accepted for float32, which is for comparison only, and for groups of 7,
             # where the kernel divides by a number that is no power of two.
             stack=dict.fromkeys(ARCHES, 96) if itemsize == 4 else {80: 32} if group == 7 else {},
             quick=tuple(arch for arch in arches if arch in quick),
         )
+
+
+def _loop_rules(config: TileConfig) -> dict[str, LoopRule]:
+    """Demands on the loops over tiles of keys. Keys and values are two groups of copies."""
+    ahead = 2 * (config.num_stages - 2)  # while the last stage computes, the others may be copied
+    pool = LoopRule(ahead) if config.carry_slot else LoopRule(0, awaited_loads=1)
+    return {
+        "for index in tl.range(pool_begin, pool_end)": pool,
+        "for index in tl.range(0, num_packed)": LoopRule(ahead),
+        # Masked tiles are few, and their place and kind stand in a table.
+        "for index in tl.range(begin, end)": LoopRule(0, awaited_loads=4),
+    }
 
 
 def signature(number: str) -> dict[str, str]:

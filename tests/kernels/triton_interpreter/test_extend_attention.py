@@ -4,6 +4,7 @@ They run in the interpreter, or on a GPU if there is one.
 """
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from support.slow import slow
 
 PAGE, PAGES = 32, 16
 HEADS = (2, 1)  # of queries, of keys
-CONFIG = TileConfig(rows=32, keys=32, own=16, num_warps=4, num_stages=1)
+CONFIG = TileConfig(rows=32, keys=32, own=16, num_warps=4, num_stages=1, carry_slot=True)
 LSE_TOLERANCE = 1e-3
 
 BATCHES = {
@@ -39,6 +40,7 @@ BATCHES = {
 }
 MIXED = [(33, 34, [2, 20]), (0, 0, [9]), (64, 5, [3, 5]), (5, 0, [20])]
 SMALL = [(32, 33, [3, 5]), (5, 0, [2])]
+CACHED = [(96, 33, [3, 5]), (5, 0, [2])]
 FEW = np.arange(30, 43, dtype=np.int32)  # rows: the query's last one, and all of the items
 
 
@@ -78,6 +80,11 @@ def close(found, dtype=torch.float32):
 @pytest.mark.parametrize("name", BATCHES)
 def test_layouts(name):
     close(errors(BATCHES[name]))
+
+
+@pytest.mark.parametrize("sizes", [CACHED, *slow(SMALL, *BATCHES.values(), MIXED)])
+def test_slots_loaded_where_they_are_used(sizes):
+    close(errors(sizes, config=replace(CONFIG, carry_slot=False)))
 
 
 @pytest.mark.parametrize("dim", [96, 256] if INTERPRETED else [64, 96, 128, 256])
@@ -228,6 +235,12 @@ DEFECTS = {
     "a head has another's keys": ("kv_head * GROUP + offset_m % GROUP", "offset_m % GROUP"),
     "a full tile is left out": ("tl.range(0, num_packed)", "tl.range(1, num_packed)"),
     "a cached tile is left out": ("tl.range(pool_begin, ", "tl.range(pool_begin + 1, "),
+    "a slot is carried too far": (
+        "slot = next_slot.to(tl.int64)",
+        "slot = next_slot.to(tl.int64) * 0",
+    ),
+    "the last slot is not loaded": ("mask=index + 1 < pool_end", "mask=index + 2 < pool_end"),
+    "a slot is loaded again": ("tl.load(pool_tiles + index + 1,", "tl.load(pool_tiles + index,"),
     "tails of pages are read": ("offset_n[:, None] < count", "offset_n[:, None] >= 0"),
     "the log-sum-exp of base 2": ("(top + tl.log2(total)) * LN_2", "(top + tl.log2(total))"),
 }
@@ -239,5 +252,6 @@ def test_a_defect_is_visible(name, tmp_path, monkeypatch):
         defective = sys.modules[kernels.__name__].extend_attention_kernel
         monkeypatch.setattr(launch, "extend_attention_kernel", defective)
         heads = (4, 2) if "head" in name.lower() else HEADS
-        error, lse_error = errors(SMALL, heads=heads, rows=FEW)
+        sizes = CACHED if "slot" in name else SMALL
+        error, lse_error = errors(sizes, heads=heads, rows=FEW)
     assert not (error <= 1e-3 and lse_error <= 1e-2)

@@ -18,7 +18,7 @@ from gpuscore.backends.torch.attention.operators import Merge, TorchAttention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import PackedBatch
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, config_for
+from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, Generation, config_for
 from gpuscore_kernels.partial_attention.api import Implementation
 
 FLASHINFER_HEADS = (64, 128, 256)
@@ -80,12 +80,18 @@ def attention_factory(
     dtype: torch.dtype,
     merge: Merge,
     tiling: Tiling | None,
+    tiles: Generation = "pipelined",
 ) -> Factory:
-    """Return a function that makes the named backend; imports only what that backend needs."""
+    """Return a function that makes the named backend; imports only what that backend needs.
+
+    `tiles` are the launch configurations of our own attention kernel.
+    """
     if name == "triton":
         from gpuscore.backends.torch.attention.triton import TritonAttention
 
-        return lambda config, pool: TritonAttention(config, pool, steady=tiling is not None)
+        return lambda config, pool: TritonAttention(
+            config, pool, steady=tiling is not None, tiles=tiles
+        )
     if name == "two-pass":
         from gpuscore.backends.torch.attention.two_pass import TwoPassAttention, choose_dense
 

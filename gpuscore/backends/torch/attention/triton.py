@@ -20,15 +20,22 @@ from gpuscore_kernels.extend_attention import (
     extend_attention,
     upload,
 )
-from gpuscore_kernels.extend_attention.config import config_for
+from gpuscore_kernels.extend_attention.config import Generation, config_for
 
 
 class TritonAttention:
     """An attention backend; with `steady`, a row's tiles do not depend on other rows."""
 
-    def __init__(self, config: DecoderConfig, pool: KVPool, *, steady: bool) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        pool: KVPool,
+        *,
+        steady: bool,
+        tiles: Generation = "pipelined",
+    ) -> None:
         self.config, self.pool = config, pool
-        tile_config = config_for(pool.device, config.head_dim, pool.dtype)
+        tile_config = config_for(pool.device, config.head_dim, pool.dtype, tiles)
         self.tile_config = tile_config.steady() if steady else tile_config
         self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
 

@@ -1,0 +1,1 @@
+"""Facts about the code that Triton generates: a development tool, which needs no GPU."""

@@ -1,0 +1,173 @@
+"""`CodeFacts` and `LoopFacts`: the generated code of one variant, in numbers.
+
+Opcodes are counted as nvdisasm writes them, with all modifiers ("LDGSTS.E.BYPASS.128"). A count is
+per warp: each warp of a block executes every instruction, and a wgmma counts once in each of the
+four warps that compute it together.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from gpuscore_kernels.generated.occupancy import resident_blocks
+
+Opcodes: TypeAlias = Mapping[str, int]  # number of instructions by opcode
+
+WARPS_OF_WGMMA = 4
+_SHAPE = re.compile(r"HGMMA\.(?:SP\.)?(\d+)x(\d+)x(\d+)\.")
+# m, n and k as digits of 1 or 2 places: HMMA.16816 is 16 x 8 x 16, HMMA.1688 is 16 x 8 x 8.
+_OLD_SHAPE = re.compile(r"HMMA\.(16)(8)(16|8)\.")
+
+
+def count(opcodes: Opcodes, *prefixes: str) -> int:
+    """Number of instructions whose opcode starts with one of `prefixes`."""
+    return sum(number for name, number in opcodes.items() if name.startswith(prefixes))
+
+
+def matrix_flop(opcodes: Opcodes) -> int:
+    """Floating-point operations of matrix instructions, of one warp; two per multiply-add.
+
+    Raises:
+        ValueError: the shape of a matrix instruction is not known.
+    """
+    total = 0
+    for name, number in opcodes.items():
+        if not name.startswith(("HGMMA", "HMMA")):
+            continue
+        found = _SHAPE.match(name) or _OLD_SHAPE.match(name)
+        if found is None:
+            raise ValueError(f"{name}: the shape of this matrix instruction is not known")
+        m, n, k = map(int, found.groups())
+        share = WARPS_OF_WGMMA if name.startswith("HGMMA") else 1
+        total += 2 * m * n * k // share * number
+    return total
+
+
+def copied_bytes(opcodes: Opcodes) -> int:
+    """Bytes that asynchronous copies (LDGSTS) of one warp bring into shared memory."""
+    return sum(
+        32 * width(name) * number for name, number in opcodes.items() if name.startswith("LDGSTS")
+    )
+
+
+def width(opcode: str) -> int:
+    """Bytes that one thread moves with a memory instruction; 4 where the opcode names no size."""
+    parts = opcode.split(".")
+    bits = [int(part) for part in parts if part in ("64", "128")]
+    if bits:
+        return bits[0] // 8
+    return 2 if {"U16", "S16"} & set(parts) else 1 if {"U8", "S8"} & set(parts) else 4
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFacts:
+    """One loop of the machine code. Counts are of one iteration, without the loops inside it.
+
+    Args:
+        header: the loop's line in the kernel's source, with " #2" for its second copy, and so on;
+            "?" for a loop of which only the machine code is known.
+        nesting: number of loops around it.
+        in_flight: the fewest groups of asynchronous copies that may still be under way when the
+            loop has waited for those that it needs (`ttg.async_wait`); None if it never waits.
+        groups: groups of copies that an iteration starts.
+        copy_bytes: the fewest bytes at a time that a thread copies of a tile; 0 without such
+            copies. Copies of single numbers (tables) do not count.
+        awaited_loads: loads from global memory on which the addresses of the iteration's own
+            copies depend, so that the copies wait for them.
+        tile_loads: loads of tiles from global memory into registers.
+        opcodes: instructions of one warp.
+    """
+
+    header: str
+    nesting: int
+    in_flight: int | None
+    groups: int
+    copy_bytes: int
+    awaited_loads: int
+    tile_loads: int
+    opcodes: Opcodes
+
+    @property
+    def issue(self) -> int:
+        """Issue slots: all instructions."""
+        return sum(self.opcodes.values())
+
+    @property
+    def hgmma(self) -> int:
+        return count(self.opcodes, "HGMMA")
+
+    @property
+    def hmma(self) -> int:
+        return count(self.opcodes, "HMMA")
+
+    @property
+    def products(self) -> int:
+        """Matrix instructions of either kind."""
+        return self.hgmma + self.hmma
+
+    @property
+    def mufu(self) -> int:
+        """Instructions of the special-function unit: exp2, log2, reciprocal."""
+        return count(self.opcodes, "MUFU")
+
+    @property
+    def loads(self) -> int:
+        """Loads from global memory into registers."""
+        return count(self.opcodes, "LDG.")
+
+    @property
+    def copies(self) -> int:
+        """Asynchronous copies from global into shared memory."""
+        return count(self.opcodes, "LDGSTS")
+
+    @property
+    def spills(self) -> int:
+        """Loads and stores of the stack."""
+        return count(self.opcodes, "LDL", "STL")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFacts:
+    """The code of one variant for one architecture; sizes in bytes.
+
+    Args:
+        triton: Triton's version.
+        arch: compute capability times ten.
+        warps: of a block.
+        registers: of a thread.
+        stack: of a thread; spilled registers need it.
+        shared: shared memory of a block.
+        loops: in the order of their code.
+        rest: instructions of one warp outside of loops.
+    """
+
+    triton: str
+    arch: int
+    warps: int
+    registers: int
+    stack: int
+    shared: int
+    loops: tuple[LoopFacts, ...]
+    rest: Opcodes
+
+    @property
+    def resident(self) -> int:
+        """Blocks that one multiprocessor holds at a time."""
+        return resident_blocks(self.arch, self.warps, self.registers, self.shared)
+
+    @property
+    def hgmma(self) -> int:
+        return count(self.rest, "HGMMA") + sum(loop.hgmma for loop in self.loops)
+
+    @property
+    def hmma(self) -> int:
+        return count(self.rest, "HMMA") + sum(loop.hmma for loop in self.loops)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "CodeFacts":
+        loops = tuple(LoopFacts(**loop) for loop in data["loops"])
+        return cls(**{**data, "loops": loops})
