@@ -11,6 +11,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # all models are made here
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as the server sets it
 import torch
 from transformers.utils import logging as transformers_logging
 

@@ -5,6 +5,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # A run starts some hundred processes: write .pyc files, so that each module is compiled only once.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# As the server sets it (gpuscore/backends/allocator.py), for the tests on a GPU.
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 # XLA takes two seconds to optimise a program and one to compile it; tests run it only a few times.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 

@@ -1,12 +1,15 @@
 """Promise: `--device auto` never leaves an NVIDIA device unused in silence."""
 
 import logging
+import os
+import platform
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from gpuscore.backends.allocator import set_allocator
 from gpuscore.backends.common import nvidia
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
@@ -122,3 +125,23 @@ def test_the_allocator_is_set_before_torch_is_imported(given, read):
         [sys.executable, "-P", "-c", UP_TO_TORCH], env=given, capture_output=True, text=True
     )
     assert done.stdout == f"{read}\n", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch has no growing segments")
+@pytest.mark.parametrize(
+    ("release", "imported", "chosen"),
+    [
+        ("6.8.0-45-generic", False, "expandable_segments:True"),
+        ("6.8.0-45-generic", True, None),
+        ("5.15.153.1-microsoft-standard-WSL2", False, None),
+    ],
+)
+def test_where_the_allocator_is_left_alone(monkeypatch, release, imported, chosen):
+    monkeypatch.setattr(platform, "release", lambda: release)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
+    if not imported:
+        monkeypatch.delitem(sys.modules, "torch")
+    set_allocator()
+    assert os.environ.get("PYTORCH_ALLOC_CONF") == chosen
