@@ -2,7 +2,6 @@
 generated code."""
 
 import importlib.util
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +13,23 @@ from gpuscore_kernels.generated.rules import complaints, row
 from gpuscore_kernels.variant import Variant
 from support.kernels import planted
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("needs triton, which is for Linux", allow_module_level=True)
-
-from gpuscore_kernels.extend_attention import triton as attention
-from gpuscore_kernels.label_head import triton as label_head
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="needs triton, which is for Linux"
+    ),
+]
 
 CACHE = Path(__file__).parents[2] / ".cache" / "kernels"  # as in make check-kernels
+ATTENTION, LABEL_HEAD = "extend_attention", "label_head"
 POOL, PACKED = "tl.range(pool_begin, pool_end)", "tl.range(0, num_packed)"
 CARRIED = "bf16 dim=128 group=2 128x64 stages=3 carry"
 PLAIN = "bf16 dim=128 group=2 128x64 stages=2"
 HEAD = "slices width=1024 torch.bfloat16 cap=False top=False"
 
 
-def variant_of(module, name: str) -> Variant:
+def variant_of(kernel: str, name: str) -> Variant:
+    module = importlib.import_module(f"gpuscore_kernels.{kernel}.triton")  # takes seconds
     (found,) = [variant for variant in module.variants() if variant.name == name]
     return found
 
@@ -51,45 +53,39 @@ def unaligned(pointer: str) -> Callable[[Variant], Variant]:
     return change
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "name", "arch", "change", "messages"),
+    ("kernel", "name", "arch", "change", "messages"),
     [
-        (attention, CARRIED, 90, with_stages(2), [f"{POOL}: 0 groups", f"{PACKED}: 0 groups"]),
-        (attention, CARRIED, 90, with_stages(1), [f"{POOL}: no copies", f"{PACKED}: no copies"]),
-        (attention, PLAIN, 90, with_stages(1), [f"{POOL}: no copies", f"{PACKED}: no copies"]),
-        (attention, CARRIED, 90, unaligned("pool_k"), [f"{POOL}: 1 tiles are loaded into"]),
-        (attention, CARRIED, 90, unaligned("v"), [f"{PACKED}: 1 tiles are loaded into"]),
-        (attention, CARRIED, 90, unaligned("stride_kt"), [f"{PACKED}: 1 tiles are loaded into"]),
-        (label_head, HEAD, 80, with_stages(2), ["BLOCK_K.*: 0 groups of copies"]),
-        (label_head, HEAD, 80, unaligned("weight"), ["BLOCK_K.*: 1 tiles are loaded into"]),
+        (ATTENTION, CARRIED, 90, with_stages(2), [f"{POOL}: 0 groups", f"{PACKED}: 0 groups"]),
+        (ATTENTION, CARRIED, 90, with_stages(1), [f"{POOL}: no copies", f"{PACKED}: no copies"]),
+        (ATTENTION, PLAIN, 90, with_stages(1), [f"{POOL}: no copies", f"{PACKED}: no copies"]),
+        (ATTENTION, CARRIED, 90, unaligned("pool_k"), [f"{POOL}: 1 tiles are loaded into"]),
+        (ATTENTION, CARRIED, 90, unaligned("v"), [f"{PACKED}: 1 tiles are loaded into"]),
+        (ATTENTION, CARRIED, 90, unaligned("stride_kt"), [f"{PACKED}: 1 tiles are loaded into"]),
+        (LABEL_HEAD, HEAD, 80, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
+        (LABEL_HEAD, HEAD, 80, unaligned("weight"), ["BLOCK_K): 1 tiles are loaded into"]),
     ],
 )
-def test_a_worse_launch_is_refused(module, name, arch, change, messages):
-    variant = variant_of(module, name)
+def test_a_worse_launch_is_refused(kernel, name, arch, change, messages):
+    variant = variant_of(kernel, name)
     assert refused(variant, arch) == []
     found = refused(change(variant), arch)
     for message in messages:
-        assert any(re.search(message.replace("(", r"\(").replace(")", r"\)"), x) for x in found), (
-            found
-        )
+        assert any(message in complaint for complaint in found), found
 
 
-@pytest.mark.slow
 def test_a_slot_that_is_loaded_where_it_is_used_is_refused(tmp_path, monkeypatch):
     change = ("slot = next_slot.to(tl.int64)", "slot = tl.load(pool_tiles + index).to(tl.int64)")
-    with planted(monkeypatch, attention, *change, tmp_path):
-        found = refused(variant_of(importlib.import_module(attention.__name__), CARRIED), 90)
+    kernel = importlib.import_module("gpuscore_kernels.extend_attention.triton")
+    with planted(monkeypatch, kernel, *change, tmp_path):
+        found = refused(variant_of(ATTENTION, CARRIED), 90)
     assert any(f"{POOL}: 0 groups of copies in flight" in complaint for complaint in found), found
     assert any(f"{POOL}: copies wait for 1 loads" in complaint for complaint in found), found
     assert not any(PACKED in complaint for complaint in found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{"pool": True, "merge": False}])
-def test_more_keys_than_registers_are_refused(options):
-    """A tile of 128 keys keeps two tiles in flight no better, and spills."""
-    variant = variant_of(attention, CARRIED)
+def test_more_keys_than_registers_are_refused():
+    variant = variant_of(ATTENTION, CARRIED)
     wide = replace(variant, constexprs=dict(variant.constexprs) | {"BN": 128}, num_stages=2)
     found = refused(wide, 90)
     assert any("bytes of stack, allowed: 0" in complaint for complaint in found), found

@@ -344,7 +344,7 @@ def _variants(
             loops=_loop_rules(config),
             # Some stack is accepted for float32, which is for comparison only, and for groups of 7,
             # where the kernel divides by a number that is no power of two.
-            stack=dict.fromkeys(ARCHES, 96) if itemsize == 4 else {80: 32} if group == 7 else {},
+            stack=dict.fromkeys(ARCHES, 160) if itemsize == 4 else {80: 32} if group == 7 else {},
             quick=tuple(arch for arch in arches if arch in quick),
         )
 
