@@ -125,7 +125,9 @@ def check_stack(container: Container) -> None:
     refused = found["refused"]
     bad = {name: why for name, why in refused.items() if not why.startswith(DRIVER)}
     expect(not bad, "\n".join(f"{name} cannot be loaded: {why}" for name, why in bad.items()))
-    print(f"  {found['libraries']} libraries, {len(refused)} wait for the driver: {[*refused]}")
+    print(f"  {found['libraries']} libraries; not loaded here:")
+    for name, why in refused.items():
+        print(f"    {name}: {why}")
 
 
 def check_kernels(container: Container, every: bool) -> None:

@@ -2,7 +2,7 @@
 
     make image-test                                   # the CPU image; contacts no registry
     make image-test ARGS='--images cpu cuda tpu'      # all three
-    make image-test ARGS='--images cuda --own-lock'   # CUDA's libraries too: 3.2 GB of wheels
+    make image-test ARGS='--images cuda --own-lock'   # CUDA's libraries too: 2.7 GB of wheels
     make image-test BASE=python:3.12-slim             # that base, from a registry
 
 The CPU and TPU images are built in full; the TPU image then computes on this machine's CPU. The
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument(
         "--own-lock",
         action="store_true",
-        help="build the CUDA image with its own lock, 3.2 GB of wheels, and check CUDA's libraries",
+        help="build the CUDA image with its own lock, 2.7 GB of wheels, and check CUDA's libraries",
     )
     parser.add_argument(
         "--kernels",
