@@ -54,9 +54,11 @@ subprocess.run(["gcc", nvidia / "driver.c", "-O3", "-shared", "-fPIC", "-I", nvi
                 "-I", python, "-o", "/tmp/driver.so"], check=True)
 """
 
-# Compiles CUDA code as FlashInfer does, for the architectures of our own kernels, and links it.
+# Compiles CUDA code as FlashInfer does, with the headers that it brings, for the architectures of
+# our own kernels, and links it.
 NVCC = """
-import ctypes, os, pathlib, subprocess
+import os, pathlib, subprocess
+from flashinfer.jit.env import CCCL_INCLUDE_DIRS
 home = pathlib.Path(os.environ["CUDA_HOME"])
 pathlib.Path("/tmp/twice.cu").write_text('''
 #include <cuda_bf16.h>
@@ -65,6 +67,7 @@ __global__ void twice(__nv_bfloat16* x) { x[threadIdx.x] = __hadd(x[threadIdx.x]
 extern "C" int start(__nv_bfloat16* x) { twice<<<1, 32>>>(x); return cudaGetLastError(); }
 ''')
 code = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in ("80", "89", "90a", "120a")]
+code += [f"-I{folder}" for folder in CCCL_INCLUDE_DIRS]
 subprocess.run([home / "bin" / "nvcc", "-O3", "-Xcompiler", "-fPIC", *code, "-c", "/tmp/twice.cu",
                 "-o", "/tmp/twice.o"], check=True)
 subprocess.run(["g++", "-shared", "/tmp/twice.o", "-L", home / "lib64", "-lcudart",
