@@ -51,6 +51,15 @@ def test_a_device_that_cannot_be_used_is_an_error_with_its_remedy(unusable):
     assert choose_device("cpu").type == "cpu"
 
 
+def test_a_build_without_its_libraries_is_no_traceback(unusable, monkeypatch):
+    def init():
+        raise AssertionError("libcudart functions unavailable. It looks like you have a broken b")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(ConfigError, match="be used: libcudart functions unavailable; CUDA 13.0 n"):
+        choose_device("auto")
+
+
 @pytest.mark.parametrize("value", ["", "-1"])
 def test_a_hidden_device_is_not_missed(unusable, monkeypatch, value):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)

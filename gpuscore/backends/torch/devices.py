@@ -57,6 +57,6 @@ def _error_of_cuda() -> str:
     """Return the first sentence with which torch refuses to start CUDA."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # the latter without CUDA's runtime library
         return str(error).splitlines()[0].partition(". ")[0].removesuffix(".")
     return "torch finds no device"
