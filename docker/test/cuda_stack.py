@@ -1,4 +1,4 @@
-"""What the CUDA image with its own lock contains, checked in its container without a GPU.
+"""Checks of what the CUDA image with its own lock contains, in its container, without a GPU.
 
 Only the driver's libraries come from the host, so all others must load, and everything that is
 compiled at run time (Triton's kernels and its C code, FlashInfer's CUDA code) must compile.
