@@ -35,4 +35,5 @@ compile cpu x86_64-manylinux_2_28 --config-file docker/locks/uv.toml --no-emit-p
     pyproject.toml docker/locks/cpu.in
 compile tpu x86_64-manylinux_2_31 --config-file docker/locks/uv.toml --no-emit-package torch \
     --extra jax pyproject.toml docker/locks/tpu.in  # libtpu's wheels name glibc 2.31
-compile cuda x86_64-manylinux_2_28 --no-config --extra cuda pyproject.toml docker/locks/cuda.in
+compile cuda x86_64-manylinux_2_28 --no-config --overrides docker/locks/cuda-without.txt \
+    --extra cuda pyproject.toml docker/locks/cuda.in

@@ -41,15 +41,16 @@ class Container:
     def start(self, *arguments: str, **environment: str) -> None:
         """Start as `docker run --read-only --cap-drop ALL --network none IMAGE arguments...`."""
         command = [*self.config["Entrypoint"], *(arguments or self.config["Cmd"])]
-        text = json.dumps(self._specification(command, environment))
-        (self._bundle / "config.json").write_text(text)
-        with self._output.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*self._runc, "run", "--bundle", str(self._bundle), self._name],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        self._start(command, environment)
+
+    def run_instead(self, *command: str, seconds: float) -> str:
+        """Run a command in place of the entry point and return its output; raises Problem if it
+        fails."""
+        self._start(command, {})
+        code = self.wait(seconds)
+        if code:
+            raise Problem(f"{' '.join(command[:4])} ... ended with {code}:\n{self.output()}")
+        return self.output()
 
     def wait(self, seconds: float) -> int:
         """Wait for the end and return the exit code; raises Problem if it takes longer."""
@@ -109,6 +110,17 @@ class Container:
         if self._process is not None and self._process.poll() is None:
             self.signal(signal.SIGKILL)
             self._process.wait(30)
+
+    def _start(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        text = json.dumps(self._specification(command, environment))
+        (self._bundle / "config.json").write_text(text)
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*self._runc, "run", "--bundle", str(self._bundle), self._name],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:

@@ -2,10 +2,12 @@
 
     make image-test                                   # the CPU image; contacts no registry
     make image-test ARGS='--images cpu cuda tpu'      # all three
+    make image-test ARGS='--images cuda --own-lock'   # CUDA's libraries too: 2.7 GB of wheels
     make image-test BASE=python:3.12-slim             # that base, from a registry
 
 The CPU and TPU images are built in full; the TPU image then computes on this machine's CPU. The
-CUDA image is built with the CPU's lock file instead of its own, so every step runs without a GPU.
+CUDA image is built with the CPU's lock file instead of its own, unless --own-lock is given. Every
+step runs without a GPU.
 """
 
 import argparse
@@ -15,14 +17,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from container import Container, size_of
-from workshop import LOCKS, Problem, Workshop, require_tools
+from cuda_stack import check_compiler, check_device_is_needed, check_own_lock
+from workshop import LOCKS, REFUSED, Problem, Workshop, expect, require_tools, step
 
 from gpuscore import Scorer
 
@@ -32,7 +34,6 @@ ITEMS = ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool sca
 LABELS = ["yes", "no"]
 TOLERANCE = 1e-4  # of a probability, in float32; the image may use JAX and this machine torch
 LONG = 10_000  # items of the request that is in flight when the server gets SIGTERM
-REFUSED = 78  # exit code
 
 # Run by the container's own Python: sends one request, prints status and body as JSON.
 CLIENT = """
@@ -74,6 +75,17 @@ IMAGES = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", nargs="+", choices=tuple(IMAGES), default=["cpu"])
+    parser.add_argument(
+        "--own-lock",
+        action="store_true",
+        help="build the CUDA image with its own lock, 2.7 GB of wheels, and check CUDA's libraries",
+    )
+    parser.add_argument(
+        "--kernels",
+        choices=("quick", "all"),
+        default="all",
+        help="with --own-lock, which variants of the kernels are compiled (default: %(default)s)",
+    )
     parser.add_argument("--base", help="a base image instead of Debian's Python")
     parser.add_argument(
         "--directory",
@@ -82,6 +94,11 @@ def main() -> int:
         help="where images are built; the base and the wheels stay there (default: %(default)s)",
     )
     values = parser.parse_args()
+    images = dict(IMAGES)
+    if values.own_lock:
+        if "cuda" not in values.images:
+            parser.error("--own-lock is for the CUDA image; add --images cuda")
+        images["cuda"] = replace(IMAGES["cuda"], locks=("cuda",), substitute=False)
     start = time.monotonic()
     workshop = None
     try:
@@ -89,7 +106,7 @@ def main() -> int:
         with step("base"):
             workshop = Workshop(values.directory, values.base)
         for name in values.images:
-            check_image(workshop, name, IMAGES[name])
+            check_image(workshop, name, images[name], values.kernels == "all")
     except Problem as problem:
         print(f"image-test: {problem}", file=sys.stderr)
         return 1
@@ -100,7 +117,7 @@ def main() -> int:
     return 0
 
 
-def check_image(workshop: Workshop, name: str, image: Image) -> None:
+def check_image(workshop: Workshop, name: str, image: Image, all_kernels: bool) -> None:
     # Debian's python3 has its C headers in a package of their own.
     headers = name == "cuda" and not workshop.base_is_foreign
     arguments = {"PACKAGES": "python3-dev"} if headers else {}
@@ -118,7 +135,7 @@ def check_image(workshop: Workshop, name: str, image: Image) -> None:
             expect("qwen3" in shown.lower(), "`info demo` names no model")
         if name == "cuda":
             with step("cuda: refuses to start without a device"):
-                check_device_is_needed(container)
+                check_device_is_needed(container, image.substitute)
         with step(f"{name}: refuses to start without a key"):
             check_key_is_needed(container, image.environment)
         container.start(GPUSCORE_API_KEY=KEY, **image.environment)
@@ -134,6 +151,8 @@ def check_image(workshop: Workshop, name: str, image: Image) -> None:
                 check_compiler(container)
         with step(f"{name}: SIGTERM with a request in flight"):
             check_drain(container)
+        if name == "cuda" and not image.substitute:
+            check_own_lock(container, all_kernels)
     finally:
         container.stop()
 
@@ -178,13 +197,6 @@ def check_key_is_needed(container: Container, environment: dict[str, str]) -> No
     expect("GPUSCORE_API_KEY" in container.output(), "the message does not say what is missing")
 
 
-def check_device_is_needed(container: Container) -> None:
-    container.start("info", "demo")
-    code, said = container.wait(60), container.output()
-    expect(code == REFUSED, f"exit code {code}:\n{said}")
-    expect("--device cuda: this torch sees no CUDA device" in said, f"the message says: {said}")
-
-
 def check_confinement(container: Container) -> None:
     status = container.execute("python", "-c", "print(open('/proc/1/status').read())").stdout
     expect("Uid:\t10001\t10001" in status, "process 1 is not user 10001")
@@ -210,23 +222,6 @@ def check_scores(container: Container) -> None:
     apart = max(abs(ours - theirs) for ours, theirs in pairs)
     expect(apart < TOLERANCE, f"scores are {apart} apart")
     print(f"  scores {apart:.1e} apart from Scorer's")
-
-
-def check_compiler(container: Container) -> None:
-    """Check that a C module can be compiled and loaded as Triton does, and where caches are."""
-    code = (
-        "import ctypes, os, pathlib, subprocess, sysconfig\n"
-        "cache = pathlib.Path(os.environ['TRITON_CACHE_DIR']); cache.mkdir()\n"
-        "source = pathlib.Path('/tmp/stub.c')\n"
-        "source.write_text('#include <Python.h>\\nint answer(void) { return PY_MAJOR_VERSION; }')\n"
-        "include = sysconfig.get_paths('posix_prefix')['include']\n"
-        "subprocess.run(['gcc', source, '-O3', '-shared', '-fPIC', '-I', include,\n"
-        "                '-o', cache / 'stub.so'], check=True)\n"
-        "assert ctypes.CDLL(str(cache / 'stub.so')).answer() == 3\n"
-        "assert os.environ['FLASHINFER_WORKSPACE_BASE'].startswith('/cache/')\n"
-    )
-    done = container.execute("python", "-c", code)
-    expect(done.returncode == 0, done.stderr)
 
 
 def check_drain(container: Container) -> None:
@@ -267,19 +262,6 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
         if time.monotonic() > end:
             raise Problem(f"{what}: not within {seconds} s")
         time.sleep(0.1)
-
-
-def expect(holds: bool, message: str) -> None:
-    if not holds:
-        raise Problem(message)
-
-
-@contextmanager
-def step(name: str) -> Any:
-    print(name, flush=True)
-    start = time.monotonic()
-    yield
-    print(f"  ok, {time.monotonic() - start:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

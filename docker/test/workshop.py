@@ -11,7 +11,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,25 @@ REPOSITORY = Path(__file__).parents[2]
 LOCKS = REPOSITORY / "docker" / "locks"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 DEBIAN = "bookworm"  # its python3 is 3.11, which gpuscore supports
+REFUSED = 78  # exit code of gpuscore when a setting is wrong
 TOOLS = {"buildah": "buildah", "runc": "runc", "mmdebstrap": "mmdebstrap"}  # command: package
 
 
 class Problem(Exception):
     """An error that ends the test: a check failed, or a requirement is missing."""
+
+
+def expect(holds: bool, message: str) -> None:
+    if not holds:
+        raise Problem(message)
+
+
+@contextmanager
+def step(name: str) -> Iterator[None]:
+    print(name, flush=True)
+    start = time.monotonic()
+    yield
+    print(f"  ok, {time.monotonic() - start:.0f} s", flush=True)
 
 
 def require_tools(own_base: bool) -> None:
