@@ -1,9 +1,7 @@
 """`torch.cuda` for a device that is not there: streams, events, graphs and memory of a recorder."""
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -178,17 +176,12 @@ def replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def every_launch_by_triton() -> AbstractContextManager[None]:
-    """Let launches that remember compiled code, if there are any, use Triton's own launch."""
-    name = "gpuscore_kernels.cached_launch"
-    if importlib.util.find_spec(name) is None:
-        return nullcontext()
-    return replaced(importlib.import_module(name), {"_has_hooks": lambda: True})
-
-
 @contextmanager
 def playing(recorder: Recorder, launch: Callable[..., Any]) -> Iterator[FakeCuda]:
-    """Let `torch.cuda` be the recorder's device; Triton launches go to `launch`."""
+    """Let `torch.cuda` be the recorder's device; Triton launches go to `launch`.
+
+    `launch` returns None, so `CachedLaunch` finds no code to remember and comes here every time.
+    """
     from triton.runtime.jit import JITFunction
 
     cuda = FakeCuda(recorder)
@@ -198,6 +191,5 @@ def playing(recorder: Recorder, launch: Callable[..., Any]) -> Iterator[FakeCuda
         replaced(torch.cuda, cuda.replacements()),
         replaced(torch, nonzero),
         replaced(JITFunction, {"run": launch}),
-        every_launch_by_triton(),
     ):
         yield cuda
