@@ -1,6 +1,7 @@
 """Promise: `make check-streams` runs the product's own code, and the same way every time."""
 
 import json
+import multiprocessing
 from collections import Counter
 from dataclasses import replace
 
@@ -70,6 +71,9 @@ def test_the_trace_holds_every_operation(model, tmp_path):
 @pytest.mark.slow
 def test_the_command(capsys, monkeypatch):
     monkeypatch.setattr(command, "PLANTS", PLANTS[:2])
+    # The command forks before it has threads; the worker that runs this test may have JAX's.
+    spawn = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(command.multiprocessing, "get_context", lambda _: spawn)
     assert command.main(["--group", "1", "--processes", "1"]) == 0
     said = capsys.readouterr().out
     assert "10 worlds" in said
