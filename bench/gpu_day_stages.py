@@ -39,7 +39,7 @@ class Stage:
         read: returns the findings, from what the commands printed and wrote.
         limit: seconds after which the stage counts as hung.
         needs: seconds without which it is not begun.
-        clears: folder of an earlier attempt, which its commands would refuse to write into.
+        clears: file or folder of an earlier attempt, to which its commands would add.
     """
 
     name: str
@@ -78,9 +78,9 @@ def stages(device: str, folder: Path) -> list[Stage]:
             "attention",
             ((*python, BENCH / "attention.py", "--output", lines["attention"], *own),
              (*python, BENCH / "attention.py", "--cached", "--output", lines["attention"], *own)),
-            lambda _: {"rows": json_lines(lines["attention"]),
-                       "fastest": fastest(json_lines(lines["attention"]))},
+            lambda _: with_fastest(json_lines(lines["attention"])),
             limit=240,
+            clears=lines["attention"],
         ),
         *parity(device, folder),
         Stage(
@@ -134,7 +134,7 @@ def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
     begun, printed = time.monotonic(), folder / f"{stage.name.replace(' ', '-')}.txt"
     printed.write_text("")
     if stage.clears is not None:
-        shutil.rmtree(stage.clears, ignore_errors=True)
+        clear(stage.clears)
     try:
         for command in stage.commands:
             code = run_command(command, printed, limit - (time.monotonic() - begun))
@@ -148,6 +148,14 @@ def run_stage(stage: Stage, folder: Path, limit: float) -> Found:
             f"its findings cannot be read: {type(error).__name__} {error}", begun, printed
         )
     return {"status": "done", "seconds": round(time.monotonic() - begun, 1), "found": found}
+
+
+def clear(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def run_command(command: Command, printed: Path, limit: float) -> int:
@@ -202,6 +210,10 @@ def newest(folder: Path) -> Found:
 
 def json_lines(path: Path) -> list[Found]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def with_fastest(rows: Sequence[Found]) -> Found:
+    return {"rows": rows, "fastest": fastest(rows)}
 
 
 def fastest(rows: Sequence[Found]) -> dict[str, str]:

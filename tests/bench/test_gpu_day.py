@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import gpu_day
 from gpu_day import PREDICTIONS, Day, predictions
 from gpu_day_page import bars, pairs, write_page
-from gpu_day_stages import Stage, fastest, stages
+from gpu_day_stages import Stage, fastest, run_stage, stages
 from gpu_work import GOALS
 
 ABOUT = {"device": "a card", "commit": "1234567"}
@@ -65,6 +65,16 @@ def test_a_run_continues_where_the_last_one_ended(tmp_path):
     assert set(statuses(again).values()) == {"done"}
     assert not again.missing
     assert notes.read_text() == "xxx"  # the first stage ran once
+
+
+def test_an_attempt_leaves_nothing_to_the_next(tmp_path):
+    rows, bundle = tmp_path / "rows.jsonl", tmp_path / "bundle"
+    add = f"open({str(rows)!r}, 'a').write('x')"
+    make = f"import os; os.mkdir({str(bundle)!r})"
+    for path, code in ((rows, add), (bundle, make)):
+        adding = Stage("adds", (python(code),), lambda _: {}, 30.0, clears=path)
+        assert [run_stage(adding, tmp_path, 30.0)["status"] for _ in range(2)] == ["done"] * 2
+    assert rows.read_text() == "x"
 
 
 def test_a_stage_that_hangs_is_ended_with_its_children(tmp_path):

@@ -15,6 +15,7 @@ import torch
 
 from graphs.recorder import Capture, Recorder
 from graphs.triton_driver import TritonLog, stub_triton
+from support.one_device import one_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +90,7 @@ class CudaModule:
     def functions(self) -> dict[str, Any]:
         heap = self._recorder.heap
         return {
-            "_lazy_init": lambda: None,
-            "is_available": lambda: True,
-            "is_initialized": lambda: True,
-            "device_count": lambda: 1,
-            "current_device": lambda: 0,
-            "get_device_capability": lambda device=None: self._kind.capability,
-            "get_device_name": lambda device=None: self._kind.name,
+            **one_device(self._kind.name, self._kind.capability),
             "mem_get_info": lambda device=None: (heap.total - heap.reserved, heap.total),
             "memory_reserved": lambda device=None: heap.reserved,
             "memory_allocated": lambda device=None: heap.live,

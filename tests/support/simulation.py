@@ -27,7 +27,7 @@ from gpuscore.errors import (
     Unavailable,
 )
 from gpuscore.limits import BackendLimits
-from gpuscore.request import ScoreRequest
+from gpuscore.request import ScoreRequest, ScoreResult
 
 GARBAGE = -9  # what a failed batch leaves in the pages that it should have written
 LSE, TOP_ID, TOP_LOGIT = -1, -2, -3  # used as labels
@@ -252,15 +252,21 @@ class World:
     def check_pages(self) -> None:
         assert self.runner.scheduler.pages.num_used == 0, "a page was lost"
 
-    def check(self, ticket: Ticket) -> None:
+    def result_of(self, ticket: Ticket) -> ScoreResult | None:
+        """Return a request's result; None if it was cancelled or had an error that was due."""
         assert ticket.future.done(), "a request was lost"
         if ticket.future.cancelled():
-            return
+            return None
         error = ticket.future.exception()
         if error is not None:
             assert self.is_due(error, ticket.request), f"{error!r} for no reason"
+            return None
+        return ticket.future.result()
+
+    def check(self, ticket: Ticket) -> None:
+        request, result = ticket.request, self.result_of(ticket)
+        if result is None:
             return
-        request, result = ticket.request, ticket.future.result()
         rows: list[int] = []
         for item, labels in enumerate(request.label_ids):
             states = self._states(request, item)

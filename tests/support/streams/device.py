@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from support.one_device import one_device
 from support.streams.checker import Span
 from support.streams.recorder import DEFAULT, Capture, Node, Recorder, without_recording
 
@@ -139,13 +140,7 @@ class FakeCuda:
         """Return what takes the place of each name in `torch.cuda`."""
         recorder = self.recorder
         return {
-            "_lazy_init": lambda: None,
-            "is_available": lambda: True,
-            "is_initialized": lambda: True,
-            "device_count": lambda: 1,
-            "current_device": lambda: 0,
-            "get_device_capability": lambda device=None: CAPABILITY,
-            "get_device_name": lambda device=None: "a CPU that plays a GPU",
+            **one_device("a CPU that plays a GPU", CAPABILITY),
             "Stream": self.new_stream,
             "Event": lambda *a, **k: FakeEvent(recorder),
             "stream": self.on_stream,
