@@ -19,6 +19,7 @@ from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.files import ClassifierHead
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.bridge import Bridge
+from gpuscore.server.large_bodies import LargeBodies
 from gpuscore.server.memory import LARGE, Trimmer
 from gpuscore.server.observe.record import ENGINE, RequestRecord
 from gpuscore.server.text_work import TextWork, permits_here
@@ -128,6 +129,7 @@ class ScoringService:
         # Text and large requests are worked on here, never on the event loop.
         self._text = TextWork(self._text_ended, permits_here())
         self.memory = Trimmer(self._in_background)
+        self.large_bodies = LargeBodies()
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that submits text work
 
     @property

@@ -65,13 +65,25 @@ class LeastTokens:
 
     def of(self, text: str, limit: int, turns: Turns = ALONE) -> int:
         """Return a lower bound on the text's tokens; stop counting once it is over `limit`."""
+        total, _ = self._count(text, limit, turns)
+        return ceil(total * (1 - ROUNDING) - ROUNDING)
+
+    def reach(self, text: str, count: int, turns: Turns = ALONE) -> int:
+        """Return a length such that this much of the text has more than `count` tokens.
+
+        It is the whole text's length if the bound of the whole text is not over `count`.
+        """
+        return self._count(text, count, turns)[1]
+
+    def _count(self, text: str, limit: int, turns: Turns) -> tuple[float, int]:
+        """Return the bound of the text's first windows, those up to `limit`, and their length."""
         total = 0.0
         for start in range(0, len(text), WINDOW):
             turns.before(WINDOW // COPIED)
             total += self._window(text, start)
             if total > limit + 1:
-                break
-        return ceil(total * (1 - ROUNDING) - ROUNDING)
+                return total, min(start + WINDOW, len(text))
+        return total, len(text)
 
     def _window(self, text: str, start: int) -> float:
         units = self._units(text[start : start + WINDOW])

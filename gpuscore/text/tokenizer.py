@@ -14,7 +14,15 @@ from gpuscore.model_files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import find_boundaries
 from gpuscore.text.declared import refuse_other_ids
 from gpuscore.text.least import find_least_tokens
-from gpuscore.text.pieces import OverLimit, batches, beside, check_limit, is_long, pieces
+from gpuscore.text.pieces import (
+    PIECE_CHARS,
+    OverLimit,
+    batches,
+    beside,
+    check_limit,
+    is_long,
+    pieces,
+)
 from gpuscore.text.specials import Specials, find_specials
 from gpuscore.text.turns import ALONE, Turns
 
@@ -192,8 +200,13 @@ class TextEncoder:
     def first_tokens(self, text: str, count: int, turns: Turns = ALONE) -> str:
         """Return the part of a text that its first `count` tokens cover; `count` is at least 1.
 
-        At most one piece beyond that part is encoded.
+        At most one piece beyond that part is encoded. Nothing is encoded that begins PIECE_CHARS
+        characters after a length that is certain to have more than `count` tokens. With a safe cut
+        in between, such text cannot change the first tokens; without one, it could only through a
+        chain of overlapping merges all the way, each of a lower rank than the one before it.
         """
+        if self._least is not None and is_long(text):
+            text = text[: self._least.reach(text, count, turns) + PIECE_CHARS]
         seen = end = 0
         for begin, piece in pieces(text, self._boundaries, turns):
             skipped = self._num_ids(piece[0]) if begin else 0

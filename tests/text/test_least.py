@@ -144,6 +144,22 @@ def test_a_cut_text_is_not_read_to_its_end():
     assert sum(turned.asked) < 2 * pieces.PIECE_CHARS
 
 
+WITHOUT_CUT = [("qwen2", "a"), ("llama2", " ")]
+MORE = [(name, c) for name in ("qwen2", "llama3", "llama2") for c in "a 7!\u0301\u4f60\U0001f468"]
+
+
+@pytest.mark.parametrize(
+    ("name", "character"), [*WITHOUT_CUT, *slow(*(c for c in MORE if c not in WITHOUT_CUT))]
+)
+def test_a_cut_text_without_a_safe_cut_is_not_read_to_its_end(name, character):
+    tokenizer, encoder = pair(name)
+    text, count, turned = character * 2_000_000, 10, Turned()
+    cut = encoder.first_tokens(text, count, turned)
+    assert sum(turned.asked) < 4 * pieces.PIECE_CHARS
+    encoding = tokenizer.encode(text[:3000], add_special_tokens=False)
+    assert cut == text[: encoding.offsets[count - 1][1]]
+
+
 def test_errors_have_numbers():
     limits = BackendLimits(64, 16, 100, 4000, 2000)
     made = PromptBuilder(encoder_of(), limits, RequestLimits())

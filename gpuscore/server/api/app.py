@@ -29,13 +29,14 @@ from gpuscore.server.api.answers import error_response, json_response
 from gpuscore.server.api.auth import ApiKeys, AuthMiddleware
 from gpuscore.server.api.body import check_content_type, read_body
 from gpuscore.server.api.cors import read_origins
-from gpuscore.server.api.dialects.dialect import Dialect, answer
+from gpuscore.server.api.dialects.dialect import BodyT, Dialect, answer
 from gpuscore.server.api.dialects.table import DIALECTS
 from gpuscore.server.api.info import server_info
 from gpuscore.server.api.openapi import DocumentedApp
 from gpuscore.server.api.paths import OPEN_PATHS, TOKENIZER_INFO_PATH
 from gpuscore.server.api.schema import openapi_of
 from gpuscore.server.http.headers import check_request_id, head_refusal, request_seconds
+from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.operations import Operations, OperationsMiddleware
 from gpuscore.server.observe.record import CLIENT_LEFT, LEFT_CODE, record_of
 from gpuscore.server.service import LOADING_RETRY_AFTER, RequestContext, ScoringService
@@ -110,7 +111,11 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             )
             size = len(received)
             try:
-                body = dialect.decode(received, call.record)
+                if size < LARGE:
+                    body = dialect.decode(received, call.record)
+                else:
+                    decoding = _decode_large(service, dialect, received, call)
+                    body = await _in_time(decoding, deadline, seconds)
                 del received  # it may be large, and `body` has the text
                 running = answer(service, dialect, body, call)
                 content = await _in_time(running, deadline, seconds)
@@ -120,6 +125,13 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
                 service.memory.used(max(size, ids))
 
     return answered
+
+
+async def _decode_large(
+    service: ScoringService, dialect: Dialect[BodyT], received: bytes, call: RequestContext
+) -> BodyT:
+    async with service.large_bodies.turn(call.tenant):
+        return dialect.decode(received, call.record)
 
 
 def _add_pages(app: FastAPI, service: ScoringService) -> None:
