@@ -1,15 +1,26 @@
 """Buckets: the batch sizes that have a CUDA graph. A batch runs in the smallest one that holds it.
 
-Token counts grow by at most a half per step, so at most a third of a batch is padding, a fifth on
-average. Empty query tiles and scored rows cost little, so their steps are coarse.
+From 128 to 512 tokens, where a prompt that is alone in its batch tends to be, at most 12 % of a
+bucket is padding. Smaller and larger buckets grow by at most a half, so at most a third of them is.
+
+Each token count is captured with few sizes of the rest:
+
+- Query tiles. An empty one is a thread block that finds nothing to do, in every layer. Tokens that
+  fill n tiles need at most 2 n, and each request adds up to two, for its query and its items.
+- Scored rows. One that is padding costs a row of the last layer only.
+- More than `FEW` requests have more than `FEW` scored rows, so room for many tiles comes with room
+  for many scored rows. Many chunks without a scored row run there too, and waste that room.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 SMALLEST = 32  # tokens
-TILES_STEP, SCORED_STEP = 4, 16
+FINE_FROM, FINE_TO, FINE_STEP = 128, 512, 8  # tokens
+MOST_PADDING = 12  # percent of a bucket between those
 FEW = 16  # query tiles, and scored rows, of the smallest bucket
+TILES_STEP, SCORED_PART = 4, 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -26,8 +37,7 @@ def make_buckets(most_tokens: int, rows_per_tile: int) -> list[Bucket]:
     return [
         Bucket(tokens, tiles, scored)
         for tokens in _tokens(most_tokens)
-        for tiles in _steps(max(FEW, 2 * -(-tokens // rows_per_tile)), TILES_STEP, tokens)
-        for scored in _steps(FEW, SCORED_STEP, tokens)
+        for tiles, scored in _rest(tokens, rows_per_tile)
     ]
 
 
@@ -41,18 +51,42 @@ def find_bucket(buckets: list[Bucket], wanted: Bucket) -> Bucket | None:
 
 
 def _tokens(most: int) -> list[int]:
-    """32, 48, 64, 96, 128, ..., and `most` itself."""
+    """32, 48, 64, 96, 128, 144, 160, 176, 200, ..., 512, 768, 1024, ..., and `most` itself."""
     sizes, size = [], SMALLEST
     while size < most:
         sizes.append(size)
-        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+        size = _next(size)
     return [*sizes, most] if most else []
 
 
-def _steps(first: int, step: int, last: int) -> list[int]:
-    """first, first * step, ... and `last`, the most that a batch of `last` tokens can have."""
+def _next(size: int) -> int:
+    """The following number of tokens, without regard to the largest batch."""
+    if FINE_FROM <= size < FINE_TO:
+        # A batch that has just outgrown `size` has the most padding.
+        most = 100 * (size + 1) // (100 - MOST_PADDING)
+        return min(FINE_TO, most // FINE_STEP * FINE_STEP)
+    return size + (1 << (size.bit_length() - 2))  # by a half or a third, to 2**n or 1.5 * 2**n
+
+
+def _rest(tokens: int, rows_per_tile: int) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of tiles and scored rows that are captured with a number of tokens.
+
+    The last are `tokens` of both, the most that any batch has.
+    """
+    scored = sorted({min(FEW, tokens), tokens})
+    if tokens > FINE_TO:
+        scored.insert(1, tokens // SCORED_PART)
+    first, smaller = max(FEW, 2 * -(-tokens // rows_per_tile)), 0
+    for tiles in _tiles(first, tokens):
+        enough = smaller >= first + 2 * FEW  # for few requests, without this many tiles
+        yield from ((tiles, rows) for rows in scored if rows > FEW or not enough)
+        smaller = tiles
+
+
+def _tiles(first: int, last: int) -> list[int]:
+    """first, first * TILES_STEP, ... and `last`."""
     sizes = []
     while first < last:
         sizes.append(first)
-        first *= step
+        first *= TILES_STEP
     return [*sizes, last]
