@@ -57,8 +57,13 @@ $(TRITON_VENV)/.installed: $(STAMP)
 	  echo "import site; site.addsitedir('$$(site $(BIN))')" > "$$(site $(TRITON_VENV)/bin)/tests.pth"
 	@touch $@
 
+# PyTorch's CPU build cannot use a GPU, and gpuscore refuses to leave one unused unless the device is
+# named. Another build chooses its device itself.
+CPU_BUILD := $(VENV)/lib/python*/site-packages/torch-*+cpu.dist-info
+
 serve: $(SERVES)
-	$(BIN)/gpuscore serve $(MODEL) $(addprefix --port ,$(PORT))
+	@device=$$(ls -d $(CPU_BUILD) > /dev/null 2>&1 && echo cpu); \
+	GPUSCORE_DEVICE=$${GPUSCORE_DEVICE:-$$device} exec $(BIN)/gpuscore serve $(MODEL) $(addprefix --port ,$(PORT))
 
 # tests/conftest.py says how many workers auto means, and what stays together.
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder

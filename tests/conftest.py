@@ -11,6 +11,7 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import gc
+import importlib.metadata
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -27,6 +28,11 @@ if TYPE_CHECKING:  # slow to import, and the process that hands out the tests ne
     from support.backends import SharedBackends
 
 sys.dont_write_bytecode = False
+
+# With torch's CPU build, tests run on the CPU of a machine with a GPU too: `--device auto` would
+# refuse to leave the GPU unused.
+if importlib.metadata.version("torch").endswith("+cpu"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
     del os.environ[name]  # a developer's settings must not change a test

@@ -114,6 +114,12 @@ def _add_check_server(commands: Any) -> None:
         "tokenizer and transformers",
     )
     check.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default=argparse.SUPPRESS,
+        help="device of transformers with --reference (default: auto, as for serve)",
+    )
+    check.add_argument(
         "--vocab-size",
         type=int,
         metavar="N",

@@ -37,11 +37,12 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     for config in configs.values():  # to refuse a bad one before minutes of work
         plan_backend(directory, config)
     workload = _workload(directory, configs[str(specs[0])], values)
-    print(_about(base.model, workload), flush=True)
 
     from gpuscore.parity.oracle import free_memory, oracle_device, run_oracle
 
     device = oracle_device(base.device)
+    about = {**_facts(base.model, workload), "oracle": f"transformers on {device}"}
+    print(_lines(about), flush=True)
     halves = sorted({spec.dtype for spec in specs} - {"float32"})
     exact = run_oracle(directory, workload, "float32", device)
     rounded = {dtype: run_oracle(directory, workload, dtype, device) for dtype in halves}
@@ -60,8 +61,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
         if first.dtype == second.dtype:
             verdicts += judge_pair(workload, first, second)[1]
     title = f"Parity of {base.model} with transformers in float32"
-    facts = {**_facts(base.model, workload), "oracle": f"transformers on {device}"}
-    return _conclude(title, facts, workload, comparisons, verdicts, values.report)
+    return _conclude(title, about, workload, comparisons, verdicts, values.report)
 
 
 def record(values: argparse.Namespace, settings: Settings) -> int:
@@ -72,7 +72,7 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError(f"--output {output} exists already")
     directory = model_directory(config.model, config.revision)
     workload = _workload(directory, config, values)
-    print(_about(config.model, workload), flush=True)
+    print(_lines(_facts(config.model, workload)), flush=True)
     plan = plan_backend(directory, config)  # says what "auto" means on this machine
     name = str(BackendSpec(config.backend, plan.dtype_name, config.attention))
     found = run_workload(name, replace(config, dtype=plan.dtype_name), workload)
@@ -133,8 +133,8 @@ def _refuse_overridden(settings: Settings) -> None:
             raise ConfigError(f"--{name} is set beside --backends, which sets it for each backend")
 
 
-def _about(model: str, workload: Workload) -> str:
-    return "\n".join(f"{name}: {what}" for name, what in _facts(model, workload).items())
+def _lines(facts: Mapping[str, str]) -> str:
+    return "\n".join(f"{name}: {what}" for name, what in facts.items())
 
 
 def _facts(model: str, workload: Workload) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
 from gpuscore.parity.runs import CaseResult, Run, case_result
 from gpuscore.parity.workload import Case, Ids, Workload
@@ -20,8 +21,12 @@ MOST_PROMPTS = 64
 
 
 def oracle_device(name: str) -> str:
-    """Return the device for a --device; "auto" is CUDA if torch finds it, else the CPU."""
-    return "cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu"
+    """Return the device for a --device, as a backend chooses it; beside a TPU it is the CPU.
+
+    Raises:
+        ConfigError: the device cannot be used.
+    """
+    return "cpu" if name == "tpu" else choose_device(name).type
 
 
 def run_oracle(directory: Path, workload: Workload, dtype: str, device: str) -> Run:

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,11 +75,45 @@ def test_a_machine_without_a_device(unusable, caplog):
     assert caplog.text == "", "the driver's control file alone is no device"
 
 
-def test_the_cpu_build_of_torch_says_what_it_leaves_unused(unusable, monkeypatch, caplog):
+def test_the_cpu_build_of_torch_leaves_no_device_unused_either(unusable, monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
-    with caplog.at_level(logging.WARNING):
-        assert choose_device("auto").type == "cpu"
-    assert f"{unusable}/nvidia0: torch {torch.__version__} is built without CUDA" in caplog.text
+    with pytest.raises(ConfigError) as refusal:
+        choose_device("auto")
+    assert str(refusal.value) == (
+        f"--device auto: this machine has an NVIDIA device, {unusable}/nvidia0, that cannot be "
+        f"used: torch {torch.__version__} is built without CUDA; make it usable, or choose "
+        "--device cpu"
+    )
+    assert choose_device("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "named"),
+    [
+        ("2.13.0+cpu", None, "cpu"),
+        ("2.13.0+cpu", "cuda", "cuda"),
+        ("2.13.0", None, "nothing"),
+    ],
+)
+def test_make_serve_names_the_device_of_the_cpu_build(tmp_path, build, given, named):
+    """Otherwise the first command of the README would fail on a machine with a GPU."""
+    for place in (f"lib/python3.12/site-packages/torch-{build}.dist-info", "bin"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / ".serves").touch()
+    command = tmp_path / "bin" / "gpuscore"
+    command.write_text('#!/bin/sh\necho "$@ on ${GPUSCORE_DEVICE:-nothing}"\n')
+    command.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "GPUSCORE_DEVICE"}
+    environment |= {"GPUSCORE_DEVICE": given} if given else {}
+    done = subprocess.run(
+        ["make", "--no-print-directory", "serve", f"VENV={tmp_path}", "MODEL=demo", "PORT=8123"],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"serve demo --port 8123 on {named}\n"
 
 
 def test_a_device_that_works(unusable, monkeypatch):
@@ -87,15 +122,16 @@ def test_a_device_that_works(unusable, monkeypatch):
 
 
 def test_jax_leaves_no_device_unused_either(unusable, monkeypatch):
-    """JAX with a plugin for CUDA falls back to the CPU where the plugin finds no driver."""
+    """JAX uses the CPU where its plugin for CUDA is missing, or finds no driver."""
     jax = pytest.importorskip("jax")
     if jax.devices()[0].platform != "cpu":
         pytest.skip("JAX uses this machine's device")
     from gpuscore.backends.jax import platform
 
-    assert platform.find_device("auto").platform == "cpu", "this is JAX for CPUs"
+    with pytest.raises(ConfigError, match=r"--device auto: .*nvidia0, that .*is JAX without CUDA"):
+        platform.find_device("auto")
     monkeypatch.setattr(platform, "find_spec", lambda name: name == "jax_cuda13_plugin")
-    with pytest.raises(ConfigError, match=r"--device auto: .*nvidia0, that JAX cannot use"):
+    with pytest.raises(ConfigError, match=r"nvidia0, that JAX cannot use: the log has JAX's reas"):
         platform.find_device("auto")
     assert platform.find_device("cpu").platform == "cpu"
 

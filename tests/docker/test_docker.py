@@ -157,6 +157,8 @@ def test_the_shipped_stage_is_confined_and_watched(dockerfile):
     )
     assert environment["PYTHONSAFEPATH"] == "1"
     caches = ["HOME", "HF_HOME"]
+    if dockerfile == "Dockerfile.cpu":
+        assert environment["GPUSCORE_DEVICE"] == "cpu"
     if dockerfile == "Dockerfile":
         caches += ["TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "CUDA_CACHE_PATH"]
         # Where GKE puts the driver. On a machine without a GPU the image says so.

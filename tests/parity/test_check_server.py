@@ -3,7 +3,9 @@ wrong."""
 
 import numpy as np
 import pytest
+import torch
 
+from gpuscore.backends.common import nvidia
 from gpuscore.cli import main
 from gpuscore.parity.arguments import KINDS
 from gpuscore.parity.conformance.check_server import SUITE
@@ -222,6 +224,22 @@ class TestCommand:
         page = report.read_text()
         assert page.count("<svg") == 2
         assert page.count("C7.item_first") == 2, "a table for each server"
+
+    def test_the_oracle_leaves_no_device_unused(self, tiny_model, tmp_path, monkeypatch, capsys):
+        (tmp_path / "nvidia0").touch()
+        monkeypatch.setattr(nvidia, "NODES", tmp_path)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        directory, _ = tiny_model("qwen3")
+        reference = ["--reference", str(directory)]
+        assert self.run("http://127.0.0.1:9", *reference) == 78
+        assert f"--device auto: this machine has an NVIDIA device, {tmp_path}/nvidia0, that" in (
+            capsys.readouterr().err
+        )
+        assert self.run("http://127.0.0.1:9", *reference, "--device", "cpu") == 78
+        shown = capsys.readouterr()
+        assert shown.out == "oracle: transformers on cpu\n"
+        assert "plain request of token ids gets" in shown.err
 
     def test_a_key_comes_from_a_file_or_the_environment(self, capsys, tmp_path, monkeypatch):
         path = tmp_path / "keys"

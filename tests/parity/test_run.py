@@ -58,6 +58,7 @@ def test_float32_and_bfloat16_of_a_model_pass(tiny_model, few_items, capsys, tmp
     assert run(directory, *flags, backends="torch:float32,torch:bfloat16") == 0
     shown = capsys.readouterr().out
     assert "11 requests" in shown
+    assert "\noracle: transformers on cpu\n" in shown
     for name in ("transformers:bfloat16 ", "torch:float32 ", "torch:bfloat16 "):
         assert f"\n{name}" in shown
     for gate in ("float32, float32", "float32, rank", "float32, tau-b", "bfloat16, relative"):

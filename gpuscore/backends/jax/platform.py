@@ -21,8 +21,7 @@ def find_device(wanted: str) -> jax.Device:
     """Return the first device of that kind; "auto" is JAX's own choice.
 
     Raises:
-        ConfigError: JAX sees no such device, or chose the CPU of a machine with an NVIDIA device
-            though JAX for CUDA is installed.
+        ConfigError: JAX sees no such device, or chose the CPU of a machine with an NVIDIA device.
     """
     try:
         device: jax.Device = (jax.devices() if wanted == "auto" else jax.devices(wanted))[0]
@@ -32,10 +31,12 @@ def find_device(wanted: str) -> jax.Device:
             f"--device {wanted}: this JAX sees no such device; supported here: {there}"
         ) from error
     node = nvidia_device() if wanted == "auto" and device.platform == "cpu" else None
-    if node is not None and any(map(find_spec, CUDA_PLUGINS)):
+    if node is not None:
+        installed = any(map(find_spec, CUDA_PLUGINS))
+        why = "the log has JAX's reason" if installed else "this is JAX without CUDA"
         raise ConfigError(
-            f"--device auto: this machine has an NVIDIA device, {node}, that JAX cannot use; the "
-            "log has JAX's reason; make it usable, or choose --device cpu"
+            f"--device auto: this machine has an NVIDIA device, {node}, that JAX cannot use: "
+            f"{why}; make it usable, or choose --device cpu"
         )
     return device
 

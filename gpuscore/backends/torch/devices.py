@@ -1,13 +1,9 @@
 """The device that runs the model (`--device`)."""
 
-import logging
-
 import torch
 
 from gpuscore.backends.common.nvidia import nvidia_device
 from gpuscore.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 # The oldest driver of each release of CUDA, from its release notes.
 DRIVERS = {12: 525, 13: 580}
@@ -17,8 +13,8 @@ def choose_device(name: str) -> torch.device:
     """Return the device for a `--device`.
 
     "auto" is CUDA if torch can use it, else the CPU. It is refused on a machine with an NVIDIA
-    device that cannot be used: nothing but its slowness would show that a model runs on the CPU.
-    torch's CPU build was not meant to use a device, so there a warning has to do.
+    device that torch cannot use, torch's CPU build included: nothing but its slowness would show
+    that a model runs on the CPU.
 
     Raises:
         ConfigError: the device cannot be used.
@@ -32,11 +28,7 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda":
         raise ConfigError(f"--device cuda: this torch sees no CUDA device: {_why_not()}")
     node = nvidia_device()
-    if node is not None and torch.version.cuda is None:
-        logger.warning(
-            "--device is cpu, though there is an NVIDIA device, %s: %s", node, _why_not()
-        )
-    elif node is not None:
+    if node is not None:
         raise ConfigError(
             f"--device auto: this machine has an NVIDIA device, {node}, that cannot be used: "
             f"{_why_not()}; make it usable, or choose --device cpu"

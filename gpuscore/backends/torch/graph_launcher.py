@@ -117,6 +117,20 @@ class GraphLauncher:
         tables = self.attention.tables(batch)
         places, replay = self._places(batch, tables)
         buffers = self._take(num_words(batch, tables, places))
+        try:
+            return self._launch(batch, tables, places, replay, buffers)
+        except BaseException:
+            self._reclaim(buffers)
+            raise
+
+    def _launch(
+        self,
+        batch: PackedBatch,
+        tables: list[TileTable],
+        places: Places,
+        replay: Replay | None,
+        buffers: Buffers,
+    ) -> Finish:
         end = write(batch, tables, places, buffers.host.numpy())
         head, end = write_head(batch, buffers.host.numpy(), end)
         words = buffers.device[:end]
@@ -147,6 +161,14 @@ class GraphLauncher:
         if buffers is None or len(buffers.host) < words:
             buffers = self._make_buffers(words, 0)
         return buffers
+
+    def _reclaim(self, buffers: Buffers) -> None:
+        """Hand back the buffers of a batch that failed, once nothing that it has queued uses them.
+
+        Otherwise the next batch would pin new ones.
+        """
+        self.queue.wait()
+        self._free.append(buffers)
 
     def _make_buffers(self, words: int, answers: int) -> Buffers:
         size = max(2**14, next_power_of_two(words))
@@ -220,8 +242,10 @@ class GraphLauncher:
 
         def finish() -> RowScores:  # holds no device memory: the next batch may take it
             wait()
-            values = received.numpy().copy()
-            self._free.append(buffers)
+            try:
+                values = received.numpy().copy()
+            finally:
+                self._free.append(buffers)
             logits, *others = np.split(values, ends)
             if len(others) > 1:
                 others[1] = others[1].view(np.int32)

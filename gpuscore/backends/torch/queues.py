@@ -1,6 +1,6 @@
 """Queues of work for a device: the streams of a CUDA device; a CPU does work at once.
 
-Only the functions that `download` returns wait for the device.
+Only `wait` and the functions that `download` returns wait for the device, and `capture` at start.
 """
 
 from collections.abc import Callable
@@ -32,6 +32,9 @@ class Queue(Protocol):
     def download(self, device: Tensor, host: Tensor) -> Callable[[], None]:
         """Queue a copy after earlier work; the returned function waits until it is done."""
 
+    def wait(self) -> None:
+        """Wait until the device has done all work, copies in both directions included."""
+
     def capture(self, run: Callable[[], None]) -> Replay:
         """Return a function that repeats the work of `run`, on the same memory, in one launch.
 
@@ -59,6 +62,9 @@ class HostQueue:
     def download(self, device: Tensor, host: Tensor) -> Callable[[], None]:
         host.copy_(device)
         return lambda: None
+
+    def wait(self) -> None:
+        pass
 
     def capture(self, run: Callable[[], None]) -> Replay:
         run()
@@ -93,9 +99,12 @@ class CudaQueue:
         done.record(torch.cuda.current_stream(self.device))
         return done.synchronize
 
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.device)
+
     def capture(self, run: Callable[[], None]) -> Replay:
         run()  # compiles kernels and sets up libraries, which is not allowed during a capture
-        torch.cuda.synchronize(self.device)
+        self.wait()
         graph = torch.cuda.CUDAGraph()
         # With the default mode, another thread that asks for free memory would end the capture.
         with torch.cuda.graph(graph, pool=self._graph_memory, capture_error_mode="thread_local"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscore.config import API_KEY_VARIABLE, ServerConfig
+from gpuscore.config import API_KEY_VARIABLE, ModelConfig, ServerConfig
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
@@ -54,7 +54,7 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
     if values.vocab_size is not None and values.vocab_size < FEWEST:
         raise ConfigError(f"--vocab-size must be at least {FEWEST}")
     key = _key(settings)
-    reference = _reference(values.reference) if values.reference is not None else None
+    reference = _reference(values.reference, settings) if values.reference is not None else None
     parts, failed, servers = [], False, []
     for url, kind in ((values.url, values.kind), (values.url2, values.kind2)):
         if url is None:
@@ -104,11 +104,13 @@ def _key(settings: Settings) -> str | None:
     return lines[0].strip() or None
 
 
-def _reference(model: str) -> Reference:
+def _reference(model: str, settings: Settings) -> Reference:
     from gpuscore.parity.oracle import Oracle, oracle_device
 
     directory = model_directory(model)
-    oracle = Oracle(directory, "float32", oracle_device("auto"))
+    device = oracle_device(settings.make(ModelConfig).device)
+    print(f"oracle: transformers on {device}", flush=True)
+    oracle = Oracle(directory, "float32", device)
 
     def probabilities(prompts: list[list[int]], labels: list[int]) -> np.ndarray:
         found = oracle.score(Case("reference", [], prompts, [labels] * len(prompts)))

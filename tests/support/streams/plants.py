@@ -13,7 +13,8 @@ from support.streams.worlds import Life
 
 SEEDS = (0, 3, 6, 9)  # worlds without faults
 OUT_OF_MEMORY = (7, 25, 43, 61, 79)  # worlds where memory runs out, and nothing else happens
-RETURN = "            self._free.append(buffers)\n"
+RETURN = "                self._free.append(buffers)\n"
+GIVE = "            self._free.append(buffers)\n"
 WAIT = "            wait()\n"
 CURRENT = "torch.cuda.current_stream(self.device)"
 UPLOADS = "        with torch.cuda.stream(self._uploads):\n"
@@ -23,11 +24,6 @@ PINNED = (
     "        return torch.empty(count, dtype=dtype, pin_memory=True)\n"
 )
 REPLAY = "            replay()\n"
-ANSWER = "        return self._answer(batch, head, hidden, buffers)\n"
-GIVEN_UP = f"""        try:
-    {ANSWER}        except torch.OutOfMemoryError:
-{RETURN}            raise
-"""
 DOWNLOAD = "        host.copy_(device, non_blocking=True)\n"
 
 
@@ -52,7 +48,7 @@ PLANTS = (
     Plant(
         "a buffer handed back early",
         graph_launcher,
-        ((RETURN, ""), (WAIT, RETURN + WAIT)),
+        ((RETURN, "                pass\n"), (WAIT, GIVE + WAIT)),
         "handed back while in use",
     ),
     Plant(
@@ -76,7 +72,7 @@ PLANTS = (
     Plant(
         "a read before finish",
         graph_launcher,
-        ((WAIT, ""), (RETURN, WAIT + RETURN)),
+        ((WAIT, ""), (RETURN, "    " + WAIT + RETURN)),
         "read before the copy to it has ended",
     ),
     Plant(
@@ -106,7 +102,7 @@ PLANTS = (
     Plant(
         "a failed batch's buffer handed back at once",
         graph_launcher,
-        ((ANSWER, GIVEN_UP),),
+        (("        self.queue.wait()\n", ""),),
         "handed back while in use",
         OUT_OF_MEMORY,
     ),
