@@ -4,6 +4,8 @@ from generate.markdown import code, page, table
 from gpuscore.config import API_KEY_VARIABLE, CONFIGS, FileConfig
 from gpuscore.config.options import Option, options, plain
 
+UNITS = {"SECONDS": "seconds, ", "TOKENS": "tokens, ", "BYTES": "bytes, "}  # by name of the value
+
 
 def page_of_settings() -> str:
     blocks = []
@@ -39,4 +41,15 @@ def _default(option: Option) -> str:
 
 
 def _meaning(option: Option) -> str:
-    return f"{option.help}. *Takes {option.supported}.*"
+    sentence = f"{option.help[:1].upper()}{option.help[1:]}."
+    return sentence if _lists_all(option) else f"{sentence} *Takes {_values(option)}.*"
+
+
+def _lists_all(option: Option) -> bool:
+    """Return True if the help already explains every choice."""
+    return bool(option.choices) and all(choice in option.help for choice in option.choices)
+
+
+def _values(option: Option) -> str:
+    unit = "" if option.size else UNITS.get(option.metavar, "")
+    return f"{unit}{option.supported}"

@@ -71,6 +71,14 @@ def test_routes_that_are_cited_exist(demo):
         assert set(found) - {"/cache", "/tmp", "/models"} <= known, page
 
 
+def test_the_page_of_the_routes_loads_nothing_from_elsewhere(demo):
+    """It works without the internet, and tells no other host who reads it."""
+    answer = demo.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "openapi.json" in answer.text
+    assert "://" not in answer.text
+
+
 def curls():
     """Yield the POST requests that the tutorials and README show as commands."""
     for page in [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]:

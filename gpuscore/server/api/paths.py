@@ -12,5 +12,6 @@ GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v
 INFINITY_RERANK_PATH = "/infinity/rerank"
 CLASSIFY_PATHS = ("/classify", "/v1/classify")
 DECISIONS_PATH = "/v1/decisions"
+DOCS_PATH = "/docs"
 # Routes that need no key: probes, and pages that are the same for everyone.
-OPEN_PATHS = ("/livez", "/health", "/ready", "/docs", "/openapi.json")
+OPEN_PATHS = ("/livez", "/health", "/ready", DOCS_PATH, "/openapi.json")
