@@ -194,11 +194,13 @@ bench-serve: setup
 	$(BIN)/python -P bench/serve.py $(ARGS)
 
 # The documentation, into site/: reference pages from the code, then a strict build without network;
-# a dead link fails it, and so does anything that a page would load from another host.
+# a dead link fails it, and so does a broken list or anything that a page would load from another
+# host.
 docs: docs-tools
 	$(GENERATE) docs/reference
 	$(BIN)/zensical build --clean --strict
 	$(GENERATE).links site
+	$(GENERATE).lists docs site
 
 # The same on http://127.0.0.1:8001, rebuilt at every change; the reference as it is at the start.
 docs-serve: docs-tools

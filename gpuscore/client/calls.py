@@ -20,29 +20,57 @@ AnswerT = TypeVar("AnswerT")
 
 
 class ScoreOptions(TypedDict, total=False):
-    """Options of `score`; they mean the same as in POST /v1/score."""
+    """Options of `score`, with the meaning of the same fields of POST /v1/score.
 
-    labels: Sequence[str]  # texts of one token each, or
-    label_token_ids: Ids | Sequence[Ids]  # one list, or one per item
-    apply_softmax: bool  # over the labels instead of the vocabulary
-    temperature: float  # other than 1.0 only with apply_softmax
-    item_first: bool  # prompts are item + query
+    Attributes:
+        labels: texts of one token each, or names of classes.
+        label_token_ids: token ids, or numbers of classes; one list, or one per item.
+        apply_softmax: normalise over the labels instead of the vocabulary.
+        temperature: divides the logits; other than 1.0 only with apply_softmax.
+        item_first: prompts are item + query.
+        return_label_logprobs: return `label_logprobs`.
+        return_label_mass: return `label_mass`.
+        model: the served model's name.
+        priority: from -100 to 100; requests with a lower number run first.
+        cache_salt: separates prefix caches of one API key.
+        request_id: the request's id; if the call is split, each request's id begins with it.
+    """
+
+    labels: Sequence[str]
+    label_token_ids: Ids | Sequence[Ids]
+    apply_softmax: bool
+    temperature: float
+    item_first: bool
     return_label_logprobs: bool
     return_label_mass: bool
     model: str
-    priority: int  # lower runs first
+    priority: int
     cache_salt: str
-    request_id: str  # if the call is split, each request's id begins with it
+    request_id: str
 
 
 class RerankOptions(TypedDict, total=False):
-    """Options of `rerank`; they mean the same as in POST /v1/rerank."""
+    """Options of `rerank`, with the meaning of the same fields of POST /v1/rerank.
 
-    top_n: int | None  # number of best documents, of the whole list even if it is split
+    Attributes:
+        top_n: number of best documents, of the whole list even if it is split; None: all.
+        instruction: replaces the prompt family's own.
+        return_documents: return the given documents; the server does not send them back.
+        raw_scores: return raw scores instead of relevances from 0 to 1.
+        rank_fields: the fields to rank by, for documents that are mappings.
+        max_tokens_per_doc: cut longer documents at their end.
+        truncate: cut documents whose prompts would not fit the model.
+        model: the served model's name.
+        priority: from -100 to 100; requests with a lower number run first.
+        cache_salt: separates prefix caches of one API key.
+        request_id: the request's id; if the call is split, each request's id begins with it.
+    """
+
+    top_n: int | None
     instruction: str | None
-    return_documents: bool  # return the given documents; the server does not send them back
+    return_documents: bool
     raw_scores: bool
-    rank_fields: Sequence[str]  # of documents that are mappings
+    rank_fields: Sequence[str]
     max_tokens_per_doc: int
     truncate: bool
     model: str

@@ -12,14 +12,23 @@ LATE = (httpx.ReadTimeout, httpx.WriteTimeout)  # the attempt's time is over; no
 
 
 class ClientOptions(TypedDict, total=False):
-    """Options of a client; times in seconds."""
+    """Options of a client.
 
-    timeout: float | None  # of one attempt, sent to the server; None: the server's own limit
-    deadline: float  # of a whole call with its retries, 600 by default
-    max_attempts: int  # of one request, 5 by default
-    max_items_per_request: int  # 10,000 by default, which is the server's default limit
-    max_bytes_per_request: int  # 1 MiB by default
-    max_concurrent_requests: int  # of one split call, 4 by default
+    Attributes:
+        timeout: seconds of one attempt, which the server is told; None: the server's own limit.
+        deadline: seconds of a whole call with its retries; 600 by default.
+        max_attempts: attempts of one request; 5 by default.
+        max_items_per_request: items of one request; 10,000 by default, as on the server.
+        max_bytes_per_request: bytes of one body; 1 MiB by default.
+        max_concurrent_requests: requests of one split call at a time; 4 by default.
+    """
+
+    timeout: float | None
+    deadline: float
+    max_attempts: int
+    max_items_per_request: int
+    max_bytes_per_request: int
+    max_concurrent_requests: int
 
 
 @dataclass(frozen=True, slots=True)

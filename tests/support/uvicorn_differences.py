@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from support.hostile_requests import Entry, entries, names
 
-TOP = """# HTTP: what is refused, and where uvicorn answers otherwise
+TOP = """# HTTP beside uvicorn
 
 The server has its own HTTP/1.1, on llhttp's parser (httptools). `make test-hostile` sends every
 request of `tests/hostile/http/*.toml`, which has all of their bytes, to this server and to plain
