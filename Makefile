@@ -110,7 +110,7 @@ check-kernels: setup $(TRITON_VENV)/.installed
 check-kernels-all:
 	@$(MAKE) --no-print-directory check-kernels ARGS='--all $(ARGS)'
 
-# Runs the CUDA runner of real models on a device that is not there: what is captured, launched,
+# Runs the CUDA runner of real models on a simulated device: what is captured, launched,
 # compiled and allocated, against a baseline; ARGS=--update rewrites it.
 check-graphs: setup
 	PYTHONPATH=tests $(BIN)/python -P -m graphs.check $(ARGS)
@@ -135,7 +135,7 @@ simulate: setup
 	SIMULATED_SEEDS=$(SEEDS) $(BIN)/pytest tests/engine/test_simulation.py -m 'not hostile' \
 	  --numprocesses auto --maxprocesses 4
 
-# Records every access of the CUDA runner to memory, on a device that CPU tensors play, and looks for
+# Records every access of the CUDA runner to memory, on a simulated device, and looks for
 # two without order; then plants defects. A minute on two cores. More: make check-streams
 # ARGS='--worlds 500'
 check-streams: setup
@@ -199,11 +199,13 @@ bench-serve: setup
 	$(BIN)/python -P bench/serve.py $(ARGS)
 
 # The documentation, into site/: reference pages from the code, then a strict build without network;
-# a dead link fails it, and so does anything that a page would load from another host.
+# a dead link fails it, and so does a broken list or anything that a page would load from another
+# host.
 docs: docs-tools
 	$(GENERATE) docs/reference
 	$(BIN)/zensical build --clean --strict
 	$(GENERATE).links site
+	$(GENERATE).lists docs site
 
 # The same on http://127.0.0.1:8001, rebuilt at every change; the reference as it is at the start.
 docs-serve: docs-tools

@@ -30,14 +30,23 @@ class Scores:
 
     If items have different numbers of labels, `scores`, `logprobs` and `logits` are padded with NaN
     on the right.
+
+    Attributes:
+        scores: [N, labels], probabilities.
+        logprobs: [N, labels], over the full vocabulary or all classes; None unless asked for.
+        label_mass: [N], the probability of all labels of an item together; None unless `logprobs`
+            was asked for.
+        prompt_tokens: tokens of all prompts, each counted as a whole.
+        cached_tokens: prompt tokens that were not computed again.
+        logits: [N, labels], as the model's head gives them; None unless asked for.
     """
 
     scores: Float64Array  # [N, labels]
-    logprobs: Float64Array | None  # [N, labels], full vocabulary, or all classes
+    logprobs: Float64Array | None  # [N, labels]
     label_mass: Float64Array | None  # [N]
     prompt_tokens: int
     cached_tokens: int
-    logits: Float64Array | None = None  # [N, labels], as the model's head gives them
+    logits: Float64Array | None = None  # [N, labels]
 
 
 class Scorer:

@@ -2,6 +2,8 @@
 what exists."""
 
 import ast
+import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from generate.links import problems
+from generate.lists import problems as broken_lists
 from generate.picture import kind, picture, segments
 
 from gpuscore.config import CONFIGS
@@ -73,6 +76,17 @@ def test_the_reference_has_every_error_setting_and_route(reference):
     commands = text_of(reference, "commands.md")
     for command in ("serve", "score", "info", "parity compare"):
         assert f"\n## gpuscore {command}\n" in commands
+
+
+def test_every_field_of_the_python_api_is_explained(reference):
+    """Fields without a docstring are left out of the pages."""
+    text = text_of(reference, "scorer.md") + text_of(reference, "client.md")
+    named = re.findall(r"^::: ([\w.]+)\.(\w+)$", text, re.MULTILINE)
+    assert len(named) > 10
+    for module, name in named:
+        kind = getattr(importlib.import_module(module), name)
+        explained = re.findall(r"^    (\w+): \S", inspect.getdoc(kind) or "", re.MULTILINE)
+        assert set(inspect.get_annotations(kind)) <= set(explained), name
 
 
 def test_the_site_has_every_page(reference):
@@ -180,6 +194,26 @@ def test_the_check_of_the_site_finds_what_is_wrong(tmp_path):
         "/a.html: ../x.html: leads nowhere",
         "/b.html: loads https://example.org/a.js from another host",
         "/b.html: no.svg: leads nowhere",
+    ]
+
+
+def test_the_check_of_lists_finds_broken_ones(tmp_path):
+    docs, site = tmp_path / "docs", tmp_path / "site"
+    docs.mkdir()
+    site.mkdir()
+    (docs / "right.md").write_text("1. one\n2. two\n    - inner\n\n```\n- code\n```\n")
+    (site / "right.html").write_text(
+        "<nav><li></nav><article><ol><li>one<li>two<ul><li>inner</ul></ol></article>"
+    )
+    (docs / "wrong.md").write_text(
+        "1. one\n\n    More of it.\n2. two\n\nThe default is\n16. More.\n"
+    )
+    (site / "wrong.html").write_text(
+        "<article><ol><li>one<p>More of it. 2. two</ol>The default is 16. More.</article>"
+    )
+    assert list(broken_lists(docs, site)) == [
+        f"{docs / 'wrong.md'}: a list begins with 16",
+        f"{docs / 'wrong.md'}: 3 list items in the text, 1 in the site",
     ]
 
 

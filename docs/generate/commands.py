@@ -4,28 +4,53 @@ import argparse
 import os
 from collections.abc import Iterator
 
-from generate.markdown import block, page
+from generate.markdown import block, page, table
 from gpuscore.cli import make_parser
 
 COLUMNS = "92"
+LONG = 4  # lines; shorter groups are repeated
+EXIT_CODES = (
+    ("0", "success"),
+    ("1", "the command, a gate or a check failed"),
+    ("2", "wrong usage"),
+    ("70", "the engine failed five times in a row, or never became ready"),
+    ("75", "the model was not ready within `--load-timeout`"),
+    ("78", "the configuration or the model cannot be served"),
+    ("128 + the signal's number", "a signal stopped the server with requests unfinished"),
+)
 
 
 def page_of_commands() -> str:
     os.environ["COLUMNS"] = COLUMNS  # argparse reads it each time
-    blocks = []
+    blocks, shown = [], dict[str, str]()
     for parser in _parsers(make_parser()):
-        blocks += [f"## {parser.prog}", block("text", parser.format_help())]
+        text = "\n\n".join(_without_repeats(parser, shown))
+        blocks += [f"## {parser.prog}", block("text", text)]
     return page(
         "Command line",
-        "This page shows the `--help` text of every command. [Settings](settings.md) explains "
-        "every setting, with its environment variable.",
+        "This page shows the `--help` text of every command; groups of options that several "
+        "commands share are shown once. [Settings](settings.md) explains every setting, with its "
+        "environment variable.",
         *blocks,
         "## Exit codes",
-        "`0`: done. `1`: the command, a gate or a check failed. `2`: wrong usage. `70`: the engine "
-        "failed five times in a row or never became ready. `75`: the model was not ready within "
-        "`--load-timeout`. `78`: a configuration or a model that cannot be served. 128 + the "
-        "signal's number: a stop that left requests unfinished.",
+        table(("code", "meaning"), EXIT_CODES),
     )
+
+
+def _without_repeats(parser: argparse.ArgumentParser, shown: dict[str, str]) -> Iterator[str]:
+    """Yield the parts of a help text; a group of options that `shown` has is only named.
+
+    Args:
+        parser: the command.
+        shown: the commands that have shown each group, by the group's text; added to.
+    """
+    for part in parser.format_help().strip().split("\n\n"):
+        title, _, rows = part.partition("\n")
+        if rows.count("\n") < LONG or part not in shown:
+            shown.setdefault(part, parser.prog)
+            yield part
+        else:
+            yield f"{title}\n  as for {shown[part]}"
 
 
 def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 import gpuscore
 import gpuscore.client
-from generate.markdown import page
+from generate.markdown import code, page, table
+from generate.settings import explained
+from gpuscore.config import ModelConfig
+from gpuscore.config.options import Option, options
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -15,7 +18,10 @@ def pages() -> Iterator[tuple[str, str]]:
             "`Scorer` computes scores in the same process, without a server.",
             "::: gpuscore.scorer.Scorer",
             "::: gpuscore.scorer.Scores",
-            "::: gpuscore.config.ModelConfig",
+            "## ModelConfig",
+            "`gpuscore.config.ModelConfig` is a frozen dataclass with the settings of a model and "
+            "its device. `Scorer` takes the same fields as keyword arguments.",
+            table(("field", "type", "default", "meaning"), map(_row, options(ModelConfig))),
         ),
     )
     names = [name for name in gpuscore.client.__all__ if name not in ("Client", "AsyncClient")]
@@ -27,10 +33,18 @@ def pages() -> Iterator[tuple[str, str]]:
             "httpx. Neither client imports torch.",
             *(_item(name) for name in ("Client", "AsyncClient", *names)),
             "::: gpuscore.client.options.ClientOptions",
-            "::: gpuscore.client.calls.ScoreOptions",
-            "::: gpuscore.client.calls.RerankOptions",
+            "::: gpuscore.client.options.ScoreOptions",
+            "::: gpuscore.client.options.RerankOptions",
         ),
     )
+
+
+def _row(option: Option) -> tuple[str, str, str, str]:
+    kind = option.kind.__name__
+    default = code("None" if option.default is None else repr(option.default))
+    unset = f": {option.unset}" if option.unset else ""
+    optional = f"{kind} or None" if option.default is None else kind
+    return code(option.name), optional, default + unset, explained(option)
 
 
 def _item(name: str) -> str:

@@ -78,7 +78,8 @@ def _index(found: list[Route]) -> str:
     ]
     return page(
         "HTTP API",
-        "This page lists every route, as a running server describes it at `/openapi.json`. If the "
+        "This page lists every route, as a running server describes it at `/openapi.json`. In a "
+        "browser, `/docs` shows the same and sends requests; it needs no internet. If the "
         f"server has API keys, all routes except {_open()} need one: as "
         "`Authorization: Bearer KEY`, as `Authorization: KEY`, or as `X-Api-Key: KEY`. Bodies are "
         "JSON with `Content-Type: application/json`; an unknown field is an error. Errors are "
@@ -122,12 +123,12 @@ def _page(route: Route) -> str:
         ", ".join(code(f"{route.method} {path}") for path in route.paths),
         "## Body",
         _choice(body),
-        *_tables(body),
+        *_tables(body, "default"),
     ]
     if example is not None:
         blocks += ["## Example", block("json", _pretty(example))]
     if answer is not None:
-        blocks += ["## Answer", _choice(answer), *_tables(answer)]
+        blocks += ["## Answer", _choice(answer), *_tables(answer, "given")]
     blocks += ["## Errors", _errors(route)]
     return page(route.title, *blocks)
 
@@ -138,24 +139,28 @@ def _choice(schema: Schema) -> str:
     return "" if text.startswith("[") and " or " not in text else f"Type: {text}."
 
 
-def _tables(schema: Schema) -> list[str]:
+def _tables(schema: Schema, presence: str) -> list[str]:
+    """Return a heading and a table for each struct of a body ("default") or an answer ("given")."""
     blocks: list[str] = []
     seen: set[str] = set()
     for struct in structs(schema):
         if struct["title"] not in seen:
             seen.add(struct["title"])
-            blocks += [f"### {struct['title']}", struct.get("description", ""), _fields(struct)]
+            blocks += [
+                f"### {struct['title']}",
+                struct.get("description", ""),
+                _fields(struct, presence),
+            ]
     return blocks
 
 
-def _fields(struct: Schema) -> str:
+def _fields(struct: Schema, presence: str) -> str:
     required = struct.get("required", ())
-    closed = struct.get("additionalProperties") is False
     rows = [
-        (code(name), _type(field), _default(name in required, closed, field), _meaning_of(field))
+        (code(name), _type(field), _presence(presence, name in required, field), _meaning_of(field))
         for name, field in sorted(struct["properties"].items(), key=lambda pair: _refused(pair[1]))
     ]
-    return table(("field", "type", "default" if closed else "given", "meaning"), rows)
+    return table(("field", "type", presence, "meaning"), rows)
 
 
 def _type(field: Schema) -> str:
@@ -164,8 +169,8 @@ def _type(field: Schema) -> str:
     return f"{text}, or null" if may_be_null(field) else text
 
 
-def _default(required: bool, closed: bool, field: Schema) -> str:
-    if not closed:
+def _presence(column: str, required: bool, field: Schema) -> str:
+    if column == "given":
         return "always" if required else "if asked for"
     return "required" if required else default(field)
 

@@ -1,8 +1,13 @@
 """The reference page of the settings, from the fields of the configuration."""
 
+import re
+
 from generate.markdown import code, page, table
 from gpuscore.config import API_KEY_VARIABLE, CONFIGS, FileConfig
 from gpuscore.config.options import Option, options, plain
+
+NAMES = re.compile(r"(?<![\w/])(--[a-z][a-z-]*[a-z]|GPUSCORE_\w+|/(?:v1/)?[a-z]+)(?![\w/])")
+UNITS = {"SECONDS": "seconds, ", "TOKENS": "tokens, ", "BYTES": "bytes, "}  # by name of the value
 
 
 def page_of_settings() -> str:
@@ -34,9 +39,26 @@ def _names(option: Option) -> str:
 
 def _default(option: Option) -> str:
     if option.default is None:
-        return option.unset or "none"
+        return NAMES.sub(r"`\1`", option.unset) or "none"
     return code(plain(option.default))
 
 
 def _meaning(option: Option) -> str:
-    return f"{option.help}. *Takes {option.supported}.*"
+    sentence = explained(option)
+    return sentence if _lists_all(option) else f"{sentence} *Takes {_values(option)}.*"
+
+
+def explained(option: Option) -> str:
+    """Return the help as a sentence, with names of options and routes as code."""
+    sentence = f"{option.help[:1].upper()}{option.help[1:]}."
+    return NAMES.sub(r"`\1`", sentence)
+
+
+def _lists_all(option: Option) -> bool:
+    """Return True if the help already explains every choice."""
+    return bool(option.choices) and all(choice in option.help for choice in option.choices)
+
+
+def _values(option: Option) -> str:
+    unit = "" if option.size else UNITS.get(option.metavar, "")
+    return f"{unit}{option.supported}"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Generic, TypedDict, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 from uuid import uuid4
 
 import msgspec
@@ -11,44 +11,13 @@ import numpy as np
 
 from gpuscore.arrays import Float64Array
 from gpuscore.client.errors import BadAnswer
+from gpuscore.client.options import RerankOptions, ScoreOptions
 from gpuscore.client.results import Document, Ids, Model, RerankResponse, ScoreResponse, Usage
 from gpuscore.client.retries import Reply
 from gpuscore.client.split import Body, SplitLimits, as_json, text_or_ids, token_ids
 
 ResultT = TypeVar("ResultT", covariant=True)
 AnswerT = TypeVar("AnswerT")
-
-
-class ScoreOptions(TypedDict, total=False):
-    """Options of `score`; they mean the same as in POST /v1/score."""
-
-    labels: Sequence[str]  # texts of one token each, or
-    label_token_ids: Ids | Sequence[Ids]  # one list, or one per item
-    apply_softmax: bool  # over the labels instead of the vocabulary
-    temperature: float  # other than 1.0 only with apply_softmax
-    item_first: bool  # prompts are item + query
-    return_label_logprobs: bool
-    return_label_mass: bool
-    model: str
-    priority: int  # lower runs first
-    cache_salt: str
-    request_id: str  # if the call is split, each request's id begins with it
-
-
-class RerankOptions(TypedDict, total=False):
-    """Options of `rerank`; they mean the same as in POST /v1/rerank."""
-
-    top_n: int | None  # number of best documents, of the whole list even if it is split
-    instruction: str | None
-    return_documents: bool  # return the given documents; the server does not send them back
-    raw_scores: bool
-    rank_fields: Sequence[str]  # of documents that are mappings
-    max_tokens_per_doc: int
-    truncate: bool
-    model: str
-    priority: int
-    cache_salt: str
-    request_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,12 @@
 
 
 class ClientError(Exception):
-    """The base of all client errors. `request_id` was sent as X-Request-Id."""
+    """The base of all client errors.
+
+    Attributes:
+        message: what happened, without the request's id.
+        request_id: the id that was sent as X-Request-Id.
+    """
 
     def __init__(self, message: str, request_id: str) -> None:
         super().__init__(f"{message} (request {request_id})")
@@ -13,9 +18,14 @@ class ClientError(Exception):
 class StatusError(ClientError):
     """The server answered with an error.
 
-    `code` and `param` are the server's, such as "prompt_too_long" and "items[3]". They are None if
-    the answer has none, for example because a proxy between client and server wrote it.
-    `retry_after` is in seconds, for callers that try again after the client's own retries.
+    Attributes:
+        status: the HTTP status.
+        code: the server's error code, such as "prompt_too_long"; None if the answer has none, for
+            example because a proxy between client and server wrote it.
+        param: the field that caused the error, such as "items[3]"; or None.
+        message: the server's message.
+        retry_after: seconds to wait, for callers that try again after the client's own retries; or
+            None.
     """
 
     def __init__(

@@ -12,15 +12,20 @@ import httpx
 from gpuscore.client.calls import (
     ClientCall,
     Post,
-    RerankOptions,
-    ScoreOptions,
     models_of,
     new_id,
     rerank_call,
     score_call,
 )
 from gpuscore.client.errors import ClientError
-from gpuscore.client.options import LATE, ClientOptions, reply_of, settings_of
+from gpuscore.client.options import (
+    LATE,
+    ClientOptions,
+    RerankOptions,
+    ScoreOptions,
+    reply_of,
+    settings_of,
+)
 from gpuscore.client.results import Document, Ids, Model, RerankResponse, ScoreResponse
 from gpuscore.client.retries import Attempts, Reply
 

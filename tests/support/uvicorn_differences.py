@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from support.hostile_requests import Entry, entries, names
 
-TOP = """# HTTP: what is refused, and where uvicorn answers otherwise
+TOP = """# HTTP beside uvicorn
 
 The server has its own HTTP/1.1, on llhttp's parser (httptools). `make test-hostile` sends every
 request of `tests/hostile/http/*.toml`, which has all of their bytes, to this server and to plain
 uvicorn with either of its parsers. This page lists the requests that uvicorn (0.54, httptools 0.9,
-h11 0.16) answers wrongly. "None" means no answer within 1.5 seconds: uvicorn has no deadlines for
-heads and bodies, and no limits on bodies.
+h11 0.16) answers wrongly, with the right status, which is this server's, and uvicorn's with each
+parser. "None" means no answer within 1.5 seconds: uvicorn has no deadlines for heads and bodies,
+and no limits on bodies.
 
 `tests/support/uvicorn_differences.py` generates this page from those files.
 """
@@ -28,7 +29,8 @@ def _table(name: str) -> Iterator[str]:
     if not rows:
         return
     yield f"## {name.capitalize()}\n"
-    yield "| request | right | httptools | h11 | why | |\n| --- | --- | --- | --- | --- | --- |"
+    yield "| request | right | httptools | h11 | reason | source |"
+    yield "| --- | --- | --- | --- | --- | --- |"
     yield from (_row(entry) for entry in rows)
     yield ""
 

@@ -23,23 +23,22 @@ from gpuscore.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
-    Unavailable,
 )
-from gpuscore.server.api.answers import error_response, json_response
+from gpuscore.server.api.answers import error_response
 from gpuscore.server.api.auth import ApiKeys, AuthMiddleware
 from gpuscore.server.api.body import check_content_type, read_body
 from gpuscore.server.api.cors import read_origins
 from gpuscore.server.api.dialects.dialect import BodyT, Dialect, answer
 from gpuscore.server.api.dialects.table import DIALECTS
-from gpuscore.server.api.info import server_info
 from gpuscore.server.api.openapi import DocumentedApp
-from gpuscore.server.api.paths import OPEN_PATHS, TOKENIZER_INFO_PATH
+from gpuscore.server.api.pages import add_metrics, add_pages
+from gpuscore.server.api.paths import OPEN_PATHS
 from gpuscore.server.api.schema import openapi_of
 from gpuscore.server.http.headers import check_request_id, head_refusal, request_seconds
 from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.operations import Operations, OperationsMiddleware
 from gpuscore.server.observe.record import CLIENT_LEFT, LEFT_CODE, record_of
-from gpuscore.server.service import LOADING_RETRY_AFTER, RequestContext, ScoringService
+from gpuscore.server.service import RequestContext, ScoringService
 
 logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
@@ -65,8 +64,8 @@ def create_app(
     )
     app.has_keys, app.longest = bool(keys), int(config.request_timeout * 1000)
     _add_dialects(app, service, config)
-    _add_pages(app, service)
-    _add_metrics(app, operations)
+    add_pages(app, service)
+    add_metrics(app, operations)
     app.add_exception_handler(GpuscoreError, _on_gpuscore_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(ClientDisconnect, _on_client_left)
@@ -132,53 +131,6 @@ async def _decode_large(
 ) -> BodyT:
     async with service.large_bodies.turn(call.tenant):
         return dialect.decode(received, call.record)
-
-
-def _add_pages(app: FastAPI, service: ScoringService) -> None:
-    @app.get("/livez", summary="Process and event loop alive, whatever the engine does")
-    async def livez() -> Response:
-        return json_response({"status": "ok"})
-
-    @app.get("/health", summary="Process and engine alive")
-    async def health() -> Response:
-        if not service.healthy:
-            raise Unavailable("the engine is not running", retry_after=LOADING_RETRY_AFTER)
-        return json_response({"status": "ok"})
-
-    @app.get("/ready", summary="Model loaded and warm")
-    async def ready() -> Response:
-        if not service.ready:
-            raise Unavailable("not ready to score", retry_after=LOADING_RETRY_AFTER)
-        return json_response({"status": "ready"})
-
-    @app.get("/v1/models", summary="The served model")
-    async def models() -> Response:
-        return json_response({"object": "list", "data": [_model_card(service)]})
-
-    @app.get("/info", summary="Limits, prompt and formula of the served model")
-    async def info() -> Response:
-        return json_response(server_info(service.names, service.loaded()))
-
-    @app.get(TOKENIZER_INFO_PATH, summary="The tokenizer's special tokens and chat template")
-    async def tokenizer_info() -> Response:
-        info = service.loaded().tokenizer_info
-        if info is None:
-            raise InvalidRequest("this model has no tokenizer")
-        return json_response(info)
-
-
-def _add_metrics(app: FastAPI, operations: Operations) -> None:
-    @app.get("/metrics", summary="Prometheus metrics")
-    def metrics(request: Request) -> Response:  # in a thread: the engine's statistics may be slow
-        content, kind = operations.metrics.exposition(request.headers.get("accept", ""))
-        return Response(content, headers={"Content-Type": kind})
-
-
-def _model_card(service: ScoringService) -> dict[str, Any]:
-    card = {"id": service.names[0], "object": "model", "created": 0, "owned_by": "gpuscore"}
-    if service.model is None:
-        return card
-    return card | {"max_model_len": service.model.engine.limits.max_model_len}
 
 
 async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float) -> AnswerT:

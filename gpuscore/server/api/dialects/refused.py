@@ -37,8 +37,8 @@ def _never(*_: object) -> NoReturn:
 
 GENERATING = Dialect(
     paths=GENERATING_PATHS,
-    summary="Refused",
-    description="Always 400: this server scores only, and neither generates nor embeds.",
+    summary="Generation and embeddings",
+    description="Always 400: this server scores only; it does not generate or embed.",
     bodies=(RefusedBody,),
     answers=(),
     decode=_refuse,
