@@ -8,6 +8,8 @@ from gpuscore.text.turns import Turns
 
 # Characters that the tokenizer gets at a time. A piece cannot be interrupted and takes some 20 ms.
 PIECE_CHARS = 1 << 16
+# A text takes as long as that many characters besides its own, for the objects that are made.
+PER_TEXT = 100
 
 
 class OverLimit(Exception):
@@ -48,20 +50,25 @@ def pieces(text: str, boundaries: Boundaries | None, turns: Turns) -> Iterator[t
 
 
 def batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Group texts into batches of up to PIECE_CHARS characters; a longer text is alone in one."""
+    """Group texts into batches that cost up to PIECE_CHARS; a text that is longer is alone."""
     batch: list[str] = []
     size = 0
     for text in texts:
-        if batch and size + len(text) > PIECE_CHARS:
+        if batch and size + len(text) + PER_TEXT > PIECE_CHARS:
             yield batch
             batch, size = [], 0
         batch.append(text)
-        size += len(text)
+        size += len(text) + PER_TEXT
         if is_long(text):  # yielded before the next text is read, because it may be refused
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def cost(batch: Iterable[str]) -> int:
+    """Return the characters in a text of which tokenising takes as long as that of the batch."""
+    return sum(len(text) + PER_TEXT for text in batch)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from gpuscore.text.pieces import (
     batches,
     beside,
     check_limit,
+    cost,
     is_long,
     pieces,
 )
@@ -168,7 +169,7 @@ class TextEncoder:
             if is_long(batch[0]):
                 yield self._long(batch[0], special, turns, limit)
                 continue
-            turns.before(sum(map(len, batch)))
+            turns.before(cost(batch))
             for encoding in self._encode(batch, special):
                 yield np.array(encoding.ids, dtype=np.int32)
 

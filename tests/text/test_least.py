@@ -138,6 +138,14 @@ def test_the_rest_of_a_text_that_is_too_long_is_not_encoded():
         assert sum(turned.asked) < 2 * pieces.PIECE_CHARS
 
 
+def test_many_short_texts_are_many_turns():
+    """Their number takes time, whatever their lengths."""
+    turned = Turned()
+    assert len(list(encoder_of().prompts(["a"] * 10_000, True, turned))) == 10_000
+    assert sum(turned.asked) > 10_000 * pieces.PER_TEXT
+    assert max(turned.asked) <= pieces.PIECE_CHARS
+
+
 def test_a_cut_text_is_not_read_to_its_end():
     turned = Turned()
     assert len(encoder_of().first_tokens(ENGLISH * 20_000, 10, turned)) < 100
