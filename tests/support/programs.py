@@ -34,6 +34,7 @@ class ForkedProgram:
         stdout: Stream,
         stderr: Stream,
         env: Mapping[str, str] = os.environ,
+        session: bool = False,
     ) -> None:
         self.args = ["-m", module, *arguments]
         self.returncode: int | None = None
@@ -42,6 +43,7 @@ class ForkedProgram:
             "arguments": list(arguments),
             "environment": dict(env),
             "folder": os.getcwd(),
+            "session": session,
         }
         self.stdout, output = _stream(stdout)
         self.stderr, errors = (None, output) if stderr == subprocess.STDOUT else _stream(stderr)
@@ -106,10 +108,14 @@ def start(
     stdout: Stream,
     stderr: Stream,
     env: Mapping[str, str] = os.environ,
+    session: bool = False,
 ) -> Process:
-    """Start `python -P -m module`, on Linux as a fork; standard input is empty."""
+    """Start `python -P -m module`, on Linux as a fork; standard input is empty.
+
+    With `session` it leads a new session and process group.
+    """
     new = ForkedProgram if sys.platform == "linux" else start_anew
-    return new(module, arguments, stdout=stdout, stderr=stderr, env=env)
+    return new(module, arguments, stdout=stdout, stderr=stderr, env=env, session=session)
 
 
 def start_anew(
@@ -119,6 +125,7 @@ def start_anew(
     stdout: Stream,
     stderr: Stream,
     env: Mapping[str, str] = os.environ,
+    session: bool = False,
 ) -> "subprocess.Popen[str]":
     """Start `python -P -m module` in a new interpreter, as users do; standard input is empty."""
     return subprocess.Popen(
@@ -128,6 +135,7 @@ def start_anew(
         stderr=stderr,
         env=env,
         text=True,
+        start_new_session=session,
     )
 
 
