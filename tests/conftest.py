@@ -7,6 +7,9 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # As the server sets it (gpuscore/backends/allocator.py), for the tests on a GPU.
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+# A client of httpx reads all certificates, which takes 30 ms; no test speaks TLS.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)  # holds none
 # XLA takes two seconds to optimise a program and one to compile it; tests run it only a few times.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
@@ -32,6 +32,7 @@ from gpuscore.text.pieces import OverLimit
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import ALONE, COPIED, Turns
 
+Labels = tuple[Int32Array, ...]  # the label ids of every item
 FEW = 16  # up to this many ids are checked one by one
 
 
@@ -39,11 +40,15 @@ FEW = 16  # up to this many ids are checked one by one
 class ScoreInput:
     """A caller's request with fields that fit together; their values are checked later.
 
-    `query` and `items` are both text or both token ids; an empty query fits either.
+    `query` and `items` are both text or both token ids; an empty query fits either. Without
+    `label_token_ids` and `labels` the model's default labels are meant.
+
+    Attributes:
+        is_text: True if there is any text; False for token ids, and if all is empty.
 
     Raises:
-        MixedInputTypes, MissingLabels, EmptyLabels, InvalidRequest: on creation, if the fields do
-            not fit together.
+        MixedInputTypes, EmptyLabels, InvalidRequest: on creation, if the fields do not fit
+            together.
     """
 
     query: str | list[int]
@@ -53,9 +58,10 @@ class ScoreInput:
     item_first: bool = False
     need_lse: bool = True
     priority: int = 0
+    is_text: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        _is_text(self)
+        object.__setattr__(self, "is_text", _is_text(self))
         _check_label_fields(self)
 
 
@@ -67,25 +73,30 @@ class PromptBuilder:
     ) -> None:
         self.encoder, self.backend, self.limits = encoder, backend, limits
 
-    def build(self, given: ScoreInput, turns: Turns = ALONE) -> ScoreRequest | None:
+    def build(
+        self,
+        given: ScoreInput,
+        turns: Turns = ALONE,
+        default_labels: Sequence[int] | None = None,
+    ) -> ScoreRequest | None:
         """Return the request, or None if it has no items. Long texts take seconds.
 
         Args:
             given: the caller's request.
             turns: called before every piece of work.
+            default_labels: the labels of a request that names none; None if it must name some.
 
         Raises:
             GpuscoreError: the subclass that names the error in the input, or DeadlineExceeded if
                 the request was given up meanwhile.
         """
         _at_most(TooManyItems, "items", len(given.items), self.limits.max_items)
-        is_text = _is_text(given)
-        labels = self._labels(given, turns)
+        labels = self._labels(given, default_labels, turns)
         if not given.items:
             return None
-        parts = None if is_text else self._ids_at_once(given)
+        parts = None if given.is_text else self._ids_at_once(given)
         if parts is None:
-            parts = self._one_by_one(given, is_text, turns)
+            parts = self._one_by_one(given, turns)
         query, items = parts
         request = ScoreRequest(
             query, items, labels, need_lse=given.need_lse, priority=given.priority
@@ -94,18 +105,18 @@ class PromptBuilder:
         return request
 
     def _one_by_one(
-        self, given: ScoreInput, is_text: bool, turns: Turns
+        self, given: ScoreInput, turns: Turns
     ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
         """Make the prompts one by one and return the query and the items."""
         with self._too_long("items[0]"):  # the query is part of every prompt
-            if is_text:
+            if given.is_text:
                 prompts, query_len = self._text_prompts(given, turns)
             else:
                 prompts, query_len = self._id_prompts(given)
-            cut = self._fixed_cut(given, is_text, turns) if self.backend.deterministic_chunk else 0
+            cut = self._fixed_cut(given, turns) if self.backend.deterministic_chunk else 0
         checked = self._checked(prompts, turns)
         # Token ids are cheap to count, so the error names their full number.
-        most = self.limits.max_request_tokens if is_text else sys.maxsize
+        most = self.limits.max_request_tokens if given.is_text else sys.maxsize
         if self.backend.deterministic_chunk:
             return split(checked, cut, most)
         return factor(checked, query_len, most)
@@ -189,12 +200,14 @@ class PromptBuilder:
         """Raise TooManyItems if `count` is over the limit; called before any work on the items."""
         _at_most(TooManyItems, name, count, self.limits.max_items)
 
-    def _labels(self, given: ScoreInput, turns: Turns) -> tuple[Int32Array, ...]:
+    def _labels(self, given: ScoreInput, default: Sequence[int] | None, turns: Turns) -> Labels:
         """Return the label ids of every item."""
         if given.labels is not None:
             _at_most(TooManyLabels, "labels", len(given.labels), self.limits.max_labels)
             return self._same_labels(self._named(given.labels, turns), len(given.items))
-        ids_or_lists = given.label_token_ids if given.label_token_ids is not None else ()
+        ids_or_lists = default if given.label_token_ids is None else given.label_token_ids
+        if ids_or_lists is None:
+            raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
         lists = _lists(ids_or_lists)
         if not lists:
             return self._same_labels(list(ids_or_lists), len(given.items))  # type: ignore[arg-type]
@@ -208,7 +221,7 @@ class PromptBuilder:
             return self.need_encoder("labels").label_ids(labels, turns)
         return class_ids(labels, self.backend.classes)
 
-    def _same_labels(self, ids: Sequence[int], num_items: int) -> tuple[Int32Array, ...]:
+    def _same_labels(self, ids: Sequence[int], num_items: int) -> Labels:
         return (self._label_array(ids, "label_token_ids"),) * num_items
 
     def _label_array(self, ids: Sequence[int], param: str) -> Int32Array:
@@ -275,11 +288,11 @@ class PromptBuilder:
         prompt, alone = encoder.joined(query, [*items, ""], False, turns, limit)
         return iter([prompt]), common_prefix(prompt, alone)
 
-    def _fixed_cut(self, given: ScoreInput, is_text: bool, turns: Turns) -> int:
+    def _fixed_cut(self, given: ScoreInput, turns: Turns) -> int:
         """Return a cut that depends on the query alone: before the last token all prompts share."""
         if given.item_first:
             return 0
-        if not is_text:
+        if not given.is_text:
             return max(0, len(given.query) - 1)
         query: str = given.query  # type: ignore[assignment]
         shared = self.need_encoder("items").num_shared(query, turns, self.backend.max_model_len)
@@ -347,7 +360,7 @@ def _check_label_fields(given: ScoreInput) -> None:
         _some_label(given.labels, "labels")
         return
     if given.label_token_ids is None:
-        raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
+        return
     _some_label(given.label_token_ids, "label_token_ids")
     lists = _lists(given.label_token_ids)
     if len(lists) not in (0, len(given.label_token_ids)):

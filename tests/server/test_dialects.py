@@ -8,7 +8,10 @@ import pytest
 
 from gpuscore.prompts.decisions import choice, level, predicate
 from gpuscore.server.api.dialects.table import DIALECTS
+from gpuscore.server.service import ScoringService
+from gpuscore.text import joining
 from support.connections import check_error
+from support.stub_service import ask, stub_service
 
 QUERY = "a blue lamp of steel"
 DOCUMENTS = ["wooden chair, red", "blue steel lamp", "lamp in blue", "green rug", "blue steel lamp"]
@@ -119,6 +122,28 @@ def test_default_labels_are_the_familys(demo, client):
     answer = demo.post("/v1/score", json={"items": prompts(), "apply_softmax": True}).json()
     np.testing.assert_allclose(answer["scores"], want, atol=1e-5)
     check_error(client.post("/v1/score", json={"items": ["a"]}), 400, "missing_labels")
+
+
+NO_LABELS = {"method": "POST", "url": "/v1/score", "json": {"items": [[5]]}}
+
+
+def test_labels_may_be_left_out_while_the_model_loads():
+    """Whether it has default labels is not known yet, so the client is told to come again."""
+    (reply,) = ask(ScoringService(("tiny",)), NO_LABELS)
+    check_error(reply, 503, "unavailable", None)
+    (reply,) = ask(stub_service(), NO_LABELS)
+    check_error(reply, 400, "missing_labels", "label_token_ids")
+
+
+def test_fields_are_checked_once(monkeypatch):
+    checks, check = [], joining._check_label_fields
+    monkeypatch.setattr(
+        joining, "_check_label_fields", lambda given: checks.append(given) or check(given)
+    )
+    body = {"query": [1], "items": [[5], [6]], "label_token_ids": [3]}
+    (reply,) = ask(stub_service(), NO_LABELS | {"json": body})
+    assert reply.status_code == 200
+    assert len(checks) == 1
 
 
 class TestClassify:

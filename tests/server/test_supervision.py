@@ -216,17 +216,15 @@ def test_a_second_signal():
         assert not running(pid)
 
 
-def test_a_real_model(model):
-    """Only the child has torch; the child that replaces it gives the same scores; SIGTERM lets it
-    finish.
+def test_a_real_models_engine_is_replaced(model):
+    """The child that replaces a lost one gives the same scores; SIGTERM lets it finish.
 
     Nobody reads standard error, and the log of so many requests fills it.
     """
-    with serving(model[0], "--threads", "1", fork=False) as server, connected(server) as client:
+    flags = ("--threads", "1", "--max-batch-tokens", "512")
+    with serving(model[0], *flags) as server, connected(server) as client:
         pid = engine_of(server)
         before = canary(client)
-        maps = [Path(f"/proc/{number}/maps").read_text() for number in (server.process.pid, pid)]
-        assert ["libtorch" in text for text in maps] == [False, True]
         os.kill(pid, signal.SIGKILL)
         assert seconds_until_unhealthy(client) < 2
         with pytest.raises(httpx.HTTPStatusError, match="503"):

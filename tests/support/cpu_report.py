@@ -41,8 +41,9 @@ class CpuReport:
 
     def _spent(self) -> float:
         """Return the seconds of this process and of the programs that it had forked elsewhere."""
-        for pid in programs.FORKS:
-            self._forks[pid] = max(self._forks[pid], cpu_seconds(pid))
+        for pid, ended in programs.FORKS.items():
+            seconds = cpu_seconds(pid) if ended is None else ended
+            self._forks[pid] = max(self._forks[pid], seconds)
         return cpu_seconds() + self._forks.total()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -57,7 +58,7 @@ class CpuReport:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if not hasattr(session.config, "workerinput"):  # with the workers, which are descendants
-            # Also what a program used that was started and killed in one test.
+            # Also what the engine used of a server that was killed in the test that started it.
             self._add("(outside of tests)", cpu_seconds() - sum(self.tests.values()))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -25,9 +25,15 @@ ENGINE = [sys.executable, "-P", "-m", "gpuscore.worker"]
 
 
 def run_program(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], folder: str
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: str,
+    session: bool,
 ) -> int:
     """Run a main module in this process, a fork; return its exit code."""
+    if session:
+        os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

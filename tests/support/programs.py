@@ -15,7 +15,8 @@ from support import fork_server
 
 COMMAND = str(Path(sys.executable).with_name("gpuscore"))
 Stream = int | IO[Any]
-FORKS: list[int] = []  # process ids of all that were started, for --cpu-report
+# Process ids of all that were started, with the CPU-seconds of those that ended, for --cpu-report.
+FORKS: dict[int, float | None] = {}
 
 
 class ForkedProgram:
@@ -33,6 +34,7 @@ class ForkedProgram:
         stdout: Stream,
         stderr: Stream,
         env: Mapping[str, str] = os.environ,
+        session: bool = False,
     ) -> None:
         self.args = ["-m", module, *arguments]
         self.returncode: int | None = None
@@ -41,13 +43,14 @@ class ForkedProgram:
             "arguments": list(arguments),
             "environment": dict(env),
             "folder": os.getcwd(),
+            "session": session,
         }
         self.stdout, output = _stream(stdout)
         self.stderr, errors = (None, output) if stderr == subprocess.STDOUT else _stream(stderr)
         with open(os.devnull, "rb") as null:
             streams = [null.fileno(), output, errors]
             self.pid, self._connection = fork_server.ask(_path(), request, streams)
-        FORKS.append(self.pid)
+        FORKS[self.pid] = None
         for reader, end in ((self.stdout, output), (self.stderr, errors)):
             if reader is not None:  # a pipe, whose other end only the program keeps
                 os.close(end)
@@ -62,11 +65,11 @@ class ForkedProgram:
         if self.returncode is None:
             self._connection.settimeout(timeout)
             try:
-                code = self._connection.recv(16)
+                code, seconds = self._connection.recv(64).split()
             except (TimeoutError, BlockingIOError):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
             self._connection.close()
-            self.returncode = int(code)
+            self.returncode, FORKS[self.pid] = int(code), float(seconds)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -105,10 +108,14 @@ def start(
     stdout: Stream,
     stderr: Stream,
     env: Mapping[str, str] = os.environ,
+    session: bool = False,
 ) -> Process:
-    """Start `python -P -m module`, on Linux as a fork; standard input is empty."""
+    """Start `python -P -m module`, on Linux as a fork; standard input is empty.
+
+    With `session` it leads a new session and process group.
+    """
     new = ForkedProgram if sys.platform == "linux" else start_anew
-    return new(module, arguments, stdout=stdout, stderr=stderr, env=env)
+    return new(module, arguments, stdout=stdout, stderr=stderr, env=env, session=session)
 
 
 def start_anew(
@@ -118,6 +125,7 @@ def start_anew(
     stdout: Stream,
     stderr: Stream,
     env: Mapping[str, str] = os.environ,
+    session: bool = False,
 ) -> "subprocess.Popen[str]":
     """Start `python -P -m module` in a new interpreter, as users do; standard input is empty."""
     return subprocess.Popen(
@@ -127,6 +135,7 @@ def start_anew(
         stderr=stderr,
         env=env,
         text=True,
+        start_new_session=session,
     )
 
 

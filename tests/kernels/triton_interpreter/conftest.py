@@ -4,7 +4,7 @@ A plain pytest without a GPU therefore collects nothing here: `tests/kernels/tes
 starts one with TRITON_INTERPRET=1. On a GPU the same tests run directly (`make test-gpu`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,31 @@ from support.kernels import INTERPRETED
 
 if not INTERPRETED and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=INTERPRETED)
+def _quicker_interpreter() -> Iterator[None]:
+    """Keep Triton's language as the interpreter patches it.
+
+    It would patch some hundred functions again at every call of a function within a kernel, which
+    takes longer than the function.
+    """
+    from triton import language
+    from triton.runtime import interpreter
+
+    patch_language, patched = interpreter._patch_lang, set()
+
+    def patch_once(function: Any) -> Any:
+        used = set(map(id, function.__globals__.values()))
+        known = used & {id(language), id(language.core)}
+        if (key := frozenset(known)) not in patched:
+            patched.add(key)
+            patch_language(function)
+        return interpreter._LangPatchScope()  # which restores nothing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", patch_once)
+        yield
 
 
 # NumPy warns of these where a GPU is silent: the interpreter's loop bounds, exp(large), NaN.

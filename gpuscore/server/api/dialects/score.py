@@ -3,7 +3,7 @@
 docs/dialects/score.md describes it. Bodies in pairs are vLLM's (`pairs`).
 """
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -100,17 +100,28 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     item_embed_overrides: Annotated[list[list[list[float]] | None] | None, refused()] = None
 
     @property
-    def num_items(self) -> int:
-        """Number of items; only for a body that was checked."""
-        return 1 if isinstance(self.items, str) else len(self.items or ())
-
-    @property
     def softmax(self) -> bool:
         return bool(self.apply_softmax)
 
     @property
     def need_lse(self) -> bool:
         return not self.softmax or bool(self.return_label_logprobs or self.return_label_mass)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedScore:
+    """A checked body, and its query, items and labels as the engine's request needs them."""
+
+    fields: ScoreBody
+    given: ScoreInput
+
+    @property
+    def model(self) -> str | None:
+        return self.fields.model
+
+    @property
+    def num_items(self) -> int:
+        return len(self.given.items)
 
 
 class ScoreAnswer(msgspec.Struct, omit_defaults=True):
@@ -142,7 +153,7 @@ _UNSUPPORTED = (
 _decoder = msgspec.json.Decoder(ScoreBody)
 
 
-def decode_score(body: bytes, record: RequestRecord) -> ScoreBody | CheckedPairs:
+def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     try:
         with decoding_errors():
@@ -158,18 +169,15 @@ def decode_score(body: bytes, record: RequestRecord) -> ScoreBody | CheckedPairs
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
     check_temperature(_temperature(decoded), decoded.softmax)
-    return decoded
+    return CheckedScore(decoded, _to_input(decoded))
 
 
-def _to_input(body: ScoreBody, default_labels: Sequence[int] | None) -> ScoreInput:
-    """Return the body as input for `text.joining`."""
-    label_ids: Sequence[Any] | None = body.label_token_ids
-    if label_ids is None and body.labels is None:
-        label_ids = default_labels
+def _to_input(body: ScoreBody) -> ScoreInput:
+    """Return the body as input for `text.joining`; raise GpuscoreError if fields do not fit."""
     return ScoreInput(
         query=body.query if body.query is not None else "",
         items=[body.items] if isinstance(body.items, str) else body.items or [],
-        label_token_ids=label_ids,
+        label_token_ids=body.label_token_ids,  # type: ignore[arg-type]  (checks the lists)
         labels=body.labels,
         item_first=bool(body.item_first),
         need_lse=body.need_lse,
@@ -177,40 +185,33 @@ def _to_input(body: ScoreBody, default_labels: Sequence[int] | None) -> ScoreInp
     )
 
 
-def check_score(body: ScoreBody | CheckedPairs, model: LoadedModel | None) -> None:
-    """Raise InvalidRequest for fields that exclude each other.
-
-    The check needs the model, because its default labels count as given.
-    """
-    if not isinstance(body, CheckedRanking):
-        _to_input(body, None if model is None else model.default_labels)
-
-
-def prepare_score(model: LoadedModel, body: ScoreBody | CheckedPairs, turns: Turns) -> PreparedBody:
+def prepare_score(
+    model: LoadedModel, body: CheckedScore | CheckedPairs, turns: Turns
+) -> PreparedBody:
     """Build the engine's request; raise GpuscoreError if it is invalid."""
     if isinstance(body, CheckedRanking):
         return prepare_ranking(model, body, turns)
-    request = model.builder.build(_to_input(body, model.default_labels), turns)
+    request = model.builder.build(body.given, turns, model.default_labels)
     if request is None:  # no items
         return PreparedBody(None, prompt_tokens=0)
-    return PreparedBody.of(request, body.cache_salt)
+    return PreparedBody.of(request, body.fields.cache_salt)
 
 
-def _is_small(body: ScoreBody | CheckedPairs) -> bool:
+def _is_small(body: CheckedScore | CheckedPairs) -> bool:
     """Return True if a body is faster to build here than in a thread; never with any text."""
-    if isinstance(body, CheckedRanking) or body.labels is not None or isinstance(body.items, str):
+    if isinstance(body, CheckedRanking):
         return False
-    items = body.items or []
-    if len(items) > SMALL_ITEMS or any(isinstance(item, str) for item in items):
+    given = body.given
+    if given.is_text or given.labels is not None or len(given.items) > SMALL_ITEMS:
         return False
-    return len(body.query or ()) + sum(map(len, items)) <= SMALL_TOKENS
+    return len(given.query) + sum(map(len, given.items)) <= SMALL_TOKENS
 
 
 def encode_score(scored: Scored[Any]) -> bytes:
     """Return the scores as JSON; for pairs, vLLM's answer."""
-    body: ScoreBody | CheckedPairs = scored.body
-    if isinstance(body, CheckedRanking):
+    if isinstance(scored.body, CheckedRanking):
         return encode_pairs(scored)
+    body: ScoreBody = scored.body.fields
     if scored.result is None:
         logprobs: list[list[float]] | None = [] if body.return_label_logprobs else None
         mass: list[float] | None = [] if body.return_label_mass else None
@@ -250,7 +251,6 @@ SCORE = Dialect(
     decode=decode_score,
     prepare=prepare_score,
     encode=encode_score,
-    check=check_score,
     is_small=_is_small,
     example={
         "query": "query: a blue wooden chair for the garden\nitem: ",
