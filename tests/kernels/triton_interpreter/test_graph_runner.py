@@ -66,10 +66,18 @@ class NotingQueue:
         return sum(capture() is not None for capture in self.captures)
 
 
-@pytest.fixture(scope="module", params=[1, *slow(2)])
+MODELS = {
+    "gemma2": ("gemma2", {"num_hidden_layers": 1}),
+    "gemma2, 2 layers": ("gemma2", {"num_hidden_layers": 2}),
+    "a mixture of experts": ("qwen3_moe", {"num_hidden_layers": 2, "mlp_only_layers": []}),
+}
+
+
+@pytest.fixture(scope="module", params=["gemma2", *slow(*list(MODELS)[1:])])
 def backends(request, tiny_model):
     """Two warm backends: the plain one, and the one with graphs of up to 10 tokens."""
-    directory, _ = tiny_model("gemma2", num_hidden_layers=request.param, **SMALL)
+    family, special = MODELS[request.param]
+    directory, _ = tiny_model(family, **special, **SMALL)
     NotingQueue.made.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend_module, "queue_of", NotingQueue)
