@@ -25,14 +25,24 @@ class Places:
 
     @staticmethod
     def of(sizes: Bucket, num_tables: int) -> "Places":
-        parts = _slices((sizes.tokens, sizes.tokens, sizes.tokens, sizes.scored, 1, 1), 0)
-        end = aligned(parts[-1].stop)
+        lengths = (sizes.tokens, sizes.tokens, sizes.tokens, sizes.scored, 1, 1)
+        tokens, positions, slots, scored, num_tokens, num_scored = _slices(lengths, 0)
+        end = aligned(num_scored.stop)
         tables = []
         for _ in range(num_tables - 1):
             tables.append(TablePlace(sizes.tokens, sizes.tiles, end))
             end = tables[-1].end
         tables.append(TablePlace(sizes.scored, sizes.scored, end))
-        return Places(*parts, tuple(tables), tables[-1].end)
+        return Places(
+            tokens,
+            positions,
+            slots,
+            scored,
+            num_tokens,
+            num_scored,
+            tuple(tables),
+            tables[-1].end,
+        )
 
 
 @dataclass(frozen=True, slots=True)

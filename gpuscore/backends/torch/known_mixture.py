@@ -28,7 +28,7 @@ def mixture_calls(
     generator, mixture = torch.Generator().manual_seed(0), mlp.mixture
     x = torch.randn(rows, model.hidden_size, generator=generator).to(mlp.router)
     logits = _without_ties(rows, mixture.num_experts, generator).to(mlp.router)
-    filled = torch.tensor([rows - 1], dtype=torch.int32, device=x.device)
+    filled = torch.full((1,), rows - 1, dtype=torch.int32, device=x.device)
 
     def routing(impl: Implementation) -> Routing:
         return route(

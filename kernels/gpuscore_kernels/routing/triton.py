@@ -18,9 +18,9 @@ from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
 from gpuscore_kernels.routing.layout import Routing
 from gpuscore_kernels.variant import Variant
 
-TILE = 8192  # rows times experts of a block: 64 numbers per thread
-MOST_ROWS = 64  # of a block
-WARPS = 4
+TILE = 4096  # rows times experts of a block: 16 numbers per thread
+MOST_ROWS = 32  # of a block
+WARPS = 8
 BLOCKS = 16  # of counts that are summed at a time
 
 
