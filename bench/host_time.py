@@ -108,7 +108,7 @@ def forward_pass(config: dict[str, Any], tokens: int) -> Callable[[], object]:
     files = EmptyFiles(Path(), architecture, "pt", "meta")
     with mock.patch.object(torch, "isfinite", finite):
         weights = loader._Checkpoint(files, architecture, torch.bfloat16, META).read()
-    decoder = Decoder(architecture.config, weights, in_triton, heads_in="triton")
+    decoder = Decoder(architecture.config, weights, in_triton, own="triton")
     pool = KVPool(architecture.config, 64, 64, torch.bfloat16, META)
     pool.device = torch.device("cuda")  # by which attention chooses its tiles
     attention = TritonAttention(architecture.config, pool, steady=False)

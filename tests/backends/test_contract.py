@@ -44,8 +44,7 @@ ON_CUDA = {"device": "cuda", "warm": True, "cuda_graph_tokens": 256, "kv_cache_s
 def make_backend(request, shared_backends):
     def make(dtype="float32", family="qwen3"):
         if request.param == "cuda":
-            options = ON_CUDA if family != "qwen3_moe" else ON_CUDA | {"cuda_graph_tokens": None}
-            return shared_backends.get("torch", family, dtype=dtype, **options)
+            return shared_backends.get("torch", family, dtype=dtype, **ON_CUDA)
         if request.param == "jax" and family not in JAX_FAMILIES:
             pytest.skip(f"--backend jax refuses {family}, which test_jax holds")
         return shared_backends.get(request.param, family, dtype=dtype, max_batch_tokens=512)

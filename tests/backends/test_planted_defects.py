@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.backends.torch import backend, decoder, launcher, layers, mixture
+from gpuscore.backends.torch import backend, decoder, launcher, layers
 from gpuscore.backends.torch.attention import layout, operators
 from gpuscore.engine import draft
 from gpuscore.text import joining
+from gpuscore_kernels.routing import reference as routing
 from support.models import random_ids, reference_logprobs
 
 LABELS = [3, 17]
@@ -266,25 +267,25 @@ def windows_share_the_rope(monkeypatch):
 
 
 def the_second_expert_is_dropped(monkeypatch):
-    def first_only(route):
+    def first_only(choose):
         def routed(*a):
-            weights, chosen = route(*a)
+            weights, chosen = choose(*a)
             return weights * layers.torch.tensor([1.0, 0.0]), chosen
 
         return routed
 
-    patched(monkeypatch, mixture, "_route", first_only)
+    patched(monkeypatch, routing, "choose", first_only)
 
 
 def the_router_does_not_choose(monkeypatch):
-    def first_experts(route):
+    def first_experts(choose):
         def routed(*a):
-            weights, chosen = route(*a)
+            weights, chosen = choose(*a)
             return weights, chosen * 0 + layers.torch.arange(chosen.shape[1])
 
         return routed
 
-    patched(monkeypatch, mixture, "_route", first_experts)
+    patched(monkeypatch, routing, "choose", first_experts)
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ def examine_all(chosen: Sequence[Model], processes: int) -> Iterator[Examination
 
 def show(found: Examination, wrong: Sequence[str]) -> None:
     graphs, kernels = found.counts["graphs"], found.counts["kernels compiled"]
-    of_graph = found.counts.get("launches of a graph")
-    of_layer = sum(found.counts.get("launches of a layer", {}).values())
-    each = f" of {of_graph} launches, {of_layer} per layer" if graphs else ""
+    of_graph = found.counts["launches of a graph"]
+    of_layer = sum(found.counts["launches of a layer"].values())
+    each = f" of {of_graph} launches, {of_layer} per layer"
     print(f"{found.model}: {kernels} kernels, {graphs} graphs{each}{': FAILED' if wrong else ''}")
     for line in (*found.notes, *wrong):
         print(f"  {line}")

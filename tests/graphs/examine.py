@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common.batches import largest_batches
@@ -21,13 +20,10 @@ from gpuscore.backends.torch import backend as backend_module
 from gpuscore.backends.torch import loader
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
-from gpuscore.backends.torch.kv_pool import KeptRows
-from gpuscore.backends.torch.launcher import PlainLauncher
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.shortened import shortened
 from gpuscore.batch import PackedBatch
 from gpuscore.config import ModelConfig
-from gpuscore.errors import ConfigError
 from graphs.device import H200, device
 from graphs.models import EmptyFiles, Model
 from graphs.offsets import LIMIT, narrow_offsets
@@ -69,7 +65,7 @@ class Started:
 
 def examine(model: Model, *, quick: bool = False) -> Examination:
     """Start the model, warm it up, run batches; `quick` leaves out most of them."""
-    found, quick = Examination(model.name), quick or model.quick
+    found = Examination(model.name)
     with tempfile.TemporaryDirectory() as folder, device(H200) as (recorder, log):
         with started(model, Path(folder), recorder, log) as start:
             start.recorder.heap.forget_peak()
@@ -78,7 +74,6 @@ def examine(model: Model, *, quick: bool = False) -> Examination:
             _count_captures(start, found)
             _run_batches(start, found, quick)
             _check_memory(start, found)
-            _check_refusal(start, found)
         found.counts["kernels compiled"] = len(log.compiled)
         if not log.remembered:
             found.problems.append("no launch was made with code that the product remembered")
@@ -240,38 +235,6 @@ def _check_memory(start: Started, found: Examination) -> None:
         f"{start.measured.batch / 1e9:.3f} GB measured for the largest batch, "
         f"{(heap.peak - before - took) / 1e9:.3f} GB taken in service"
     )
-
-
-def _check_refusal(start: Started, found: Examination) -> None:
-    """Capture a forward pass of a model that has no graphs, to see whether it has to have none."""
-    plan, launcher = start.plan, start.backend.launcher
-    if plan.graph_tokens is not None:
-        return
-    settings = ModelConfig(plan.directory, device="cuda", cuda_graph_tokens=64)
-    try:
-        plan_backend(Path(plan.directory), settings)
-    except ConfigError as error:
-        found.notes.append(f"runs without CUDA graphs: {error}")
-    assert isinstance(launcher, PlainLauncher)
-    batch = in_one_batch([], [[1] * 64], LABELS)
-    inputs = [
-        torch.from_numpy(values.astype(np.int64)).to(plan.device)
-        for values in (batch.token_ids, batch.positions, batch.score_rows)
-    ]
-    attend, kept = (
-        launcher.attention.prepare(batch).run,
-        KeptRows.of(batch.slot_mapping, launcher.pool),
-    )
-    known = len(start.recorder.problems)
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        hidden = launcher.decoder.forward(*inputs, attend, kept)
-        del hidden
-    reasons = start.recorder.problems[known:]
-    del start.recorder.problems[known:]  # of a capture that the product does not make
-    if reasons:
-        found.notes += [f"a capture would fail: {reason}" for reason in reasons]
-    else:
-        found.problems.append("nothing forbids a capture, and yet it runs without CUDA graphs")
 
 
 def _check_offsets(model: Model, log: TritonLog, found: Examination) -> None:

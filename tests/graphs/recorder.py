@@ -4,7 +4,7 @@ Tensors of the device are torch's meta tensors: they have shapes and storages, n
 `Recorder` is a dispatch mode below torch's Python interface. It turns the device "cuda" into
 "meta", gives every storage an address in a `DeviceHeap`, and writes down every operator that
 launches a kernel, every copy, and every place where the host waits for the device. Host tensors are
-real. What a device would answer the host is invented.
+real. What a device would answer the host is invented: zeros.
 
 FakeTensorMode would do the same slower, and on a CPU wheel it fails where torch looks for CUDA's
 device guard.
@@ -85,7 +85,6 @@ class Recorder(TorchDispatchMode):
         self.capturing: Capture | None = None
         self.replays: dict[int, int] = {}
         self._pinned: dict[int, weakref.ref[Any]] = {}
-        self._rows: dict[int, int] = {}  # numbers counted into a storage by bincount
         self._handler_of = self._handlers()
 
     @classmethod
@@ -211,7 +210,7 @@ class Recorder(TorchDispatchMode):
         source, target = args[0], kwargs.get("device", args[0].device)
         if source.is_meta and target.type == "cpu":
             self.waited("a copy to the host")
-            return self._answer(source, kwargs.get("dtype") or source.dtype)
+            return torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
         if not source.is_meta and target.type == "meta":
             self._uploaded(source, kwargs.get("non_blocking", False))
             made = torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype, device=META)
@@ -278,7 +277,6 @@ class Recorder(TorchDispatchMode):
         made = torch.empty(length, dtype=torch.int64, device=META)
         self.allocated(made)
         self.launched("torch", "aten::bincount", [args[0], made])
-        self._rows[made.untyped_storage()._cdata] = args[0].numel()
         return made
 
     def _nonzero(self, func: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -307,16 +305,6 @@ class Recorder(TorchDispatchMode):
         self.waited(f"{func.overloadpacket}, whose result depends on numbers of the device")
         raise NotImplementedError(f"{func}: no answer is invented for it")
 
-    def _answer(self, source: Tensor, dtype: torch.dtype) -> Tensor:
-        """Invent what a tensor of the device holds: zeros; of counts, an even split."""
-        answer = torch.zeros(source.shape, dtype=dtype)
-        rows = self._rows.get(source.untyped_storage()._cdata)
-        if rows is not None:
-            counts = torch.full((len(answer),), rows // len(answer), dtype=dtype)
-            counts[: rows % len(answer)] += 1
-            return counts
-        return answer
-
 
 def product_line() -> str:
     """Return the folder, file and line of the product's innermost frame."""
@@ -327,7 +315,7 @@ def product_line() -> str:
 
 
 def product_function() -> str:
-    """Return the product's innermost function, such as `mixture.mixture_mlp`."""
+    """Return the product's innermost function, such as `launcher._score`."""
     frame = _product_frame()
     if frame is None:
         return "outside of the product"

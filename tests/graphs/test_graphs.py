@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpuscore.backends.torch import backend as backend_module
-from gpuscore.backends.torch import decoder, kernels
+from gpuscore.backends.torch import decoder, kernels, mixture
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.queues import CudaQueue
 from support.kernels import planted
@@ -29,7 +29,7 @@ from gpuscore_kernels.qk_norm_rope_store import triton as store_module
 from graphs.check import changes
 from graphs.device import H200, device
 from graphs.examine import examine
-from graphs.models import MODELS, QWEN3_06B, Model
+from graphs.models import MIXTURE, QWEN3_06B, Model
 
 # The heads and rows of Qwen3-0.6B, so that compiled kernels are shared with its examination. So few
 # layers that an H200's memory holds over 2^31 elements of keys in each.
@@ -206,18 +206,29 @@ def test_graphs_that_are_measured_after_the_batches_are_found(monkeypatch):
     assert "bytes more than planned" in problem
 
 
+SMALL_MIXTURE = replace(
+    SMALL, name="small mixture", config=MIXTURE | {"num_hidden_layers": 3, "num_experts": 16}
+)
+
+
 @pytest.mark.slow
-def test_a_mixture_says_why_it_has_no_graphs(monkeypatch):
-    (mixture,) = (model for model in MODELS if "num_experts" in model.config)
-    found = examine(mixture)
-    assert found.problems == []
-    assert found.counts["graphs"] == 0
-    assert any("has to ask the device" in note for note in found.notes)
-    assert any("a capture would fail: bincount" in note for note in found.notes)
-    # Once nothing forbids it, to go without is a defect.
-    monkeypatch.setattr(decoder, "mixture_mlp", lambda x, *others: x * 1)
-    (problem,) = examine(mixture).problems
-    assert "nothing forbids a capture" in problem
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("route", "bincount, whose result's length depends on the numbers inside capture"),
+        ("expert_mlp", "a copy to the host inside capture"),
+    ],
+)
+def test_a_mixture_that_asks_the_device_is_found(monkeypatch, name, message):
+    """The reference reads on the host how many rows each expert has."""
+    right = getattr(mixture, name)
+
+    def on_the_host(*arguments, **options):
+        return right(*arguments, **options | {"impl": "reference"})
+
+    monkeypatch.setattr(mixture, name, on_the_host)
+    problems = examine(SMALL_MIXTURE, quick=True).problems
+    assert any(message in problem for problem in problems), problems
 
 
 @pytest.mark.slow

@@ -18,20 +18,31 @@ class Places:
     positions: slice
     slots: slice
     scored: slice
+    num_tokens: slice  # one word: tokens without padding
+    num_scored: slice  # one word
     tables: tuple[TablePlace, ...]  # the last one is the last layer's
     end: int  # first word after them, where lists of any length follow
 
     @staticmethod
     def of(sizes: Bucket, num_tables: int) -> "Places":
-        parts = _slices((sizes.tokens, sizes.tokens, sizes.tokens, sizes.scored), 0)
-        tokens, positions, slots, scored = parts
-        end = aligned(scored.stop)
+        lengths = (sizes.tokens, sizes.tokens, sizes.tokens, sizes.scored, 1, 1)
+        tokens, positions, slots, scored, num_tokens, num_scored = _slices(lengths, 0)
+        end = aligned(num_scored.stop)
         tables = []
         for _ in range(num_tables - 1):
             tables.append(TablePlace(sizes.tokens, sizes.tiles, end))
             end = tables[-1].end
         tables.append(TablePlace(sizes.scored, sizes.scored, end))
-        return Places(tokens, positions, slots, scored, tuple(tables), tables[-1].end)
+        return Places(
+            tokens,
+            positions,
+            slots,
+            scored,
+            num_tokens,
+            num_scored,
+            tuple(tables),
+            tables[-1].end,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,8 @@ def write(batch: PackedBatch, tables: list[TileTable], places: Places, words: In
         (places.positions, batch.positions, 0),
         (places.slots, batch.slot_mapping, -1),
         (places.scored, batch.score_rows, 0),
+        (places.num_tokens, [batch.num_tokens], 0),
+        (places.num_scored, [len(batch.score_rows)], 0),
     ):
         room = words[part]
         room[: len(values)] = values

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gpuscore.backends.common.hf_config import DecoderConfig, Mixture
+from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.kv_pool import KeptRows
 from gpuscore.backends.torch.layers import (
@@ -20,7 +20,7 @@ from gpuscore.backends.torch.layers import (
     rms_norm,
     rotary_tables,
 )
-from gpuscore.backends.torch.mixture import mixture_mlp
+from gpuscore.backends.torch.mixture import MixtureWeights, mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.qk_norm_rope_store.api import Implementation
@@ -28,6 +28,8 @@ from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 # attend(layer, q [M, H, D], k [T, Hkv, D], v [T, Hkv, D]) -> [M, H, D]. M is T, except in the
 # last layer, where q holds the scored rows only.
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+# How many of a batch's rows, and of its scored rows, are no padding, int32 [1] each; None = all.
+Filled: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +38,6 @@ class MlpWeights:
     gate_up_bias: Tensor | None
     down: Tensor  # [E, I]
     down_bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class MixtureWeights:
-    mixture: Mixture
-    router: Tensor  # [experts, E]
-    gate_up: Tensor  # [experts, 2 I, E]
-    down: Tensor  # [experts, E, I]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +70,8 @@ class Decoder:
         config, weights: of the model.
         compiler: makes element-wise functions fast.
         by_rows: applies a stage to all rows at once, or tile by tile.
-        heads_in: implementation of everything between the QKV product and attention.
+        own: implementation of what has a kernel of ours and is more than a function of rows:
+            everything between the QKV product and attention, and mixtures of experts.
         mlp_rows: rows of a dense MLP at a time, so that its intermediate results stay in a GPU's
             cache; None = all.
     """
@@ -87,15 +82,15 @@ class Decoder:
         weights: DecoderWeights,
         compiler: Compiler = eagerly,
         by_rows: ByRows = all_at_once,
-        heads_in: Implementation = "reference",
+        own: Implementation = "reference",
         mlp_rows: int | None = None,
     ) -> None:
         self.config = config
         self._by_rows = by_rows
-        self._heads_in: Implementation = heads_in
+        self._own: Implementation = own
         self._mlp_rows = mlp_rows
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
-        self._stores = heads_in == "triton" and by_rows is all_at_once
+        self._stores = own == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
         self.weights = weights
         # Rounded to the model's dtype first, as the models were trained.
@@ -117,11 +112,13 @@ class Decoder:
         score_rows: Tensor,
         attend: Attend,
         kept: KeptRows,
+        filled: Filled = (None, None),
     ) -> Tensor:
         """Return hidden states [N, E] of `score_rows` after the final norm.
 
         The last layer computes keys and values of every row, because later batches may read
-        them, but queries, output projection and MLP of the scored rows only.
+        them, but queries, output projection and MLP of the scored rows only. Mixtures of experts
+        compute nothing for padding, which `filled` tells.
         """
         rotary = {
             rope: self._by_rows(partial(rotary_tables, frequencies=f), positions)
@@ -136,7 +133,7 @@ class Decoder:
             x, q, k, v = self._by_rows(before, x, cos, sin, delta)
             self._store(kept, index, k, v)
             attended = attend(index, q, k, v).flatten(1)
-            x, delta = self._by_rows(partial(self._after, layer), x, attended)
+            x, delta = self._by_rows(partial(self._after, layer, filled[0]), x, attended)
         cos, sin = rotary[self.ropes[-1]]
         keys = partial(self._keys, last, self._pages(kept, len(layers)))
         x, normed, k, v = self._by_rows(keys, x, cos, sin, delta)
@@ -144,7 +141,7 @@ class Decoder:
         x, *chosen = (rows.index_select(0, score_rows) for rows in (x, normed, cos, sin))
         (q,) = self._by_rows(partial(self._queries, last), *chosen)
         attended = attend(len(layers), q, k, v).flatten(1)
-        x, delta = self._by_rows(partial(self._after, last), x, attended)
+        x, delta = self._by_rows(partial(self._after, last, filled[1]), x, attended)
         return self._by_rows(self._final_norm, x, delta)[1]
 
     def _pages(self, kept: KeptRows, layer: int) -> Pages | None:
@@ -204,7 +201,7 @@ class Decoder:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Split a QKV product into q [T, heads, D], k and v [T, kv_heads, D]; q and k rotated."""
         c = self.config
-        if self._heads_in == "triton":
+        if self._own == "triton":
             return qk_norm_rope_store(
                 qkv,
                 cos.squeeze(1),
@@ -234,12 +231,14 @@ class Decoder:
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), x.shape[1] // self.config.head_dim, self.config.head_dim)
 
-    def _after(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+    def _after(
+        self, layer: LayerWeights, filled: Tensor | None, x: Tensor, attended: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the residual stream after attention, and the MLP's output to be added to it."""
         delta = functional.linear(attended, layer.o, layer.o_bias)
         delta = self._post_norm(delta, layer.post_attention_norm)
         x, normed = self._residual(x, delta, layer.mlp_norm)
-        return x, self._post_norm(self._mlp(layer.mlp, normed), layer.post_mlp_norm)
+        return x, self._post_norm(self._mlp(layer.mlp, normed, filled), layer.post_mlp_norm)
 
     def _final_norm(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         return self._residual(x, delta, self.weights.final_norm)
@@ -266,10 +265,9 @@ class Decoder:
         )
         return normed
 
-    def _mlp(self, mlp: MlpWeights | MixtureWeights, x: Tensor) -> Tensor:
+    def _mlp(self, mlp: MlpWeights | MixtureWeights, x: Tensor, filled: Tensor | None) -> Tensor:
         if isinstance(mlp, MixtureWeights):
-            activation = self.config.activation
-            return mixture_mlp(x, mlp.router, mlp.gate_up, mlp.down, mlp.mixture, activation)
+            return mixture_mlp(mlp, x, self.config.activation, filled, self._own)
         if self._mlp_rows is None or len(x) <= self._mlp_rows:
             return self._dense_mlp(mlp, x)
         return torch.cat([self._dense_mlp(mlp, rows) for rows in torch.split(x, self._mlp_rows)])

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch import mixture
 from gpuscore.backends.torch.attention.layout import Tiling
+from gpuscore_kernels.expert_mlp.reference import TILE
 from gpuscore_kernels.label_head import tile_shapes
 
 # Rows of every call of an operator: few, because a small request is padded to them, and a multiple
@@ -43,7 +43,7 @@ def _elements(config: DecoderConfig) -> Iterator[int]:
     for kv in (config.num_heads, config.num_kv_heads):
         yield TILING.rows * kv * config.head_dim
     if config.mixture is not None:
-        yield mixture.TILE * config.mixture.intermediate_size
+        yield TILE * config.mixture.intermediate_size
         yield TILING.rows * config.mixture.top_k * config.hidden_size
     for rows, labels in tile_shapes(TILING.rows, config.label_rows, config.hidden_size):
         yield rows * labels

@@ -55,7 +55,7 @@ class GraphLauncher:
     """Forward passes of one model over one pool, with Triton's attention and kernels.
 
     Args:
-        decoder: uses Triton's kernels and computes all rows at once; no mixture of experts.
+        decoder: uses Triton's kernels and computes all rows at once.
         pool: its keys and values.
         attention: over that pool.
         queue: of the device.
@@ -218,6 +218,7 @@ class GraphLauncher:
             words[places.scored],
             self.attention.planned(tables).run,
             KeptRows(self.pool, nothing, nothing, words[places.slots]),
+            (words[places.num_tokens], words[places.num_scored]),
         )
 
     def _answer(

@@ -16,6 +16,7 @@ from gpuscore.arrays import BoolArray
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention.choice import Factory
 from gpuscore.backends.torch.decoder import DecoderWeights
+from gpuscore.backends.torch.known_mixture import mixture_calls
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import (
     PackedBatch,
@@ -132,11 +133,11 @@ def check_kernels(model: DecoderConfig, weights: DecoderWeights) -> None:
     """Raise ConfigError if a kernel of `--kernels triton` differs from its reference.
 
     Args:
-        model, weights: norms of the first layer and the label head are taken from them; rows are
-            random.
+        model, weights: norms of the first layer, the first mixture of experts and the label head
+            are taken from them; rows are random.
     """
     with torch.inference_mode():
-        for name, run in _kernel_calls(model, weights):
+        for name, run in (*_kernel_calls(model, weights), *mixture_calls(model, weights, ROWS)):
             for got, want in zip(run("triton"), run("reference"), strict=True):
                 _compare("--kernels triton", f" in {name}", got, want, TOLERANCE[want.dtype])
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.hf_config import Mixture
-from gpuscore.backends.torch.decoder import DecoderWeights, LayerWeights, MixtureWeights, MlpWeights
+from gpuscore.backends.torch.decoder import DecoderWeights, LayerWeights, MlpWeights
+from gpuscore.backends.torch.mixture import MixtureWeights
 from gpuscore.errors import ConfigError
 
 

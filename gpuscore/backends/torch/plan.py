@@ -118,7 +118,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
         deterministic=config.deterministic,
         attention=attention,
         mlp_rows=_mlp_rows(device),
-        graph_tokens=_graph_tokens(architecture.config, config, device, attention, kernels),
+        graph_tokens=_graph_tokens(config, device, attention, kernels),
         identity=f"{directory} {config.revision} {dtype}",
     )
 
@@ -152,7 +152,7 @@ def _mlp_rows(device: torch.device) -> int | None:
 
 
 def _graph_tokens(
-    model: DecoderConfig, config: ModelConfig, device: torch.device, attention: str, kernels: bool
+    config: ModelConfig, device: torch.device, attention: str, kernels: bool
 ) -> int | None:
     wanted, reason = config.cuda_graph_tokens, None
     if attention != "triton" or not kernels:
@@ -160,8 +160,6 @@ def _graph_tokens(
         reason += "have to be triton"
     elif config.deterministic:
         reason = "not supported with --deterministic, whose number of tiles depends on the batch"
-    elif model.mixture is not None:
-        reason = "a mixture of experts has to ask the device how many rows each expert has"
     if reason is None:
         most = GRAPH_TOKENS[device.type] if wanted is None else wanted
         return min(most, _max_tokens(config, device))

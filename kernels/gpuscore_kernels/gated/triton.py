@@ -15,6 +15,19 @@ BLOCK = 1024  # columns of a program
 
 
 @triton.jit
+def activated(gate, up, GELU: tl.constexpr):
+    """Return act(gate) * up in their dtype; the activation is rounded before the product."""
+    gate = gate.to(tl.float32)
+    if GELU:
+        # 0.5 (1 + tanh z) = sigmoid(2 z), without the difference of nearly equal numbers
+        z = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        active = gate * tl.sigmoid(2.0 * z)
+    else:
+        active = gate * tl.sigmoid(gate)
+    return (active.to(up.dtype).to(tl.float32) * up.to(tl.float32)).to(up.dtype)
+
+
+@triton.jit
 def gated_kernel(
     gate_up,
     out,
@@ -27,16 +40,9 @@ def gated_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     start = gate_up + row * stride + columns
-    gate = tl.load(start, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(start, mask=inside, other=0.0)
     up = tl.load(start + WIDTH, mask=inside, other=0.0)
-    if GELU:
-        # 0.5 (1 + tanh z) = sigmoid(2 z), without the difference of nearly equal numbers
-        z = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        active = gate * tl.sigmoid(2.0 * z)
-    else:
-        active = gate * tl.sigmoid(gate)
-    active = active.to(up.dtype).to(tl.float32)
-    tl.store(out + row * WIDTH + columns, (active * up.to(tl.float32)).to(up.dtype), mask=inside)
+    tl.store(out + row * WIDTH + columns, activated(gate, up, GELU), mask=inside)
 
 
 _launch = CachedLaunch(gated_kernel)

@@ -2,6 +2,7 @@
 a GPU."""
 
 import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,12 +15,20 @@ from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.cached_launch import CachedLaunch
+from gpuscore_kernels.routing import Routing
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE
 from support.slow import slow
 from support.token_ids import random_ids
 
 LABELS = [3, 17]
+MIXTURE = {
+    "route_kernel",
+    "place_kernel",
+    "expert_gate_up_kernel",
+    "expert_down_kernel",
+    "combine_experts_kernel",
+}
 
 
 @pytest.fixture
@@ -86,9 +95,9 @@ def assert_same(got, want):
 
 
 @pytest.mark.parametrize(
-    ("family", "special"),
+    ("family", "special", "others"),
     [
-        ("qwen3", {"num_hidden_layers": 2}),
+        ("qwen3", {"num_hidden_layers": 2}, set()),
         *slow(
             (
                 "gemma3",
@@ -97,11 +106,13 @@ def assert_same(got, want):
                     "layer_types": ["sliding_attention", "full_attention"],
                     "final_logit_softcapping": 6.0,
                 },
-            )
+                set(),
+            ),
+            ("qwen3_moe", {"num_hidden_layers": 2, "mlp_only_layers": [1]}, MIXTURE),
         ),
     ],
 )
-def test_scores_equal_those_of_torch(make, used, family, special):
+def test_scores_equal_those_of_torch(make, used, family, special, others):
     want = scores(make(family, special, "torch"))
     assert used == set()
     backend = make(family, special, "triton")
@@ -114,6 +125,7 @@ def test_scores_equal_those_of_torch(make, used, family, special):
         "label_logits_kernel",
         "slice_statistics_kernel",
         "merge_slices_kernel",
+        *others,
     }
 
 
@@ -127,16 +139,24 @@ def test_tiles_of_fixed_size_do_as_well(make, monkeypatch):
     assert_same(scores(backend), want)
 
 
-@pytest.mark.parametrize("folder", ["add_rms_norm", "gated", "qk_norm_rope_store", "label_head"])
-def test_a_wrong_kernel_does_not_serve(make, monkeypatch, folder):
+@pytest.mark.parametrize(
+    ("folder", "family"),
+    [
+        *((f, "qwen3") for f in ("add_rms_norm", "gated", "qk_norm_rope_store", "label_head")),
+        *slow(("routing", "qwen3_moe"), ("expert_mlp", "qwen3_moe")),
+    ],
+)
+def test_a_wrong_kernel_does_not_serve(make, monkeypatch, folder, family):
     module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
-    name = "vocab_statistics" if folder == "label_head" else folder
+    name = {"label_head": "vocab_statistics", "routing": "route"}.get(folder, folder)
     right = getattr(module, name)
 
     def off(*arguments):
         result = right(*arguments)
+        if isinstance(result, Routing):
+            return replace(result, places=result.places.flip(0))
         return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
 
     monkeypatch.setattr(module, name, off)
     with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
-        make("qwen3", {"num_hidden_layers": 2}, "triton")
+        make(family, {"num_hidden_layers": 2}, "triton")

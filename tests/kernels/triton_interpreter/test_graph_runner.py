@@ -12,6 +12,7 @@ import pytest
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
+from gpuscore.backends.torch import mixture
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.queues import queue_of
@@ -66,10 +67,18 @@ class NotingQueue:
         return sum(capture() is not None for capture in self.captures)
 
 
-@pytest.fixture(scope="module", params=[1, *slow(2)])
+MODELS = {
+    "gemma2": ("gemma2", {"num_hidden_layers": 1}),
+    "gemma2, 2 layers": ("gemma2", {"num_hidden_layers": 2}),
+    "a mixture of experts": ("qwen3_moe", {"num_hidden_layers": 2, "mlp_only_layers": []}),
+}
+
+
+@pytest.fixture(scope="module", params=["gemma2", *slow(*list(MODELS)[1:])])
 def backends(request, tiny_model):
     """Two warm backends: the plain one, and the one with graphs of up to 10 tokens."""
-    directory, _ = tiny_model("gemma2", num_hidden_layers=request.param, **SMALL)
+    family, special = MODELS[request.param]
+    directory, _ = tiny_model(family, **special, **SMALL)
     NotingQueue.made.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend_module, "queue_of", NotingQueue)
@@ -126,7 +135,22 @@ def assert_same(got, want):
         np.testing.assert_array_equal(got.top_ids, want.top_ids)
 
 
-def test_scores_equal_those_of_torch(backends):
+@pytest.fixture
+def routed(monkeypatch):
+    """Numbers of choices that have a place, of each mixture of experts that was computed."""
+    numbers, route = [], mixture.route
+
+    def noting(*arguments, impl, **options):
+        found = route(*arguments, impl=impl, **options)
+        if impl == "triton":
+            numbers.append(int(found.starts[-1]))
+        return found
+
+    monkeypatch.setattr(mixture, "route", noting)
+    return numbers
+
+
+def test_scores_equal_those_of_torch(backends, routed):
     """Launch each batch before the previous one is collected, as the engine does."""
     plain, graphs = backends
     runner = graphs.launcher
@@ -141,6 +165,9 @@ def test_scores_equal_those_of_torch(backends):
         under_way = following
     assert (runner.replayed, runner.launched) == (3, 2)
     assert runner.queue.allocated == allocated, "pinning memory would wait for the device"
+    experts = plain.plan.architecture.config.mixture
+    rows = [len(side) for batch in every for side in (batch.token_ids, batch.score_rows)]
+    assert routed == [experts.top_k * n for n in rows if experts], "no padding goes to an expert"
 
 
 def test_graphs_are_dropped_together(backends):

@@ -5,12 +5,14 @@ tensor that is passed. `tests/kernels/triton_interpreter/test_declared_memory.py
 to it. A reference computes what a launch would, on the same arguments.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gpuscore_kernels.add_rms_norm.reference import add_rms_norm
 from gpuscore_kernels.extend_attention.layout import NUM_ROWS, TileShape
@@ -19,6 +21,7 @@ from gpuscore_kernels.extend_attention.table import DeviceTiles
 from gpuscore_kernels.gated.reference import gated
 from gpuscore_kernels.label_head.reference import label_logits
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore_kernels.routing.reference import choose
 from support.streams.checker import Span
 from support.streams.recorder import Recorder, without_recording
 from support.streams.tensors import Card
@@ -89,6 +92,11 @@ DECLARED = {
             "lse": "NEED_LSE",
         },
     ),
+    "route_kernel": Declared("logits filled", "weights chosen counts", {"filled": "HAS_FILLED"}),
+    "place_kernel": Declared("chosen counts", "places rows starts"),
+    "expert_gate_up_kernel": Declared("x gate_up rows starts", "out"),
+    "expert_down_kernel": Declared("inner down starts", "out"),
+    "combine_experts_kernel": Declared("results weights places", "out"),
 }
 
 
@@ -181,6 +189,47 @@ def _extend_attention(a: Bound) -> None:
         a["lse"].copy_(lse)
 
 
+def _route(a: Bound) -> None:
+    weights, chosen = choose(a["logits"], a["TOP_K"], a["NORMALISE"])
+    padding = torch.arange(len(chosen)) >= (a["filled"] if a["HAS_FILLED"] else len(chosen))
+    a["weights"].copy_(weights.masked_fill(padding[:, None], 0))
+    a["chosen"].copy_(chosen.masked_fill(padding[:, None], -1))
+    for block, counts in zip(a["chosen"].split(a["ROWS"]), a["counts"], strict=True):
+        counts.copy_(torch.bincount(block[block >= 0], minlength=len(counts)))
+
+
+def _place(a: Bound) -> None:
+    experts = a["chosen"].flatten()
+    order = torch.argsort(experts, stable=True)[int((experts < 0).sum()) :]
+    a["places"].fill_(-1).view(-1)[order] = torch.arange(len(order), dtype=torch.int32)
+    a["rows"][: len(order)] = (order // a["TOP_K"]).int()
+    a["starts"][0] = 0
+    a["starts"][1:] = a["counts"].sum(dim=0)[: a["EXPERTS"]].cumsum(0)
+
+
+def _of_experts(a: Bound) -> Iterator[tuple[int, slice]]:
+    """Yield each expert and its places."""
+    bounds = a["starts"].tolist()
+    for expert, (start, end) in enumerate(pairwise(bounds)):
+        yield expert, slice(start, end)
+
+
+def _expert_gate_up(a: Bound) -> None:
+    for expert, places in _of_experts(a):
+        product = functional.linear(a["x"][a["rows"][places].long()], a["gate_up"][expert])
+        a["out"][places] = gated(product, "gelu_tanh" if a["GELU"] else "silu")
+
+
+def _expert_down(a: Bound) -> None:
+    for expert, places in _of_experts(a):
+        a["out"][places] = functional.linear(a["inner"][places], a["down"][expert])
+
+
+def _combine_experts(a: Bound) -> None:
+    results = a["results"][a["places"].clamp_min(0).long()].float()
+    a["out"].copy_((results * a["weights"].unsqueeze(-1)).sum(dim=1))
+
+
 REFERENCES: dict[str, Callable[[Bound], None]] = {
     "add_rms_norm_kernel": _add_rms_norm,
     "gated_kernel": _gated,
@@ -189,6 +238,11 @@ REFERENCES: dict[str, Callable[[Bound], None]] = {
     "slice_statistics_kernel": _slice_statistics,
     "merge_slices_kernel": _merge_slices,
     "extend_attention_kernel": _extend_attention,
+    "route_kernel": _route,
+    "place_kernel": _place,
+    "expert_gate_up_kernel": _expert_gate_up,
+    "expert_down_kernel": _expert_down,
+    "combine_experts_kernel": _combine_experts,
 }
 
 

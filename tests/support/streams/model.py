@@ -1,7 +1,8 @@
-"""A tiny Qwen3 checkpoint with random weights, written without transformers."""
+"""A tiny Qwen3-MoE checkpoint with random weights, written without transformers."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -11,9 +12,9 @@ from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shapes import weight_shapes
 
 VOCAB = 1000  # the simulation's tokens
-CONFIG = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
     "torch_dtype": "float32",
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -27,6 +28,11 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e4,
     "tie_word_embeddings": True,
+    "num_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [1],
 }
 
 
@@ -37,7 +43,11 @@ def write_model(directory: Path) -> Path:
     shapes = weight_shapes(architecture.config)
     names = {name: part for part, name in architecture.model_weights.items() if part != "lm_head"}
     for index, layer in enumerate(architecture.layer_weights):
-        names |= {f"model.layers.{index}.{name}": part for part, name in layer.items()}
+        names |= {
+            f"model.layers.{index}.{name.format(expert=expert)}": part
+            for part, name in layer.items()
+            for expert in range(CONFIG["num_experts"])
+        }
     generator = torch.Generator().manual_seed(0)
     weights = {
         name: 0.3 * torch.randn(shapes[part], generator=generator) + (len(shapes[part]) == 1)

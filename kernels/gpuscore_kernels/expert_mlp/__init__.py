@@ -1,0 +1,3 @@
+from gpuscore_kernels.expert_mlp.api import expert_mlp
+
+__all__ = ["expert_mlp"]

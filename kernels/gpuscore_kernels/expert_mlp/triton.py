@@ -1,0 +1,287 @@
+"""The MLPs of a mixture of experts in Triton: grouped matrix products, then a weighted sum.
+
+A program multiplies a tile of up to BLOCK_M rows of one expert with a tile of its weights. Which
+rows those are it finds from the experts' first places, on the device, so launches depend on the
+number of rows only: there are as many programs as the worst division of the rows needs, and those
+without a tile end at once.
+
+A row's bits do not depend on the other rows. Each number of a tile is a dot product of its own over
+one row of either side; every program runs over the columns in the same steps, and no sum is divided
+among programs. So neither the other rows of the tile, nor their number, nor the row's place in it
+enter the result. Rows beyond the expert's last are zeros and are not stored. The sum over a row's
+experts is in the order of their weights, and nothing is added atomically.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuscore_kernels.cached_launch import CachedLaunch
+from gpuscore_kernels.expert_mlp.config import config_for, most_tiles
+from gpuscore_kernels.gated.triton import activated
+from gpuscore_kernels.launch import arch_of, next_power_of_two, row_warps
+from gpuscore_kernels.routing import Routing
+from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
+
+COMBINED = 1024  # columns of a program of the weighted sum
+
+
+@triton.jit
+def _tile_of(starts, tile, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the expert of a tile (EXPERTS if there is no such tile), its places, and which of them
+    are the expert's own."""
+    expert = tl.arange(0, BLOCK)
+    first = tl.load(starts + expert, mask=expert < EXPERTS, other=0)
+    last = tl.load(starts + 1 + expert, mask=expert < EXPERTS, other=0)
+    tiles = (last - first + BLOCK_M - 1) // BLOCK_M
+    ends = tl.cumsum(tiles, axis=0)
+    own = tl.sum((ends <= tile).to(tl.int32), axis=0)
+    before = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
+    own = tl.minimum(own, EXPERTS)
+    is_tile = own < EXPERTS
+    start = tl.load(starts + own) + (tile - before) * BLOCK_M
+    place = start + tl.arange(0, BLOCK_M)
+    return own, place, place < tl.load(starts + own + 1, mask=is_tile, other=0)
+
+
+@triton.jit
+def _product(
+    left,
+    right,
+    is_row,
+    is_column,
+    width,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
+    """Return the products of rows of both sides, float32 [BLOCK_M, BLOCK_N].
+
+    `left` and `right` point to the rows' first elements. `width` is not a compile-time constant,
+    because the loop over it would be unrolled.
+    """
+    k = tl.arange(0, BLOCK_K)[None, :]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, width, BLOCK_K):
+        a_mask, b_mask = is_row[:, None], is_column[:, None]
+        if not EVEN_K:
+            a_mask, b_mask = a_mask & (start + k < width), b_mask & (start + k < width)
+        a = tl.load(left[:, None] + start + k, mask=a_mask, other=0.0)
+        if EVEN_N and EVEN_K:
+            b = tl.load(right[:, None] + start + k)
+        else:
+            b = tl.load(right[:, None] + start + k, mask=b_mask, other=0.0)
+        total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def expert_gate_up_kernel(
+    x,
+    gate_up,
+    rows,
+    starts,
+    out,
+    x_stride,
+    width,
+    INNER: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GELU: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
+    """Write act(gate) * up of every place, out [places, INNER].
+
+    A tile has BLOCK_N / 2 columns of the gate and the same of the up projection, alternately, so
+    that one thread holds a gate and its factor.
+    """
+    across: tl.constexpr = (2 * INNER + BLOCK_N - 1) // BLOCK_N
+    tile = tl.program_id(0) // across
+    expert, place, is_row = _tile_of(starts, tile, EXPERTS, BLOCK, BLOCK_M)
+    if expert == EXPERTS:
+        return
+    part = tl.program_id(0) % across * (BLOCK_N // 2)
+    column = tl.arange(0, BLOCK_N)
+    inner = part + column // 2
+    row = tl.load(rows + place, mask=is_row, other=0)
+    weight_row = expert.to(tl.int64) * (2 * INNER) + column % 2 * INNER + inner
+    total = _product(
+        x + row.to(tl.int64) * x_stride,
+        gate_up + weight_row * width,
+        is_row,
+        inner < INNER,
+        width,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        EVEN_N,
+        EVEN_K,
+    )
+    rounded = total.to(gate_up.dtype.element_ty)
+    gate, up = tl.split(tl.reshape(rounded, [BLOCK_M, BLOCK_N // 2, 2]))
+    inner = part + tl.arange(0, BLOCK_N // 2)
+    target = out + place.to(tl.int64)[:, None] * INNER + inner[None, :]
+    inside = is_row[:, None] & (inner < INNER)[None, :]
+    tl.store(target, activated(gate, up, GELU), mask=inside)
+
+
+@triton.jit
+def expert_down_kernel(
+    inner,
+    down,
+    starts,
+    out,
+    width,
+    COLUMNS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
+    """Write the expert's result of every place, out [places, COLUMNS]; inner is [places, width]."""
+    across: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
+    tile = tl.program_id(0) // across
+    expert, place, is_row = _tile_of(starts, tile, EXPERTS, BLOCK, BLOCK_M)
+    if expert == EXPERTS:
+        return
+    column = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = _product(
+        inner + place.to(tl.int64) * width,
+        down + (expert.to(tl.int64) * COLUMNS + column) * width,
+        is_row,
+        column < COLUMNS,
+        width,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
+        EVEN_N,
+        EVEN_K,
+    )
+    target = out + place.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    inside = is_row[:, None] & (column < COLUMNS)[None, :]
+    tl.store(target, total.to(down.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def combine_experts_kernel(
+    results,
+    weights,
+    places,
+    out,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr,
+):
+    """Write the weighted sum of each row's results, out [T, WIDTH]; results is [places, WIDTH]."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    total = tl.zeros([BLOCK], tl.float32)
+    for slot in range(TOP_K):
+        place = tl.load(places + row * TOP_K + slot)
+        start = results + place.to(tl.int64) * WIDTH + columns
+        result = tl.load(start, mask=inside & (place >= 0), other=0.0).to(tl.float32)
+        total += result * tl.load(weights + row * TOP_K + slot)
+    tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), mask=inside)
+
+
+_launch_gate_up = CachedLaunch(expert_gate_up_kernel)
+_launch_down = CachedLaunch(expert_down_kernel)
+_launch_combine = CachedLaunch(combine_experts_kernel)
+
+
+def expert_mlp(
+    x: Tensor, routing: Routing, gate_up: Tensor, down: Tensor, activation: str
+) -> Tensor:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    gate_up, down = gate_up.contiguous(), down.contiguous()
+    (experts, width, inner), places = down.shape, len(routing.rows)
+    config = config_for(arch_of(x), x.dtype)
+    tiles = most_tiles(places, experts, config.BLOCK_M)
+    middle = torch.empty((places, inner), dtype=x.dtype, device=x.device)
+    results = torch.empty((places, width), dtype=x.dtype, device=x.device)
+    out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
+    if places == 0:
+        return out
+    _launch_gate_up(
+        (tiles * triton.cdiv(2 * inner, config.BLOCK_N), 1),
+        (x, gate_up, routing.rows, routing.starts, middle),
+        (x.stride(0), width),
+        {"INNER": inner, "GELU": activation == "gelu_tanh"}
+        | config.constants(2 * inner, width, experts),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    _launch_down(
+        (tiles * triton.cdiv(width, config.BLOCK_N), 1),
+        (middle, down, routing.starts, results),
+        (inner,),
+        {"COLUMNS": width} | config.constants(width, inner, experts),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    block = min(COMBINED, next_power_of_two(width))
+    _launch_combine(
+        (len(x), triton.cdiv(width, block)),
+        (results, routing.weights, routing.places, out),
+        (),
+        {"WIDTH": width, "BLOCK": block, "TOP_K": routing.places.shape[1]},
+        num_warps=row_warps(block),
+    )
+    return out
+
+
+def variants() -> Iterator[Variant]:
+    for name, experts, width, inner, dtype, quick in (
+        ("Qwen3-30B-A3B", 128, 2048, 768, torch.bfloat16, (89, 90)),
+        ("Qwen3-30B-A3B", 128, 2048, 768, torch.float32, ()),
+    ):
+        gate_up: dict[str, object] = {"INNER": inner, "GELU": False}
+        for kernel, pointers, integers, own, columns, length in (
+            (expert_gate_up_kernel, "x gate_up rows starts out", "x_stride width", gate_up)
+            + (2 * inner, width),
+            (expert_down_kernel, "inner down starts out", "width", {"COLUMNS": width})
+            + (width, inner),
+        ):
+            for config in dict.fromkeys(config_for(arch, dtype) for arch in ARCHES):
+                yield Variant(
+                    name=f"{kernel.fn.__name__.split('_')[1]} {name} {dtype}",
+                    kernel=kernel,
+                    signature=_types(pointers, dtype) | dict.fromkeys(integers.split(), "i32"),
+                    constexprs=own | config.constants(columns, length, experts),
+                    divisible=(*pointers.split(), *integers.split()),
+                    num_warps=config.num_warps,
+                    num_stages=config.num_stages,
+                    arches=tuple(arch for arch in ARCHES if config_for(arch, dtype) == config),
+                    needs_wgmma=dtype != torch.float32,
+                    loops={"for start in range(0, width, BLOCK_K)": LoopRule(in_flight=2)},
+                    quick=quick,
+                )
+    yield Variant(
+        name="combine width=2048 top=8",
+        kernel=combine_experts_kernel,
+        signature=_types("results weights places out", torch.bfloat16),
+        constexprs={"WIDTH": 2048, "BLOCK": COMBINED, "TOP_K": 8},
+        divisible=("results", "weights", "places", "out"),
+        num_warps=row_warps(COMBINED),
+        num_stages=3,
+        quick=(90,),
+    )
+
+
+def _types(pointers: str, dtype: torch.dtype) -> dict[str, str]:
+    known = dict.fromkeys(("rows", "starts", "places"), "*i32") | {"weights": "*fp32"}
+    own = "*fp32" if dtype == torch.float32 else "*bf16"
+    return {name: known.get(name, own) for name in pointers.split()}
