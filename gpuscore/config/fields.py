@@ -73,8 +73,7 @@ class ModelConfig:
     device: str = option(
         "auto",
         "device that runs the model; auto: CUDA, or the CPU on a machine without an NVIDIA device "
-        "(one that cannot be used, such as by a CPU build of the framework, is an error); tpu with "
-        "--backend jax only",
+        "(one that its driver or a CPU build leaves unused is an error); tpu with --backend jax",
         choices=("auto", "cpu", "cuda", "tpu"),
     )
     dtype: str = option(
