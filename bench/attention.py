@@ -7,7 +7,8 @@ ceiling is torch's own matrix product in the same run.
 
     python -P bench/attention.py            # both workloads
     python -P bench/attention.py --cached   # with the shared prefix in pages
-    python -P bench/attention.py --device cpu  # a trial with small sizes; nothing is kept
+    python -P bench/attention.py --trial    # with small sizes; nothing is kept
+    python -P bench/attention.py --device cpu  # a trial without a card
 """
 
 import argparse
@@ -127,7 +128,9 @@ def varlen(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], 
     return run
 
 
-def measure(name: str, sizes: Sizes, cached: bool, device: torch.device) -> Iterator[Row]:
+def measure(
+    name: str, sizes: Sizes, cached: bool, device: torch.device, repeat: int
+) -> Iterator[Row]:
     """Yield a row for each implementation that is right on this device."""
     batch = make_batch(*sizes, cached)
     generator = torch.Generator(device).manual_seed(0)
@@ -148,7 +151,7 @@ def measure(name: str, sizes: Sizes, cached: bool, device: torch.device) -> Iter
         if not error <= TOLERANCE:
             print(f"  {way:20} relative error {error:.1e}: not timed")
             return
-        ms = 1e3 * median_seconds(run, device, repeat=30, warm=5)
+        ms = 1e3 * median_seconds(run, device, repeat, warm=2)
         rate = flops / ms / 1e9
         print(f"  {way:20} {ms:8.3f} ms {rate:8.1f} TFLOP/s   relative error {error:.1e}")
         yield {
@@ -178,21 +181,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Attention kernels on a CUDA device.")
     parser.add_argument("--cached", action="store_true", help="the shared prefix is cached")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--trial", action="store_true", help="small sizes; always on a CPU")
     parser.add_argument("--output", type=Path, help="file that gets each row as a line of JSON")
     options = parser.parse_args()
     device = torch.device(options.device)
     card = device.type == "cuda"
+    trial = options.trial or not card
     if card and not torch.cuda.is_available():
         sys.exit("this bench measures kernels for CUDA; torch sees no CUDA device here")
     with torch.inference_mode():
         name = torch.cuda.get_device_name(device) if card else "cpu"
         print(f"{name}, torch {torch.__version__}")
-        side = 8192 if card else 256
+        side = 256 if trial else 8192
         seconds = product_seconds(side, side, side, torch.bfloat16, device)
         print(f"ceiling ({side}^3 matrix product): {2 * side**3 / seconds / 1e12:.3g} TFLOP/s")
-        for workload, sizes in (WORKLOADS if card else TRIAL).items():
-            for row in measure(workload, sizes, options.cached, device):
-                if card or options.output:
+        for workload, sizes in (TRIAL if trial else WORKLOADS).items():
+            repeat = 2 if trial else 30
+            for row in measure(workload, sizes, options.cached, device, repeat):
+                if options.output or not trial:
                     keep("attention", {"bench": "attention", "device": name} | row, options.output)
 
 

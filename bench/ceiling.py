@@ -12,6 +12,7 @@ from clock import median_seconds
 from torch.nn import functional
 
 ROWS = 2048  # rows of the measured products
+WEIGHT_BYTES = 1 << 27  # of the weights on which a product's calls take turns
 
 
 def operations(
@@ -93,7 +94,7 @@ def product_seconds(
     columns: int,
     dtype: torch.dtype,
     device: torch.device,
-    weight_bytes: int = 1 << 27,
+    weight_bytes: int = WEIGHT_BYTES,
 ) -> float:
     """Measure the seconds of one product [rows, inner] x [inner, columns] of random numbers.
 
@@ -115,7 +116,12 @@ def product_seconds(
 
 
 def product_table(
-    shape: Mapping[str, int], rows: int, scored: int, dtype: torch.dtype, device: torch.device
+    shape: Mapping[str, int],
+    rows: int,
+    scored: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    weight_bytes: int = WEIGHT_BYTES,
 ) -> dict[str, float]:
     """Measure the seconds of every product of a forward pass, each at its own shape.
 
@@ -124,18 +130,20 @@ def product_table(
         rows: tokens that are computed.
         scored: rows that the last layer computes completely.
         dtype, device: of the products.
+        weight_bytes: as for `product_seconds`.
     """
     layers, sizes = shape["num_hidden_layers"], linear_sizes(shape)
     kv = 2 * shape["num_key_value_heads"] * shape["head_dim"]
     found = {
-        name: (layers - 1) * product_seconds(rows, *size, dtype, device)
+        name: (layers - 1) * product_seconds(rows, *size, dtype, device, weight_bytes)
         for name, size in sizes.items()
     }
     hidden, heads = sizes["qkv"][0], sizes["o"][0]
     last = [(rows, hidden, kv), (scored, hidden, heads)]
     last += [(scored, *size) for name, size in sizes.items() if name != "qkv"]
-    found["last layer"] = sum(product_seconds(*one, dtype, device) for one in last)
-    found["head"] = product_seconds(scored, hidden, shape["vocab_size"], dtype, device)
+    found["last layer"] = sum(product_seconds(*one, dtype, device, weight_bytes) for one in last)
+    head = (scored, hidden, shape["vocab_size"])
+    found["head"] = product_seconds(*head, dtype, device, weight_bytes)
     return found
 
 

@@ -16,17 +16,14 @@ are listed and do not count as failures.
 """
 
 import argparse
-import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_state import State
+from group import run_group
 from report import RESULTS, commit, now
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
@@ -117,7 +114,7 @@ def run_all(path: Path) -> int:
     If a worker dies outside of any section, another one would die too, so none is started.
     """
     while True:
-        code = run_worker(path)
+        code = run_group([sys.executable, "-P", WORKER, path])
         state = State.read(path)
         if code in (DONE, NOTHING):
             return code
@@ -127,17 +124,6 @@ def run_all(path: Path) -> int:
         if state.time_is_up:
             state.skip_the_rest()
             return DONE
-
-
-def run_worker(path: Path) -> int:
-    """Run a worker in a process group of its own, and kill what is left of the group afterwards."""
-    process = subprocess.Popen([sys.executable, "-P", WORKER, path], start_new_session=True)
-    try:
-        return process.wait()
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 if __name__ == "__main__":

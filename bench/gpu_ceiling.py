@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from ceiling import copy_rate, operations, product_seconds, product_table, weight_bytes
+from ceiling import (
+    WEIGHT_BYTES,
+    copy_rate,
+    operations,
+    product_seconds,
+    product_table,
+    weight_bytes,
+)
 from gpu_work import Goal
 
 
@@ -25,8 +32,9 @@ def measure(
         "dtype": str(dtype).removeprefix("torch."),
     }
     weights = weight_bytes(shape, dtype)
+    turns = 1 if quick else WEIGHT_BYTES
     return ceilings, {
-        goal.name: _floor(shape, goal, dtype, device, rate, weights / copy) for goal in goals
+        goal.name: _floor(shape, goal, dtype, device, rate, weights / copy, turns) for goal in goals
     }
 
 
@@ -37,6 +45,7 @@ def _floor(
     device: torch.device,
     rate: float,
     read_weights: float,
+    turns: int,
 ) -> dict[str, Any]:
     """Return the floors of one workload, in milliseconds.
 
@@ -47,7 +56,7 @@ def _floor(
     """
     work = goal.workload
     counted = operations(shape, work.query_len, work.num_items, work.item_len, work.cached)
-    products = product_table(shape, work.tokens, work.num_items, dtype, device)
+    products = product_table(shape, work.tokens, work.num_items, dtype, device, turns)
     linear = sum(seconds for name, seconds in products.items() if name != "head")
     at_shapes = sum(products.values()) + counted["attention"] / rate
     return {

@@ -2,7 +2,8 @@
 
     make gpu-day                             # needs a CUDA device; continues what is in gpu-day/
     make gpu-day ARGS='--output DIR'         # another folder
-    make gpu-day ARGS='--device cpu'         # a trial of the same stages; its figures mean nothing
+    make gpu-day ARGS=--trial                # the same with small sizes; its figures mean nothing
+    make gpu-day ARGS='--device cpu'         # a trial without a card
 
 PYTHON needs torch, Triton, transformers and pytest with their dependencies; FlashInfer is used if
 it is installed. The stages are the gate on generated code, the tests, the benches, attention
@@ -45,7 +46,7 @@ Found = dict[str, Any]
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments(argv)
-    about = describe(options.device)
+    about = describe(options.device, options.trial)
     if about is None:
         print("make gpu-day needs a CUDA device; this torch sees none")
         return NO_DEVICE
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     day = Day.open(folder, about)
     day.found["predictions"] = predictions(str(about["device"]), PREDICTIONS)
-    day.run(stages(options.device, folder), options.minutes)
+    day.run(stages(options.device, folder, trial=options.trial), options.minutes)
     page = write_page(folder, day.found)
     print(f"\nwritten to {day.path} and {page}")
     for name, why in day.missing.items():
@@ -66,9 +67,14 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--trial", action="store_true", help="small sizes and few tests; always with --device cpu"
+    )
     parser.add_argument("--minutes", type=float, default=25.0, help="time limit of this run")
     parser.add_argument("--output", type=Path, default=FOLDER, metavar="DIR")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    options.trial |= options.device == "cpu"
+    return options
 
 
 def predictions(card: str, path: Path) -> list[Found]:
@@ -78,13 +84,14 @@ def predictions(card: str, path: Path) -> list[Found]:
     return [one for one in json.loads(lines[-1])["predictions"] if one["card"] in keys]
 
 
-def describe(kind: str) -> Found | None:
+def describe(kind: str, trial: bool) -> Found | None:
     """Return the card and the versions of libraries; None if there is no such device."""
     import torch
 
     if kind == "cuda" and not torch.cuda.is_available():
         return None
-    return {"commit": commit(), **card(torch.device(kind))}
+    sizes = {"trial": "small sizes, whose figures mean nothing"} if trial else {}
+    return {"commit": commit(), **card(torch.device(kind)), **sizes}
 
 
 class Day:

@@ -3,16 +3,16 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
+
+from group import run_group
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
@@ -24,6 +24,8 @@ TESTS = (
     "tests/backends/test_contract.py",
 )
 TRIED = ("tests/kernels/test_tiles.py",)  # of the tests, in a trial
+# On a card, a trial takes minutes with the default's many sizes of graphs and its large batches.
+SMALL_BATCHES = ("--cuda-graph-tokens=64", "--max-batch-tokens=512", "--kv-cache-size=64MiB")
 TAIL = 2000  # characters of a failed stage's output that are kept with its findings
 Found = dict[str, Any]
 Command = Sequence[str | Path]
@@ -50,26 +52,31 @@ class Stage:
     clears: Path | None = None
 
 
-def stages(device: str, folder: Path) -> list[Stage]:
-    """Return all stages, the most important first: those that say whether results are right."""
-    card = device == "cuda"
+def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
+    """Return all stages, the most important first: those that say whether results are right.
+
+    Args:
+        device: cuda or cpu.
+        folder: gets what they write.
+        trial: with small sizes; the stages are the same.
+    """
     python = (sys.executable, "-P")
-    own = () if card else ("--device", "cpu")
+    own = ("--device", device, *(("--trial",) if trial else ()))
     report, bench = folder / "tests.xml", folder / "bench"
-    trial = () if card else ("--device=cpu", "--shape=tiny", "--quick", "--minutes=3")
+    small = ("--shape=tiny", "--quick", "--minutes=15") if trial else ()
     lines = {name: folder / f"{name}.jsonl" for name in ("kernels", "attention")}
-    return [
+    planned = [
         Stage(
             "tests",
             ((*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
-              *(TESTS if card else TRIED), "-m", "not hostile", "-k", "not jax"),),
+              *(TRIED if trial else TESTS), "-m", "not hostile", "-k", "not jax"),),
             lambda _: tests_of(report),
             limit=420,
         ),
         Stage(
             "bench",
-            ((*python, BENCH / "gpu.py", "--output", bench, "--scratch", folder / "weights",
-              *trial),),
+            ((*python, BENCH / "gpu.py", "--device", device, "--output", bench,
+              "--scratch", folder / "weights", *small),),
             lambda _: newest(bench),
             limit=510,
             needs=120,
@@ -82,7 +89,7 @@ def stages(device: str, folder: Path) -> list[Stage]:
             limit=240,
             clears=lines["attention"],
         ),
-        *parity(device, folder),
+        *parity(device, folder, trial),
         Stage(
             "kernels",
             ((*python, BENCH / "kernels.py", "--output", lines["kernels"], *own),),
@@ -96,9 +103,11 @@ def stages(device: str, folder: Path) -> list[Stage]:
             limit=240,
         ),
     ]  # fmt: skip
+    # A trial computes on a CPU, which may have other work.
+    return [replace(stage, limit=4 * stage.limit) for stage in planned] if trial else planned
 
 
-def parity(device: str, folder: Path) -> list[Stage]:
+def parity(device: str, folder: Path, trial: bool) -> list[Stage]:
     """Return the stages that compare scores: with a CPU's, and with transformers on this device.
 
     The CPU's were recorded in float32, in which scores differ by rounding only. In bfloat16 an
@@ -106,6 +115,7 @@ def parity(device: str, folder: Path) -> list[Stage]:
     """
     gpuscore = (sys.executable, "-P", "-m", "gpuscore", "parity")
     bundle, demo = folder / "parity-float32", ("demo", "--workload", "quick", "--device", device)
+    demo += SMALL_BATCHES if trial and device == "cuda" else ()
 
     def compared(printed: str) -> Found:
         return {"compared": printed[printed.rfind("scores ") :].splitlines()}
@@ -159,24 +169,18 @@ def clear(path: Path) -> None:
 
 
 def run_command(command: Command, printed: Path, limit: float) -> int:
-    """Run a command in a process group of its own and kill what is left of the group."""
+    """Run a command without a network, add what it prints to a file, and return its exit status."""
     paths = os.pathsep.join((str(ROOT), str(ROOT / "kernels")))
     with printed.open("ab") as out:
-        process = subprocess.Popen(
-            [str(part) for part in command],
+        return run_group(
+            command,
+            max(0.0, limit),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
-            start_new_session=True,
         )
-        try:
-            return process.wait(max(0.0, limit))
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def failed(why: str, begun: float, printed: Path) -> Found:

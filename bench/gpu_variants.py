@@ -13,6 +13,7 @@ from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.config import ModelConfig
 
 MAX_MODEL_LEN = 4096
+QUICK_TOKENS = 512  # of a batch, and of a graph at most
 KV_TOKENS = 32_768  # of all KV pages: enough for these workloads, and leaves memory to others
 
 
@@ -43,8 +44,11 @@ OTHERS = (
 )
 
 
-def model_options(directory: Path, device: str) -> dict[str, Any]:
-    """Return the fields of ModelConfig that all variants and the server share."""
+def model_options(directory: Path, device: str, quick: bool) -> dict[str, Any]:
+    """Return the fields of ModelConfig that all variants and the server share.
+
+    `quick` makes batches small.
+    """
     shape = json.loads((directory / "config.json").read_text())
     number = 4 if device == "cpu" else 2
     per_token = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"]
@@ -52,15 +56,16 @@ def model_options(directory: Path, device: str) -> dict[str, Any]:
         "device": device,
         "max_model_len": MAX_MODEL_LEN,
         "kv_cache_size": KV_TOKENS * per_token * number,
+        "max_batch_tokens": QUICK_TOKENS if quick else None,
     }
 
 
 class Loaded:
     """At most one backend at a time, loaded and warm."""
 
-    def __init__(self, directory: Path, device: str) -> None:
+    def __init__(self, directory: Path, device: str, quick: bool) -> None:
         self.directory = directory
-        self.options = model_options(directory, device)
+        self.options = model_options(directory, device, quick)
         self._variant: Variant | None = None
         self._backend: TorchBackend | None = None
 

@@ -62,7 +62,7 @@ class Worker:
 
     @cached_property
     def loaded(self) -> Loaded:
-        return Loaded(self.directory, self.device.type)
+        return Loaded(self.directory, self.device.type, self.quick)
 
     @property
     def rows(self) -> Rows:
@@ -81,7 +81,8 @@ class Worker:
             yield Section("HTTP", self.http, limit=200, needs=60)
         yield Section("transformers", self.transformers)
         yield Section("profile", self.profile)
-        for variant in OTHERS:
+        # The batches of a quick run are too small for parts of the MLP.
+        for variant in (one for one in OTHERS if not (self.quick and "mlp_rows" in one.plan)):
             yield Section(variant.name, partial(self.variant, variant))
 
     # ---- what they do ----

@@ -2,7 +2,8 @@
 
     make bench-kernels                     # 12,000 rows of Qwen3-0.6B's shape
     make bench-kernels ARGS='--rows 1920'
-    make bench-kernels ARGS='--device cpu'  # a trial: plain torch twice, few rows, nothing is kept
+    make bench-kernels ARGS=--trial        # few rows, nothing is kept
+    make bench-kernels ARGS='--device cpu'  # a trial without a card: plain torch twice
 
 Each result is compared with the reference before it is timed. Bytes are those that must be read and
 written once; compare a rate with the copy rate of the same run, the memory's ceiling.
@@ -28,7 +29,8 @@ from gpuscore_kernels.gated import gated
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
 
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 1024, 3072, 16, 8, 128, 151936
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
+VOCAB, TRIAL_VOCAB = 151936, 4096
 DTYPE = torch.bfloat16
 TOLERANCE = 5e-3
 # Name, bytes, and a function that takes the implementation's name and runs it.
@@ -41,12 +43,14 @@ def main() -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("bench/kernels.py needs a CUDA device; this torch sees none")
         return 1
-    if device.type == "cpu":  # no implementation of ours for a CPU covers all of these
-        options = argparse.Namespace(rows=64, scored=8, repeat=2, output=options.output)
+    vocab = VOCAB
+    if options.trial:
+        options.rows, options.scored, options.repeat, vocab = 64, 8, 2, TRIAL_VOCAB
+    # No implementation of ours for a CPU covers all of these.
     own = "triton" if device.type == "cuda" else "reference"
-    copy = copy_rate(device) / 1e9
+    copy = copy_rate(device, 1 << 22 if options.trial else 1 << 30) / 1e9
     rows = []
-    for name, size, run in cases(options.rows, options.scored, device):
+    for name, size, run in cases(options.rows, options.scored, vocab, device):
         check(name, run(own), run("reference"))
         ours, plain = (
             1e3 * median_seconds(partial(run, i), device, options.repeat, warm=3)
@@ -72,7 +76,7 @@ def main() -> int:
         "copy GB/s": round(copy),
         "kernels": rows,
     }
-    if device.type == "cuda" or options.output:
+    if options.output or not options.trial:
         keep("kernels", found, options.output)
     return 0
 
@@ -83,11 +87,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scored", type=int, default=500)
     parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--trial", action="store_true", help="few rows; always on a CPU")
     parser.add_argument("--output", type=Path, help="file that gets the result as a line of JSON")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.trial |= options.device == "cpu"
+    return options
 
 
-def cases(rows: int, scored: int, device: torch.device) -> Iterator[Case]:
+def cases(rows: int, scored: int, vocab: int, device: torch.device) -> Iterator[Case]:
     randn = partial(torch.randn, device=device, dtype=DTYPE)
     x, delta, weight = randn(rows, HIDDEN), randn(rows, HIDDEN), 1 + randn(HIDDEN)
     yield (
@@ -115,8 +122,8 @@ def cases(rows: int, scored: int, device: torch.device) -> Iterator[Case]:
             impl=impl,
         ),
     )
-    hidden, head = randn(scored, HIDDEN), randn(VOCAB, HIDDEN) / HIDDEN**0.5
-    labels = torch.randint(0, VOCAB, (2 * scored,), device=device)
+    hidden, head = randn(scored, HIDDEN), randn(vocab, HIDDEN) / HIDDEN**0.5
+    labels = torch.randint(0, vocab, (2 * scored,), device=device)
     own = torch.arange(scored, device=device).repeat_interleave(2)
     yield (
         "label_logits",

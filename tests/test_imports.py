@@ -137,7 +137,13 @@ ALLOWED = {
     },
     "gpuscore.parity.metrics": {"gpuscore.arrays"},
     "gpuscore.parity.machine": {"torch", "jax"},
-    "gpuscore.parity.oracle": {"gpuscore.errors", "gpuscore.parity", "torch", "transformers"},
+    "gpuscore.parity.oracle": {
+        "gpuscore.backends.torch.devices",  # which device; it computes nothing
+        "gpuscore.errors",
+        "gpuscore.parity",
+        "torch",
+        "transformers",
+    },
     "gpuscore_kernels": {"gpuscore_kernels", "torch", "triton"},
 }
 

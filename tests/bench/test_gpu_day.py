@@ -1,9 +1,13 @@
 """Promise: bench/gpu_day.py keeps what every stage found, continues where a run ended, and sets
-predictions beside measurements. Here its stages run on a CPU, where their figures mean nothing."""
+predictions beside measurements. Here its stages run on a CPU, and with a card that CPU tensors
+play; their figures mean nothing."""
 
 import json
+import os
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,9 @@ from gpu_day_page import bars, pairs, write_page
 from gpu_day_stages import Stage, fastest, run_stage, stages
 from gpu_work import GOALS
 
+from support.stub_card.python import LOST_IN, interpreter
+
+BENCH = Path(__file__).parents[2] / "bench"
 ABOUT = {"device": "a card", "commit": "1234567"}
 
 
@@ -37,7 +44,7 @@ def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     code = gpu_day.main(["--device=cpu", f"--output={tmp_path}", "--minutes=15"])
     found = json.loads((tmp_path / "gpu-day.json").read_text())
     assert code == 0, capsys.readouterr().out
-    assert list(found["stages"]) == [one.name for one in stages("cpu", tmp_path)]
+    assert list(found["stages"]) == [one.name for one in stages("cpu", tmp_path, trial=True)]
     done = {name: about["found"] for name, about in found["stages"].items()}
     assert done["tests"]["tests"] > 0
     assert any(row["scorer"] == "gpuscore" and row["wall ms"] > 0 for row in done["bench"]["rows"])
@@ -47,6 +54,102 @@ def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
     assert "torch:bfloat16" in "".join(done["parity with transformers"]["compared"])
     page = (tmp_path / "gpu-day.html").read_text()
     assert all(f"<td>{name}</td><td>done</td>" in page for name in found["stages"])
+
+
+@pytest.mark.slow
+def test_a_day_with_a_card_that_is_played(tmp_path):
+    """From end to end on CPU tensors that play a card's: the day is killed during the bench, the
+    next run loses the card in one stage, and the third does what is left."""
+    folder = tmp_path / "day"
+    command = [interpreter(tmp_path, "NVIDIA H200"), "-P", BENCH / "gpu_day.py", "--trial"]
+    command += ["--minutes=60", f"--output={folder}"]
+
+    day = subprocess.Popen(command, start_new_session=True)
+    wait_until(lambda: list(folder.glob("bench/gpu-*.json")))
+    day.kill()
+    day.wait()
+    wait_until(lambda: not processes_with(str(folder)), seconds=10)
+    assert list(read(folder)["stages"]) == ["tests"]
+
+    lost = os.environ | {LOST_IN: "kernels.py"}
+    done = subprocess.run(command, env=lost, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout
+    assert "tests: done before" in done.stdout
+    found = read(folder)
+    assert list(found["stages"]) == [one.name for one in stages("cuda", folder, trial=True)]
+    failed = {n: about for n, about in found["stages"].items() if about["status"] != "done"}
+    assert failed.keys() == {"kernels"}, failed
+    assert "ended with 1, see kernels.txt" in failed["kernels"]["why"]
+    assert "unspecified launch failure" in failed["kernels"]["printed"]
+
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("done before") == len(found["stages"]) - 1
+    found = read(folder)
+    about = found["about"]
+    assert (about["device"], about["sm"]) == ("NVIDIA H200", "9.0")
+    results = {name: stage["found"] for name, stage in found["stages"].items()}
+    check_results_of_a_card(results)
+    assert {one["card"] for one in found["predictions"]} == {"h200"}
+    page = (folder / "gpu-day.html").read_text()
+    assert page.count("predicted</title>") == len(found["predictions"])
+    assert page.count("measured</title>") == len(found["predictions"])
+    assert "small sizes, whose figures mean nothing" in page
+
+
+def check_results_of_a_card(results):
+    """The code for CUDA ran: graphs, Triton's launches, the device's clock and profiler."""
+    bench = results["bench"]
+    assert bench["variants"]["gpuscore"]["attention"] == "triton"
+    assert bench["variants"]["gpuscore"]["replayed"] > 0
+    assert bench["variants"]["graphs off"]["launched"] > 0
+    assert {about["status"] for about in bench["sections"].values()} == {"done"}
+    ours = [row for row in bench["rows"] if row["scorer"] == "gpuscore"]
+    assert [row["workload"] for row in ours] == ["a", "a cached", "b cached", "d", "300"]
+    assert all(row["device ms"] > 0 for row in ours)
+    assert any("replay of a graph" in row["name"] for row in bench["profile"]["300"])
+    ways = {row["way"] for row in results["attention"]["rows"]}
+    assert ways == {"triton", "triton, plain tiles", "two-pass", "torch varlen", "FlexAttention"}
+    assert {row["kernel"] for row in results["kernels"]["kernels"]} >= {"gated", "label_logits"}
+    assert "parity-float32" in "".join(results["parity with a CPU"]["compared"])
+    assert "torch:bfloat16" in "".join(results["parity with transformers"]["compared"])
+
+
+def read(folder):
+    return json.loads((folder / "gpu-day.json").read_text())
+
+
+def wait_until(holds, seconds=600):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def processes_with(text):
+    """Return the command lines that contain the text."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has just ended
+            lines.append(path.read_text().replace("\0", " "))
+    return [line for line in lines if text in line]
+
+
+def test_a_stage_ends_with_a_day_that_is_killed(tmp_path):
+    """Otherwise it would use the card beside the run that continues the day."""
+    alive = tmp_path / "alive"
+    write = f"open({str(alive)!r}, 'w').write(str(time.time()))"
+    beats = f"import time\nwhile True: {write}; time.sleep(.05)"
+    code = f"import sys\nsys.path.insert(0, {str(BENCH)!r})\nfrom group import run_group\n"
+    code += f"run_group([sys.executable, '-c', {beats!r}])"
+    day = subprocess.Popen(python(code))
+    wait_until(alive.is_file)
+    day.kill()
+    day.wait()
+    time.sleep(0.3)
+    last = alive.read_text()
+    time.sleep(0.3)
+    assert alive.read_text() == last
 
 
 def test_a_run_continues_where_the_last_one_ended(tmp_path):

@@ -19,6 +19,7 @@ from gpuscore_kernels.extend_attention.layout import NUM_ROWS, TileShape
 from gpuscore_kernels.extend_attention.reference import extend_attention
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 from gpuscore_kernels.gated.reference import gated
+from gpuscore_kernels.items_merge.reference import items_merge
 from gpuscore_kernels.label_head.reference import label_logits
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.routing.reference import choose
@@ -166,8 +167,6 @@ def _merge_slices(a: Bound) -> None:
 
 
 def _extend_attention(a: Bound) -> None:
-    if a["MERGE"] or not a["POOL"]:
-        raise NotImplementedError("items_merge, which the CUDA runner does not launch")
     tiles = a["tiles"][a["tiles"][:, NUM_ROWS] > 0]  # padding does nothing
     shape = TileShape(a["BM"] // a["GROUP"], a["BN"], a["OWN"])
     table = DeviceTiles(
@@ -175,15 +174,12 @@ def _extend_attention(a: Bound) -> None:
     )
     factor = a["scale"] / 1.4426950408889634  # the kernel's exponentials have base 2
     cap = a["cap"] if a["CAP"] else None
-    out, lse = extend_attention(
-        a["q"],
-        a["k"],
-        a["v"],
-        (a["pool_k"], a["pool_v"]),
-        table,
-        scale=factor if cap is None else factor * cap / 2,
-        softcap=cap,
-    )
+    rows = (a["q"], a["k"], a["v"])
+    options = {"scale": factor if cap is None else factor * cap / 2, "softcap": cap}
+    if a["MERGE"]:
+        out, lse = items_merge(*rows, a["before_out"], a["before_lse"], table, **options)
+    else:
+        out, lse = extend_attention(*rows, (a["pool_k"], a["pool_v"]), table, **options)
     a["out"].copy_(out)
     if a["NEED_LSE"]:
         a["lse"].copy_(lse)

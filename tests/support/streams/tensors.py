@@ -91,6 +91,9 @@ class Card(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
+    def contiguous(self, **options: Any) -> Tensor:
+        return aten.contiguous.default(self, **options)
+
     def nonzero(self) -> Tensor:
         return aten.nonzero.default(self)
 

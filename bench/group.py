@@ -1,0 +1,49 @@
+"""A command in a process group of its own, of which nothing outlives the process that waits."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when its parent ends
+
+
+def run_group(command: Sequence[str | Path], limit: float | None = None, **options: Any) -> int:
+    """Run a command to its end, kill what is left of its group, and return its exit status.
+
+    If this process is killed meanwhile, so is the command: it must not use the device beside the
+    run that continues this one.
+
+    Args:
+        command: program and arguments.
+        limit: seconds.
+        options: for `subprocess.Popen`.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer than `limit`.
+    """
+    process = subprocess.Popen(
+        [str(part) for part in command],
+        start_new_session=True,
+        preexec_fn=partial(_end_with, os.getpid()) if sys.platform == "linux" else None,
+        **options,
+    )
+    try:
+        return process.wait(limit)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _end_with(parent: int) -> None:
+    """Let this process, which has just been forked, be killed when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
