@@ -32,7 +32,7 @@ def test_kernels_in_the_interpreter(which, least):
         env=environment | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-10000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)

@@ -27,7 +27,7 @@ BLOCKS = 16  # of counts that are summed at a time
 def rows_of_block(arch: int, experts: int) -> int:
     """Rows of a block; it depends on the model, not on the batch."""
     if arch == INTERPRETER:
-        return 4
+        return 8
     return max(1, min(MOST_ROWS, TILE // next_power_of_two(experts)))
 
 

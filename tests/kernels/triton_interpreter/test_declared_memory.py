@@ -16,12 +16,14 @@ from gpuscore.backends.torch.attention.triton import layout_of
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.compile_check import kernels as folders
 from gpuscore_kernels.compile_check import variants
+from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.extend_attention import build_tiles, extend_attention, upload
 from gpuscore_kernels.extend_attention.config import TileConfig
 from gpuscore_kernels.gated import gated
 from gpuscore_kernels.items_merge import items_merge
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore_kernels.routing import route
 from support.attention_inputs import inputs, requests
 from support.kernels import DEVICE, INTERPRETED, randn
 from support.slow import slow
@@ -190,6 +192,15 @@ def attentions():
     attention_in_two_passes()
 
 
+def mixtures():
+    """A mixture with padding, and one whose rows are all there."""
+    own = randn(3, 24, 8, seed=1), randn(3, 8, 12, seed=2)
+    for filled in (torch.tensor([4], dtype=torch.int32, device=DEVICE), None):
+        logits = randn(6, 3, seed=3)
+        routing = route(logits, top_k=2, norm_top_k=True, filled=filled, impl="triton")
+        expert_mlp(randn(6, 8), routing, *own, "silu", impl="triton")
+
+
 CALLS = {
     "add_rms_norm_kernel": norms,
     "gated_kernel": activations,
@@ -198,12 +209,17 @@ CALLS = {
     "slice_statistics_kernel": labels,
     "merge_slices_kernel": labels,
     "extend_attention_kernel": attentions,
+    "route_kernel": mixtures,
+    "place_kernel": mixtures,
+    "expert_gate_up_kernel": mixtures,
+    "expert_down_kernel": mixtures,
+    "combine_experts_kernel": mixtures,
 }
 
 
 @pytest.mark.parametrize(
     "call",
-    [norms, activations, all_heads, *slow(labels, attentions)],
+    [norms, activations, all_heads, *slow(labels, attentions, mixtures)],
     ids=lambda call: call.__name__,
 )
 def test_a_kernel_keeps_to_its_declaration(launched, call):
