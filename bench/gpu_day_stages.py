@@ -63,7 +63,7 @@ def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
     python = (sys.executable, "-P")
     own = ("--device", device, *(("--trial",) if trial else ()))
     report, bench = folder / "tests.xml", folder / "bench"
-    small = ("--shape=tiny", "--quick", "--minutes=15") if trial else ()
+    small = ("--shape=tiny", "--quick", "--minutes=30") if trial else ()
     lines = {name: folder / f"{name}.jsonl" for name in ("kernels", "attention")}
     planned = [
         Stage(

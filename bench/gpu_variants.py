@@ -13,7 +13,7 @@ from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.config import ModelConfig
 
 MAX_MODEL_LEN = 4096
-QUICK_TOKENS = 512  # of a batch, and of a graph at most
+QUICK_TOKENS = 128  # of a batch, and of a graph at most
 KV_TOKENS = 32_768  # of all KV pages: enough for these workloads, and leaves memory to others
 
 
