@@ -31,6 +31,7 @@ OTHERS = (
     Variant("--kernels torch", {"kernels": "torch"}),
     Variant("--attention two-pass", {"attention": "two-pass"}),
     Variant("attention tiles as before", plan={"tiles": "plain"}),
+    Variant("no dependent launches", plan={"pdl": False}),
     Variant("MLP, all rows at once", plan={"mlp_rows": None}),
     Variant("MLP, 2048 rows at a time", plan={"mlp_rows": 2048}),
     Variant("MLP, 4096 rows at a time", plan={"mlp_rows": 4096}),
@@ -89,6 +90,7 @@ def facts(plan: TorchPlan) -> dict[str, Any]:
     return {
         "attention": plan.attention,
         "attention tiles": plan.tiles,
+        "dependent launches": plan.pdl,
         "kernels": "triton" if plan.kernels else "torch",
         "graph tokens": plan.graph_tokens,
         "mlp rows": plan.mlp_rows,

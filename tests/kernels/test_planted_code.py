@@ -91,6 +91,36 @@ def test_a_slot_that_is_loaded_where_it_is_used_is_refused(stages, message, tmp_
     assert stages == 2 or not any(PACKED in complaint for complaint in found)
 
 
+WAIT = "    wait_for_kernel_before(PDL)\n"
+LAST_LOAD = "    up = tl.load(start + WIDTH, mask=inside, other=0.0)\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ((LAST_LOAD, LAST_LOAD + WAIT), "2 accesses to global memory or signals"),
+        (("", ""), "not every thread waits"),
+        (
+            ("    row = ", "    if tl.program_id(1) > 0:\n    " + WAIT + "    row = "),
+            "not every thread waits",
+        ),
+        (("    row = ", "    let_next_kernel_begin(PDL)\n" + WAIT + "    row = "), "1 accesses"),
+    ],
+)
+def test_a_late_wait_is_refused(change, message, tmp_path, monkeypatch):
+    name = "width=9216 gelu=True pdl"
+    assert refused(variant_of("gated", name), 90) == []
+    kernel = importlib.import_module("gpuscore_kernels.gated.triton")
+    source = Path(kernel.__file__).read_text()
+    start = source.index(WAIT)
+    end = source.index(LAST_LOAD) + len(LAST_LOAD)
+    body = source[start:end]
+    changed = body.removeprefix(WAIT).replace(*change)
+    with planted(monkeypatch, kernel, body, changed, tmp_path):
+        found = refused(variant_of("gated", name), 90)
+    assert any(complaint.startswith(message) for complaint in found), found
+
+
 def test_more_keys_than_registers_are_refused():
     variant = variant_of(ATTENTION, CARRIED)
     wide = replace(variant, constexprs=dict(variant.constexprs) | {"BN": 128}, num_stages=2)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,7 +62,8 @@ class TorchBackend:
         sum_in_float32()
         self.plan = plan
         self.device = plan.device
-        self._compiler = in_triton if plan.kernels else compiled if plan.compile else eagerly
+        triton = partial(in_triton, pdl=plan.pdl)
+        self._compiler = triton if plan.kernels else compiled if plan.compile else eagerly
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.architecture.config
         weights = load_weights(Path(plan.directory), plan.architecture, plan.dtype, plan.device)
@@ -75,6 +77,7 @@ class TorchBackend:
             self._compiler(merge_partials),
             self.tiling,
             plan.tiles,
+            plan.pdl,
         )
         if plan.attention != "torch":  # torch's is the one that the others are compared with
             check_known_answer(
@@ -86,7 +89,7 @@ class TorchBackend:
                 plan.pages.size,
             )
         if plan.kernels:
-            check_kernels(config, weights)
+            check_kernels(config, weights, plan.pdl)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:
             # Only for the measurement: a few layers and a single page.
@@ -135,7 +138,9 @@ class TorchBackend:
         self, config: DecoderConfig, weights: DecoderWeights, num_pages: int
     ) -> Launcher:
         plan = self.plan
-        decoder = Decoder(config, weights, self._compiler, self._by_rows, self._own, plan.mlp_rows)
+        decoder = Decoder(
+            config, weights, self._compiler, self._by_rows, self._own, plan.mlp_rows, plan.pdl
+        )
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:

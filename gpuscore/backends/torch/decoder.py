@@ -79,6 +79,7 @@ class Decoder:
         heads_in: implementation of everything between the QKV product and attention.
         mlp_rows: rows of a dense MLP at a time, so that its intermediate results stay in a GPU's
             cache; None = all.
+        pdl: kernels begin before the kernel before has ended, where they take that as an argument.
     """
 
     def __init__(
@@ -89,8 +90,9 @@ class Decoder:
         by_rows: ByRows = all_at_once,
         heads_in: Implementation = "reference",
         mlp_rows: int | None = None,
+        pdl: bool = False,
     ) -> None:
-        self.config = config
+        self.config, self.pdl = config, pdl
         self._by_rows = by_rows
         self._heads_in: Implementation = heads_in
         self._mlp_rows = mlp_rows
@@ -216,6 +218,7 @@ class Decoder:
                 eps=c.rms_norm_eps,
                 one_plus=c.one_plus_norms,
                 pages=pages,
+                pdl=self.pdl,
                 impl="triton",
             )
         q, kv = qkv.tensor_split([heads * c.head_dim], dim=-1)

@@ -128,20 +128,24 @@ def _mask(batch: PackedBatch, own: np.ndarray, cached: int, window: int | None) 
     return mask
 
 
-def check_kernels(model: DecoderConfig, weights: DecoderWeights) -> None:
+def check_kernels(model: DecoderConfig, weights: DecoderWeights, pdl: bool = False) -> None:
     """Raise ConfigError if a kernel of `--kernels triton` differs from its reference.
 
     Args:
         model, weights: norms of the first layer and the label head are taken from them; rows are
             random.
+        pdl: kernels begin before the kernel before has ended.
     """
     with torch.inference_mode():
-        for name, run in _kernel_calls(model, weights):
-            for got, want in zip(run("triton"), run("reference"), strict=True):
+        for name, run in _kernel_calls(model, weights, pdl):
+            # The reference comes first, so that no copy stands before the kernel (see `pdl`).
+            for want, got in zip(run("reference"), run("triton"), strict=True):
                 _compare("--kernels triton", f" in {name}", got, want, TOLERANCE[want.dtype])
 
 
-def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Run]]:
+def _kernel_calls(
+    model: DecoderConfig, weights: DecoderWeights, pdl: bool
+) -> Iterator[tuple[str, Run]]:
     """Yield each kernel's name, and a function that calls it or its reference on the same rows."""
     generator, head = torch.Generator().manual_seed(0), weights.lm_head
     eps, one_plus = model.rms_norm_eps, model.one_plus_norms
@@ -170,6 +174,7 @@ def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tup
             eps=eps,
             one_plus=one_plus,
             pages=Pages(k, v, slots),
+            pdl=pdl,
             impl=impl,
         )
         return *heads_of_rows, k, v
@@ -188,10 +193,11 @@ def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tup
         return (label_logits(x, head, chosen, labels, softcap=cap, impl=impl),)
 
     def norm(impl: Implementation) -> tuple[Tensor, ...]:
-        return add_rms_norm(x, delta, layer.input_norm, eps=eps, one_plus=one_plus, impl=impl)
+        weight = layer.input_norm
+        return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, pdl=pdl, impl=impl)
 
     yield "add_rms_norm", norm
-    yield "gated", lambda i: (gated(gate_up, model.activation, impl=i),)
+    yield "gated", lambda i: (gated(gate_up, model.activation, pdl=pdl, impl=i),)
     yield "qk_norm_rope_store", with_pages
     yield "label_logits", logits
     yield "vocab_statistics", statistics
