@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -86,6 +86,7 @@ class Model:
     settings: Mapping[str, Any]
     large_pool: bool = False  # over 2^31 elements per layer and side
     quick: bool = False  # run few batches
+    plan: Mapping[str, Any] = field(default_factory=dict)  # fields of TorchPlan that no flag sets
 
     def write(self, folder: Path) -> Path:
         (folder / "config.json").write_text(json.dumps(self.config))
@@ -96,6 +97,13 @@ MODELS = (
     Model("Qwen3-0.6B", QWEN3_06B, {"cuda_graph_tokens": 128}),
     # All graphs, at a few layers. So few that an H200 holds over 2^31 elements of keys in each.
     Model("Qwen3-0.6B, 4 layers", QWEN3_06B | {"num_hidden_layers": 4}, {}, large_pool=True),
+    Model(
+        "Qwen3-0.6B, fused products",
+        QWEN3_06B,
+        {"cuda_graph_tokens": 48},
+        quick=True,
+        plan={"fused_rows": 512},
+    ),
     Model("Llama-3.1-8B", LLAMA_8B, {"cuda_graph_tokens": 64}),
     Model("Qwen3-30B-A3B, 2 layers of 16 experts", MIXTURE, {"max_batch_tokens": 512}, quick=True),
 )

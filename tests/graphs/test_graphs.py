@@ -28,7 +28,7 @@ from gpuscore_kernels.extend_attention import launch as launch_module
 from gpuscore_kernels.extend_attention import table
 from gpuscore_kernels.extend_attention import triton as attention_module
 from gpuscore_kernels.qk_norm_rope_store import triton as store_module
-from graphs.check import changes
+from graphs.check import changes, read_baseline
 from graphs.device import H200, device
 from graphs.examine import examine
 from graphs.models import MODELS, QWEN3_06B, Model
@@ -53,6 +53,12 @@ def test_nothing_is_found_without_a_defect(sound):
     assert sound.problems == []
     assert sound.counts["graphs"] == 8
     assert sum(sound.counts["launches of a layer"].values()) == 9
+
+
+def test_a_prompt_of_qwen3_with_fused_products_has_few_launches():
+    counts = read_baseline()["Qwen3-0.6B, fused products"]
+    assert counts["launches of a graph"] <= 210
+    assert counts["launches of a graph"] == 27 * sum(counts["launches of a layer"].values()) + 19
 
 
 @pytest.mark.slow

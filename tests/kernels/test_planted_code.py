@@ -21,10 +21,11 @@ pytestmark = [
 ]
 
 CACHE = Path(__file__).parents[2] / ".cache" / "kernels"  # as in make check-kernels
-ATTENTION, LABEL_HEAD = "extend_attention", "label_head"
+ATTENTION, LABEL_HEAD, FUSED = "extend_attention", "label_head", "fused_products"
 POOL, PACKED = "tl.range(pool_begin, pool_end)", "tl.range(0, num_packed)"
 CARRIED = "bf16 dim=128 group=2 128x64 stages=3 carry"
 PLAIN = "bf16 dim=128 group=2 128x64 stages=2"
+GATED = "gated 1024x3072 gelu=False stages=4"
 HEAD = "slices width=1024 torch.bfloat16 cap=False top=False"
 
 
@@ -64,6 +65,9 @@ def unaligned(pointer: str) -> Callable[[Variant], Variant]:
         (ATTENTION, CARRIED, 90, unaligned("stride_kt"), [f"{PACKED}: 1 tiles are loaded into"]),
         (LABEL_HEAD, HEAD, 80, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
         (LABEL_HEAD, HEAD, 80, unaligned("weight"), ["BLOCK_K): 1 tiles are loaded into"]),
+        (FUSED, GATED, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
+        (FUSED, GATED, 90, unaligned("x"), ["BLOCK_K): 1 tiles are loaded into"]),
+        (FUSED, GATED, 90, unaligned("width"), ["BLOCK_K): 2 tiles are loaded into"]),
     ],
 )
 def test_a_worse_launch_is_refused(kernel, name, arch, change, messages):

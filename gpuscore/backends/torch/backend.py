@@ -21,6 +21,7 @@ from gpuscore.backends.torch.compiler import compiled, eagerly
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights
 from gpuscore.backends.torch.deterministic import TILING
 from gpuscore.backends.torch.failures import translated
+from gpuscore.backends.torch.fused_answers import fused_calls
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
@@ -89,7 +90,8 @@ class TorchBackend:
                 plan.pages.size,
             )
         if plan.kernels:
-            check_kernels(config, weights, plan.pdl)
+            fused = fused_calls(config, weights, plan.pdl) if plan.fused_rows else ()
+            check_kernels(config, weights, plan.pdl, fused)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:
             # Only for the measurement: a few layers and a single page.
@@ -139,7 +141,14 @@ class TorchBackend:
     ) -> Launcher:
         plan = self.plan
         decoder = Decoder(
-            config, weights, self._compiler, self._by_rows, self._own, plan.mlp_rows, plan.pdl
+            config,
+            weights,
+            self._compiler,
+            self._by_rows,
+            self._own,
+            plan.mlp_rows,
+            plan.pdl,
+            plan.fused_rows,
         )
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)

@@ -4,8 +4,9 @@ GPU kernels of libraries and compilers differ between versions and cards. A wron
 stride would change scores without an error.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -128,16 +129,22 @@ def _mask(batch: PackedBatch, own: np.ndarray, cached: int, window: int | None) 
     return mask
 
 
-def check_kernels(model: DecoderConfig, weights: DecoderWeights, pdl: bool = False) -> None:
+def check_kernels(
+    model: DecoderConfig,
+    weights: DecoderWeights,
+    pdl: bool = False,
+    others: Iterable[tuple[str, Run]] = (),
+) -> None:
     """Raise ConfigError if a kernel of `--kernels triton` differs from its reference.
 
     Args:
         model, weights: norms of the first layer and the label head are taken from them; rows are
             random.
         pdl: kernels begin before the kernel before has ended.
+        others: names and calls of kernels to check beside them.
     """
     with torch.inference_mode():
-        for name, run in _kernel_calls(model, weights, pdl):
+        for name, run in chain(_kernel_calls(model, weights, pdl), others):
             # The reference comes first, so that no copy stands before the kernel (see `pdl`).
             for want, got in zip(run("reference"), run("triton"), strict=True):
                 _compare("--kernels triton", f" in {name}", got, want, TOLERANCE[want.dtype])

@@ -61,6 +61,9 @@ class TorchPlan:
     framework: Literal["torch"] = "torch"
     tiles: Generation = "pipelined"  # launch configurations of our attention kernel
     pdl: bool = False  # our kernels begin before the kernel before has ended
+    # Up to this many rows, our kernels compute products together with what follows them, in fewer
+    # launches. Whether that makes up for cuBLAS' faster products, no card has told yet.
+    fused_rows: int = 0
 
     @property
     def device_name(self) -> str:
