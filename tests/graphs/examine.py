@@ -109,6 +109,7 @@ def started(model: Model, folder: Path, recorder: Recorder, log: TritonLog) -> I
             stack.enter_context(mock.patch.object(module, name, stand_in))
         plan = plan_backend(directory, ModelConfig(str(directory), device="cuda", **model.settings))
         assert isinstance(plan, TorchPlan)
+        plan = replace(plan, **model.plan)
         backend = TorchBackend(plan)
         stack.callback(backend.close)
         yield Started(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -84,6 +84,7 @@ class Model:
     config: Mapping[str, Any]
     settings: Mapping[str, Any]
     large_pool: bool = False  # over 2^31 elements per layer and side
+    plan: Mapping[str, Any] = field(default_factory=dict)  # fields of TorchPlan that no flag sets
 
     def write(self, folder: Path) -> Path:
         (folder / "config.json").write_text(json.dumps(self.config))
@@ -94,6 +95,12 @@ MODELS = (
     Model("Qwen3-0.6B", QWEN3_06B, {"cuda_graph_tokens": 128}),
     # All graphs, at a few layers. So few that an H200 holds over 2^31 elements of keys in each.
     Model("Qwen3-0.6B, 4 layers", QWEN3_06B | {"num_hidden_layers": 4}, {}, large_pool=True),
+    Model(
+        "Qwen3-0.6B, fused products",
+        QWEN3_06B,
+        {"cuda_graph_tokens": 48},
+        plan={"fused_rows": 512},
+    ),
     Model("Llama-3.1-8B", LLAMA_8B, {"cuda_graph_tokens": 64}),
     Model("Qwen3-30B-A3B, 4 layers", MIXTURE, {"cuda_graph_tokens": 64}),
 )

@@ -10,10 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gpuscore.backends import plan_backend
 from gpuscore.backends.torch import backend as backend_module
 from gpuscore.backends.torch import decoder, kernels, mixture
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.queues import CudaQueue
+from gpuscore.config import ModelConfig
 from support.kernels import planted
 from support.slow import slow
 
@@ -26,7 +28,7 @@ from gpuscore_kernels.extend_attention import launch as launch_module
 from gpuscore_kernels.extend_attention import table
 from gpuscore_kernels.extend_attention import triton as attention_module
 from gpuscore_kernels.qk_norm_rope_store import triton as store_module
-from graphs.check import changes
+from graphs.check import changes, read_baseline
 from graphs.device import H200, device
 from graphs.examine import examine
 from graphs.models import MIXTURE, QWEN3_06B, Model
@@ -51,6 +53,12 @@ def test_nothing_is_found_without_a_defect(sound):
     assert sound.problems == []
     assert sound.counts["graphs"] == 8
     assert sum(sound.counts["launches of a layer"].values()) == 9
+
+
+def test_a_prompt_of_qwen3_with_fused_products_has_few_launches():
+    counts = read_baseline()["Qwen3-0.6B, fused products"]
+    assert counts["launches of a graph"] <= 210
+    assert counts["launches of a graph"] == 27 * sum(counts["launches of a layer"].values()) + 19
 
 
 @pytest.mark.slow
@@ -267,12 +275,62 @@ def test_an_unaligned_slice_has_another_key():
         x, weight = torch.empty(4, 1024, device="cuda"), torch.empty(1024, device="cuda")
         wide = torch.empty(4, 1028, device="cuda")
         norm = norm_module.add_rms_norm
-        norm(x, None, weight, 1e-6, False)
-        norm(x[1:], None, weight, 1e-6, False)
+        norm(x, None, weight, 1e-6, False, False)
+        norm(x[1:], None, weight, 1e-6, False, False)
         assert len(log.compiled) == 1
-        norm(wide[:, 1:1025], None, weight, 1e-6, False)
+        norm(wide[:, 1:1025], None, weight, 1e-6, False, False)
         aligned, other = log.compiled
     assert aligned != other
+
+
+def early_without_a_wait(monkeypatch):
+    monkeypatch.setattr(norm_module, "pdl_option", lambda pdl: {"launch_pdl": True})
+
+
+def a_wait_without_an_early_launch(monkeypatch):
+    monkeypatch.setattr(norm_module, "pdl_option", lambda pdl: {})
+
+
+@pytest.mark.parametrize(
+    ("plant", "pdl", "message"),
+    [
+        (lambda monkeypatch: None, False, None),
+        (lambda monkeypatch: None, True, None),
+        (early_without_a_wait, False, "begins before the kernel before has ended"),
+        *slow((a_wait_without_an_early_launch, True, "waits, but is not launched early")),
+    ],
+)
+def test_a_kernel_waits_if_and_only_if_it_is_launched_early(monkeypatch, plant, pdl, message):
+    plant(monkeypatch)
+    with device(H200) as (recorder, _):
+        x, weight = torch.empty(4, 1024, device="cuda"), torch.empty(1024, device="cuda")
+        for _ in range(2):  # by Triton, and by the product's cache
+            norm_module.add_rms_norm(x, None, weight, 1e-6, False, pdl)
+        kinds = {launch.kind for launch in recorder.launches}
+        assert recorder.problems == [] if message is None else message in recorder.problems[0]
+    assert message is not None or kinds == {"triton, early" if pdl else "triton"}
+
+
+def test_an_early_launch_behind_a_copy_is_found():
+    """The guide on dependent launches speaks of kernels before kernels only."""
+    with device(H200) as (recorder, _):
+        x, weight = torch.empty(4, 1024, device="cuda"), torch.empty(1024, device="cuda")
+        x.copy_(torch.empty(4, 1024))
+        norm_module.add_rms_norm(x, None, weight, 1e-6, False, False)
+        assert recorder.problems == []
+        x.copy_(torch.empty(4, 1024))
+        norm_module.add_rms_norm(x, None, weight, 1e-6, False, True)
+        (problem,) = recorder.problems
+    assert "add_rms_norm_kernel begins early behind a copy" in problem
+
+
+@pytest.mark.parametrize(
+    ("capability", "early"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((12, 0), True)]
+)
+def test_early_launches_need_sm_90(tmp_path, capability, early):
+    with device(replace(H200, capability=capability)):
+        plan = plan_backend(SMALL.write(tmp_path), ModelConfig(str(tmp_path), device="cuda"))
+    assert plan.pdl is early
 
 
 def rows(columns=1024, dtype=torch.bfloat16):
@@ -312,7 +370,7 @@ def test_code_for_other_arguments_is_found(monkeypatch, part):
     def problems():
         with device(H200) as (recorder, _):
             for x, one in zip(make(), eps, strict=True):
-                norm_module.add_rms_norm(x, None, torch.empty_like(x[0]), one, False)
+                norm_module.add_rms_norm(x, None, torch.empty_like(x[0]), one, False, False)
             return recorder.problems
 
     assert problems() == []

@@ -21,11 +21,13 @@ pytestmark = [
 ]
 
 CACHE = Path(__file__).parents[2] / ".cache" / "kernels"  # as in make check-kernels
-ATTENTION, LABEL_HEAD, EXPERTS = "extend_attention", "label_head", "expert_mlp"
+ATTENTION, LABEL_HEAD = "extend_attention", "label_head"
+EXPERTS, FUSED = "expert_mlp", "fused_products"
 POOL, PACKED = "tl.range(pool_begin, pool_end)", "tl.range(0, num_packed)"
 CARRIED = "bf16 dim=128 group=2 128x64 stages=3 carry"
 PLAIN = "bf16 dim=128 group=2 128x64 stages=2"
 GATE_UP = "gate Qwen3-30B-A3B torch.bfloat16"
+GATED = "gated 1024x3072 gelu=False stages=4"
 HEAD = "slices width=1024 torch.bfloat16 cap=False top=False"
 
 
@@ -67,6 +69,9 @@ def unaligned(pointer: str) -> Callable[[Variant], Variant]:
         (LABEL_HEAD, HEAD, 80, unaligned("weight"), ["BLOCK_K): 1 tiles are loaded into"]),
         (EXPERTS, GATE_UP, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
         (EXPERTS, GATE_UP, 90, unaligned("x_stride"), ["BLOCK_K): 1 tiles are loaded into"]),
+        (FUSED, GATED, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
+        (FUSED, GATED, 90, unaligned("x"), ["BLOCK_K): 1 tiles are loaded into"]),
+        (FUSED, GATED, 90, unaligned("width"), ["BLOCK_K): 2 tiles are loaded into"]),
     ],
 )
 def test_a_worse_launch_is_refused(kernel, name, arch, change, messages):
@@ -92,6 +97,36 @@ def test_a_slot_that_is_loaded_where_it_is_used_is_refused(stages, message, tmp_
         found = refused(replace(variant_of(ATTENTION, CARRIED), num_stages=stages), 90)
     assert any(message in complaint for complaint in found), found
     assert stages == 2 or not any(PACKED in complaint for complaint in found)
+
+
+WAIT = "    wait_for_kernel_before(PDL)\n"
+LAST_LOAD = "    up = tl.load(start + WIDTH, mask=inside, other=0.0)\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ((LAST_LOAD, LAST_LOAD + WAIT), "2 accesses to global memory or signals"),
+        (("", ""), "not every thread waits"),
+        (
+            ("    row = ", "    if tl.program_id(1) > 0:\n    " + WAIT + "    row = "),
+            "not every thread waits",
+        ),
+        (("    row = ", "    let_next_kernel_begin(PDL)\n" + WAIT + "    row = "), "1 accesses"),
+    ],
+)
+def test_a_late_wait_is_refused(change, message, tmp_path, monkeypatch):
+    name = "width=9216 gelu=True pdl"
+    assert refused(variant_of("gated", name), 90) == []
+    kernel = importlib.import_module("gpuscore_kernels.gated.triton")
+    source = Path(kernel.__file__).read_text()
+    start = source.index(WAIT)
+    end = source.index(LAST_LOAD) + len(LAST_LOAD)
+    body = source[start:end]
+    changed = body.removeprefix(WAIT).replace(*change)
+    with planted(monkeypatch, kernel, body, changed, tmp_path):
+        found = refused(variant_of("gated", name), 90)
+    assert any(complaint.startswith(message) for complaint in found), found
 
 
 def test_more_keys_than_registers_are_refused():

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +24,9 @@ from gpuscore.backends.torch.deterministic import TILING
 from gpuscore.backends.torch.failures import translated
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.kernels import in_triton
-from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
+from gpuscore.backends.torch.known_answer import ROWS, check_kernels, check_known_answer
+from gpuscore.backends.torch.known_mixture import mixture_calls
+from gpuscore.backends.torch.known_products import fused_calls
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.launcher import Finish, Launcher, PlainLauncher
 from gpuscore.backends.torch.loader import load_weights
@@ -61,7 +65,8 @@ class TorchBackend:
         sum_in_float32()
         self.plan = plan
         self.device = plan.device
-        self._compiler = in_triton if plan.kernels else compiled if plan.compile else eagerly
+        triton = partial(in_triton, pdl=plan.pdl)
+        self._compiler = triton if plan.kernels else compiled if plan.compile else eagerly
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.architecture.config
         weights = load_weights(Path(plan.directory), plan.architecture, plan.dtype, plan.device)
@@ -75,6 +80,7 @@ class TorchBackend:
             self._compiler(merge_partials),
             self.tiling,
             plan.tiles,
+            plan.pdl,
         )
         if plan.attention != "torch":  # torch's is the one that the others are compared with
             check_known_answer(
@@ -86,7 +92,9 @@ class TorchBackend:
                 plan.pages.size,
             )
         if plan.kernels:
-            check_kernels(config, weights)
+            fused = fused_calls(config, weights, plan.pdl) if plan.fused_rows else ()
+            others = chain(mixture_calls(config, weights, ROWS), fused)
+            check_kernels(config, weights, plan.pdl, others)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:
             # Only for the measurement: a few layers and a single page.
@@ -135,7 +143,16 @@ class TorchBackend:
         self, config: DecoderConfig, weights: DecoderWeights, num_pages: int
     ) -> Launcher:
         plan = self.plan
-        decoder = Decoder(config, weights, self._compiler, self._by_rows, self._own, plan.mlp_rows)
+        decoder = Decoder(
+            config,
+            weights,
+            self._compiler,
+            self._by_rows,
+            self._own,
+            plan.mlp_rows,
+            plan.pdl,
+            plan.fused_rows,
+        )
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:

@@ -22,6 +22,7 @@ from gpuscore.backends.torch.layers import (
 )
 from gpuscore.backends.torch.mixture import MixtureWeights, mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
+from gpuscore_kernels.fused_products import gated_product, heads_product
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
@@ -74,6 +75,9 @@ class Decoder:
             everything between the QKV product and attention, and mixtures of experts.
         mlp_rows: rows of a dense MLP at a time, so that its intermediate results stay in a GPU's
             cache; None = all.
+        pdl: kernels begin before the kernel before has ended, where they take that as an argument.
+        fused_rows: up to this many rows, our kernels compute products together with what follows
+            them (`fused_products`); needs `own` "triton".
     """
 
     def __init__(
@@ -84,11 +88,14 @@ class Decoder:
         by_rows: ByRows = all_at_once,
         own: Implementation = "reference",
         mlp_rows: int | None = None,
+        pdl: bool = False,
+        fused_rows: int = 0,
     ) -> None:
-        self.config = config
+        assert not fused_rows or own == "triton"  # noqa: S101  (the plan guarantees it)
+        self.config, self.pdl = config, pdl
         self._by_rows = by_rows
         self._own: Implementation = own
-        self._mlp_rows = mlp_rows
+        self._mlp_rows, self._fused_rows = mlp_rows, fused_rows
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
         self._stores = own == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
@@ -162,9 +169,9 @@ class Decoder:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return x + delta, and q [T, H, D], k and v [T, Hkv, D] of all rows; q and k rotated."""
         x, normed = self._residual(x, delta, layer.input_norm)
-        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
         heads = self.config.num_heads, self.config.num_kv_heads
-        return x, *self._split(layer, qkv, cos, sin, *heads, pages)
+        weights = layer.qkv, layer.qkv_bias
+        return x, *self._project(layer, normed, weights, cos, sin, *heads, pages)
 
     def _keys(
         self,
@@ -178,32 +185,35 @@ class Decoder:
         """Return x + delta, its norm, and k and v of all rows."""
         x, normed = self._residual(x, delta, layer.input_norm)
         bias = None if layer.qkv_bias is None else layer.qkv_bias[self._q_size :]
-        kv = functional.linear(normed, layer.qkv[self._q_size :], bias)
-        _, k, v = self._split(layer, kv, cos, sin, 0, self.config.num_kv_heads, pages)
+        weights, kv_heads = (layer.qkv[self._q_size :], bias), self.config.num_kv_heads
+        _, k, v = self._project(layer, normed, weights, cos, sin, 0, kv_heads, pages)
         return x, normed, k, v
 
     def _queries(
         self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor]:
         bias = None if layer.qkv_bias is None else layer.qkv_bias[: self._q_size]
-        q = functional.linear(normed, layer.qkv[: self._q_size], bias)
-        return self._split(layer, q, cos, sin, self.config.num_heads, 0)[:1]
+        weights, heads = (layer.qkv[: self._q_size], bias), self.config.num_heads
+        return self._project(layer, normed, weights, cos, sin, heads, 0)[:1]
 
-    def _split(
+    def _project(
         self,
         layer: LayerWeights,
-        qkv: Tensor,
+        x: Tensor,
+        weights: tuple[Tensor, Tensor | None],
         cos: Tensor,
         sin: Tensor,
         heads: int,
         kv_heads: int,
         pages: Pages | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Split a QKV product into q [T, heads, D], k and v [T, kv_heads, D]; q and k rotated."""
+        """Project x [T, E] to q [T, heads, D], k and v [T, kv_heads, D]; q and k are rotated."""
         c = self.config
+        fused = self._are_few(x)
+        qkv = x if fused else functional.linear(x, *weights)
         if self._own == "triton":
-            return qk_norm_rope_store(
-                qkv,
+            run = partial(heads_product, x, *weights) if fused else partial(qk_norm_rope_store, qkv)
+            return run(
                 cos.squeeze(1),
                 sin.squeeze(1),
                 num_heads=heads,
@@ -213,6 +223,7 @@ class Decoder:
                 eps=c.rms_norm_eps,
                 one_plus=c.one_plus_norms,
                 pages=pages,
+                pdl=self.pdl,
                 impl="triton",
             )
         q, kv = qkv.tensor_split([heads * c.head_dim], dim=-1)
@@ -227,6 +238,10 @@ class Decoder:
             self._heads(x), cos, sin, norm, c.rms_norm_eps, c.one_plus_norms
         )
         return rotated
+
+    def _are_few(self, x: Tensor) -> bool:
+        """True if products of the rows x are fused with what follows them."""
+        return 0 < len(x) <= self._fused_rows
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), x.shape[1] // self.config.head_dim, self.config.head_dim)
@@ -273,6 +288,9 @@ class Decoder:
         return torch.cat([self._dense_mlp(mlp, rows) for rows in torch.split(x, self._mlp_rows)])
 
     def _dense_mlp(self, mlp: MlpWeights, x: Tensor) -> Tensor:
-        gate_up = functional.linear(x, mlp.gate_up, mlp.gate_up_bias)
-        inner = self._gated(gate_up, self.config.activation)
+        weights, activation = (mlp.gate_up, mlp.gate_up_bias), self.config.activation
+        if self._are_few(x):
+            inner = gated_product(x, *weights, activation=activation, pdl=self.pdl, impl="triton")
+        else:
+            inner = self._gated(functional.linear(x, *weights), activation)
         return functional.linear(inner, mlp.down, mlp.down_bias)

@@ -6,6 +6,7 @@ Matrix products, and functions that are not listed here, stay with torch.
 import importlib.util
 import logging
 import os
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -46,26 +47,28 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def in_triton(function: Function) -> Function:
+def in_triton(function: Function, pdl: bool = False) -> Function:
     """Return the kernel that computes the same as `function`, or `function` if there is none.
 
-    A `Compiler`, in the place that torch.compile has on a CPU: see `compiler.py`.
+    A `Compiler`, in the place that torch.compile has on a CPU: see `compiler.py`. With `pdl`,
+    kernels begin before the kernel before has ended.
     """
-    return _KERNELS.get(function, function)
+    kernel = _KERNELS.get(function)
+    return function if kernel is None else partial(kernel, pdl=pdl)
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
-    return add_rms_norm(x, None, weight, eps=eps, one_plus=one_plus, impl="triton")[1]
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, one_plus: bool, *, pdl: bool) -> Tensor:
+    return add_rms_norm(x, None, weight, eps=eps, one_plus=one_plus, pdl=pdl, impl="triton")[1]
 
 
 def _add_and_norm(
-    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
+    x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool, *, pdl: bool
 ) -> tuple[Tensor, Tensor]:
-    return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, impl="triton")
+    return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, pdl=pdl, impl="triton")
 
 
-def _gated(gate_up: Tensor, activation: str) -> Tensor:
-    return gated_kernel.gated(gate_up, activation, impl="triton")
+def _gated(gate_up: Tensor, activation: str, *, pdl: bool) -> Tensor:
+    return gated_kernel.gated(gate_up, activation, pdl=pdl, impl="triton")
 
 
 _KERNELS: dict[Function, Function] = {

@@ -4,8 +4,9 @@ GPU kernels of libraries and compilers differ between versions and cards. A wron
 stride would change scores without an error.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -16,7 +17,6 @@ from gpuscore.arrays import BoolArray
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention.choice import Factory
 from gpuscore.backends.torch.decoder import DecoderWeights
-from gpuscore.backends.torch.known_mixture import mixture_calls
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import (
     PackedBatch,
@@ -129,20 +129,30 @@ def _mask(batch: PackedBatch, own: np.ndarray, cached: int, window: int | None) 
     return mask
 
 
-def check_kernels(model: DecoderConfig, weights: DecoderWeights) -> None:
+def check_kernels(
+    model: DecoderConfig,
+    weights: DecoderWeights,
+    pdl: bool = False,
+    others: Iterable[tuple[str, Run]] = (),
+) -> None:
     """Raise ConfigError if a kernel of `--kernels triton` differs from its reference.
 
     Args:
-        model, weights: norms of the first layer, the first mixture of experts and the label head
-            are taken from them; rows are random.
+        model, weights: norms of the first layer and the label head are taken from them; rows are
+            random.
+        pdl: kernels begin before the kernel before has ended.
+        others: names and calls of kernels to check beside them.
     """
     with torch.inference_mode():
-        for name, run in (*_kernel_calls(model, weights), *mixture_calls(model, weights, ROWS)):
-            for got, want in zip(run("triton"), run("reference"), strict=True):
+        for name, run in chain(_kernel_calls(model, weights, pdl), others):
+            # The reference comes first, so that no copy stands before the kernel (see `pdl`).
+            for want, got in zip(run("reference"), run("triton"), strict=True):
                 _compare("--kernels triton", f" in {name}", got, want, TOLERANCE[want.dtype])
 
 
-def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Run]]:
+def _kernel_calls(
+    model: DecoderConfig, weights: DecoderWeights, pdl: bool
+) -> Iterator[tuple[str, Run]]:
     """Yield each kernel's name, and a function that calls it or its reference on the same rows."""
     generator, head = torch.Generator().manual_seed(0), weights.lm_head
     eps, one_plus = model.rms_norm_eps, model.one_plus_norms
@@ -171,6 +181,7 @@ def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tup
             eps=eps,
             one_plus=one_plus,
             pages=Pages(k, v, slots),
+            pdl=pdl,
             impl=impl,
         )
         return *heads_of_rows, k, v
@@ -189,10 +200,11 @@ def _kernel_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tup
         return (label_logits(x, head, chosen, labels, softcap=cap, impl=impl),)
 
     def norm(impl: Implementation) -> tuple[Tensor, ...]:
-        return add_rms_norm(x, delta, layer.input_norm, eps=eps, one_plus=one_plus, impl=impl)
+        weight = layer.input_norm
+        return add_rms_norm(x, delta, weight, eps=eps, one_plus=one_plus, pdl=pdl, impl=impl)
 
     yield "add_rms_norm", norm
-    yield "gated", lambda i: (gated(gate_up, model.activation, impl=i),)
+    yield "gated", lambda i: (gated(gate_up, model.activation, pdl=pdl, impl=i),)
     yield "qk_norm_rope_store", with_pages
     yield "label_logits", logits
     yield "vocab_statistics", statistics

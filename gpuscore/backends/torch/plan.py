@@ -27,6 +27,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.limits import BackendLimits
 from gpuscore_kernels.extend_attention.config import Generation
+from gpuscore_kernels.launch import has_pdl
 
 # Rows of an MLP at a time, by compute capability, so that results between its products (12 KiB a
 # row at 3,072 columns in bfloat16, gate and up) stay in the cache. A card gets an entry once that
@@ -59,6 +60,10 @@ class TorchPlan:
     identity: str  # see BackendLimits
     framework: Literal["torch"] = "torch"
     tiles: Generation = "pipelined"  # launch configurations of our attention kernel
+    pdl: bool = False  # our kernels begin before the kernel before has ended
+    # Up to this many rows, our kernels compute products together with what follows them, in fewer
+    # launches. Whether that makes up for cuBLAS' faster products, no card has told yet.
+    fused_rows: int = 0
 
     @property
     def device_name(self) -> str:
@@ -120,6 +125,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
         mlp_rows=_mlp_rows(device),
         graph_tokens=_graph_tokens(config, device, attention, kernels),
         identity=f"{directory} {config.revision} {dtype}",
+        pdl=has_pdl(device),
     )
 
 

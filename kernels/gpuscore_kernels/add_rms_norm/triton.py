@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch
-from gpuscore_kernels.launch import next_power_of_two, row_warps
-from gpuscore_kernels.variant import Variant
+from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
+from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
+from gpuscore_kernels.variant import Variant, as_launched
 
 MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
 
@@ -28,7 +29,9 @@ def add_rms_norm_kernel(
     BLOCK: tl.constexpr,
     HAS_DELTA: tl.constexpr,
     ONE_PLUS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_kernel_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -43,6 +46,7 @@ def add_rms_norm_kernel(
         wide = wide * (1.0 + scale)
     else:
         wide = wide.to(value.dtype).to(tl.float32) * scale
+    let_next_kernel_begin(PDL)
     tl.store(normed + row * WIDTH + columns, wide.to(value.dtype), mask=inside)
 
 
@@ -50,7 +54,7 @@ _launch = CachedLaunch(add_rms_norm_kernel)
 
 
 def add_rms_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool, pdl: bool
 ) -> tuple[Tensor, Tensor]:
     rows, width = x.shape
     if width > MAX_WIDTH:
@@ -71,13 +75,19 @@ def add_rms_norm(
             "BLOCK": block,
             "HAS_DELTA": delta is not None,
             "ONE_PLUS": one_plus,
+            "PDL": pdl,
         },
         num_warps=row_warps(block),
+        **pdl_option(pdl),
     )
     return total, normed
 
 
 def variants() -> Iterator[Variant]:
+    return as_launched(_variants())
+
+
+def _variants() -> Iterator[Variant]:
     pointers = ("x", "delta", "weight", "total", "normed")
     for width, one_plus, has_delta, quick in (
         (1024, False, True, (80, 89, 90, 120)),  # Qwen3-0.6B

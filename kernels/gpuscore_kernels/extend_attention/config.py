@@ -26,6 +26,7 @@ class TileConfig:
     num_stages: int
     # Load the slot of a tile of the pool one iteration early, so that its copies wait for no load.
     carry_slot: bool = False
+    pdl: bool = False  # begin before the kernel before has ended (`launch.has_pdl`)
 
     def shape(self, group: int) -> TileShape:
         """Return the tile shape for `group` query heads per KV head.

@@ -7,6 +7,7 @@ from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.extend_attention.config import TileConfig
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 from gpuscore_kernels.extend_attention.triton import LOG2_E, constants, extend_attention_kernel
+from gpuscore_kernels.launch import pdl_option
 
 _launch = CachedLaunch(extend_attention_kernel, free=1)
 
@@ -54,5 +55,6 @@ def launch(
         ),
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **pdl_option(config.pdl),
     )
     return out, lse if need_lse else None

@@ -12,9 +12,10 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
 from gpuscore_kernels.extend_attention import layout as columns
 from gpuscore_kernels.extend_attention.config import Generation, TileConfig, config_of
-from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
+from gpuscore_kernels.variant import ARCHES, LoopRule, Variant, as_launched
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -175,7 +176,9 @@ def extend_attention_kernel(
     CAP: tl.constexpr,
     MERGE: tl.constexpr,  # continue from before_out and before_lse
     NEED_LSE: tl.constexpr,
+    PDL: tl.constexpr,  # begin before the kernel before has ended
 ):
+    wait_for_kernel_before(PDL)
     tile = tiles + tl.program_id(0) * TILE_FIELDS
     kv_head = tl.program_id(1)
     wide_head = kv_head.to(tl.int64)
@@ -266,6 +269,7 @@ def extend_attention_kernel(
     seen = total > 0  # false for padding rows
     total = tl.where(seen, total, 1.0)
     result = acc / total[:, None]
+    let_next_kernel_begin(PDL)
     tl.store(out + at, result.to(out.dtype.element_ty), mask=in_head)
     if NEED_LSE:
         log_sum = tl.where(seen, (top + tl.log2(total)) * LN_2, -float("inf"))
@@ -297,6 +301,7 @@ def constants(
         "CAP": cap,
         "MERGE": merge,
         "NEED_LSE": need_lse,
+        "PDL": config.pdl,
     }
 
 
@@ -331,7 +336,7 @@ def _variants(
         arches = tuple(arch for arch in ARCHES if configs[arch] == config)
         shape = [f"{config.rows}x{config.keys}", f"stages={config.num_stages}"]
         shape += ["carry"] if config.carry_slot else []
-        yield Variant(
+        variant = Variant(
             name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, *shape]),
             kernel=extend_attention_kernel,
             signature=signature(number),
@@ -347,6 +352,7 @@ def _variants(
             stack=dict.fromkeys(ARCHES, 160) if itemsize == 4 else {80: 32} if group == 7 else {},
             quick=tuple(arch for arch in arches if arch in quick),
         )
+        yield from as_launched([variant])
 
 
 def _loop_rules(config: TileConfig) -> dict[str, LoopRule]:

@@ -10,13 +10,14 @@ Implementation: TypeAlias = Literal["reference", "triton"]
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
-def gated(gate_up: Tensor, activation: str, *, impl: Implementation) -> Tensor:
+def gated(gate_up: Tensor, activation: str, *, pdl: bool = False, impl: Implementation) -> Tensor:
     """Return act(gate) * up.
 
     Args:
         gate_up: [T, 2I], the gate's columns, then the up projection's; the elements of a row are
             contiguous, rows need not be.
         activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with tanh's approximation).
+        pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
         impl: "reference" (any device) or "triton".
 
     Returns:
@@ -33,4 +34,4 @@ def gated(gate_up: Tensor, activation: str, *, impl: Implementation) -> Tensor:
         return reference.gated(gate_up, activation)
     from gpuscore_kernels.gated import triton
 
-    return triton.gated(gate_up, activation)
+    return triton.gated(gate_up, activation, pdl)

@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch
-from gpuscore_kernels.launch import next_power_of_two, row_warps
-from gpuscore_kernels.variant import Variant
+from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
+from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
+from gpuscore_kernels.variant import Variant, as_launched
 
 BLOCK = 1024  # columns of a program
 
@@ -35,20 +36,24 @@ def gated_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     GELU: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_kernel_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     start = gate_up + row * stride + columns
     gate = tl.load(start, mask=inside, other=0.0)
     up = tl.load(start + WIDTH, mask=inside, other=0.0)
-    tl.store(out + row * WIDTH + columns, activated(gate, up, GELU), mask=inside)
+    result = activated(gate, up, GELU)
+    let_next_kernel_begin(PDL)
+    tl.store(out + row * WIDTH + columns, result, mask=inside)
 
 
 _launch = CachedLaunch(gated_kernel)
 
 
-def gated(gate_up: Tensor, activation: str) -> Tensor:
+def gated(gate_up: Tensor, activation: str, pdl: bool) -> Tensor:
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
@@ -59,13 +64,18 @@ def gated(gate_up: Tensor, activation: str) -> Tensor:
         (rows, triton.cdiv(width, block)),
         (gate_up, out),
         (gate_up.stride(0),),
-        {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh"},
+        {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh", "PDL": pdl},
         num_warps=row_warps(block),
+        **pdl_option(pdl),
     )
     return out
 
 
 def variants() -> Iterator[Variant]:
+    return as_launched(_variants())
+
+
+def _variants() -> Iterator[Variant]:
     for width, gelu, quick in (
         (3072, False, (80, 120)),  # Qwen3-0.6B
         (9216, True, (90,)),  # Gemma 2 2B

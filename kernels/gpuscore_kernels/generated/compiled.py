@@ -15,13 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscore_kernels.generated.facts import CodeFacts, LoopFacts, count
+from gpuscore_kernels.generated.handover import ptx_before_wait, sass_before_wait, worse
 from gpuscore_kernels.generated.sass import SassLoop, read_listing, read_loops
 from gpuscore_kernels.generated.ttgir import IrLoop, read_ir_loops
+from gpuscore_kernels.launch import pdl_option
 from gpuscore_kernels.variant import Variant
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 MATRIX = ("HGMMA", "HMMA")
-READERS = ("compiled.py", "sass.py", "ttgir.py")  # files that decide what facts there are
+READERS = (
+    "compiled.py",
+    "handover.py",
+    "sass.py",
+    "ttgir.py",
+)  # files that decide what facts there are
 
 
 def facts_of(variant: Variant, arch: int, cache: Path | None) -> CodeFacts:
@@ -90,7 +97,8 @@ def compiled_facts(variant: Variant, arch: int) -> CodeFacts:
         compiled = triton.compile(
             source,
             target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": variant.num_warps, "num_stages": variant.num_stages},
+            options={"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+            | pdl_option(variant.pdl),
         )
     binary = _read_binary(compiled.asm["cubin"])
     return CodeFacts(
@@ -102,6 +110,7 @@ def compiled_facts(variant: Variant, arch: int) -> CodeFacts:
         shared=int(compiled.metadata.shared),
         loops=tuple(joined(read_ir_loops(compiled.asm["ttgir"]), binary.loops)),
         rest=binary.rest,
+        before_wait=worse(ptx_before_wait(compiled.asm["ptx"]), binary.before_wait),
     )
 
 
@@ -111,6 +120,7 @@ class _Binary:
     stack: int
     loops: Sequence[SassLoop]
     rest: Mapping[str, int]
+    before_wait: int | None
 
 
 def _read_binary(cubin: bytes) -> _Binary:
@@ -122,8 +132,9 @@ def _read_binary(cubin: bytes) -> _Binary:
     found = _USAGE.search(usage)
     if found is None:
         raise ValueError(f"cuobjdump -res-usage names no registers: {usage}")
-    loops, rest = read_loops(read_listing(listing))
-    return _Binary(int(found[1]), int(found[2]), loops, rest)
+    code = read_listing(listing)
+    loops, rest = read_loops(code)
+    return _Binary(int(found[1]), int(found[2]), loops, rest, sass_before_wait(code))
 
 
 def tool(name: str, *arguments: str) -> str:

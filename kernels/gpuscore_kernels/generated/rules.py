@@ -38,7 +38,7 @@ def _loop_row(loop: LoopFacts) -> dict[str, Any]:
 
 def complaints(variant: Variant, facts: CodeFacts, known: Row | None) -> list[str]:
     """Return what is wrong with a compiled variant; `known` is its row of the baseline."""
-    found = [*_resources(variant, facts)]
+    found = [*_resources(variant, facts), *_handover(variant, facts)]
     for loop in facts.loops:
         if loop.products:
             rule = variant.loops.get(loop.header.split(" #")[0])
@@ -58,6 +58,19 @@ def _resources(variant: Variant, facts: CodeFacts) -> Iterator[str]:
         yield f"{facts.shared} bytes of shared memory, the limit is {limit}"
     if variant.needs_wgmma and facts.arch == 90 and not facts.hgmma:
         yield "no HGMMA instruction"
+
+
+def _handover(variant: Variant, facts: CodeFacts) -> Iterator[str]:
+    """Yield what is wrong with the wait for the kernel before, which may still run."""
+    if not variant.pdl:
+        return
+    if facts.before_wait is None:
+        yield "not every thread waits for the kernel before"
+    elif facts.before_wait:
+        yield (
+            f"{facts.before_wait} accesses to global memory or signals to the next kernel before "
+            "the wait for the kernel before"
+        )
 
 
 def _structure(

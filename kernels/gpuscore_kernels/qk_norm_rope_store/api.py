@@ -22,6 +22,7 @@ def qk_norm_rope_store(
     eps: float = 0.0,
     one_plus: bool = False,
     pages: Pages | None = None,
+    pdl: bool = False,
     impl: Implementation,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split heads, norm and rotate queries and keys, and store keys and values.
@@ -36,6 +37,7 @@ def qk_norm_rope_store(
         eps: of the norms.
         one_plus: Gemma's norms, see `add_rms_norm`.
         pages: also write keys and values there.
+        pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
         impl: "reference" (any device) or "triton".
 
     Returns:
@@ -45,14 +47,14 @@ def qk_norm_rope_store(
     Raises:
         ValueError: shapes do not fit.
     """
-    head_dim = _checked_head_dim(qkv, cos, sin, num_heads, num_kv_heads, q_norm, k_norm)
-    if pages is not None:
-        _check_pages(pages, len(qkv), num_kv_heads, head_dim)
+    shape, norms = (qkv.shape[0], qkv.shape[1]), (q_norm, k_norm)
+    head_dim = check_heads(shape, cos, sin, (num_heads, num_kv_heads), norms, pages)
     if impl == "triton":
         from gpuscore_kernels.qk_norm_rope_store import triton
 
+        sizes = num_heads, num_kv_heads, head_dim
         return triton.qk_norm_rope_store(
-            qkv, cos, sin, (num_heads, num_kv_heads, head_dim), q_norm, k_norm, eps, one_plus, pages
+            qkv, cos, sin, sizes, q_norm, k_norm, eps, one_plus, pages, pdl
         )
     heads = qkv.reshape(len(qkv), num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
@@ -64,28 +66,34 @@ def qk_norm_rope_store(
     return q, k, v
 
 
-def _checked_head_dim(
-    qkv: Tensor,
+def check_heads(
+    shape: tuple[int, int],
     cos: Tensor,
     sin: Tensor,
-    num_heads: int,
-    num_kv_heads: int,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
+    heads: tuple[int, int],
+    norms: tuple[Tensor | None, Tensor | None],
+    pages: Pages | None,
 ) -> int:
+    """Return D, after checks of the arguments that follow a QKV product of `shape`.
+
+    Raises:
+        ValueError: shapes do not fit.
+    """
     head_dim = 2 * cos.shape[-1]
-    columns = (num_heads + 2 * num_kv_heads) * head_dim
-    table = (len(qkv), head_dim // 2)
-    if qkv.shape != (table[0], columns) or cos.shape != table or sin.shape != table:
+    columns = (heads[0] + 2 * heads[1]) * head_dim
+    table = (shape[0], head_dim // 2)
+    if shape[1] != columns or cos.shape != table or sin.shape != table:
         raise ValueError(
-            f"shapes do not fit: qkv {tuple(qkv.shape)}, cos {tuple(cos.shape)}, sin "
-            f"{tuple(sin.shape)} for {num_heads} query heads and {num_kv_heads} KV heads"
+            f"shapes do not fit: qkv {shape}, cos {tuple(cos.shape)}, sin "
+            f"{tuple(sin.shape)} for {heads[0]} query heads and {heads[1]} KV heads"
         )
-    if (q_norm is None) != (k_norm is None):
+    if (norms[0] is None) != (norms[1] is None):
         raise ValueError("q_norm and k_norm must both be given, or neither")
-    for norm in (q_norm, k_norm):
+    for norm in norms:
         if norm is not None and norm.shape != (head_dim,):
             raise ValueError(f"norm weights must be {(head_dim,)}, got {tuple(norm.shape)}")
+    if pages is not None:
+        _check_pages(pages, shape[0], heads[1], head_dim)
     return head_dim
 
 

@@ -8,15 +8,16 @@ import triton.language as tl
 from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch
-from gpuscore_kernels.launch import next_power_of_two, row_warps
+from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
+from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
 from gpuscore_kernels.qk_norm_rope_store.pages import Pages
-from gpuscore_kernels.variant import Variant
+from gpuscore_kernels.variant import Variant, as_launched
 
 BLOCK = 1024  # elements of a program, approximately
 
 
 @triton.jit
-def _normed(left, right, weight, head_dim, eps, half, inside, ONE_PLUS: tl.constexpr):
+def normed(left, right, weight, head_dim, eps, half, inside, ONE_PLUS: tl.constexpr):
     """Return both halves [heads, D / 2] of normed heads, rounded to the weight's dtype."""
     mean = (tl.sum(left * left, axis=1) + tl.sum(right * right, axis=1)) / head_dim
     factor = tl.rsqrt(mean + eps)[:, None]
@@ -34,7 +35,7 @@ def _normed(left, right, weight, head_dim, eps, half, inside, ONE_PLUS: tl.const
 
 
 @triton.jit
-def _put(start, half, left, right, mask, HALF: tl.constexpr):
+def put(start, half, left, right, mask, HALF: tl.constexpr):
     """Store both halves of heads at the pointers `start` [heads, 1]."""
     dtype = start.dtype.element_ty
     tl.store(start + half[None, :], left.to(dtype), mask=mask)
@@ -66,7 +67,9 @@ def qk_norm_rope_store_kernel(
     HAS_NORM: tl.constexpr,
     ONE_PLUS: tl.constexpr,
     HAS_PAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_kernel_before(PDL)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     half = tl.arange(0, BLOCK_HALF)
@@ -80,11 +83,9 @@ def qk_norm_rope_store_kernel(
     left, right = raw_left, raw_right
     if HAS_NORM:
         if KV_HEADS > 0:
-            left, right = _normed(
-                raw_left, raw_right, k_norm, 2 * HALF, eps, half, inside, ONE_PLUS
-            )
+            left, right = normed(raw_left, raw_right, k_norm, 2 * HALF, eps, half, inside, ONE_PLUS)
         if HEADS > 0:
-            q_left, q_right = _normed(
+            q_left, q_right = normed(
                 raw_left, raw_right, q_norm, 2 * HALF, eps, half, inside, ONE_PLUS
             )
             left, right = tl.where(is_q, q_left, left), tl.where(is_q, q_right, right)
@@ -96,22 +97,23 @@ def qk_norm_rope_store_kernel(
 
     k_head, v_head = head - HEADS, head - HEADS - KV_HEADS
     is_k = ~is_q & ~is_v
+    let_next_kernel_begin(PDL)
     if HEADS > 0:
         to_q = q + (row * HEADS + head[:, None]) * (2 * HALF)
-        _put(to_q, half, left, right, mask & is_q, HALF)
+        put(to_q, half, left, right, mask & is_q, HALF)
     if KV_HEADS > 0:
         to_k = k + (row * KV_HEADS + k_head[:, None]) * (2 * HALF)
-        _put(to_k, half, left, right, mask & is_k, HALF)
+        put(to_k, half, left, right, mask & is_k, HALF)
         to_v = v + (row * KV_HEADS + v_head[:, None]) * (2 * HALF)
-        _put(to_v, half, left, right, mask & is_v, HALF)
+        put(to_v, half, left, right, mask & is_v, HALF)
         if HAS_PAGES:
             slot = tl.load(slots + row).to(tl.int64)
             kept = mask & (slot >= 0)
             wide_k, wide_v = k_head.to(tl.int64)[:, None], v_head.to(tl.int64)[:, None]
             page_k = k_pages + wide_k * head_stride + slot * slot_stride
-            _put(page_k, half, left, right, kept & is_k, HALF)
+            put(page_k, half, left, right, kept & is_k, HALF)
             page_v = v_pages + wide_v * head_stride + slot * slot_stride
-            _put(page_v, half, left, right, kept & is_v, HALF)
+            put(page_v, half, left, right, kept & is_v, HALF)
 
 
 _launch = CachedLaunch(qk_norm_rope_store_kernel)
@@ -133,6 +135,7 @@ def qk_norm_rope_store(
     eps: float,
     one_plus: bool,
     pages: Pages | None,
+    pdl: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch the kernel; `sizes` are H, Hkv and D."""
     num_heads, num_kv_heads, head_dim = sizes
@@ -161,13 +164,19 @@ def qk_norm_rope_store(
             "HAS_NORM": q_norm is not None,
             "ONE_PLUS": one_plus,
             "HAS_PAGES": pages is not None,
+            "PDL": pdl,
         },
         num_warps=row_warps(2 * block_heads * block_half),
+        **pdl_option(pdl),
     )
     return q, k, v
 
 
 def variants() -> Iterator[Variant]:
+    return as_launched(_variants())
+
+
+def _variants() -> Iterator[Variant]:
     pointers = ("qkv", "q_norm", "k_norm", "q", "k", "v", "k_pages", "v_pages")
     types = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("cos", "sin"), "*fp32")
     strides = ("qkv_stride", "head_stride", "slot_stride")

@@ -35,7 +35,7 @@ MIXTURE = {
 def make(tiny_model, quick_start):
     made = []
 
-    def start(family, special, kernels, **options):
+    def start(family, special, kernels, fused_rows=0, **options):
         directory, _ = tiny_model(family, **special)
         config = ModelConfig(
             str(directory),
@@ -46,7 +46,8 @@ def make(tiny_model, quick_start):
             max_model_len=16,
             **{"max_batch_tokens": 8, **options},
         )
-        made.append(create_backend(plan_backend(directory, config)))
+        plan = replace(plan_backend(directory, config), fused_rows=fused_rows)
+        made.append(create_backend(plan))
         return made[-1]
 
     yield start
@@ -127,6 +128,37 @@ def test_scores_equal_those_of_torch(make, used, family, special, others):
         "merge_slices_kernel",
         *others,
     }
+
+
+@pytest.mark.parametrize("family", ["qwen3", *slow("gemma2", "qwen2")])
+def test_so_do_fused_products_of_few_rows(make, used, family):
+    """The first batch has 4 rows; of the second one, with 8, only the last layer's are few."""
+    special = {"num_hidden_layers": 2}
+    want = scores(make(family, special, "torch"))
+    backend = make(family, special, "triton", fused_rows=4)
+    used.clear()
+    first, second = batches(backend.limits.page_size)
+    got = [backend.collect(backend.extend(first))]
+    assert not used & {"gated_kernel", "qk_norm_rope_store_kernel"}
+    got.append(backend.collect(backend.extend(second)))
+    fused = {"gated_product_kernel", "heads_product_kernel"}
+    assert used >= fused | {"gated_kernel", "qk_norm_rope_store_kernel"}
+    assert_same(got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gated_product", "heads_product"])
+def test_a_wrong_fused_product_does_not_serve(make, monkeypatch, name):
+    launch = importlib.import_module("gpuscore_kernels.fused_products.launch")
+    right = getattr(launch, name)
+
+    def off(*arguments):
+        result = right(*arguments)
+        return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
+
+    monkeypatch.setattr(launch, name, off)
+    with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
+        make("qwen3", {"num_hidden_layers": 2}, "triton", fused_rows=4)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import linear
 
 from gpuscore_kernels.add_rms_norm.reference import add_rms_norm
 from gpuscore_kernels.extend_attention.layout import NUM_ROWS, TileShape
@@ -58,6 +58,22 @@ DECLARED = {
         "x delta weight", "total normed", {"delta": "HAS_DELTA", "total": "HAS_DELTA"}
     ),
     "gated_kernel": Declared("gate_up", "out"),
+    "gated_product_kernel": Declared("x weight bias", "out", {"bias": "HAS_BIAS"}),
+    "heads_product_kernel": Declared(
+        "x weight bias cos sin q_norm k_norm slots",
+        "q k v k_pages v_pages",
+        {
+            "bias": "HAS_BIAS",
+            "q_norm": "HAS_NORM HEADS",
+            "k_norm": "HAS_NORM KV_HEADS",
+            "slots": "HAS_PAGES KV_HEADS",
+            "q": "HEADS",
+            "k": "KV_HEADS",
+            "v": "KV_HEADS",
+            "k_pages": "HAS_PAGES KV_HEADS",
+            "v_pages": "HAS_PAGES KV_HEADS",
+        },
+    ),
     "qk_norm_rope_store_kernel": Declared(
         "qkv cos sin q_norm k_norm slots",
         "q k v k_pages v_pages",
@@ -111,6 +127,19 @@ def _add_rms_norm(a: Bound) -> None:
 
 def _gated(a: Bound) -> None:
     a["out"].copy_(gated(a["gate_up"], "gelu_tanh" if a["GELU"] else "silu"))
+
+
+def _bias(a: Bound) -> Tensor | None:
+    return a["bias"] if a["HAS_BIAS"] else None
+
+
+def _gated_product(a: Bound) -> None:
+    product = linear(a["x"], a["weight"], _bias(a))
+    a["out"].copy_(gated(product, "gelu_tanh" if a["GELU"] else "silu"))
+
+
+def _heads_product(a: Bound) -> None:
+    _qk_norm_rope_store({**a, "qkv": linear(a["x"], a["weight"], _bias(a))})
 
 
 def _qk_norm_rope_store(a: Bound) -> None:
@@ -212,13 +241,13 @@ def _of_experts(a: Bound) -> Iterator[tuple[int, slice]]:
 
 def _expert_gate_up(a: Bound) -> None:
     for expert, places in _of_experts(a):
-        product = functional.linear(a["x"][a["rows"][places].long()], a["gate_up"][expert])
+        product = linear(a["x"][a["rows"][places].long()], a["gate_up"][expert])
         a["out"][places] = gated(product, "gelu_tanh" if a["GELU"] else "silu")
 
 
 def _expert_down(a: Bound) -> None:
     for expert, places in _of_experts(a):
-        a["out"][places] = functional.linear(a["inner"][places], a["down"][expert])
+        a["out"][places] = linear(a["inner"][places], a["down"][expert])
 
 
 def _combine_experts(a: Bound) -> None:
@@ -229,6 +258,8 @@ def _combine_experts(a: Bound) -> None:
 REFERENCES: dict[str, Callable[[Bound], None]] = {
     "add_rms_norm_kernel": _add_rms_norm,
     "gated_kernel": _gated,
+    "gated_product_kernel": _gated_product,
+    "heads_product_kernel": _heads_product,
     "qk_norm_rope_store_kernel": _qk_norm_rope_store,
     "label_logits_kernel": _label_logits,
     "slice_statistics_kernel": _slice_statistics,

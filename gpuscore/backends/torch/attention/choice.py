@@ -81,16 +81,18 @@ def attention_factory(
     merge: Merge,
     tiling: Tiling | None,
     tiles: Generation = "pipelined",
+    pdl: bool = False,
 ) -> Factory:
     """Return a function that makes the named backend; imports only what that backend needs.
 
-    `tiles` are the launch configurations of our own attention kernel.
+    `tiles` are the launch configurations of our own attention kernel; with `pdl` it begins before
+    the kernel before has ended.
     """
     if name == "triton":
         from gpuscore.backends.torch.attention.triton import TritonAttention
 
         return lambda config, pool: TritonAttention(
-            config, pool, steady=tiling is not None, tiles=tiles
+            config, pool, steady=tiling is not None, tiles=tiles, pdl=pdl
         )
     if name == "two-pass":
         from gpuscore.backends.torch.attention.two_pass import TwoPassAttention, choose_dense

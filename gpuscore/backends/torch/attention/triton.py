@@ -3,7 +3,7 @@
 Its tile tables encode the mask rule (`gpuscore.batch.visible_rows`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -24,7 +24,11 @@ from gpuscore_kernels.extend_attention.config import Generation, config_for
 
 
 class TritonAttention:
-    """An attention backend; with `steady`, a row's tiles do not depend on other rows."""
+    """An attention backend.
+
+    With `steady`, a row's tiles do not depend on other rows. With `pdl`, the kernel begins before
+    the kernel before has ended.
+    """
 
     def __init__(
         self,
@@ -33,10 +37,12 @@ class TritonAttention:
         *,
         steady: bool,
         tiles: Generation = "pipelined",
+        pdl: bool = False,
     ) -> None:
         self.config, self.pool = config, pool
         tile_config = config_for(pool.device, config.head_dim, pool.dtype, tiles)
-        self.tile_config = tile_config.steady() if steady else tile_config
+        chosen = tile_config.steady() if steady else tile_config
+        self.tile_config = replace(chosen, pdl=pdl)
         self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
 
     def tables(self, batch: PackedBatch) -> list[TileTable]:
