@@ -62,7 +62,7 @@ def _two_products(
         one += tl.load(bias_first, mask=is_column, other=0.0).to(tl.float32)[None, :]
         other += tl.load(bias_second, mask=is_column, other=0.0).to(tl.float32)[None, :]
     dtype = x.dtype.element_ty
-    return one.to(dtype).to(tl.float32), other.to(dtype).to(tl.float32)
+    return one.to(dtype), other.to(dtype)
 
 
 # If specialised, Triton would compile different code for 1 row, multiples of 16 and other numbers.
@@ -96,8 +96,7 @@ def gated_product_kernel(
         bias + column, bias + INNER + column, is_row, is_column, width,
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, HAS_BIAS,
     )  # fmt: skip
-    dtype = out.dtype.element_ty
-    result = activated(gate.to(dtype), up.to(dtype), GELU)
+    result = activated(gate, up, GELU)
     let_next_kernel_begin(PDL)
     place = out + wide * INNER + column[None, :]
     tl.store(place, result, mask=is_row[:, None] & is_column[None, :])
@@ -154,6 +153,7 @@ def heads_product_kernel(
     )  # fmt: skip
     is_q, is_v = head < HEADS, head >= HEADS + KV_HEADS
 
+    raw_left, raw_right = raw_left.to(tl.float32), raw_right.to(tl.float32)
     left, right = raw_left, raw_right
     if HAS_NORM:
         scale = tl.where(is_q, q_norm, k_norm)

@@ -155,7 +155,7 @@ def all_heads():
     ("old", "new", "check"),
     [
         (
-            "one.to(dtype).to(tl.float32), other.to(dtype).to(tl.float32)",
+            "one.to(dtype), other.to(dtype)",
             "one, other",
             test_the_product_is_rounded_before_the_activation,
         ),
