@@ -1,4 +1,4 @@
-"""Row-wise Triton kernels against plain torch on a CUDA device: time and bytes per second.
+"""Triton kernels against plain torch on a CUDA device: time and bytes per second.
 
     make bench-kernels                     # 12,000 rows of Qwen3-0.6B's shape
     make bench-kernels ARGS='--rows 1920'
@@ -6,7 +6,8 @@
     make bench-kernels ARGS='--device cpu'  # a trial without a card: plain torch twice
 
 Each result is compared with the reference before it is timed. Bytes are those that must be read and
-written once; compare a rate with the copy rate of the same run, the memory's ceiling.
+written once; compare a rate with the copy rate of the same run, the memory's ceiling. The mixture
+of experts is one layer of Qwen3-30B-A3B, whose products take longer than its bytes.
 """
 
 import argparse
@@ -25,12 +26,15 @@ from clock import median_seconds
 from report import keep, table
 
 from gpuscore_kernels.add_rms_norm import add_rms_norm
+from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.gated import gated
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
+from gpuscore_kernels.routing import route
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
 VOCAB, TRIAL_VOCAB = 151936, 4096
+MIXTURE = {"cuda": (128, 8, 2048, 768), "cpu": (4, 2, 64, 48)}  # experts, top k, width, inner
 DTYPE = torch.bfloat16
 TOLERANCE = 5e-3
 # Name, bytes, and a function that takes the implementation's name and runs it.
@@ -135,6 +139,21 @@ def cases(rows: int, scored: int, vocab: int, device: torch.device) -> Iterator[
         head.nbytes,
         lambda impl: vocab_statistics(hidden, head, need_top=False, impl=impl)[:1],
     )
+    yield mixture(rows, device)
+
+
+def mixture(rows: int, device: torch.device) -> Case:
+    experts, top_k, width, inner = MIXTURE[device.type]
+    randn = partial(torch.randn, device=device, dtype=DTYPE)
+    x, logits = randn(rows, width), torch.randn(rows, experts, device=device)
+    gate_up = randn(experts, 2 * inner, width) / width**0.5
+    down = randn(experts, width, inner) / inner**0.5
+
+    def run(impl: str) -> tuple[Tensor, ...]:
+        routing = route(logits, top_k=top_k, norm_top_k=True, impl=impl)
+        return (expert_mlp(x, routing, gate_up, down, "silu", impl=impl),)
+
+    return "mixture of experts", gate_up.nbytes + down.nbytes + 2 * x.nbytes, run
 
 
 def check(name: str, got: tuple[Tensor, ...], want: tuple[Tensor, ...]) -> None:
