@@ -34,7 +34,7 @@ from gpuscore_kernels.routing import route
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 1024, 3072, 16, 8, 128
 VOCAB, TRIAL_VOCAB = 151936, 4096
-MIXTURE = {"cuda": (128, 8, 2048, 768), "cpu": (4, 2, 64, 48)}  # experts, top k, width, inner
+MIXTURE, TRIAL_MIXTURE = (128, 8, 2048, 768), (4, 2, 64, 48)  # experts, top k, width, inner
 DTYPE = torch.bfloat16
 TOLERANCE = 5e-3
 # Name, bytes, and a function that takes the implementation's name and runs it.
@@ -47,14 +47,15 @@ def main() -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("bench/kernels.py needs a CUDA device; this torch sees none")
         return 1
-    vocab = VOCAB
+    vocab, mixture = VOCAB, MIXTURE
     if options.trial:
-        options.rows, options.scored, options.repeat, vocab = 64, 8, 2, TRIAL_VOCAB
+        options.rows, options.scored, options.repeat = 64, 8, 2
+        vocab, mixture = TRIAL_VOCAB, TRIAL_MIXTURE
     # No implementation of ours for a CPU covers all of these.
     own = "triton" if device.type == "cuda" else "reference"
     copy = copy_rate(device, 1 << 22 if options.trial else 1 << 30) / 1e9
     rows = []
-    for name, size, run in cases(options.rows, options.scored, vocab, device):
+    for name, size, run in cases(options.rows, options.scored, vocab, mixture, device):
         check(name, run(own), run("reference"))
         ours, plain = (
             1e3 * median_seconds(partial(run, i), device, options.repeat, warm=3)
@@ -98,7 +99,9 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def cases(rows: int, scored: int, vocab: int, device: torch.device) -> Iterator[Case]:
+def cases(
+    rows: int, scored: int, vocab: int, mixture: tuple[int, int, int, int], device: torch.device
+) -> Iterator[Case]:
     randn = partial(torch.randn, device=device, dtype=DTYPE)
     x, delta, weight = randn(rows, HIDDEN), randn(rows, HIDDEN), 1 + randn(HIDDEN)
     yield (
@@ -143,7 +146,7 @@ def cases(rows: int, scored: int, vocab: int, device: torch.device) -> Iterator[
 
 
 def mixture(rows: int, device: torch.device) -> Case:
-    experts, top_k, width, inner = MIXTURE[device.type]
+    experts, top_k, width, inner = mixture
     randn = partial(torch.randn, device=device, dtype=DTYPE)
     x, logits = randn(rows, width), torch.randn(rows, experts, device=device)
     gate_up = randn(experts, 2 * inner, width) / width**0.5
