@@ -142,11 +142,11 @@ def cases(
         head.nbytes,
         lambda impl: vocab_statistics(hidden, head, need_top=False, impl=impl)[:1],
     )
-    yield mixture(rows, device)
+    yield mixture_case(rows, mixture, device)
 
 
-def mixture(rows: int, device: torch.device) -> Case:
-    experts, top_k, width, inner = mixture
+def mixture_case(rows: int, sizes: tuple[int, int, int, int], device: torch.device) -> Case:
+    experts, top_k, width, inner = sizes
     randn = partial(torch.randn, device=device, dtype=DTYPE)
     x, logits = randn(rows, width), torch.randn(rows, experts, device=device)
     gate_up = randn(experts, 2 * inner, width) / width**0.5
