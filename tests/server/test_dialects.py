@@ -128,7 +128,7 @@ NO_LABELS = {"method": "POST", "url": "/v1/score", "json": {"items": [[5]]}}
 
 
 def test_labels_may_be_left_out_while_the_model_loads():
-    """Whether it has default labels is not known yet, so the client is told to come again."""
+    """The model may have default labels, so the client is told to try again."""
     (reply,) = ask(ScoringService(("tiny",)), NO_LABELS)
     check_error(reply, 503, "unavailable", None)
     (reply,) = ask(stub_service(), NO_LABELS)
