@@ -60,9 +60,12 @@ def test_any_other_is_asked(asked, tmp_path, monkeypatch):
     assert asked(model, prompts=PROMPT[:1])[0]
     assert asked(model, prompts=PROMPT[::-1])[0]
     assert not asked(model)[0]
-    for name in ("transformers", "torch", "numpy"):
+    installed = dict(kept.libraries())
+    assert installed.keys() == {"transformers", "torch", "numpy"}
+    for name in installed:
+        other = [*(installed | {name: "0"}).items()]
         with monkeypatch.context() as patch:
-            patch.setattr(kept, "version", lambda of, name=name: "0" if of == name else "1")
+            patch.setattr(kept, "libraries", lambda other=other: other)
             assert asked(make_model(tmp_path))[0]
 
 

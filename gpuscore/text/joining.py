@@ -64,6 +64,11 @@ class ScoreInput:
         object.__setattr__(self, "is_text", _is_text(self))
         _check_label_fields(self)
 
+    def check_labels(self, default: Sequence[int] | None) -> None:
+        """Raise MissingLabels if neither the request nor the model names labels."""
+        if self.labels is None and self.label_token_ids is None and default is None:
+            raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
+
 
 class PromptBuilder:
     """The builder of one model's requests, with its tokenizer and the limits on a request."""
@@ -205,9 +210,8 @@ class PromptBuilder:
         if given.labels is not None:
             _at_most(TooManyLabels, "labels", len(given.labels), self.limits.max_labels)
             return self._same_labels(self._named(given.labels, turns), len(given.items))
-        ids_or_lists = default if given.label_token_ids is None else given.label_token_ids
-        if ids_or_lists is None:
-            raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
+        given.check_labels(default)
+        ids_or_lists = given.label_token_ids if given.label_token_ids is not None else default or ()
         lists = _lists(ids_or_lists)
         if not lists:
             return self._same_labels(list(ids_or_lists), len(given.items))  # type: ignore[arg-type]

@@ -40,7 +40,8 @@ def load(directory, wanted="auto"):
     if encoder is not None:
         read_tokenizer_info(directory, encoder, None)
     family = find_family(wanted, directory, [], specials, head)
-    backend = create_backend(plan_backend(directory, ModelConfig(dtype="float32")))
+    config = ModelConfig(dtype="float32", max_batch_tokens=64)
+    backend = create_backend(plan_backend(directory, config))
     try:
         builder = PromptBuilder(encoder, backend.limits, RequestLimits())
         prompts = None if family is None else FamilyPrompts(family, builder)

@@ -15,6 +15,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError, InvalidRequest, TokenIdOutOfRange
 from support.backends import needs_jax
 from support.models import CLASSIFIERS, VOCAB, random_ids, reference_logits
+from support.slow import slow
 
 TOLERANCE = 1e-4
 NAMES = ["good", "not good", "no idea"]
@@ -39,7 +40,7 @@ def check(model, prompts, result, labels):
 
 
 # 24 tokens: less than the query and some items have; 512: everything in one batch.
-@pytest.mark.parametrize("max_batch_tokens", [24, 512])
+@pytest.mark.parametrize("max_batch_tokens", [24, *slow(512)])
 @pytest.mark.parametrize("family", sorted(CLASSIFIERS))
 def test_as_transformers(tiny_model, rng, family, max_batch_tokens):
     directory, model = tiny_model(family)
@@ -51,8 +52,14 @@ def test_as_transformers(tiny_model, rng, family, max_batch_tokens):
             check(model, [query + item for item in some], result, [2, 0, 1, 1])
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("jax", marks=needs_jax)])
-@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize(
+    ("backend", "count"),
+    [
+        *(("torch", count) for count in (1, 5)),
+        pytest.param("jax", 5, marks=needs_jax),
+        pytest.param("jax", 1, marks=[needs_jax, pytest.mark.slow]),
+    ],
+)
 def test_one_class_and_several(tiny_model, rng, backend, count):
     directory, model = tiny_model("qwen3_classes", id2label=names(count), num_hidden_layers=1)
     query, items = random_ids(rng, 40), [random_ids(rng, n) for n in (1, 9, 90)]

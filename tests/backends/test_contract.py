@@ -107,15 +107,16 @@ def test_requests_share_a_batch(make_backend, tiny_model, rng):
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"),
+    ("family", "dtype", "cached"),
     [
-        *(("qwen3", dtype) for dtype in ("float32", "bfloat16")),
-        *slow(("qwen3", "float16")),
-        *((family, "float32") for family in ("gemma2", "gemma3", "qwen3_moe")),
-        ("qwen3_moe", "bfloat16"),
+        *(("qwen3", "float32", cached) for cached in (False, True)),
+        *((family, "float32", False) for family in ("gemma2", "gemma3", "qwen3_moe")),
+        *((family, "bfloat16", True) for family in ("qwen3", "qwen3_moe")),
+        *slow(*(("qwen3", "float16", cached) for cached in (False, True))),
+        *slow(*((family, "float32", True) for family in ("gemma2", "gemma3", "qwen3_moe"))),
+        *slow(*((family, "bfloat16", False) for family in ("qwen3", "qwen3_moe"))),
     ],
 )
-@pytest.mark.parametrize("cached", [False, True])
 def test_isolation_is_exact(make_backend, rng, family, dtype, cached):
     """Invariant 2: with unchanged shapes, another item or request changes not a single bit.
 

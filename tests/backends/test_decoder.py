@@ -13,7 +13,9 @@ from support.models import random_ids
 
 def test_rows_of_the_mlp_at_a_time(tiny_model):
     directory, _ = tiny_model("gemma2")  # with a norm behind the MLP
-    plan = plan_backend(directory, ModelConfig(str(directory), dtype="float32"))
+    plan = plan_backend(
+        directory, ModelConfig(str(directory), dtype="float32", max_batch_tokens=64)
+    )
     rng = np.random.default_rng(0)
     items = [random_ids(rng, n) for n in (1, 7, 20, 3)]
     batch = pack(item_segments(items, 0, 0, -1, [3, 17]), [Prefix(0, NO_PAGES)])

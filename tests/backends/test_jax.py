@@ -82,7 +82,8 @@ def test_bfloat16_is_no_worse_than_twice_transformers_own(tiny_model, rng):
         assert np.percentile(ours, q) <= 2 * np.percentile(theirs, q)
 
 
-def test_nothing_is_compiled_after_warmup(small, tiny_model):
+@pytest.mark.parametrize("count", [6, *slow(16)])
+def test_nothing_is_compiled_after_warmup(small, tiny_model, count):
     """Random requests are in flight together, and their scores are right as well."""
     import jax
 
@@ -96,16 +97,16 @@ def test_nothing_is_compiled_after_warmup(small, tiny_model):
     compiled.clear()
     engine = Engine(small, EngineConfig())
     requests, prompts = [], []
-    for _ in range(16):
+    for _ in range(count):
         query = random_ids(rng, int(rng.choice([0, 1, 15, 60, 130, 300])))
-        count, longest = int(rng.integers(1, 40)), int(rng.choice([2, 9, 150]))
-        items = [random_ids(rng, int(n)) for n in rng.integers(1, longest, count)]
+        size, longest = int(rng.integers(1, 40)), int(rng.choice([2, 9, 150]))
+        items = [random_ids(rng, int(n)) for n in rng.integers(1, longest, size)]
         need_top, labels = bool(rng.integers(2)), random_ids(rng, int(rng.choice([1, 3, 90])))
         requests.append(
             ScoreRequest(
                 np.array(query, np.int32),
                 tuple(np.array(item, np.int32) for item in items),
-                (np.array(labels, np.int32),) * count,
+                (np.array(labels, np.int32),) * size,
                 need_lse=bool(rng.integers(2)),
                 need_top=need_top,
             )

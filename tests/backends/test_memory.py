@@ -25,6 +25,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.batches import int32, item_segments
 from support.models import random_ids
+from support.slow import slow
 
 MIB = 2**20
 WIDE = {  # a model whose batches take tens of megabytes, nearly all of them for attention
@@ -181,7 +182,8 @@ def random_batch(rng, backend):
 
 
 @linux_only
-def test_no_batch_takes_more_than_was_measured(backend_of):
+@pytest.mark.parametrize("count", [3, *slow(10)])
+def test_no_batch_takes_more_than_was_measured(backend_of, count):
     memory = HostMemory()
     found = []
 
@@ -194,7 +196,7 @@ def test_no_batch_takes_more_than_was_measured(backend_of):
     (measured,) = found
     assert measured > 40 * MIB, "too little to tell anything"
     rng = np.random.default_rng(0)
-    batches = [random_batch(rng, backend) for _ in range(10)]
+    batches = [random_batch(rng, backend) for _ in range(count)]
     before = memory._status("VmRSS")
     assert memory._reset_peak()
     backend._run_all(batches)

@@ -8,7 +8,7 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.client import Client, ConnectionFailed, StatusError
-from support.serving import serving
+from support.serving import QUICK, serving
 
 KEY = "schlüssel"
 QUERY = "query: a blue lamp\nitem: "
@@ -24,14 +24,14 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def url():
-    flags = ("--threads", "1", "--deterministic")
+    flags = (*QUICK, "--deterministic")
     with serving("demo", *flags, environment={"GPUSCORE_API_KEY": KEY}) as running:
         yield running.url
 
 
 @pytest.fixture(scope="module")
 def scorer():
-    with Scorer("demo", threads=1, deterministic=True) as opened:
+    with Scorer("demo", threads=1, deterministic=True, max_batch_tokens=512) as opened:
         yield opened
 
 

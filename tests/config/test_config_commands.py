@@ -173,7 +173,9 @@ def test_score_takes_its_model_from_the_environment(tmp_path, monkeypatch, capsy
 
 def test_serve_binds_the_port_of_the_environment(tmp_path):
     path = tmp_path / "gpuscore.toml"
-    path.write_text('port = 1\nserved_model_name = "from-the-file"\nthreads = 1\n')
+    path.write_text(
+        'port = 1\nserved_model_name = "from-the-file"\nthreads = 1\nmax_batch_tokens = 512\n'
+    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {"GPUSCORE_PORT": str(port), "GPUSCORE_MAX_ITEMS": "1"}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support import programs
 from support.broken_models import CASES, broken, make_bases
-from support.programs import COMMAND
 
 EXIT_CONFIG, SECONDS = 78, 20
 # In earlier versions the first hung before the port was bound, the second was served as if it had
@@ -42,21 +42,27 @@ def test_they_are_as_many_as_promised():
     assert len(chosen()) >= 79
 
 
+def in_a_fork(*words):
+    return programs.run(*words)
+
+
+def as_users_do(*words):
+    command = [programs.COMMAND, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS * 3, check=False)
+
+
 @pytest.mark.parametrize(
-    "name",
-    [*SHORT, *(pytest.param(name, marks=pytest.mark.hostile) for name in chosen())],
+    ("name", "run"),
+    [
+        *((name, in_a_fork) for name in SHORT),
+        *(pytest.param(n, as_users_do, marks=pytest.mark.hostile) for n in [*SHORT, *chosen()]),
+    ],
 )
-def test_a_server_of_a_broken_directory(bases, tmp_path, name):
+def test_a_server_of_a_broken_directory(bases, tmp_path, name, run):
     case = CASES[name]
     directory = broken(case, bases, tmp_path / "model")
     start = time.monotonic()
-    done = subprocess.run(
-        [COMMAND, "serve", str(directory), "--port", "0", "--dtype", "float32", *case.flags],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS * 3,
-        check=False,
-    )
+    done = run("serve", str(directory), "--port", "0", "--dtype", "float32", *case.flags)
     seconds = time.monotonic() - start
     assert done.returncode == EXIT_CONFIG, done.stderr
     log = [line for line in done.stderr.splitlines() if line.startswith("{")]

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from gpuscore_kernels.partial_attention import merge_partials, partial_attention
+from support.slow import slow
 
 IMPLEMENTATIONS = ["reference", "cpu"]
+HALVES = (torch.bfloat16, torch.float16)
 DTYPES = {torch.float32: 5e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SHAPES = [  # batch, heads, KV heads, rows, keys, head size
     (1, 1, 1, 1, 1, 8),
@@ -83,10 +85,17 @@ def test_key_mask_with_a_row_that_sees_nothing(dtype, impl):
     assert got[0][2].eq(0).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("softcap", [None, 0.6])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (63, 63), (600, 111), (300, 600)])
+@pytest.mark.parametrize(
+    ("rows", "keys", "dtype"),
+    [
+        *((rows, keys, dtype) for rows, keys in ((1, 1), (63, 63)) for dtype in DTYPES),
+        *((rows, keys, torch.float32) for rows, keys in ((600, 111), (300, 600))),
+        *slow(*((*sizes, dtype) for sizes in ((600, 111), (300, 600)) for dtype in HALVES)),
+    ],
+    ids=str,
+)
 def test_first_keys_and_soft_cap(rows, keys, causal, softcap, dtype):
     """The windows' lower edge moves in both directions, also beyond the last key."""
     keys = rows if causal else keys

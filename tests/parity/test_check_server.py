@@ -13,7 +13,7 @@ from gpuscore.parity.conformance.checks import FAILED, KNOWN, OK, SKIPPED, run_c
 from gpuscore.parity.conformance.client import PlainClient
 from gpuscore.parity.conformance.deviations import KNOWN as DEVIATIONS
 from gpuscore.parity.conformance.server import Reference, RequestRefused, meet
-from support.serving import serving
+from support.serving import QUICK, serving
 from support.wrong_server import VOCAB, WrongServer, running
 
 TOLERANCE = 1e-5
@@ -162,7 +162,7 @@ def test_default_labels_that_are_wrong(met, plant, defect):
 
 def test_our_demo_server_passes():
     """The demo model's family has default labels."""
-    with serving("demo", "--threads", "1") as server:
+    with serving("demo", *QUICK) as server:
         demo = meet(PlainClient(server.url, None, 60.0), TOLERANCE, None, None, seed=0)
         found = states(demo, {one.id for one in SUITE})
     assert set(found.values()) == {OK, SKIPPED}

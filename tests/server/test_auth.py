@@ -1,8 +1,6 @@
 """Promise: without a key only probes and static pages are served, and no server is open by
 accident."""
 
-import subprocess
-
 import pytest
 from fastapi import FastAPI
 
@@ -12,7 +10,7 @@ from gpuscore.server.api.app import OPEN_PATHS, create_app
 from gpuscore.server.api.auth import ApiKeys, read_api_keys
 from gpuscore.server.service import ScoringService
 from support.connections import KEYS, Connection, canary, check_error, connected
-from support.programs import COMMAND
+from support.programs import run
 
 BODY = {"items": [[5]], "label_token_ids": [3]}
 
@@ -155,13 +153,7 @@ def test_key_files_that_hold_no_key(tmp_path):
 
 
 def test_the_program_refuses_an_open_address(model):
-    done = subprocess.run(
-        [COMMAND, "serve", str(model[0]), "--host", "0.0.0.0", "--port", "0"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run("serve", model[0], "--host", "0.0.0.0", "--port", "0")
     assert done.returncode == 78
     assert done.stderr.startswith("gpuscore: --host 0.0.0.0 is reachable from other machines")
     assert done.stderr.count("\n") == 1

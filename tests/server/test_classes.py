@@ -15,7 +15,7 @@ from gpuscore.prompts.files import ClassifierHead, read_classifier_head
 from gpuscore.server.api.dialects.classify import probabilities
 from support.connections import check_error, connected
 from support.models import make_model, reference_logits
-from support.serving import serving
+from support.serving import QUICK, serving
 
 TEXTS = ["a query and an item", "", "ein Satz", "naïve café " * 20]
 TEXTS[1] = "x"
@@ -41,7 +41,7 @@ def test_several_classes(tmp_path):
     model = make_model(tmp_path, "qwen3_classes", id2label=dict(enumerate(NAMES)))
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     logits = reference_logits(model, [tokenizer.encode(text).ids for text in TEXTS])
-    with serving(tmp_path, "--threads", "1") as running, connected(running) as client:
+    with serving(tmp_path, *QUICK) as running, connected(running) as client:
         answer = classified(client)
         assert answer["labels"] == NAMES
         probs = np.array([entry["probs"] for entry in answer["data"]])
@@ -80,7 +80,7 @@ def test_one_class_and_a_reward_model(tmp_path):
     logits = reference_logits(model, [tokenizer.encode(text).ids for text in TEXTS])
     prompts = [f"[user] q\n[assistant] {text.strip()}\n" for text in TEXTS]
     rewards = reference_logits(model, [tokenizer.encode(prompt).ids for prompt in prompts])[:, 0]
-    with serving(directory, "--threads", "1") as running, connected(running) as client:
+    with serving(directory, *QUICK) as running, connected(running) as client:
         probs = [entry["probs"] for entry in classified(client)["data"]]
         np.testing.assert_allclose(probs, sigmoid(logits), atol=1e-4)
         results = client.post("/rerank", json={"query": "q", "documents": TEXTS}).json()["results"]
@@ -105,7 +105,7 @@ def guard_directory(tmp_path_factory):
 
 
 def test_guards(guard_directory):
-    flags = ("--threads", "1", "--family", "llama-guard-3")
+    flags = (*QUICK, "--family", "llama-guard-3")
     tokenizer = Tokenizer.from_file(str(guard_directory / "tokenizer.json"))
     texts = ["a blue lamp", "a red rug"]
     ids = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
@@ -113,7 +113,7 @@ def test_guards(guard_directory):
 
     def wanted(prompts):
         whole = [ids(prompt) + ids("\n\n") for prompt in prompts]
-        with Scorer(str(guard_directory), threads=1) as scorer:
+        with Scorer(str(guard_directory), threads=1, max_batch_tokens=512) as scorer:
             return scorer.score([], whole, label_token_ids=labels, apply_softmax=True).scores
 
     ends = "\nIs the last of them safe?"  # Jinja drops the newline at a template's end

@@ -17,11 +17,10 @@ import pytest
 
 from support.connections import Connection, connected, hold, large_request
 from support.programs import COMMAND, start
-from support.serving import RunningServer, children, wait_until
+from support.serving import QUICK, RunningServer, children, wait_until
 from support.slow import slow
 
 CLOSED = "exec 0<&- 1>&- 2>&-;"
-SMALL = ("--threads", "1", "--max-batch-tokens", "512")
 ALICE, BOB = "key-of-alice", "key-of-bob"
 
 
@@ -44,7 +43,7 @@ def server(*flags, prefix="", meanwhile=lambda process: None, fork=False, **stre
     interpreter, which a shell starts after `prefix`.
     """
     port = free_port()
-    words = ["serve", "demo", "--port", str(port), *SMALL, *flags]
+    words = ["serve", "demo", "--port", str(port), *QUICK, *flags]
     if fork:
         process = start("gpuscore", words, session=True, **streams)
     else:

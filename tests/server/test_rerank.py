@@ -18,7 +18,7 @@ PATHS = ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/infinity/rerank"
 @pytest.fixture(scope="module")
 def relevance():
     """p(yes) of each document's whole prompt, from the engine without families."""
-    with Scorer("demo", threads=1) as scorer:
+    with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         prompts = [f"query: {QUERY}\nitem: {document}" for document in DOCUMENTS]
         found = scorer.score("", prompts, labels=["yes", "no"], apply_softmax=True)
     return found.scores[:, 0]

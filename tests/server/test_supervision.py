@@ -24,7 +24,7 @@ from support.connections import (
     retry_after,
     under_way,
 )
-from support.serving import children, running, serving, wait_until
+from support.serving import QUICK, children, running, serving, wait_until
 from support.tape_engine import MARK
 from support.tape_servers import (
     JSON,
@@ -221,8 +221,7 @@ def test_a_real_models_engine_is_replaced(model):
 
     Nobody reads standard error, and the log of so many requests fills it.
     """
-    flags = ("--threads", "1", "--max-batch-tokens", "512")
-    with serving(model[0], *flags) as server, connected(server) as client:
+    with serving(model[0], *QUICK) as server, connected(server) as client:
         pid = engine_of(server)
         before = canary(client)
         os.kill(pid, signal.SIGKILL)

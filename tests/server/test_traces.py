@@ -19,6 +19,7 @@ from gpuscore.server.observe.spans import SpanTracer
 from gpuscore.server.observe.tracing import read_tracer
 from support.connections import score
 from support.serving import wait_until
+from support.slow import slow
 from support.stub_service import ask, stub_service
 from support.watched_server import BODY
 
@@ -117,7 +118,7 @@ class TestTraces:
         ("flags", "asked"),
         [
             ([], "OTEL_EXPORTER_OTLP_ENDPOINT"),
-            (["--otlp-endpoint", "http://127.0.0.1:9"], "--otlp-endpoint"),
+            *slow((["--otlp-endpoint", "http://127.0.0.1:9"], "--otlp-endpoint")),
         ],
     )
     def test_without_the_extra(self, flags, asked):

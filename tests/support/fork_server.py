@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 VARIABLE = "TESTS_FORK_SERVER"  # the socket's path, in the environment of the forks
 PROGRAMS = "support.forked_program,gpuscore.cli,gpuscore.server.run,gpuscore.backends.torch.plan"
-WORKERS = f"support.models,jax,{PROGRAMS}"
+WORKERS = f"support.models,jax,gpuscore.client,{PROGRAMS}"
 
 
 class ForkServer:

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,16 @@ SOURCES = tuple(Path(__file__).with_name(name) for name in ("models.py", "token_
 TOLERANCE = 1e-9
 
 
+@cache
+def libraries() -> list[tuple[str, str]]:
+    """Return the versions of the libraries, whose metadata takes 40 ms to read."""
+    return [(name, version(name)) for name in ("transformers", "torch", "numpy")]
+
+
 def name_of(*parts: Any) -> str:
     """Return the hash of values that JSON or a buffer can hold, and of the libraries' versions."""
     digest = hashlib.sha256()
-    libraries = [(name, version(name)) for name in ("transformers", "torch", "numpy")]
-    for part in (libraries, torch.backends.cpu.get_cpu_capability(), *parts):
+    for part in (libraries(), torch.backends.cpu.get_cpu_capability(), *parts):
         data = part if isinstance(part, bytes) else json.dumps(part, sort_keys=True).encode()
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()[:40]

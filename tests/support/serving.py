@@ -14,6 +14,9 @@ import httpx
 
 from support.programs import Process, start, start_anew
 
+# Flags of servers that start sooner, because they warm up with small batches.
+QUICK = ("--threads", "1", "--max-batch-tokens", "512")
+
 
 @dataclass(frozen=True)
 class RunningServer:

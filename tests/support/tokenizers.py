@@ -225,6 +225,13 @@ LAYOUTS = {
     ),
 }
 
+# make test searches with these; make test-all with the others too.
+SOME = (
+    *("gpt2", "qwen2", "qwen2, nasty tokens", "llama3", "llama2", "gemma"),
+    *("BPE, Metaspace", "unigram"),
+)
+OTHERS = tuple(name for name in LAYOUTS if name not in SOME)
+
 
 @functools.cache
 def trained(name):

@@ -11,11 +11,12 @@ from gpuscore.text import boundaries
 from gpuscore.text.pretokens import LETTERS, STOPS, VISIBLE
 from gpuscore.text.specials import find_specials
 from gpuscore.text.tokenizer import TextEncoder
+from support.slow import slow
 from support.tokenizer_search import ENGLISH, check, pair, search
-from support.tokenizers import LAYOUTS, QWEN2, splits, trained
+from support.tokenizers import LAYOUTS, OTHERS, QWEN2, SOME, splits, trained
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [*SOME, *slow(*OTHERS)])
 def test_ids_are_those_of_the_joined_string(name):
     search(*pair(name))
 

@@ -21,7 +21,7 @@ from gpuscore.text.tokenizer import TextEncoder
 from support.counted_turns import Turned
 from support.slow import slow
 from support.tokenizer_search import ENGLISH, HARD, pair, plain, searched, texts
-from support.tokenizers import LAYOUTS, trained
+from support.tokenizers import OTHERS, SOME, trained
 
 NEVER = 1 << 60
 # White space beside an added token vanishes, unknown characters are fused or dropped, or `Removed`
@@ -32,10 +32,7 @@ NO_BOUND = {
 }
 
 
-SOME = ("gpt2", "qwen2", "llama3", "llama2", "qwen2, nasty tokens", "unigram")
-
-
-@pytest.mark.parametrize("name", [*SOME, *slow(*(name for name in LAYOUTS if name not in SOME))])
+@pytest.mark.parametrize("name", [*SOME, *slow(*OTHERS)])
 def test_it_is_at_most_the_number_of_tokens(name):
     tokenizer = Tokenizer.from_str(trained(name))
     least = find_least_tokens(tokenizer)
@@ -96,7 +93,7 @@ def short_pieces(monkeypatch):
     monkeypatch.setattr(pieces, "PIECE_CHARS", 5)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [*SOME, *slow(*OTHERS)])
 def test_pieces_make_the_ids_of_the_whole(short_pieces, name):
     tokenizer, encoder = pair(name)
 

@@ -19,6 +19,7 @@ from demo.synthetic import (
 )
 from gpuscore import Scorer
 from gpuscore.errors import InvalidRequest
+from support.slow import slow
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "gpuscore" / "demo"
@@ -31,10 +32,11 @@ def demo():
         yield scorer
 
 
-def test_it_ranks_far_better_than_chance(demo):
+@pytest.mark.parametrize("count", [15, *slow(40)])
+def test_it_ranks_far_better_than_chance(demo, count):
     rng = np.random.default_rng(0)
     ours, chance = [], []
-    for task in draw_ranking_tasks(TEST_SEED, 40):
+    for task in draw_ranking_tasks(TEST_SEED, count):
         result = demo.score(prompt_query(task.query_text), task.item_texts, labels=["yes", "no"])
         ours.append(ndcg_at_k(result.scores[:, 0].tolist(), task.relevance, 10))
         order = rng.random(len(task.item_texts)).tolist()

@@ -8,6 +8,7 @@ import torch
 
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, randn
+from support.slow import slow
 
 SLOTS = 40
 
@@ -27,7 +28,7 @@ def poisoned_pages(kv_heads, head_dim, dtype, slots, *, by_slot=False):
     return Pages(*sides, torch.tensor(slots, device=DEVICE))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [DTYPES[0], *slow(*DTYPES[1:])], ids=str)
 @pytest.mark.parametrize(
     ("rows", "heads", "kv_heads", "head_dim", "norm"),
     [

@@ -99,6 +99,10 @@ def never(_: object) -> bool:
     return False
 
 
+def nothing_more(body: object, model: LoadedModel | None) -> None:
+    """Check nothing, for dialects whose `decode` checks everything."""
+
+
 def has_few_items(scored: Scored[Any]) -> bool:
     return (scored.body.num_items or 0) <= SMALL_ITEMS
 
@@ -107,8 +111,8 @@ def has_few_items(scored: Scored[Any]) -> bool:
 class Dialect(Generic[BodyT]):
     """The paths of a dialect, and the functions that read and answer its bodies.
 
-    `decode`, `prepare` and `encode` are called in this order, the last two by `answer`. Small
-    bodies are prepared and encoded on the event loop, all others in a thread.
+    `decode`, `check`, `prepare` and `encode` are called in this order, the last three by `answer`.
+    Small bodies are prepared and encoded on the event loop, all others in a thread.
 
     Args:
         paths: the routes of the dialect.
@@ -119,8 +123,10 @@ class Dialect(Generic[BodyT]):
         example: a body that the demo model answers, for /docs.
         decode: decodes a body and makes all checks that need no model. May set `variant` of the
             record. Raises InvalidRequest.
-        prepare: makes the engine's request, with the checks that need the model; calls
-            `Turns.before` before each piece of work on text. Raises GpuscoreError.
+        check: makes the checks of fields that need the served model, which is None while it
+            loads, and come before that of the model's name. Raises GpuscoreError.
+        prepare: makes the engine's request; calls `Turns.before` before each piece of work on text.
+            Raises GpuscoreError.
         encode: returns the answer as JSON.
         is_small: returns True if `prepare` takes no longer than handing the body to a thread.
         has_small_answer: returns True if `encode` takes no longer than that.
@@ -137,6 +143,7 @@ class Dialect(Generic[BodyT]):
     decode: Callable[[bytes, RequestRecord], BodyT]
     prepare: Callable[[LoadedModel, BodyT, Turns], PreparedBody]
     encode: Callable[[Scored[BodyT]], bytes]
+    check: Callable[[BodyT, LoadedModel | None], None] = nothing_more
     is_small: Callable[[BodyT], bool] = never
     has_small_answer: Callable[[Scored[BodyT]], bool] = has_few_items
     errors: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,)
@@ -153,6 +160,7 @@ async def answer(
     """
     record = call.record
     record.items = body.num_items
+    dialect.check(body, service.model)
     name = service.model_name(body.model)
     model = service.loaded()
     with record.stage(TOKENIZE):

@@ -186,6 +186,12 @@ def _to_input(body: ScoreBody) -> ScoreInput:
     )
 
 
+def check_score(body: CheckedScore | CheckedPairs, model: LoadedModel | None) -> None:
+    """Raise MissingLabels if the body names no labels and the model is known to have no default."""
+    if not isinstance(body, CheckedRanking) and model is not None:
+        body.given.check_labels(model.default_labels)
+
+
 def prepare_score(
     model: LoadedModel, body: CheckedScore | CheckedPairs, turns: Turns
 ) -> PreparedBody:
@@ -252,6 +258,7 @@ SCORE = Dialect(
     decode=decode_score,
     prepare=prepare_score,
     encode=encode_score,
+    check=check_score,
     is_small=_is_small,
     example={
         "query": "query: a blue wooden chair for the garden\nitem: ",
