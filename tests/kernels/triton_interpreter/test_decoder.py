@@ -130,7 +130,8 @@ def test_scores_equal_those_of_torch(make, used, family, special, others):
     }
 
 
-@pytest.mark.parametrize("family", ["qwen3", *slow("gemma2", "qwen2")])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2"])
 def test_so_do_fused_products_of_few_rows(make, used, family):
     """The first batch has 4 rows; of the second one, with 8, only the last layer's are few."""
     special = {"num_hidden_layers": 2}

@@ -32,9 +32,10 @@ class Setup:
     max_batch_tokens: int
     graph_tokens: int | None  # None = operator after operator, without our row-wise kernels
     pages: int
+    fused_rows: int = 0  # of the plan
 
 
-SETUPS = (Setup(64, 40, 9), Setup(40, 40, 5), Setup(120, 32, 16), Setup(48, 0, 6))
+SETUPS = (Setup(64, 40, 9), Setup(40, 40, 5), Setup(120, 32, 16, 24), Setup(48, 0, 6))
 PLAIN = Setup(48, None, 6)
 
 
@@ -111,7 +112,8 @@ def make_backend(directory: Path, setup: Setup) -> TorchBackend:
         kv_cache_size=setup.pages * PAGE_BYTES,
     )
     # torch would ask the driver for the number of a device without one.
-    plan = replace(plan_backend(directory, config), device=DEVICE)
+    plan = plan_backend(directory, config)
+    plan = replace(plan, device=DEVICE, fused_rows=setup.fused_rows)
     made = backend_module.TorchBackend(plan)
     made.warmup()
     return made
