@@ -33,8 +33,8 @@ def pages() -> Iterator[tuple[str, str]]:
             "httpx. Neither client imports torch.",
             *(_item(name) for name in ("Client", "AsyncClient", *names)),
             "::: gpuscore.client.options.ClientOptions",
-            "::: gpuscore.client.calls.ScoreOptions",
-            "::: gpuscore.client.calls.RerankOptions",
+            "::: gpuscore.client.options.ScoreOptions",
+            "::: gpuscore.client.options.RerankOptions",
         ),
     )
 

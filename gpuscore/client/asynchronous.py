@@ -11,14 +11,19 @@ import httpx
 from gpuscore.client.calls import (
     ClientCall,
     Post,
-    RerankOptions,
-    ScoreOptions,
     models_of,
     new_id,
     rerank_call,
     score_call,
 )
-from gpuscore.client.options import LATE, ClientOptions, reply_of, settings_of
+from gpuscore.client.options import (
+    LATE,
+    ClientOptions,
+    RerankOptions,
+    ScoreOptions,
+    reply_of,
+    settings_of,
+)
 from gpuscore.client.results import Document, Ids, Model, RerankResponse, ScoreResponse
 from gpuscore.client.retries import Attempts, Reply
 
@@ -76,6 +81,7 @@ class AsyncClient:
         return answer.status_code == 200
 
     async def aclose(self) -> None:
+        """Close the connections, except those of the caller's own httpx.AsyncClient."""
         if self._own:
             await self._http.aclose()
 

@@ -1,10 +1,12 @@
-"""The options of both clients."""
+"""The options of both clients and of their methods."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 import httpx
 
+from gpuscore.client.results import Ids
 from gpuscore.client.retries import Policy, Reply
 from gpuscore.client.split import MAX_BYTES, MAX_ITEMS, SplitLimits
 
@@ -29,6 +31,66 @@ class ClientOptions(TypedDict, total=False):
     max_items_per_request: int
     max_bytes_per_request: int
     max_concurrent_requests: int
+
+
+class ScoreOptions(TypedDict, total=False):
+    """Options of `score`, with the meaning of the same fields of POST /v1/score.
+
+    Attributes:
+        labels: texts of one token each, or names of classes.
+        label_token_ids: token ids, or numbers of classes; one list, or one per item.
+        apply_softmax: normalise over the labels instead of the vocabulary.
+        temperature: divides the logits; other than 1.0 only with apply_softmax.
+        item_first: prompts are item + query.
+        return_label_logprobs: return `label_logprobs`.
+        return_label_mass: return `label_mass`.
+        model: the served model's name.
+        priority: from -100 to 100; requests with a lower number run first.
+        cache_salt: separates prefix caches of one API key.
+        request_id: the request's id; if the call is split, each request's id begins with it.
+    """
+
+    labels: Sequence[str]
+    label_token_ids: Ids | Sequence[Ids]
+    apply_softmax: bool
+    temperature: float
+    item_first: bool
+    return_label_logprobs: bool
+    return_label_mass: bool
+    model: str
+    priority: int
+    cache_salt: str
+    request_id: str
+
+
+class RerankOptions(TypedDict, total=False):
+    """Options of `rerank`, with the meaning of the same fields of POST /v1/rerank.
+
+    Attributes:
+        top_n: number of best documents, of the whole list even if it is split; None: all.
+        instruction: replaces the prompt family's own.
+        return_documents: return the given documents; the server does not send them back.
+        raw_scores: return raw scores instead of relevances from 0 to 1.
+        rank_fields: the fields to rank by, for documents that are mappings.
+        max_tokens_per_doc: cut longer documents at their end.
+        truncate: cut documents whose prompts would not fit the model.
+        model: the served model's name.
+        priority: from -100 to 100; requests with a lower number run first.
+        cache_salt: separates prefix caches of one API key.
+        request_id: the request's id; if the call is split, each request's id begins with it.
+    """
+
+    top_n: int | None
+    instruction: str | None
+    return_documents: bool
+    raw_scores: bool
+    rank_fields: Sequence[str]
+    max_tokens_per_doc: int
+    truncate: bool
+    model: str
+    priority: int
+    cache_salt: str
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,20 @@ import httpx
 from gpuscore.client.calls import (
     ClientCall,
     Post,
-    RerankOptions,
-    ScoreOptions,
     models_of,
     new_id,
     rerank_call,
     score_call,
 )
 from gpuscore.client.errors import ClientError
-from gpuscore.client.options import LATE, ClientOptions, reply_of, settings_of
+from gpuscore.client.options import (
+    LATE,
+    ClientOptions,
+    RerankOptions,
+    ScoreOptions,
+    reply_of,
+    settings_of,
+)
 from gpuscore.client.results import Document, Ids, Model, RerankResponse, ScoreResponse
 from gpuscore.client.retries import Attempts, Reply
 
@@ -65,7 +70,10 @@ class Client:
     ) -> ScoreResponse:
         """Return the labels' probabilities after each `query + item` prompt.
 
-        Query and items are all text or all token ids.
+        Args:
+            query: the text or token ids that all items share.
+            items: texts if the query is a text, lists of token ids if it is one.
+            **options: see `ScoreOptions`.
 
         Raises:
             ClientError: StatusError, ConnectionFailed or BadAnswer.
@@ -76,7 +84,16 @@ class Client:
     def rerank(
         self, query: str, documents: Sequence[Document], **options: Unpack[RerankOptions]
     ) -> RerankResponse:
-        """Rank documents by relevance to a query, best first. Raises ClientError."""
+        """Rank documents by relevance to a query, best first.
+
+        Args:
+            query: the text to rank by.
+            documents: texts, or mappings with `text` or with `rank_fields`.
+            **options: see `RerankOptions`.
+
+        Raises:
+            ClientError: StatusError, ConnectionFailed or BadAnswer.
+        """
         return self._do(rerank_call(self._settings.limits, query, documents, **options))
 
     def models(self) -> tuple[Model, ...]:
@@ -96,6 +113,7 @@ class Client:
         return answer.status_code == 200
 
     def close(self) -> None:
+        """Close the connections, except those of the caller's own httpx.Client."""
         if self._own:
             self._http.close()
 

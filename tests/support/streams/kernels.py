@@ -159,7 +159,7 @@ def _merge_slices(a: Bound) -> None:
 
 def _extend_attention(a: Bound) -> None:
     if a["MERGE"] or not a["POOL"]:
-        raise NotImplementedError("items_merge, which the CUDA runner does not launch")
+        raise NotImplementedError("items_merge, which the CUDA launcher does not launch")
     tiles = a["tiles"][a["tiles"][:, NUM_ROWS] > 0]  # padding does nothing
     shape = TileShape(a["BM"] // a["GROUP"], a["BN"], a["OWN"])
     table = DeviceTiles(
