@@ -1,4 +1,4 @@
-"""The options of both clients, and of their calls."""
+"""The options of both clients and of their methods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
