@@ -44,7 +44,7 @@ def test_every_batch_has_one(most, rows_per_tile):
         ), "there is a smaller one"
 
 
-def test_there_are_few_and_little_is_padding(buckets):
+def test_buckets_are_few_and_leave_little_padding(buckets):
     assert len(buckets) < 150
     sizes = np.array(sorted({bucket.tokens for bucket in buckets}))
     tokens = np.arange(32, MOST + 1)
@@ -53,7 +53,7 @@ def test_there_are_few_and_little_is_padding(buckets):
     assert (1 - tokens / room).mean() <= 0.2
 
 
-def test_none_for_larger_batches_and_none_at_all(buckets):
+def test_batches_over_the_largest_bucket_have_none(buckets):
     assert find_bucket(buckets, Bucket(MOST + 1, 1, 1)) is None
     assert make_buckets(0, 64) == []
     assert find_bucket([], Bucket(1, 1, 1)) is None
@@ -62,7 +62,7 @@ def test_none_for_larger_batches_and_none_at_all(buckets):
 @pytest.mark.parametrize(
     ("most", "rows_per_tile"), [(1, 64), (12, 1), (300, 18), (4096, 64), *slow((4096, 128))]
 )
-def test_each_is_checked_with_a_batch_that_fills_it(most, rows_per_tile):
+def test_the_known_batch_of_each_bucket_fills_it(most, rows_per_tile):
     shape = TileShape(rows_per_tile, 64, 32)
     for bucket in make_buckets(most, rows_per_tile):
         batch = filled_batch(bucket.tokens, bucket.scored, 100_000, 64)
