@@ -6,6 +6,7 @@ only; attention of every row over the keys it sees; the LM head for one row per 
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from clock import median_seconds
@@ -94,6 +95,7 @@ def product_seconds(
     dtype: torch.dtype,
     device: torch.device,
     weight_bytes: int = 1 << 27,
+    repeat: int = 10,
 ) -> float:
     """Measure the seconds of one product [rows, inner] x [inner, columns] of random numbers.
 
@@ -111,11 +113,16 @@ def product_seconds(
         for weight in weights:
             functional.linear(x, weight)
 
-    return median_seconds(run, device) / len(weights)
+    return median_seconds(run, device, repeat) / len(weights)
 
 
 def product_table(
-    shape: Mapping[str, int], rows: int, scored: int, dtype: torch.dtype, device: torch.device
+    shape: Mapping[str, int],
+    rows: int,
+    scored: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    repeat: int = 10,
 ) -> dict[str, float]:
     """Measure the seconds of every product of a forward pass, each at its own shape.
 
@@ -124,18 +131,19 @@ def product_table(
         rows: tokens that are computed.
         scored: rows that the last layer computes completely.
         dtype, device: of the products.
+        repeat: the median is taken of this many runs.
     """
+    measured = partial(product_seconds, repeat=repeat)
     layers, sizes = shape["num_hidden_layers"], linear_sizes(shape)
     kv = 2 * shape["num_key_value_heads"] * shape["head_dim"]
     found = {
-        name: (layers - 1) * product_seconds(rows, *size, dtype, device)
-        for name, size in sizes.items()
+        name: (layers - 1) * measured(rows, *size, dtype, device) for name, size in sizes.items()
     }
     hidden, heads = sizes["qkv"][0], sizes["o"][0]
     last = [(rows, hidden, kv), (scored, hidden, heads)]
     last += [(scored, *size) for name, size in sizes.items() if name != "qkv"]
-    found["last layer"] = sum(product_seconds(*one, dtype, device) for one in last)
-    found["head"] = product_seconds(scored, hidden, shape["vocab_size"], dtype, device)
+    found["last layer"] = sum(measured(*one, dtype, device) for one in last)
+    found["head"] = measured(scored, hidden, shape["vocab_size"], dtype, device)
     return found
 
 

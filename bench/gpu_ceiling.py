@@ -16,7 +16,7 @@ def measure(
     quick: bool,
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Measure the ceilings; return them and the floors of each workload."""
-    size, copied = (256, 1 << 22) if quick else (8192, 1 << 30)
+    size, copied, repeat = (256, 1 << 22, 2) if quick else (8192, 1 << 30, 10)
     rate = 2 * size**3 / product_seconds(size, size, size, dtype, device)
     copy = copy_rate(device, copied)
     ceilings = {
@@ -26,7 +26,8 @@ def measure(
     }
     weights = weight_bytes(shape, dtype)
     return ceilings, {
-        goal.name: _floor(shape, goal, dtype, device, rate, weights / copy) for goal in goals
+        goal.name: _floor(shape, goal, dtype, device, rate, weights / copy, repeat)
+        for goal in goals
     }
 
 
@@ -37,6 +38,7 @@ def _floor(
     device: torch.device,
     rate: float,
     read_weights: float,
+    repeat: int,
 ) -> dict[str, Any]:
     """Return the floors of one workload, in milliseconds.
 
@@ -47,7 +49,7 @@ def _floor(
     """
     work = goal.workload
     counted = operations(shape, work.query_len, work.num_items, work.item_len, work.cached)
-    products = product_table(shape, work.tokens, work.num_items, dtype, device)
+    products = product_table(shape, work.tokens, work.num_items, dtype, device, repeat)
     linear = sum(seconds for name, seconds in products.items() if name != "head")
     at_shapes = sum(products.values()) + counted["attention"] / rate
     return {
