@@ -118,7 +118,7 @@ def test_what_runs_data_is_seen(source):
 @pytest.mark.parametrize(
     "source", ["model.eval()", "re.compile('x')", "np.load(path)", "load(trust_remote_code=False)"]
 )
-def test_what_only_sounds_like_it_is_not(source):
+def test_similar_names_are_allowed(source):
     assert not unsafe(source)
 
 

@@ -23,7 +23,7 @@ def trees(**sources):
 
 
 @pytest.mark.slow  # `make check` runs the tool itself
-def test_this_tree_has_none(house, capsys):
+def test_the_repository_follows_the_rules(house, capsys):
     assert house.main() == 0, capsys.readouterr().err
 
 

@@ -41,7 +41,7 @@ def test_the_same_model_made_again_is_not_asked(asked, tmp_path):
     np.testing.assert_array_equal(first, second)
 
 
-def test_any_other_is_asked(asked, tmp_path, monkeypatch):
+def test_another_model_prompt_or_version_is_computed_anew(asked, tmp_path, monkeypatch):
     model = make_model(tmp_path)
     assert asked(model)[0]
     others = [

@@ -89,7 +89,7 @@ def test_few_requests_do_not_get_the_room_of_many(buckets):
             assert found.tiles <= max(FEW, 4 * wanted.tiles)
 
 
-def test_none_for_larger_batches_and_none_at_all(buckets):
+def test_batches_over_the_largest_bucket_have_none(buckets):
     assert find_bucket(buckets, Bucket(MOST + 1, 1, 1)) is None
     assert make_buckets(0, 64) == []
     assert find_bucket([], Bucket(1, 1, 1)) is None
@@ -98,7 +98,7 @@ def test_none_for_larger_batches_and_none_at_all(buckets):
 @pytest.mark.parametrize(
     ("most", "rows_per_tile"), [(1, 64), (12, 1), (300, 18), (4096, 64), *slow((4096, 128))]
 )
-def test_each_is_checked_with_a_batch_that_fills_it(most, rows_per_tile):
+def test_the_known_batch_of_each_bucket_fills_it(most, rows_per_tile):
     shape = TileShape(rows_per_tile, 64, 32)
     for bucket in make_buckets(most, rows_per_tile):
         batch = filled_batch(bucket.tokens, bucket.scored, 100_000, 64)

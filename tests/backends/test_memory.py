@@ -194,7 +194,7 @@ def test_no_batch_takes_more_than_was_measured(backend_of, count):
 
     backend = backend_of(Noting(), overrides=WIDE, max_batch_tokens=LARGEST)
     (measured,) = found
-    assert measured > 40 * MIB, "too little to tell anything"
+    assert measured > 40 * MIB, "too little memory was measured for a comparison"
     rng = np.random.default_rng(0)
     batches = [random_batch(rng, backend) for _ in range(count)]
     before = memory._status("VmRSS")

@@ -62,7 +62,7 @@ def test_growth_is_told_from_noise(grown, right, lives):
     assert slope.value == pytest.approx(grown, abs=4 * slope.error)
 
 
-def test_too_little_says_nothing():
+def test_few_samples_give_no_growth():
     assert growth(samples(0.0, 0.0)[:4], "server") is None
 
 

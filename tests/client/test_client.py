@@ -90,11 +90,11 @@ def test_requests_keep_within_both_limits(url):
         client = Client(url, KEY, http=http, max_concurrent_requests=1, **options)
         client.score(QUERY, items, labels=LABELS)
     counts = [len(json.loads(body)["items"]) for body in bodies]
-    assert counts[0] == max(counts) == 5, "the number binds"
-    assert min(counts[1:-1]) < 4, "the bytes bind"
+    assert counts[0] == max(counts) == 5, "the limit of items applies"
+    assert min(counts[1:-1]) < 4, "the limit of bytes applies"
     *within, last = map(len, bodies)
     assert max(within) <= 170 < last, "one item is larger than that"
-    assert len(within) == 4, "no more requests than it takes"
+    assert len(within) == 4, "the items must be split into as few requests as possible"
 
 
 @pytest.mark.parametrize("split", [{}, *SMALL])
@@ -136,7 +136,7 @@ def test_nothing_to_score(url, call):
     assert caught.value.status == 400
 
 
-def test_what_is_served(url, call):
+def test_models_and_readiness(url, call):
     (model,) = call(url, "models", client=WITH_KEY)
     assert (model.id, model.max_model_len) == ("demo", 4096)
     assert call(url, "ready") is True
@@ -197,7 +197,7 @@ def test_options_out_of_range(call, options):
         call("127.0.0.1:9", "ready")
 
 
-def test_nobody_there(call):
+def test_a_refused_connection_is_an_error_with_the_request_id(call):
     with pytest.raises(ConnectionFailed) as caught:
         call("http://127.0.0.1:9", "models", client={"max_attempts": 2})
     assert caught.value.request_id

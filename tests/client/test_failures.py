@@ -31,7 +31,7 @@ def score(call, server, client=None, items=("a",), **options):
     ],
     ids=["429", "503", "503 without a time", "502", "closed"],
 )
-def test_tried_again(call, first, wait):
+def test_temporary_failures_are_retried(call, first, wait):
     with scripted([first, GOOD]) as server:
         start = time.monotonic()
         found = score(call, server, request_id="r")
@@ -42,7 +42,7 @@ def test_tried_again(call, first, wait):
 
 
 @pytest.mark.parametrize("status", [400, 401, 408, 413, 500, 504])
-def test_not_tried_again(call, status):
+def test_permanent_failures_are_not_retried(call, status):
     with scripted([refusal(status, "code"), GOOD]) as server:
         with pytest.raises(StatusError) as caught:
             score(call, server)

@@ -76,7 +76,7 @@ def test_the_program_refuses_a_wrong_configuration(command, tmp_path):
         ("model", "not a name!", "MODEL not a name! is neither a directory"),
     ],
 )
-def test_what_turns_out_wrong_later_names_its_source_too(
+def test_an_error_found_after_reading_the_settings_names_its_source(
     name, value, want, source, tmp_path, monkeypatch, capsys
 ):
     (item,) = [item for item in options() if item.name == name]
@@ -98,7 +98,7 @@ def test_what_turns_out_wrong_later_names_its_source_too(
         assert error.endswith(f" ({item.message_name} is set by {place})\n")
 
 
-def test_so_does_what_only_the_engines_process_finds():
+def test_an_error_of_the_engines_process_names_its_source_too():
     done = run("serve", GPUSCORE_KV_CACHE_SIZE="1")
     assert done.returncode == 78
     assert done.stderr.startswith("gpuscore: ")

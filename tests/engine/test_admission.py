@@ -51,7 +51,7 @@ def test_one_request_is_always_admitted():
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(0.0, 1), (1000.0, 1), (10.0, 10), (1.0, 30)])
-def test_when_to_come_again(rate, seconds):
+def test_retry_after_is_the_time_that_the_backlog_takes(rate, seconds):
     counted = backlog(rate, max_queued_requests=1)
     counted.admit(request(100))
     with pytest.raises(Overloaded) as refused:

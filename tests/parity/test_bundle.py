@@ -79,7 +79,7 @@ def test_it_comes_back_as_it_was_written(made, tmp_path):
     assert found.run.items_per_second == 12.5
 
 
-def test_two_that_agree(recorded, capsys, tmp_path):
+def test_equal_bundles_pass(recorded, capsys, tmp_path):
     report = tmp_path / "report.html"
     assert compare(*recorded, "--report", str(report)) == 0
     shown = capsys.readouterr().out
@@ -95,7 +95,7 @@ def test_two_that_agree(recorded, capsys, tmp_path):
     assert str(recorded[0].parent) not in (recorded[0] / "bundle.json").read_text()
 
 
-def test_two_that_differ(recorded, capsys, tmp_path):
+def test_different_bundles_fail(recorded, capsys, tmp_path):
     shutil.copytree(recorded[1], tmp_path / "b")
     found = read_bundle(tmp_path / "b")
     found.run.results["short"].values[3, 1] += 2e-4
@@ -116,7 +116,7 @@ def test_a_changed_file_is_refused(recorded, tmp_path, capsys, name):
     assert f"{copy / name} was changed after the bundle was written" in capsys.readouterr().err
 
 
-def test_so_is_a_workload_that_was_exchanged_with_its_digest(recorded, tmp_path, capsys):
+def test_a_workload_changed_together_with_its_digest_is_refused(recorded, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(recorded[0], copy)
     workload = json.loads((copy / "workload.json").read_text())
@@ -136,7 +136,7 @@ def test_so_is_a_workload_that_was_exchanged_with_its_digest(recorded, tmp_path,
         ("workload.json", b'{"cases": 5}', "is not a bundle of this version"),
     ],
 )
-def test_what_is_no_bundle(made, tmp_path, file, content, message):
+def test_damaged_bundles_are_refused(made, tmp_path, file, content, message):
     write_bundle(tmp_path / "a", made)
     (tmp_path / "a" / file).write_bytes(content)
     sums(tmp_path / "a")

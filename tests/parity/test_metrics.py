@@ -83,8 +83,8 @@ def test_a_degenerate_set_has_no_say_in_the_order_but_in_clear_pairs():
     flat, spread = np.append(1e-3 * rng.random(50), 9.0), np.arange(51.0)
     found = rank([(flat, -flat), (spread, spread)], gap=1.0, noise=0.1, ties=0.01)
     assert (found.clear_tau, found.clear_top) == (1.0, 1.0)
-    assert (found.tau, found.top) == (-1.0, 0.0), "the table shows it all the same"
-    assert found.inversions == 50, "the one that stands out"
+    assert (found.tau, found.top) == (-1.0, 0.0), "without `clear` the set counts"
+    assert found.inversions == 50, "the one clear value with each other"
     alone = rank([(flat, flat)], gap=1.0, noise=0.1, ties=0.01)
     assert (alone.tau, alone.top, alone.clear_tau, alone.clear_top) == (1.0, 1.0, None, None)
     few = rank([(spread[:19], spread[:19])], gap=1.0, noise=0.1, ties=0.01)

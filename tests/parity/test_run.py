@@ -345,7 +345,7 @@ class TestWorkload:
         assert {(True, False, False), (False, False, False), (False, True, True)} <= modes
         assert max(len(case.items) for case in made.cases) == 500
 
-    def test_what_it_leaves_out_is_said(self, capsys):
+    def test_a_workload_lists_the_cases_that_it_leaves_out(self, capsys):
         assert make_workload("quick", 0, 400, 512, None).left_out == ("text: no tokenizer.json",)
 
     def test_a_model_that_is_too_small(self):

@@ -218,7 +218,7 @@ def test_several_classes_rank_nothing(tmp_path):
         ("{{ messages[0].content }} {{ strftime_now('%d') }}", "cannot be rendered"),
     ],
 )
-def test_templates_that_do_not_do(found, template, reason):
+def test_unusable_templates_are_refused(found, template, reason):
     with pytest.raises(ConfigError, match=reason):
         found("instruct", template)
     with pytest.raises(ConfigError, match="--family none"):

@@ -358,7 +358,7 @@ def test_a_token_that_the_model_does_not_have(tmp_path, prompts_of):
         ("{{ messages.__class__.__mro__ }}", "cannot be rendered"),
     ],
 )
-def test_templates_that_do_not_do(tmp_path, template, reason):
+def test_unusable_templates_are_refused(tmp_path, template, reason):
     sentence_transformers(tmp_path, template)
     with pytest.raises(ConfigError, match=reason):
         find_family("auto", tmp_path, [], QWEN_SPECIALS)

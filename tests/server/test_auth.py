@@ -100,7 +100,7 @@ def test_each_key_opens(limited_server, key):
         [f"Authorization: Bearer {KEYS[0]}", f"Authorization: Bearer {KEYS[0]}"],
     ],
 )
-def test_anything_else_does_not(stranger, fields):
+def test_any_other_header_is_refused(stranger, fields):
     with Connection(stranger) as connection:
         connection.request("POST", "/v1/score", *fields, body=b"{}")
         check_error(connection.reply(), 401, "invalid_api_key")
@@ -140,7 +140,7 @@ def test_an_open_address_needs_a_key(host, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_loopback_does_not(host):
+def test_a_loopback_address_needs_no_key(host):
     assert not read_api_keys(ServerConfig(host=host))
 
 

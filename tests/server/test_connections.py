@@ -99,7 +99,7 @@ class TestLimits:
             assert "over 2048 bytes" in message
             assert connection.closed
 
-    def test_some_of_it_is_taken(self, limited):
+    def test_extensions_and_trailers_within_the_limit_are_accepted(self, limited):
         body = GOOD[:-1] + b',"apply_softmax":true}'
         chunks = b'%x;a=b;c="d"\r\n%s\r\n0;last\r\nX-Sum: 1\r\n\r\n' % (len(body), body)
         with Connection(limited) as connection:
@@ -116,7 +116,7 @@ class TestLimits:
 
 
 class TestUpgrades:
-    def test_one_is_ignored_on_any_version(self, client):
+    def test_an_upgrade_is_ignored_in_http_1_1_and_1_0(self, client):
         with Connection(client) as connection:
             for _ in range(2):
                 connection.request(*SCORE, *UPGRADE, body=GOOD)
@@ -165,19 +165,19 @@ class TestTargets:
             ("*", 400),
         ],
     )
-    def test_one_form_decides_the_route(self, client, target, status):
+    def test_any_form_of_a_target_finds_its_route(self, client, target, status):
         with Connection(client) as connection:
             connection.request("POST", target, body=GOOD)
             assert connection.reply().status == status
 
     @pytest.mark.parametrize("target", ["/v1/%73core", "http://a/v1/score", "/v1/sco%72e?a"])
-    def test_and_the_gate(self, busy, target):
+    def test_the_gate_sees_the_route_in_any_form(self, busy, target):
         with Connection(busy) as connection:
             connection.send(connection.head("POST", target, length=9))  # refused at once
             check_error(connection.reply(), 429, "overloaded", None)
 
     @pytest.mark.parametrize("target", ["/v1/%73core", "http://a/v1/score", "/metric%73"])
-    def test_and_the_key(self, limited_server, limited, target):
+    def test_the_key_is_asked_for_in_any_form(self, limited_server, limited, target):
         with Connection(limited) as connection:
             connection.request("POST", target, body=GOOD, key=False)
             check_error(connection.reply(), 401, "invalid_api_key", None)
@@ -297,7 +297,7 @@ class TestOrigins:
         assert "Retry-After" in marks[0]["access-control-expose-headers"]
         assert marks == marks[:1] * 4
 
-    def test_another_page_gets_no_mark(self, busy):
+    def test_an_origin_that_is_not_allowed_gets_no_cors_header(self, busy):
         refused = busy.post("/v1/score", content=body_of(1), headers={"Origin": OTHER, **JSON})
         assert refused.status_code == 429
         assert "access-control-allow-origin" not in refused.headers

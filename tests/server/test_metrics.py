@@ -139,7 +139,7 @@ class TestFailures:
         }
         assert {code: count for code, count in rejected.items() if count} == codes
 
-    def test_what_only_grows_survives_the_engine(self, tape):
+    def test_counters_do_not_fall_when_the_engine_is_replaced(self, tape):
         server, client = tape
         wait_until(lambda: client.get("/ready").status_code == 200)
         post_tape(client, 1, 2)
@@ -199,7 +199,7 @@ def test_a_blocked_event_loop_shows():
         for line in text.splitlines()
         if line.startswith("gpuscore_event_loop_lag_sec") and "_sum" in line
     ]
-    assert 0.3 <= float(late.split()[1]) <= took - 0.2, "what it meant to sleep is not late"
+    assert 0.3 <= float(late.split()[1]) <= took - 0.2, "the sleep itself does not count as delay"
 
 
 class TestMetrics:

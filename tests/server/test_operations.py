@@ -175,7 +175,7 @@ class TestCanary:
         "not finite": {"json": {"items": [CANARY * 1000], "label_token_ids": [3]}},
     }
 
-    def test_it_is_nowhere(self, watched):
+    def test_texts_of_requests_are_in_no_log_metric_or_span(self, watched):
         for request in self.REQUESTS.values():
             reply = watched.client.request(**({"method": "POST", "url": "/v1/score"} | request))
             watched.line(reply.headers["x-request-id"])

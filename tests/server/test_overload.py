@@ -33,7 +33,7 @@ def refused(connection, reason="1 requests with 1 tokens are in flight"):
     return reply
 
 
-def test_at_the_head(busy):
+def test_a_request_is_refused_at_its_head(busy):
     """The answer arrives before the body; after the body the connection serves further requests."""
     body = body_of(1, 2)
     with Connection(busy) as connection:
@@ -95,7 +95,7 @@ def test_other_answers_go_first(busy):
         check_error(connection.reply(), 405, "method_not_allowed", None)
 
 
-def test_it_is_counted(busy):
+def test_early_refusals_are_counted(busy):
     def count():
         lines = busy.get("/metrics").text.splitlines()
         found = [line for line in lines if 'status="429"' in line and "requests_total{" in line]

@@ -116,7 +116,7 @@ def test_requests_of_a_round_go_together_and_answers_come_in_portions():
 
     assert run_in(rounds, main) == list(range(100))
     assert engine.calls == [102]
-    assert len(admitted) == 101, "not the one that was refused"
+    assert len(admitted) == 101, "the refused request must not count"
     assert engine.futures[101].cancelled()
 
 

@@ -84,7 +84,7 @@ def test_a_short_text_of_the_same_tenant_waits_for_one_piece(work):
     end(work, jobs)
 
 
-def test_who_has_nothing_running_is_next(work):
+def test_a_tenant_without_running_work_is_next(work):
     """A tenant without running work comes first, however long another tenant's jobs have waited."""
     jobs = busy(work)
     more = [work.submit("a", lambda turns: turns.before(1)) for _ in range(50)]
@@ -96,7 +96,7 @@ def test_who_has_nothing_running_is_next(work):
     end(work, jobs)
 
 
-def test_nobody_hands_on_what_nobody_waits_for(work):
+def test_a_long_job_keeps_its_permit_while_no_other_waits(work):
     (long, job), *_ = jobs = busy(work, 1)
     for pieces in range(2, 6):
         long.go_on()

@@ -13,7 +13,7 @@ from support.models import make_tokenizer
 TEXT = "query: Ein Satz über Bäume ☃\n yesyes"
 
 
-def test_there_and_back(client, encode):
+def test_detokenize_inverts_tokenize(client, encode):
     answer = client.post("/tokenize", json={"prompt": TEXT}).json()
     assert answer == {"count": len(encode(TEXT)), "max_model_len": 512, "tokens": encode(TEXT)}
     bare = client.post("/tokenize", json={"prompt": TEXT, "add_special_tokens": False}).json()
@@ -89,7 +89,7 @@ def test_info_is_that_of_the_files(tmp_path):
     assert (info.chat_template, info.model_max_length) == ("{{ messages }}", None)
 
 
-def test_nothing_but_a_tokenizer(tmp_path):
+def test_fields_are_null_without_their_files(tmp_path):
     info = read(tmp_path, tokenizer_config={"model_max_length": 77})
     assert (info.bos_token, info.eos_token, info.tokenizer_class) == (None, None, None)
     assert info.model_max_length == 77

@@ -162,7 +162,7 @@ class TestTimes:
         start = time.monotonic()
         reply = post(client, large_request(1_000_000), x_request_timeout_ms="400")
         check_error(reply, 504, "deadline_exceeded", None)
-        assert canary(client) == before, "what is left of the request was dropped"
+        assert canary(client) == before, "the work of the expired request is dropped"
         assert time.monotonic() - start < 5
 
 
@@ -199,7 +199,9 @@ class TestOverload:
                 assert score(bob, **URGENT).status_code == 200, "another key is not concerned"
             # The server closes the refused connection after it has read the whole body.
             others = [connection for connection in sent if connection is not refused]
-            assert all(connection.silent for connection in others), "the others are worked on"
+            assert all(connection.silent for connection in others), (
+                "requests within the limit go on"
+            )
 
 
 class TestMemoryAndBugs:

@@ -83,7 +83,7 @@ class TestTraces:
     def test_a_trace_that_is_not_sampled(self):
         assert not self.spans(("traceparent", f"00-{TRACE}-{PARENT}-00"))
 
-    def test_they_reach_a_collector(self, watched):
+    def test_spans_reach_a_collector(self, watched):
         name = uuid4().hex
         headers = {"X-Request-Id": name, "traceparent": f"00-{TRACE}-{PARENT}-01"}
         assert watched.client.post("/v1/score", json=BODY, headers=headers).status_code == 200
@@ -99,13 +99,13 @@ class TestTraces:
             ("http://c", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "must be http/protobuf"),
         ],
     )
-    def test_what_cannot_be_done_is_refused(self, endpoint, environment, want):
+    def test_unsupported_trace_settings_are_refused(self, endpoint, environment, want):
         with pytest.raises(ConfigError, match=want):
             read_tracer(ServerConfig(otlp_endpoint=endpoint), environment)
 
     ASKED = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
 
-    def test_who_asks_for_traces(self):
+    def test_traces_are_sent_if_the_settings_ask_for_them(self):
         assert read_tracer(ServerConfig(), {}) is None
         assert read_tracer(ServerConfig(), self.ASKED | {"OTEL_TRACES_EXPORTER": "none"}) is None
         off = self.ASKED | {"OTEL_SDK_DISABLED": "true"}
@@ -151,5 +151,5 @@ class TestTimingHeaders:
         values = [float(value) for value in parts.values()]
         assert 0 < sum(values[:-1]) <= values[-1] + 0.01
 
-    def test_only_when_asked(self, client):
+    def test_timing_headers_need_their_flag(self, client):
         assert "server-timing" not in score(client, **BODY).headers

@@ -17,7 +17,7 @@ from support import programs
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PR_SET_CHILD_SUBREAPER = 36
-SHOWN = 600  # tests and files
+SHOWN = 100  # tests and files
 
 
 class CpuReport:

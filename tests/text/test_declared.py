@@ -79,7 +79,7 @@ def test_ids_are_those_of_transformers(tmp_path, file, key, value, outcome):
     for name in (CONFIG, MAP, ADDED):
         (tmp_path / name).unlink(missing_ok=True)
     own = [ids.tolist() for ids in TextEncoder.read(tmp_path).prompts(TEXTS)]
-    assert own != want, "what changes nothing need not be refused"
+    assert own != want, "a declaration that changes no ids must not be refused"
 
 
 def test_a_rebuilt_prefix_is_refused(tmp_path):

@@ -52,7 +52,7 @@ def test_random_requests_agree_with_the_long_way():
 
 @pytest.mark.parametrize("bad", [-1, VOCAB, 2**31, 2**63, -(2**63) - 1, 1.0, True, "1", None])
 @pytest.mark.parametrize("place", ["query", "item"])
-def test_what_is_no_id_is_left_to_the_long_way(bad, place):
+def test_invalid_ids_are_left_to_the_reading_prompt_by_prompt(bad, place):
     query, items = [1, 2], [[3, 4], [0, 1]]
     (query if place == "query" else items[1]).append(bad)
     assert factor_ids(query, items, vocab_rows=VOCAB, max_len=9) is None

@@ -29,7 +29,7 @@ def in_pieces():
     return blocks
 
 
-def test_when_it_gives_memory_back():
+def test_memory_is_given_back_after_work_and_a_pause():
     now = [0.0]
     idle = IdleTrimmer(lambda: now[0])
     held = in_pieces()
@@ -39,13 +39,15 @@ def test_when_it_gives_memory_back():
     now[0] = TRIM + 1
     idle.seen(stats(requests=1, batches=1))
     idle.seen(stats(requests=0, batches=0))
-    assert resident() > full - 20 * MIB, "too early, busy, and nothing has run"
+    assert resident() > full - 20 * MIB, (
+        "memory was given back too early, under load, or without any work before"
+    )
     idle.seen(stats(requests=0, batches=1))
     assert resident() < full - 40 * MIB
     assert held
 
 
-def test_once_for_what_has_run():
+def test_memory_is_given_back_once_after_each_work():
     now = [0.0]
     idle = IdleTrimmer(lambda: now[0])
     now[0] = 3 * TRIM

@@ -40,7 +40,7 @@ def poisoned_pages(kv_heads, head_dim, dtype, slots, *, by_slot=False):
         (0, 4, 2, 16, "llama"),
     ],
 )
-def test_all_of_it(rows, heads, kv_heads, head_dim, norm, dtype):
+def test_norm_rotation_and_stored_pages(rows, heads, kv_heads, head_dim, norm, dtype):
     qkv = between_nans(randn(rows, (heads + 2 * kv_heads) * head_dim, dtype=dtype))
     cos, sin = tables(rows, head_dim)
     weights = [None, None]
@@ -142,4 +142,4 @@ def test_what_does_not_fit_is_refused(impl):
 def test_a_defect_is_visible(old, new, monkeypatch, tmp_path):
     module = importlib.import_module("gpuscore_kernels.qk_norm_rope_store.triton")
     with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
-        test_all_of_it(5, 4, 2, 16, "gemma", torch.float32)
+        test_norm_rotation_and_stored_pages(5, 4, 2, 16, "gemma", torch.float32)

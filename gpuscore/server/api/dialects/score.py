@@ -174,7 +174,7 @@ def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPa
 
 def _to_input(body: ScoreBody) -> ScoreInput:
     """Return the body as input for `text.joining`; raise GpuscoreError if fields do not fit."""
-    label_ids: Any = body.label_token_ids  # ScoreInput checks if one list is meant, or several
+    label_ids: Any = body.label_token_ids  # `ScoreInput` checks that its lists are of one kind
     return ScoreInput(
         query=body.query if body.query is not None else "",
         items=[body.items] if isinstance(body.items, str) else body.items or [],
