@@ -110,7 +110,7 @@ check-kernels: setup $(TRITON_VENV)/.installed
 check-kernels-all:
 	@$(MAKE) --no-print-directory check-kernels ARGS='--all $(ARGS)'
 
-# Runs the CUDA runner of real models on a simulated device: what is captured, launched,
+# Runs the CUDA launcher of real models on a simulated device: what is captured, launched,
 # compiled and allocated, against a baseline; ARGS=--update rewrites it.
 check-graphs: setup
 	PYTHONPATH=tests $(BIN)/python -P -m graphs.check $(ARGS)
@@ -135,7 +135,7 @@ simulate: setup
 	SIMULATED_SEEDS=$(SEEDS) $(BIN)/pytest tests/engine/test_simulation.py -m 'not hostile' \
 	  --numprocesses auto --maxprocesses 4
 
-# Records every access of the CUDA runner to memory, on a simulated device, and looks for
+# Records every access of the CUDA launcher to memory, on a simulated device, and looks for
 # two without order; then plants defects. A minute on two cores. More: make check-streams
 # ARGS='--worlds 500'
 check-streams: setup

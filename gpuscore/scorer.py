@@ -141,6 +141,7 @@ class Scorer:
         self._backend.warmup()
 
     def close(self) -> None:
+        """Free the model and end the threads."""
         self._engine.close()
 
     def __enter__(self) -> "Scorer":

@@ -81,6 +81,7 @@ class AsyncClient:
         return answer.status_code == 200
 
     async def aclose(self) -> None:
+        """Close the connections, except those of the caller's own httpx.AsyncClient."""
         if self._own:
             await self._http.aclose()
 

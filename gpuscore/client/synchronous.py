@@ -70,7 +70,10 @@ class Client:
     ) -> ScoreResponse:
         """Return the labels' probabilities after each `query + item` prompt.
 
-        Query and items are all text or all token ids.
+        Args:
+            query: the text or token ids that all items share.
+            items: texts if the query is a text, lists of token ids if it is one.
+            **options: see `ScoreOptions`.
 
         Raises:
             ClientError: StatusError, ConnectionFailed or BadAnswer.
@@ -81,7 +84,16 @@ class Client:
     def rerank(
         self, query: str, documents: Sequence[Document], **options: Unpack[RerankOptions]
     ) -> RerankResponse:
-        """Rank documents by relevance to a query, best first. Raises ClientError."""
+        """Rank documents by relevance to a query, best first.
+
+        Args:
+            query: the text to rank by.
+            documents: texts, or mappings with `text` or with `rank_fields`.
+            **options: see `RerankOptions`.
+
+        Raises:
+            ClientError: StatusError, ConnectionFailed or BadAnswer.
+        """
         return self._do(rerank_call(self._settings.limits, query, documents, **options))
 
     def models(self) -> tuple[Model, ...]:
@@ -101,6 +113,7 @@ class Client:
         return answer.status_code == 200
 
     def close(self) -> None:
+        """Close the connections, except those of the caller's own httpx.Client."""
         if self._own:
             self._http.close()
 

@@ -1,4 +1,4 @@
-"""Runs the CUDA runner on a device that is not there, and compares what it does with a baseline.
+"""Runs the CUDA launcher on a simulated device, and compares what it does with a baseline.
 
     make check-graphs
     make check-graphs ARGS='--model Llama-3.1-8B'

@@ -75,9 +75,7 @@ def curls():
     """Yield the POST requests that the tutorials and README show as commands."""
     for page in [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]:
         text = page.read_text(encoding="utf-8")
-        for path, body in re.findall(
-            r"curl -s http://127.0.0.1:8000(/\S+) .*?-d '(.*?)'", text, re.S
-        ):
+        for path, body in CURL.findall(text):
             yield pytest.param(path, body, id=f"{page.stem}-{path}")
 
 
@@ -86,6 +84,38 @@ def test_commands_of_the_tutorials_are_answered(demo, path, body):
     given = json.loads(body)
     of_a_guard = path == "/v1/classify" and "labels" not in given  # the demo model is not a guard
     assert demo.post(path, json=given).status_code == (400 if of_a_guard else 200)
+
+
+SHOWN = re.compile(r"-d '([^']*)'\n```\n(?:(?!```)[^#])*?```(?:json|text)\n(\{.*?)```", re.DOTALL)
+NUMBER = re.compile(r"-?\d+(?:\.(\d+))?(?:e-\d+)?")
+
+
+def shown_answers():
+    """Yield the commands of the tutorials and README whose answer is shown, perhaps shortened."""
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        for number, (body, answer) in enumerate(SHOWN.findall(text)):
+            path = text[: text.index(body)].rpartition("http://127.0.0.1:8000")[2].split()[0]
+            yield pytest.param(path, body, answer, id=f"{page.stem}-{number}")
+
+
+def numbers(text):
+    """Return a JSON text's numbers outside of strings, each with the half of its last digit."""
+    for found in NUMBER.finditer(re.sub(r'"[^"]*"', "", text)):
+        exponent = float(found[0].partition("e")[2] or 0)
+        yield float(found[0]), 0.5 * 10 ** (exponent - len(found[1] or ""))
+
+
+@pytest.mark.parametrize(("path", "body", "answer"), list(shown_answers()))
+def test_answers_of_the_tutorials_are_as_shown(demo, path, body, answer):
+    """Their numbers are those of the real answer, in its order; some are left out."""
+    rest = numbers(demo.post(path, json=json.loads(body)).text)
+    for want, half in numbers(answer):
+        assert any(abs(got - want) <= 1.01 * half for got, _ in rest), want
+
+
+def test_the_shown_answers_are_found():
+    assert len(list(shown_answers())) >= 5
 
 
 def test_features_name_tests_that_exist():

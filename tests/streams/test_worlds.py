@@ -1,5 +1,5 @@
-"""Promise: whatever is asked for and whatever fails, the CUDA runner's accesses to memory are in an
-order that streams, events and threads enforce.
+"""Promise: whatever is asked for and whatever fails, the CUDA launcher's accesses to memory are in
+an order that streams, events and threads enforce.
 
 `make check-streams ARGS='--worlds 500'` runs more worlds than the suite.
 """
