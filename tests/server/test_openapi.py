@@ -8,7 +8,7 @@ import pytest
 
 from gpuscore import errors
 from gpuscore.server.api.errors import ErrorAnswer
-from gpuscore.server.api.openapi import ERRORS
+from gpuscore.server.api.openapi import ERRORS, refusals
 from gpuscore.server.api.paths import GENERATING_PATHS
 from support.connections import KEYS, connected
 
@@ -53,6 +53,15 @@ def test_every_error_of_the_contract_is_named(guarded):
     assert all(
         error.code in named[error.status] for error in ERRORS if error not in NOT_OF_AN_OPERATION
     )
+
+
+def test_codes_are_those_of_the_operation(document):
+    for method, path, operation in operations(document):
+        found: set[str] = set()
+        for status, answer in operation["responses"].items():
+            if status != "200":
+                found |= set(resolved(document, answer)["description"].split(", "))
+        assert found == {error.code for error in refusals(path, method, False)}, (method, path)
 
 
 def test_errors_have_a_body_and_headers(guarded):

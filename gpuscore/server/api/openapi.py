@@ -1,7 +1,6 @@
 """The OpenAPI document: besides bodies and answers, every route's errors and their bodies, the
 headers that are read and written, and the routes that need a key."""
 
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import msgspec
@@ -109,18 +108,22 @@ def refusals(path: str, method: str, has_keys: bool) -> tuple[type[GpuscoreError
 
 
 def _complete(document: dict[str, Any], has_keys: bool, longest: int) -> None:
+    responses: dict[str, Any] = {}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            _complete_operation(operation, path, method, has_keys)
+            responses |= _complete_operation(operation, path, method, has_keys)
     document["components"] = {
         "schemas": _schemas(),
-        "responses": dict(_responses()),
+        "responses": responses,
         "headers": _HEADERS,
         "parameters": _parameters(longest),
     } | ({"securitySchemes": _KEYS} if has_keys else {})
 
 
-def _complete_operation(operation: dict[str, Any], path: str, method: str, has_keys: bool) -> None:
+def _complete_operation(
+    operation: dict[str, Any], path: str, method: str, has_keys: bool
+) -> dict[str, Any]:
+    """Add to an operation what FastAPI does not know; return the error responses it refers to."""
     read = ["X-Request-Id", "traceparent"]
     if method == "post":
         read.append("X-Request-Timeout-Ms")
@@ -136,30 +139,27 @@ def _complete_operation(operation: dict[str, Any], path: str, method: str, has_k
         answers["200"]["content"] = _PAGES.get(path, _OBJECT)
     dialect = DIALECT_OF.get(path)
     types = PLAIN if dialect is None else dialect.errors
-    for status in sorted({error.status for error in refusals(path, method, has_keys)}):
-        answers[str(status)] = _reference("responses", _response_name(types, status))
+    found = refusals(path, method, has_keys)
+    responses: dict[str, Any] = {}
+    for status in sorted({error.status for error in found}):
+        every = [error for error in ERRORS if error.status == status]
+        codes = [error.code for error in every if error in found]
+        some = codes if len(codes) < len(every) else []
+        name = "-".join([*(one.__name__ for one in types), str(status), *some])
+        answers[str(status)] = _reference("responses", name)
+        responses[name] = _response(types, status, codes)
+    return responses
 
 
-def _response_name(types: Errors, status: int) -> str:
-    return "-".join([*(one.__name__ for one in types), str(status)])
-
-
-def _responses() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a response for each status and each set of shapes that its body may have."""
-    kinds = dict.fromkeys([PLAIN, *(dialect.errors for dialect in DIALECT_OF.values())])
-    for status in sorted({error.status for error in ERRORS}):
-        codes = ", ".join(error.code for error in ERRORS if error.status == status)
-        for types in kinds:
-            schemas = [_reference("schemas", one.__name__) for one in types]
-            schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-            yield (
-                _response_name(types, status),
-                {
-                    "description": codes,
-                    "headers": _header_references("X-Request-Id", *_more_headers(status)),
-                    "content": {"application/json": {"schema": schema}},
-                },
-            )
+def _response(types: Errors, status: int, codes: list[str]) -> dict[str, Any]:
+    """Return the description of an error response; its body has one of the types."""
+    schemas = [_reference("schemas", one.__name__) for one in types]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {
+        "description": ", ".join(codes),
+        "headers": _header_references("X-Request-Id", *_more_headers(status)),
+        "content": {"application/json": {"schema": schema}},
+    }
 
 
 def _more_headers(status: int) -> tuple[str, ...]:

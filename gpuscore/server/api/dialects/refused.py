@@ -1,13 +1,13 @@
 """Routes that generate text or make embeddings on other servers: answered 400, not 404, so that
 the message can say why."""
 
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.server.api.dialects.dialect import Dialect
-from gpuscore.server.api.fields import ModelName
+from gpuscore.server.api.fields import about
 from gpuscore.server.api.paths import GENERATING_PATHS
 from gpuscore.server.observe.record import RequestRecord
 
@@ -17,7 +17,7 @@ SCORES_ONLY = "this server scores only and generates nothing"
 class RefusedBody(msgspec.Struct):
     """Body of a route that always answers 400."""
 
-    model: ModelName = None
+    model: Annotated[str | None, about("Not read.")] = None
 
     @property
     def num_items(self) -> None:
