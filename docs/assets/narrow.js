@@ -10,9 +10,20 @@ for (const table of document.querySelectorAll(".md-typeset table:not([class])"))
   for (const cell of cells) cell.dataset.column = titles[cell.cellIndex];
 }
 
-/* Marks inline code that fits on a line of the narrowest pages, to be kept whole. */
-for (const code of document.querySelectorAll(".md-typeset :not(pre) > code"))
+/* Marks inline code that fits on a line of the narrowest pages, to be kept whole; of longer code,
+   its words. */
+for (const code of document.querySelectorAll(".md-typeset :not(pre) > code")) {
   if (code.textContent.length <= 28) code.dataset.short = "";
+  else if (!code.childElementCount && code.textContent.includes(" ") && !code.closest("td")) {
+    const words = code.textContent.split(/(?<= )/).map((word) => {
+      const span = document.createElement("span");
+      span.textContent = word;
+      if (word.length <= 28) span.dataset.short = "";
+      return span;
+    });
+    code.replaceChildren(...words);
+  }
+}
 
 /* Lets long code in a table break after its own marks instead of anywhere. */
 for (const code of document.querySelectorAll(".md-typeset td code")) {
