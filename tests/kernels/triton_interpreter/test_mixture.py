@@ -311,7 +311,7 @@ DEFECTS = [
     # a wrong offset of an expert, of its tile, of its rows
     ("expert_mlp", "expert.to(tl.int64) * (2 * INNER)", "expert.to(tl.int64) * INNER")
     + (some_experts_have_none,),
-    ("expert_mlp", "tl.load(starts + own) +", "tl.load(starts) +", some_experts_have_none),
+    ("expert_mlp", "tl.load(starts + own, mask", "tl.load(starts, mask", some_experts_have_none),
     ("expert_mlp", "(tile - before) * BLOCK_M", "tile * BLOCK_M", some_experts_have_none),
     ("expert_mlp", "column % 2 * INNER", "column // (BLOCK_N // 2) * INNER", one_expert_has_all),
     ("expert_mlp", "x + row.to(tl.int64) * x_stride", "x + row.to(tl.int64) * width")
