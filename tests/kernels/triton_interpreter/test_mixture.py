@@ -10,7 +10,16 @@ import torch
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.expert_mlp.config import most_tiles
 from gpuscore_kernels.routing import route
-from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, randn
+from support.kernels import (
+    DEVICE,
+    DTYPES,
+    INTERPRETED,
+    TOLERANCE,
+    assert_near,
+    between_nans,
+    planted,
+    randn,
+)
 from support.slow import slow
 
 BEHIND = 4096  # elements after every tensor that a kernel may not write
@@ -108,6 +117,9 @@ def test_of_equal_experts_the_first_are_chosen():
     routing = route(logits, top_k=3, norm_top_k=True, impl="triton")
     want = to_experts((1, 2, 3), (0, 1, 2), experts=6)
     assert torch.equal(routing.places, route(want, top_k=3, norm_top_k=True, impl="triton").places)
+    if not INTERPRETED:
+        by_torch = route(logits, top_k=3, norm_top_k=True, impl="reference")
+        assert torch.equal(routing.starts, by_torch.starts)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -142,7 +154,7 @@ def assert_computed(logits, top_k, width, inner, dtype=torch.float32, activation
     wide = (x.double(), logits.double(), top_k, *(one.double() for one in own))
     want = computed(*wide, activation=activation, impl="reference")
     assert got.dtype == dtype
-    assert_near(got, want, dtype)
+    assert_near(got, want, dtype, most=2 * TOLERANCE[dtype])  # four roundings, one after the other
 
 
 CASES = [
@@ -190,7 +202,8 @@ def test_halves_round_where_torch_does():
     assert (got == want).float().mean() > 0.97
 
 
-@pytest.mark.parametrize("rows", [18, *slow(37)])
+# More rows than a tile has: 16 in the interpreter, 128 on a card.
+@pytest.mark.parametrize("rows", [18, *slow(37), *([] if INTERPRETED else [700])])
 def test_a_row_has_the_same_bits_in_any_company(rows):
     """Alone, with others, and with others that choose the same experts, or none of them."""
     experts, top_k = 4, 2
