@@ -122,7 +122,7 @@ def test_of_equal_experts_the_first_are_chosen():
         assert torch.equal(routing.starts, by_torch.starts)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("value", [torch.nan, *slow(torch.inf)])
 def test_a_row_of_nan_goes_to_some_experts_and_harms_no_other(value):
     logits = randn(9, 6)
     logits[4, 2:] = value
@@ -213,7 +213,7 @@ def test_a_row_has_the_same_bits_in_any_company(rows):
     for row in (0, 20, 36) if rows > 18 else (17,):
         alone = computed(x[row : row + 1], logits[row : row + 1], top_k, *own)
         assert torch.equal(alone[0], every[row])
-        for sign in (1, -1):
+        for sign in (1, -1) if rows > 18 else (1,):
             company, same = randn(rows, 24, seed=9), sign * logits[row].repeat(rows, 1)
             company[row], same[row] = x[row], logits[row]
             assert torch.equal(computed(company, same, top_k, *own)[row], every[row])
