@@ -3,8 +3,8 @@
 Triton computes in int32 unless a kernel widens a number, and a product that leaves 32 bits wraps
 without an error. This reads a kernel's Triton IR: from every sum of a pointer into a large tensor
 and an offset, back through the offset's arithmetic. A number that is loaded or carried through a
-loop may have any size; what is made of constants, ranges, program ids and arguments has a known
-one.
+loop may have any size; what is made of constants, ranges, program ids, loop variables, arguments
+and counted comparisons has a known one.
 """
 
 import re
@@ -15,6 +15,8 @@ LIMIT = 2**31
 _RESULT = re.compile(r"^\s*(%\S+?)(?::\d+)? = (\S+) (.*)$")
 _VALUE = re.compile(r"%[\w$.-]+")
 _PAIR = re.compile(r"(%[\w$.-]+) = (%[\w$.-]+)")
+_VARIABLE = re.compile(r"scf\.for (%\S+) = %\S+ to (%\S+) step ")
+_FLAGS = re.compile(r"tensor<(\d+)xi1> to ")
 _NUMBER = re.compile(r"(-?\d+)(?=[ >]|$)")
 _MOVES = ("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans", "arith.trunci")
 _WIDENS = ("arith.extsi", "arith.extui")
@@ -56,6 +58,9 @@ class _Reader:
             if text.endswith("{"):
                 pairs = _PAIR.findall(text) if "scf.for" in text else ()
                 inner = {name: Operation("carried", text, self._operands(x)) for name, x in pairs}
+                if variable := _VARIABLE.search(text):
+                    end = self._operands(variable[2])
+                    inner[variable[1]] = Operation("variable", text, end)
                 self.scopes.append(inner)
                 self.owners.append(made)
 
@@ -63,8 +68,11 @@ class _Reader:
         found = _RESULT.match(text)
         if found is None:
             return None
-        operands = self._operands(found[3].rpartition(" : ")[0] or found[3])
-        made = Operation(found[2], found[3], operands)
+        name, _, inside = found[2].partition("(")  # "tt.reduce"(%x) has its operands there
+        operands = self._operands(inside) + self._operands(
+            found[3].rpartition(" : ")[0] or found[3]
+        )
+        made = Operation(name.strip('"'), found[3], operands)
         self.scopes[-1][found[1]] = made
         if made.name == "tt.addptr":
             self.sums.append(made)
@@ -149,9 +157,17 @@ def _size(value: Operation, known: Mapping[str, int]) -> int | None:
     if value.name == "tt.make_range":
         end = re.search(r"end = (\d+)", value.text)
         return int(end[1]) - 1 if end else None
-    if value.name in (*_MOVES, *_WIDENS):
+    if value.name == "tt.reduce":
+        return _most_flags(value.operands[0])
+    if value.name in (*_MOVES, *_WIDENS, "variable"):
         return _size(value.operands[0], known)
     return _size_of_two(value, known)
+
+
+def _most_flags(value: Operation) -> int | None:
+    """Return the largest sum of comparisons, which are 0 or 1; None for other vectors."""
+    found = _FLAGS.search(value.text) if value.name in _WIDENS else None
+    return int(found[1]) if found else None
 
 
 def _size_of_two(value: Operation, known: Mapping[str, int]) -> int | None:

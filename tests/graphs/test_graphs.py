@@ -24,6 +24,7 @@ if importlib.util.find_spec("triton") is None:
 
 from gpuscore_kernels.add_rms_norm import triton as norm_module
 from gpuscore_kernels.cached_launch import CachedLaunch
+from gpuscore_kernels.expert_mlp import triton as mlp_module
 from gpuscore_kernels.extend_attention import launch as launch_module
 from gpuscore_kernels.extend_attention import table
 from gpuscore_kernels.extend_attention import triton as attention_module
@@ -237,6 +238,24 @@ def test_a_mixture_that_asks_the_device_is_found(monkeypatch, name, message):
     monkeypatch.setattr(mixture, name, on_the_host)
     problems = examine(SMALL_MIXTURE, quick=True).problems
     assert any(message in problem for problem in problems), problems
+
+
+# Over 2^31 elements of gate and up projections in a layer, as in models of 480B parameters.
+LARGE_EXPERTS = replace(
+    SMALL_MIXTURE,
+    name="large experts",
+    config=SMALL_MIXTURE.config
+    | {"num_experts": 160, "moe_intermediate_size": 2560, "hidden_size": 6144},
+)
+
+
+@pytest.mark.slow
+def test_offsets_of_experts_are_wide(monkeypatch, tmp_path):
+    assert examine(LARGE_EXPERTS, quick=True).problems == []
+    change = ("expert.to(tl.int64) * (2 * INNER)", "expert * (2 * INNER)")
+    with planted(monkeypatch, mlp_module, *change, tmp_path):
+        problems = examine(LARGE_EXPERTS, quick=True).problems
+    assert any("an offset into %gate_up" in problem for problem in problems), problems
 
 
 @pytest.mark.slow

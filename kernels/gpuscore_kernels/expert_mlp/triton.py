@@ -31,8 +31,8 @@ COMBINED = 1024  # columns of a program of the weighted sum
 
 @triton.jit
 def _tile_of(starts, tile, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return the expert of a tile (EXPERTS if there is no such tile), its places, and which of them
-    are the expert's own."""
+    """Return a tile's expert, its places, and which of them are the expert's own; without such a
+    tile an expert of at least EXPERTS."""
     expert = tl.arange(0, BLOCK)
     first = tl.load(starts + expert, mask=expert < EXPERTS, other=0)
     last = tl.load(starts + 1 + expert, mask=expert < EXPERTS, other=0)
@@ -40,9 +40,8 @@ def _tile_of(starts, tile, EXPERTS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: 
     ends = tl.cumsum(tiles, axis=0)
     own = tl.sum((ends <= tile).to(tl.int32), axis=0)
     before = tl.max(tl.where(ends <= tile, ends, 0), axis=0)
-    own = tl.minimum(own, EXPERTS)
     is_tile = own < EXPERTS
-    start = tl.load(starts + own) + (tile - before) * BLOCK_M
+    start = tl.load(starts + own, mask=is_tile, other=0) + (tile - before) * BLOCK_M
     place = start + tl.arange(0, BLOCK_M)
     return own, place, place < tl.load(starts + own + 1, mask=is_tile, other=0)
 
@@ -107,7 +106,7 @@ def expert_gate_up_kernel(
     across: tl.constexpr = (2 * INNER + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0) // across
     expert, place, is_row = _tile_of(starts, tile, EXPERTS, BLOCK, BLOCK_M)
-    if expert == EXPERTS:
+    if expert >= EXPERTS:
         return
     part = tl.program_id(0) % across * (BLOCK_N // 2)
     column = tl.arange(0, BLOCK_N)
@@ -154,7 +153,7 @@ def expert_down_kernel(
     across: tl.constexpr = (COLUMNS + BLOCK_N - 1) // BLOCK_N
     tile = tl.program_id(0) // across
     expert, place, is_row = _tile_of(starts, tile, EXPERTS, BLOCK, BLOCK_M)
-    if expert == EXPERTS:
+    if expert >= EXPERTS:
         return
     column = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)
     total = _product(

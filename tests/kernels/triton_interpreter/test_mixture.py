@@ -10,7 +10,16 @@ import torch
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.expert_mlp.config import most_tiles
 from gpuscore_kernels.routing import route
-from support.kernels import DEVICE, DTYPES, assert_near, between_nans, planted, randn
+from support.kernels import (
+    DEVICE,
+    DTYPES,
+    INTERPRETED,
+    TOLERANCE,
+    assert_near,
+    between_nans,
+    planted,
+    randn,
+)
 from support.slow import slow
 
 BEHIND = 4096  # elements after every tensor that a kernel may not write
@@ -108,9 +117,12 @@ def test_of_equal_experts_the_first_are_chosen():
     routing = route(logits, top_k=3, norm_top_k=True, impl="triton")
     want = to_experts((1, 2, 3), (0, 1, 2), experts=6)
     assert torch.equal(routing.places, route(want, top_k=3, norm_top_k=True, impl="triton").places)
+    if not INTERPRETED:
+        by_torch = route(logits, top_k=3, norm_top_k=True, impl="reference")
+        assert torch.equal(routing.starts, by_torch.starts)
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("value", [torch.nan, *slow(torch.inf)])
 def test_a_row_of_nan_goes_to_some_experts_and_harms_no_other(value):
     logits = randn(9, 6)
     logits[4, 2:] = value
@@ -142,7 +154,7 @@ def assert_computed(logits, top_k, width, inner, dtype=torch.float32, activation
     wide = (x.double(), logits.double(), top_k, *(one.double() for one in own))
     want = computed(*wide, activation=activation, impl="reference")
     assert got.dtype == dtype
-    assert_near(got, want, dtype)
+    assert_near(got, want, dtype, most=2 * TOLERANCE[dtype])  # four roundings, one after the other
 
 
 CASES = [
@@ -190,7 +202,8 @@ def test_halves_round_where_torch_does():
     assert (got == want).float().mean() > 0.97
 
 
-@pytest.mark.parametrize("rows", [18, *slow(37)])
+# More rows than a tile has: 16 in the interpreter, 128 on a card.
+@pytest.mark.parametrize("rows", [18, *slow(37), *([] if INTERPRETED else [700])])
 def test_a_row_has_the_same_bits_in_any_company(rows):
     """Alone, with others, and with others that choose the same experts, or none of them."""
     experts, top_k = 4, 2
@@ -200,7 +213,7 @@ def test_a_row_has_the_same_bits_in_any_company(rows):
     for row in (0, 20, 36) if rows > 18 else (17,):
         alone = computed(x[row : row + 1], logits[row : row + 1], top_k, *own)
         assert torch.equal(alone[0], every[row])
-        for sign in (1, -1):
+        for sign in (1, -1) if rows > 18 else (1,):
             company, same = randn(rows, 24, seed=9), sign * logits[row].repeat(rows, 1)
             company[row], same[row] = x[row], logits[row]
             assert torch.equal(computed(company, same, top_k, *own)[row], every[row])
@@ -311,7 +324,7 @@ DEFECTS = [
     # a wrong offset of an expert, of its tile, of its rows
     ("expert_mlp", "expert.to(tl.int64) * (2 * INNER)", "expert.to(tl.int64) * INNER")
     + (some_experts_have_none,),
-    ("expert_mlp", "tl.load(starts + own) +", "tl.load(starts) +", some_experts_have_none),
+    ("expert_mlp", "tl.load(starts + own, mask", "tl.load(starts, mask", some_experts_have_none),
     ("expert_mlp", "(tile - before) * BLOCK_M", "tile * BLOCK_M", some_experts_have_none),
     ("expert_mlp", "column % 2 * INNER", "column // (BLOCK_N // 2) * INNER", one_expert_has_all),
     ("expert_mlp", "x + row.to(tl.int64) * x_stride", "x + row.to(tl.int64) * width")
