@@ -1,13 +1,16 @@
 """Promise: an explicit `--kernels` that cannot run is an error with the reason."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 
+from gpuscore.backends import plan_backend
 from gpuscore.backends.torch import kernels
 from gpuscore.backends.torch.kernels import in_triton, use_kernels
 from gpuscore.backends.torch.layers import rotate
+from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -41,3 +44,14 @@ def test_a_gpu_without_triton_says_so(monkeypatch, caplog):
 
 def test_what_has_no_kernel_stays():
     assert in_triton(rotate) is rotate
+
+
+def test_a_plan_that_no_kernel_can_carry_out_is_refused(tiny_model):
+    directory, _ = tiny_model("qwen3")
+    plan = plan_backend(directory, ModelConfig(str(directory), device="cpu", dtype="float32"))
+    assert not plan.pdl
+    assert plan.fused_rows == 0
+    with pytest.raises(ConfigError, match="up to 512 rows cannot be fused: --kernels is torch"):
+        replace(plan, fused_rows=512)
+    with pytest.raises(ConfigError, match="device cpu has no programmatic dependent launch"):
+        replace(plan, pdl=True)

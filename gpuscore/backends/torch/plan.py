@@ -65,6 +65,19 @@ class TorchPlan:
     # launches. Whether that makes up for cuBLAS' faster products, no card has told yet.
     fused_rows: int = 0
 
+    def __post_init__(self) -> None:
+        """Check the fields that no flag sets.
+
+        Raises:
+            ConfigError: the device or the kernels cannot do it.
+        """
+        if self.pdl and not has_pdl(self.device):
+            raise ConfigError(f"device {self.device} has no programmatic dependent launch")
+        if self.fused_rows and not self.kernels:
+            raise ConfigError(
+                f"products of up to {self.fused_rows} rows cannot be fused: --kernels is torch"
+            )
+
     @property
     def device_name(self) -> str:
         return str(self.device)
