@@ -1,6 +1,7 @@
 """Triton kernels for the decoder's row-wise functions, and the choice of them (`--kernels`).
 
-Matrix products, and functions that are not listed here, stay with torch.
+Heads and mixtures of experts have kernels too, which the decoder calls itself. All other matrix
+products, and functions that are not listed here, stay with torch.
 """
 
 import importlib.util

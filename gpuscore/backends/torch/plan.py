@@ -52,7 +52,7 @@ class TorchPlan:
     weight_bytes: int
     threads: int | None
     compile: bool
-    kernels: bool  # Triton's kernels for row-wise functions
+    kernels: bool  # Triton's kernels for row-wise functions, heads and experts
     deterministic: bool
     attention: str  # one of attention.choice.NAMES
     mlp_rows: int | None  # rows of a dense MLP at a time; None = all
