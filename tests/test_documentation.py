@@ -73,6 +73,10 @@ def test_the_reference_has_every_error_setting_and_route(reference):
     for path in DIALECT_OF:
         assert f"`POST {path}`" in http
     assert "`gpuscore_requests_total` | counter | `route`" in text_of(reference, "metrics.md")
+    rerank, completions = (text_of(reference, f"http/{n}.md") for n in ("rerank", "v1-completions"))
+    assert "| `truncated` | true or false | if true |" in rerank
+    assert "| `document` | object or text, or null | if asked for |" in rerank
+    assert "| `finish_reason` | text | always |" in completions
     commands = text_of(reference, "commands.md")
     for command in ("serve", "score", "info", "parity compare"):
         assert f"\n## gpuscore {command}\n" in commands

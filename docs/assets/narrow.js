@@ -15,13 +15,14 @@ for (const table of document.querySelectorAll(".md-typeset table:not([class])"))
 for (const code of document.querySelectorAll(".md-typeset :not(pre) > code")) {
   if (code.textContent.length <= 28) code.dataset.short = "";
   else if (!code.childElementCount && code.textContent.includes(" ") && !code.closest("td")) {
-    const words = code.textContent.split(/(?<= )/).map((word) => {
+    const parts = code.textContent.split(/( )/).map((word) => {
+      if (word === " " || word.length > 28) return word;
       const span = document.createElement("span");
       span.textContent = word;
-      if (word.length <= 28) span.dataset.short = "";
+      span.dataset.short = "";
       return span;
     });
-    code.replaceChildren(...words);
+    code.replaceChildren(...parts);
   }
 }
 

@@ -171,8 +171,15 @@ def _type(field: Schema) -> str:
 
 def _presence(column: str, required: bool, field: Schema) -> str:
     if column == "given":
-        return "always" if required else "if asked for"
+        return _given(required, field)
     return "required" if required else default(field)
+
+
+def _given(required: bool, field: Schema) -> str:
+    """Return when an answer has a field: types leave out null and false where they are defaults."""
+    if not required and may_be_null(field):
+        return "if asked for"
+    return "if true" if not required and field.get("default") is False else "always"
 
 
 def _refused(field: Schema) -> bool:
