@@ -104,7 +104,7 @@ def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
         ),
     ]  # fmt: skip
     # A trial computes on a CPU, which may have other work.
-    return [replace(stage, limit=4 * stage.limit) for stage in planned] if trial else planned
+    return [replace(stage, limit=10 * stage.limit) for stage in planned] if trial else planned
 
 
 def parity(device: str, folder: Path, trial: bool) -> list[Stage]:
