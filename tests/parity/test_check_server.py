@@ -160,6 +160,7 @@ def test_default_labels_that_are_wrong(met, plant, defect):
     assert states(met, {"C14.labels-null"}) == {"C14.labels-null": FAILED}
 
 
+@pytest.mark.slow  # tests/server/test_conformance.py checks a server of ours in make test
 def test_our_demo_server_passes():
     """The demo model's family has default labels."""
     with serving("demo", *QUICK) as server:

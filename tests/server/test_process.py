@@ -159,10 +159,8 @@ FEW, ALL = (0.0, 0.1, 0.4), (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds
 @pytest.mark.parametrize(
     ("number", "delays"),
     [
-        (signal.SIGTERM, ALL),
-        (signal.SIGINT, FEW),
-        (signal.SIGHUP, FEW),
-        *slow((signal.SIGINT, ALL), (signal.SIGHUP, ALL)),
+        *((number, FEW) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
+        *slow(*((number, ALL) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))),
     ],
 )
 def test_a_signal_during_the_imports(number, delays):
