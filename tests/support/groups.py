@@ -7,6 +7,7 @@ runs in any worker, and each worker sets everything up (pytest-xdist issue 1386)
 """
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def sort_and_write(items: list[pytest.Item], path: Path) -> None:
     known = durations()
     rank = {name: number for number, name in enumerate(("shared_backends", *SERVERS))}
     items.sort(key=lambda item: (-known.get(group_of(item), 0.0), -rank.get(group_of(item), -1)))
-    written = path.with_suffix(f".{id(items)}")
+    written = path.with_suffix(f".{os.getpid()}")
     written.write_text(json.dumps({item.nodeid: group_of(item) for item in items}))
     written.replace(path)  # at once: all workers write the same, while one may already be read
 
