@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ def run_group(command: Sequence[str | Path], limit: float | None = None, **optio
     Raises:
         subprocess.TimeoutExpired: it took longer than `limit`.
     """
+    # This file as a program stands between, because a function that runs between fork and exec may
+    # hang where there are threads (`preexec_fn` of subprocess).
+    starter = [sys.executable, "-IS", __file__, os.getpid()] if sys.platform == "linux" else []
     process = subprocess.Popen(
-        [str(part) for part in command],
-        start_new_session=True,
-        preexec_fn=partial(_end_with, os.getpid()) if sys.platform == "linux" else None,
-        **options,
+        [str(part) for part in (*starter, *command)], start_new_session=True, **options
     )
     try:
         return process.wait(limit)
@@ -43,7 +42,12 @@ def run_group(command: Sequence[str | Path], limit: float | None = None, **optio
 
 
 def _end_with(parent: int) -> None:
-    """Let this process, which has just been forked, be killed when its parent ends."""
+    """Let this process be killed when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended already
-        os._exit(1)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    _end_with(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])
