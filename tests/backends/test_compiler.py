@@ -34,8 +34,9 @@ def test_compiled_scores_equal_transformers(tiny_model):
 def test_compiled_for_any_number_of_rows():
     """One compiled function serves all sizes, also 0 and 1 rows, for which torch.compile would
     specialise."""
-    from torch._dynamo import config  # takes seconds to import
+    from torch._dynamo import config, reset  # take seconds to import
 
+    reset()  # other tests have compiled the function in other modes
     fast = compiler.compiled(add_and_norm)
     weight = torch.randn(48)
     with config.patch(error_on_recompile=True):

@@ -29,16 +29,19 @@ def interpreter(folder: Path, name: str) -> Path:
 
 
 def main() -> None:
-    """Do what python would with the arguments: -c, -m or a script, and -P."""
+    """Do what python would with the arguments: -c, -m or a script, and -P or -IS.
+
+    With -IS, for scripts that need the standard library only, there is no card.
+    """
     sys.executable = os.environ["STUB_CARD_PYTHON"]
     words = sys.argv[1:]
-    while words[0] == "-P":
-        words.pop(0)
-    from support.stub_card.card import put_in
+    flag = words.pop(0) if words[0] in ("-P", "-IS") else None
+    if flag != "-IS":
+        from support.stub_card.card import put_in
 
-    player = put_in(os.environ["STUB_CARD"])
-    if any(Path(word).name == os.environ.get(LOST_IN) for word in words):
-        player.lost_after = 100
+        player = put_in(os.environ["STUB_CARD"])
+        if any(Path(word).name == os.environ.get(LOST_IN) for word in words):
+            player.lost_after = 100
     run(words)
 
 
