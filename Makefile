@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs simulate soak check format demo bench-cpu \
-        bench-gpu bench-kernels bench-attention bench-host gpu-day bench-parity bench-tokenise \
+        bench-gpu bench-kernels bench-attention bench-host gpu-day gpu-day-trial bench-parity bench-tokenise \
         bench-serve predict flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
         docs-tools clean
@@ -75,7 +75,7 @@ test: setup
 # With the tests marked slow; hostile ones and those that need a GPU have targets of their own. What
 # transformers computes is computed again and compared with what make test keeps in .cache/tests.
 test-all: setup $(TRITON_VENV)/.installed
-	RECOMPUTE_REFERENCES=1 $(PYTEST) -m 'not hostile'
+	RECOMPUTE_REFERENCES=1 $(PYTEST) -m 'not hostile and not long'
 
 # Attacks, faults and broken models, at most 15 minutes on two cores: what may run side by side, then,
 # whether or not that failed, what measures how late answers are. One file of them:
@@ -170,6 +170,11 @@ bench-gpu:
 # that ended early. A trial on a CPU: make gpu-day PYTHON=.venv/bin/python ARGS='--device cpu'
 gpu-day:
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py $(ARGS)
+
+# The same from end to end on a simulated card: killed, continued, and the card lost in one stage. Five
+# minutes on two quiet cores.
+gpu-day-trial: setup
+	$(BIN)/pytest tests/bench/test_gpu_day.py -m long
 
 # Host time of launches; without a device.
 bench-host: setup

@@ -57,6 +57,7 @@ def test_every_stage_can_be_tried_on_a_cpu(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_day_with_a_card_that_is_played(tmp_path):
     """From end to end on CPU tensors that play a card's: the day is killed during the bench, the
     next run loses the card in one stage, and the third does what is left."""
