@@ -24,7 +24,7 @@ from gpuscore.backends.torch.deterministic import TILING
 from gpuscore.backends.torch.failures import translated
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.kernels import in_triton
-from gpuscore.backends.torch.known_answer import ROWS, check_kernels, check_known_answer
+from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
 from gpuscore.backends.torch.known_mixture import mixture_calls
 from gpuscore.backends.torch.known_products import fused_calls
 from gpuscore.backends.torch.kv_pool import KVPool
@@ -93,7 +93,7 @@ class TorchBackend:
             )
         if plan.kernels:
             fused = fused_calls(config, weights, plan.pdl) if plan.fused_rows else ()
-            others = chain(mixture_calls(config, weights, ROWS), fused)
+            others = chain(mixture_calls(config, weights), fused)
             check_kernels(config, weights, plan.pdl, others)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:

@@ -1,34 +1,32 @@
 """The known answer of the kernels for mixtures of experts (see `known_answer`)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.decoder import DecoderWeights
+from gpuscore.backends.torch.known_answer import ROWS, Run
 from gpuscore.backends.torch.mixture import MixtureWeights
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.routing import Routing, route
 from gpuscore_kernels.routing.api import Implementation
 
 
-def mixture_calls(
-    model: DecoderConfig, weights: DecoderWeights, rows: int
-) -> Iterator[tuple[str, Callable[[Implementation], tuple[Tensor, ...]]]]:
+def mixture_calls(model: DecoderConfig, weights: DecoderWeights) -> Iterator[tuple[str, Run]]:
     """Yield each kernel's name, and a function that calls it or its reference on the same rows.
 
-    Args:
-        model, weights: the first layer with a mixture is taken; without one there are no kernels.
-        rows: number of rows, of which the last is padding.
+    The first layer with a mixture is taken; without one there are no kernels. The last row is
+    padding.
     """
     mlp = next((x.mlp for x in weights.layers if isinstance(x.mlp, MixtureWeights)), None)
     if mlp is None:
         return
     generator, mixture = torch.Generator().manual_seed(0), mlp.mixture
-    x = torch.randn(rows, model.hidden_size, generator=generator).to(mlp.router)
-    logits = _without_ties(rows, mixture.num_experts, generator).to(mlp.router)
-    filled = torch.full((1,), rows - 1, dtype=torch.int32, device=x.device)
+    x = torch.randn(ROWS, model.hidden_size, generator=generator).to(mlp.router)
+    logits = _without_ties(ROWS, mixture.num_experts, generator).to(mlp.router)
+    filled = torch.full((1,), ROWS - 1, dtype=torch.int32, device=x.device)
 
     def routing(impl: Implementation) -> Routing:
         return route(

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from gpuscore_kernels.expert_mlp import reference
-from gpuscore_kernels.gated.api import ACTIVATIONS
+from gpuscore_kernels.gated.api import check_activation
 from gpuscore_kernels.routing import Routing
 
 Implementation: TypeAlias = Literal["reference", "triton"]
@@ -40,8 +40,7 @@ def expert_mlp(
         ValueError: shapes or dtypes do not fit, or the activation is unknown.
     """
     _check(x, routing, gate_up, down)
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r}; supported: {', '.join(ACTIVATIONS)}")
+    check_activation(activation)
     if impl == "reference":
         return reference.expert_mlp(x, routing, gate_up, down, activation)
     from gpuscore_kernels.expert_mlp import triton

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from gpuscore_kernels.fused_products import reference
-from gpuscore_kernels.gated.api import ACTIVATIONS
+from gpuscore_kernels.gated.api import check_activation
 from gpuscore_kernels.qk_norm_rope_store.api import check_heads
 from gpuscore_kernels.qk_norm_rope_store.pages import Pages
 
@@ -45,8 +45,7 @@ def gated_product(
     _check(x, weight, bias)
     if len(weight) % 2:
         raise ValueError(f"weight must be [2 I, E], got {tuple(weight.shape)}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r}; supported: {', '.join(ACTIVATIONS)}")
+    check_activation(activation)
     if impl == "reference":
         return reference.gated_product(x, weight, bias, activation)
     from gpuscore_kernels.fused_products import launch

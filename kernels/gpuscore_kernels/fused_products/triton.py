@@ -21,7 +21,7 @@ from gpuscore_kernels.fused_products.config import (
 )
 from gpuscore_kernels.gated.triton import activated
 from gpuscore_kernels.launch import next_power_of_two
-from gpuscore_kernels.qk_norm_rope_store.triton import normed, put
+from gpuscore_kernels.qk_norm_rope_store.triton import normed, put, turned
 from gpuscore_kernels.variant import ARCHES, LoopRule, Variant, as_launched
 
 
@@ -160,9 +160,7 @@ def heads_product_kernel(
         left, right = normed(left, right, scale, 2 * HALF, eps, half, inside, ONE_PLUS)
     c = tl.load(cos + wide * HALF + half[None, :], mask=mask, other=0.0)
     s = tl.load(sin + wide * HALF + half[None, :], mask=mask, other=0.0)
-    turned_left, turned_right = left * c - right * s, right * c + left * s
-    left = tl.where(is_v, raw_left, turned_left)
-    right = tl.where(is_v, raw_right, turned_right)
+    left, right = turned(raw_left, raw_right, left, right, c, s, is_v)
 
     kv_head = tl.where(is_v, head - HEADS - KV_HEADS, head - HEADS)
     to_kv = tl.where(is_v, v, k) + (wide * KV_HEADS + kv_head) * (2 * HALF)

@@ -28,10 +28,15 @@ def gated(gate_up: Tensor, activation: str, *, pdl: bool = False, impl: Implemen
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [T, 2I], got {tuple(gate_up.shape)}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r}; supported: {', '.join(ACTIVATIONS)}")
+    check_activation(activation)
     if impl == "reference":
         return reference.gated(gate_up, activation)
     from gpuscore_kernels.gated import triton
 
     return triton.gated(gate_up, activation, pdl)
+
+
+def check_activation(name: str) -> None:
+    """Raise ValueError if there is no such activation."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r}; supported: {', '.join(ACTIVATIONS)}")

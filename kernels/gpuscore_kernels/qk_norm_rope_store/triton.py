@@ -35,6 +35,13 @@ def normed(left, right, weight, head_dim, eps, half, inside, ONE_PLUS: tl.conste
 
 
 @triton.jit
+def turned(raw_left, raw_right, left, right, c, s, is_v):
+    """Return both halves of heads rotated, by the cosines c and sines s, or raw those of values."""
+    turned_left, turned_right = left * c - right * s, right * c + left * s
+    return tl.where(is_v, raw_left, turned_left), tl.where(is_v, raw_right, turned_right)
+
+
+@triton.jit
 def put(start, half, left, right, mask, HALF: tl.constexpr):
     """Store both halves of heads at the pointers `start` [heads, 1]."""
     dtype = start.dtype.element_ty
@@ -91,9 +98,7 @@ def qk_norm_rope_store_kernel(
             left, right = tl.where(is_q, q_left, left), tl.where(is_q, q_right, right)
     c = tl.load(cos + row * HALF + half, mask=inside, other=0.0)[None, :]
     s = tl.load(sin + row * HALF + half, mask=inside, other=0.0)[None, :]
-    turned_left, turned_right = left * c - right * s, right * c + left * s
-    left = tl.where(is_v, raw_left, turned_left)
-    right = tl.where(is_v, raw_right, turned_right)
+    left, right = turned(raw_left, raw_right, left, right, c, s, is_v)
 
     k_head, v_head = head - HEADS, head - HEADS - KV_HEADS
     is_k = ~is_q & ~is_v

@@ -164,7 +164,7 @@ def all_heads():
             ("first + INNER * width", "first + BLOCK_N * width", odd_sizes),
             ("first + HALF * width", "first + width", all_heads),
             ("bias + HALF + column", "bias + column", all_heads),
-            ("tl.where(is_v, raw_left, turned_left)", "turned_left", all_heads),
+            ("left, right, c, s, is_v)", "left, right, c, s, is_v & False)", all_heads),
             ("tl.where(is_q, q_norm, k_norm)", "q_norm", all_heads),
             ("(slot >= 0)", "(slot > 0)", all_heads),
         ),

@@ -53,6 +53,17 @@ class Declared:
         ]
 
 
+# Of the two kernels that norm, rotate and store heads.
+OF_HEADS = {
+    "q_norm": "HAS_NORM HEADS",
+    "k_norm": "HAS_NORM KV_HEADS",
+    "slots": "HAS_PAGES KV_HEADS",
+    "q": "HEADS",
+    "k": "KV_HEADS",
+    "v": "KV_HEADS",
+    "k_pages": "HAS_PAGES KV_HEADS",
+    "v_pages": "HAS_PAGES KV_HEADS",
+}
 DECLARED = {
     "add_rms_norm_kernel": Declared(
         "x delta weight", "total normed", {"delta": "HAS_DELTA", "total": "HAS_DELTA"}
@@ -62,31 +73,12 @@ DECLARED = {
     "heads_product_kernel": Declared(
         "x weight bias cos sin q_norm k_norm slots",
         "q k v k_pages v_pages",
-        {
-            "bias": "HAS_BIAS",
-            "q_norm": "HAS_NORM HEADS",
-            "k_norm": "HAS_NORM KV_HEADS",
-            "slots": "HAS_PAGES KV_HEADS",
-            "q": "HEADS",
-            "k": "KV_HEADS",
-            "v": "KV_HEADS",
-            "k_pages": "HAS_PAGES KV_HEADS",
-            "v_pages": "HAS_PAGES KV_HEADS",
-        },
+        {"bias": "HAS_BIAS"} | OF_HEADS,
     ),
     "qk_norm_rope_store_kernel": Declared(
         "qkv cos sin q_norm k_norm slots",
         "q k v k_pages v_pages",
-        {
-            "q_norm": "HAS_NORM HEADS",
-            "k_norm": "HAS_NORM KV_HEADS",
-            "slots": "HAS_PAGES KV_HEADS",
-            "q": "HEADS",
-            "k": "KV_HEADS",
-            "v": "KV_HEADS",
-            "k_pages": "HAS_PAGES KV_HEADS",
-            "v_pages": "HAS_PAGES KV_HEADS",
-        },
+        OF_HEADS,
     ),
     "label_logits_kernel": Declared("hidden weight rows label_ids", "out"),
     "slice_statistics_kernel": Declared(
