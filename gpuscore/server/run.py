@@ -44,7 +44,8 @@ FORCED_EXIT = 3.0  # seconds after a second signal, whatever hangs
 class DrainingServer(uvicorn.Server):
     """uvicorn's server with a drain, during which it still listens and answers 503 to new requests.
 
-    uvicorn's own shutdown, which closes the listener, begins once nothing is in flight.
+    uvicorn's own shutdown, which closes the listener, begins once nothing is in flight and no bytes
+    or connections of clients wait to be read: closing a socket with unread bytes resets it.
     """
 
     def __init__(
@@ -55,12 +56,15 @@ class DrainingServer(uvicorn.Server):
         drain_timeout: float,
         stops: Sequence[signal.Signals],
         gate: Gate,
+        rounds: Rounds,
     ) -> None:
         super().__init__(config)
         self.service, self._operations, self._gate = service, operations, gate
+        self._rounds = rounds
         self.exit_code = EXIT_OK
         self._drain_timeout, self._stops = drain_timeout, stops
         self._drain_end = self._forced_end = 0.0
+        self._last_look = 0.0  # until then, requests that have reached the machine are still read
         self._signal = 0
 
     @contextmanager
@@ -101,11 +105,14 @@ class DrainingServer(uvicorn.Server):
         if busy:
             self.exit_code = EXIT_SIGNAL + self._signal
             self.service.abandon()
-            if self.force_exit and monotonic() < self._forced_end:
-                return False  # uvicorn would not wait until these answers are written
+        if self.force_exit:  # uvicorn would not wait until the last answers are written
+            return monotonic() >= self._forced_end or not (
+                busy or self.server_state.tasks or self._rounds.ready
+            )
         # From here, uvicorn's shutdown only waits for slow clients to take their answers.
         self.config.timeout_graceful_shutdown = round(max(LAST_ANSWERS, left))
-        return True
+        self._last_look = self._last_look or monotonic() + LAST_ANSWERS
+        return monotonic() >= self._last_look or not self._rounds.ready
 
     def _exit_anyway(self) -> None:
         sleep(FORCED_EXIT)
@@ -151,7 +158,7 @@ def serve(
         )
         uvicorn_config = _uvicorn_config(app, config, protocol)
         server = DrainingServer(
-            uvicorn_config, service, operations, config.drain_seconds, _stops(config), gate
+            uvicorn_config, service, operations, config.drain_seconds, _stops(config), gate, rounds
         )
         listener = _bind(config)
         listener.rounds = rounds

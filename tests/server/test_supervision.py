@@ -8,11 +8,13 @@ import json
 import os
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
+from gpuscore.server.http.rounds import ACCEPTS
 from gpuscore.worker.supervisor import TICK, Patience
 from support import tape_engine as tape_child
 from support.connections import (
@@ -214,6 +216,28 @@ def test_a_second_signal():
             assert server.process.wait(timeout=10) == 128 + signal.SIGTERM
             assert time.monotonic() - start < 4
         assert not running(pid)
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
+def test_requests_that_nobody_has_read_yet(numbers):
+    """They arrive before the signals, on open connections and on more new ones than a round of the
+    server accepts."""
+    with tape_server() as (server, client), ExitStack() as stack:
+        kept = [stack.enter_context(Connection(client)) for _ in range(20)]
+        for connection in kept:
+            connection.request(body=body_of(1, 2))
+            assert connection.reply().status == 200
+        server.process.send_signal(signal.SIGSTOP)
+        late = [stack.enter_context(Connection(client)) for _ in range(2 * ACCEPTS)]
+        for connection in (*kept, *late):
+            connection.request(body=body_of(1, 2))
+        for number in (*numbers, signal.SIGCONT):
+            server.process.send_signal(number)
+        for connection in (*kept, *late):
+            check_error(connection.reply(), 503, "unavailable", None)
+        # Two signals at once may end the wait for requests whose work has not begun.
+        ended = {0, 128 + min(numbers)} if len(numbers) > 1 else {0}
+        assert server.process.wait(timeout=10) in ended
 
 
 def test_a_real_models_engine_is_replaced(model):

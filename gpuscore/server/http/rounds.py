@@ -44,6 +44,11 @@ class Rounds(selectors.DefaultSelector):
         return max(few, int(self._last / PIECE))
 
     @property
+    def ready(self) -> bool:
+        """True if the next round will have something to read, accept or write."""
+        return bool(super().select(0))
+
+    @property
     def age(self) -> float:
         """Seconds since the round began."""
         return monotonic() - self.began
