@@ -18,6 +18,8 @@ from support.serving import children, serving, wait_until
 MIB = 2**20
 JSON = {"content-type": "application/json"}
 FLAGS = ("--threads", "1", "--kv-cache-size", "16MiB")
+# glibc takes each tensor's memory from the kernel, which can refuse it, not from what was freed.
+FROM_KERNEL = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 CGROUPS = (  # version 2, then 1: the folder to create groups in, and the file that limits memory
     ("/sys/fs/cgroup", "memory.max"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
@@ -48,7 +50,15 @@ def scores(reply):
 def served(tmp_path_factory):
     log = tmp_path_factory.mktemp("limits") / "log"
     with (
-        serving("demo", *FLAGS, "--max-batch-tokens", "16384", log=log, fork=False) as server,
+        serving(
+            "demo",
+            *FLAGS,
+            "--max-batch-tokens",
+            "16384",
+            environment=FROM_KERNEL,
+            log=log,
+            fork=False,
+        ) as server,
         connected(server) as client,
     ):
         yield server, client
@@ -76,27 +86,18 @@ def test_a_request_that_does_not_fit_at_all_fails_alone(served):
     answered."""
     server, client = served
     (pid,) = children(server.process.pid)
-    said, before = canary(client), counted(client)
+    said = canary(client)
     item = [[(7 * n) % 500 for n in range(4000)]]
     body = json.dumps({"items": item, "label_token_ids": [3]}).encode()
-    failed = 0
     limit(pid, -256 * MIB)  # below what it already uses: every new block is refused
     try:
-        reply = ask(client, body)
-        if reply.status_code != 200:
-            check_error(reply, 503, "insufficient_memory", None)
-            failed += 1
+        check_error(ask(client, body), 503, "insufficient_memory", None)
     finally:
         limit(pid, None)
-    wait_until(lambda: sum(counted(client)) > sum(before))
-    wait_until(lambda: metric_of(client, "failed") >= failed)
+    wait_until(lambda: metric_of(client, "failed") >= 1)  # a heartbeat brings it
     assert canary(client) == said
     assert scores(ask(client, body))
     assert children(server.process.pid) == [pid]
-
-
-def counted(client):
-    return metric_of(client, "retried"), metric_of(client, "failed")
 
 
 def metric_of(client, outcome):
