@@ -128,9 +128,9 @@ def measure(run: Callable[[], object], rounds: int) -> list[dict[str, Any]]:
     ours, number = CachedLaunch.__call__, itertools.count()
 
     def timed(way: str, how: Callable[..., None]) -> Callable[..., None]:
-        def launch(one: CachedLaunch, *given: Any, **options: int) -> None:
+        def launch(one: CachedLaunch, *given: Any) -> None:
             start = time.perf_counter_ns()
-            how(one, *given, **options)
+            how(one, *given)
             took = time.perf_counter_ns() - start
             key = way, one.kernel.__name__, next(number)
             times[key] = min(took, times.get(key, took))
@@ -155,7 +155,7 @@ def measure(run: Callable[[], object], rounds: int) -> list[dict[str, Any]]:
     return list(_rows(times, list(ways), beside))
 
 
-def _none(launch: CachedLaunch, *given: Any, **options: int) -> None:
+def _none(launch: CachedLaunch, *given: Any) -> None:
     """Launch nothing."""
 
 

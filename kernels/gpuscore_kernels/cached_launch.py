@@ -1,13 +1,14 @@
 """Launches of Triton kernels that cost the host little.
 
 For every launch Triton makes a key of its arguments' types, alignments and values, some tens of
-microseconds of Python, to find the compiled code. Here the code is found by a key that takes a few
-microseconds to make. It is finer: where it is equal, Triton's is.
+microseconds of Python, to find the compiled code. Here the compile-time arguments are chosen once,
+and the code is found by a key of what else can differ. It is finer: where it is equal, Triton's is.
 """
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import or_
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -20,41 +21,45 @@ ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not mu
 WORD = 2**31  # from here on Triton passes an integer as int64
 address, dtype = Tensor.data_ptr, operator.attrgetter("dtype")
 
+# Triton's function that launches compiled code, its arguments before those of the kernel, and the
+# kernel's compile-time arguments, which have a place after the others.
+Code: TypeAlias = tuple[Any, tuple[object, ...], tuple[object, ...]]
 
-class _Code:
-    """Compiled code, once there is some, and how it is launched."""
-
-    __slots__ = ("function", "metadata", "rest", "run")
-
-    def __init__(self, *key: object) -> None:
-        self.run: Any = None  # Triton's function that launches it
-        self.function: object = None
-        self.metadata: object = None
-        self.rest: tuple[object, ...] = ()  # compile-time arguments, which have a place as well
+# Decorates a function that makes the `CachedLaunch` for its arguments.
+chosen_once = functools.lru_cache(maxsize=None, typed=True)  # Triton tells True from 1
 
 
 class CachedLaunch:
-    """Launches of one kernel from one place in the source, which remember its compiled code.
+    """Launches of one kernel with one choice of compile-time arguments; remembers compiled code.
+
+    `chosen_once` makes one for each choice.
 
     Args:
         kernel: a function decorated with `triton.jit`, whose arguments are tensors, then numbers,
             then compile-time constants.
+        constants: compile-time arguments by name.
+        options: num_warps, num_stages and launch_pdl.
         free: how many of its first numbers are in `do_not_specialize`.
+        dtypes: which tensors have a dtype of their own. Those of the others follow from these and
+            from the constants, which the caller has checked.
     """
 
-    def __init__(self, kernel: Any, free: int = 0) -> None:
-        self.kernel, self._free = kernel, free
-        self._started = False  # True once there is code to remember
-        # The code for a key. Typed, because Triton tells numbers apart that Python finds equal.
-        self.codes = functools.lru_cache(maxsize=None, typed=True)(_Code)
+    def __init__(
+        self,
+        kernel: Any,
+        constants: Mapping[str, object],
+        options: Mapping[str, int],
+        *,
+        free: int = 0,
+        dtypes: Sequence[int] = (0,),
+    ) -> None:
+        self.kernel, self.constants, self.options = kernel, constants, options
+        self._fixed = operator.itemgetter(slice(free, None))  # numbers whose values count
+        self._fit, self._dtypes = _all_fit(free), _dtypes_at(dtypes)
+        self.codes: dict[tuple[object, ...], Code] = {}
 
     def __call__(
-        self,
-        grid: tuple[int, int],
-        tensors: Sequence[Tensor],
-        numbers: tuple[Number, ...],
-        constants: Mapping[str, object],
-        **options: int,
+        self, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Number, ...]
     ) -> None:
         """Launch on the current stream.
 
@@ -63,72 +68,80 @@ class CachedLaunch:
         Args:
             grid: numbers of programs.
             tensors, numbers: arguments, in the kernel's order; tensors are on the current device.
-            constants: compile-time arguments by name, always in the same order.
-            options: num_warps and num_stages, always in the same order.
         """
         hooks = knobs.runtime  # by which a profiler hears of Triton's own launches
-        if self._started and not (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls):
+        if self.codes and not (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls):
             places, active = [*map(address, tensors)], driver.active
             device = active.get_current_device()
-            code = self.codes(*self.key(places, tensors, numbers, constants, options, device))
-            if code.run is not None:
+            code = self.codes.get(self.key(places, tensors, numbers, device))
+            if code is not None:
+                run, first, last = code
                 stream = active.get_current_stream(device)
-                code.run(
-                    *grid, 1, stream, code.function, code.metadata, None, None, None,
-                    *places, *numbers, *code.rest,
-                )  # fmt: skip
+                run(*grid, 1, stream, *first, *places, *numbers, *last)
                 return
-        compiled = self.by_triton(grid, tensors, numbers, constants, **options)
+        compiled = self.by_triton(grid, tensors, numbers)
         if compiled is not None:  # which Triton's interpreter returns
-            self._remember(compiled, tensors, numbers, constants, options)
+            self._remember(compiled, tensors, numbers)
 
     def _remember(
-        self,
-        compiled: Any,
-        tensors: Sequence[Tensor],
-        numbers: tuple[Number, ...],
-        constants: Mapping[str, object],
-        options: Mapping[str, int],
+        self, compiled: Any, tensors: Sequence[Tensor], numbers: tuple[Number, ...]
     ) -> None:
         places, device = [*map(address, tensors)], driver.active.get_current_device()
-        code = self.codes(*self.key(places, tensors, numbers, constants, options, device))
         names = self.kernel.arg_names[len(tensors) + len(numbers) :]
-        code.rest = tuple([constants[name] for name in names])
-        code.function, code.metadata = compiled.function, compiled.packed_metadata
-        code.run = compiled.run
-        self._started = True
+        no_hooks = (None, None, None)  # the metadata that they are called with, before, after
+        first = (compiled.function, compiled.packed_metadata, *no_hooks)
+        last = tuple([self.constants[name] for name in names])
+        self.codes[self.key(places, tensors, numbers, device)] = compiled.run, first, last
 
     def by_triton(
-        self,
-        grid: tuple[int, int],
-        tensors: Sequence[Tensor],
-        numbers: tuple[Number, ...],
-        constants: Mapping[str, object],
-        **options: int,
+        self, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Number, ...]
     ) -> Any:
         """Launch as Triton does, which finds the code itself; return what Triton returns."""
-        return self.kernel[grid](*tensors, *numbers, **constants, **options)
+        return self.kernel[grid](*tensors, *numbers, **self.constants, **self.options)
 
     def key(
         self,
         places: Sequence[int],
         tensors: Sequence[Tensor],
         numbers: tuple[Number, ...],
-        constants: Mapping[str, object],
-        options: Mapping[str, int],
         device: int,
     ) -> tuple[object, ...]:
-        """Return a key that differs, in values or their types, wherever Triton's does."""
-        aligned: object = functools.reduce(operator.or_, places) % ALIGNMENT == 0
-        if not aligned:
-            aligned = tuple([place % ALIGNMENT == 0 for place in places])
-        free = [(type(one), -WORD <= one < WORD) for one in numbers[: self._free]]
+        """Return a key that differs wherever Triton's does for the same constants and options.
+
+        But for numbers of different types that are equal, which Triton tells apart: the kernel's
+        function in C converts an integer where it takes a float, and refuses the opposite.
+        """
+        aligned = functools.reduce(or_, places) % ALIGNMENT == 0
         return (
             device,
-            aligned,
-            *map(dtype, tensors),
-            *numbers[self._free :],
-            *free,
-            *constants.values(),
-            *options.values(),
+            aligned or tuple([place % ALIGNMENT == 0 for place in places]),
+            self._fixed(numbers),
+            self._dtypes(tensors),
+            self._fit(numbers),
         )
+
+
+# What follows runs at every launch, so it is made once for each number of parts.
+
+
+def _dtypes_at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], object]:
+    """Return a function that reads the dtypes of the tensors at `places`."""
+    if not places:
+        return _nothing
+    if len(places) == 1:
+        return lambda tensors, place=places[0]: tensors[place].dtype  # type: ignore[misc]
+    chosen = operator.itemgetter(*places)
+    return lambda tensors: tuple(map(dtype, chosen(tensors)))
+
+
+def _all_fit(free: int) -> Callable[[tuple[Number, ...]], object]:
+    """Return a function that tells which of the first `free` numbers fit 32 bits."""
+    if free == 0:
+        return _nothing
+    if free == 1:
+        return lambda numbers: -WORD <= numbers[0] < WORD
+    return lambda numbers: tuple([-WORD <= one < WORD for one in numbers[:free]])
+
+
+def _nothing(_: Sequence[object]) -> None:
+    """Return the part of a key where nothing can differ."""

@@ -108,8 +108,8 @@ def stub_triton(
     def through_triton(function: JITFunction, *given: Any, **options: Any) -> Any:
         return launches.through_triton(run, function, given, options)
 
-    def remembered(launch: CachedLaunch, *given: Any, **options: Any) -> None:
-        launches.remembered(remember, launch, given, options)
+    def remembered(launch: CachedLaunch, *given: Any) -> None:
+        launches.remembered(remember, launch, *given)
 
     active = driver._active
     compiler.max_shared_mem.cache_clear()
@@ -140,37 +140,34 @@ class _Launches:
         for function in self._functions.values():
             function.device_caches.clear()
         for launch in self._launches.values():
-            launch.codes.cache_clear()
-            launch._started = False
+            launch.codes.clear()
 
     def remembered(
         self,
         remember: Callable[..., None],
         launch: CachedLaunch,
-        given: tuple[Any, ...],
-        options: dict[str, Any],
+        grid: tuple[int, ...],
+        tensors: Sequence[Tensor],
+        numbers: tuple[Any, ...],
     ) -> None:
         """Launch through the product's cache; the code that it finds must be that of Triton."""
-        grid, tensors, numbers, constants = given
         if id(launch) not in self._launches:
-            launch.codes.cache_clear()  # of another device
-            launch._started = False
+            launch.codes.clear()  # of another device
             self._launches[id(launch)] = launch
         self.log.tensors = tensors
         places = [*map(self.recorder.heap.address, tensors)]
-        code = launch.codes(*launch.key(places, tensors, numbers, constants, options, 0))
-        if launch._started and code.run is not None:
+        if code := launch.codes.get(launch.key(places, tensors, numbers, 0)):
             self.log.remembered += 1
             wrapped = self._wrapped((*tensors, *numbers))
-            expected = _key_of(launch.kernel, wrapped, constants, options)
-            if code.run.key != expected:
+            expected = _key_of(launch.kernel, wrapped, launch.constants, launch.options)
+            if code[0].key != expected:
                 self.recorder.problem(
                     f"{launch.kernel.__name__} is launched with code for other arguments: "
-                    f"{code.run.key}, Triton's key is {expected}"
+                    f"{code[0].key}, Triton's key is {expected}"
                 )
-            compiled = self.log.compiled[launch.kernel.__name__, code.run.key]
+            compiled = self.log.compiled[launch.kernel.__name__, code[0].key]
             self._note_sizes(compiled, launch.kernel, (*tensors, *numbers), grid)
-        remember(launch, *given, **options)
+        remember(launch, grid, tensors, numbers)
         self.log.tensors = ()
 
     def through_triton(

@@ -59,3 +59,10 @@ def planted(
         package = sys.modules[module.__name__.rpartition(".")[0]]
         patch.setattr(package, "triton", changed)
         yield
+
+
+def choose_anew(patch: pytest.MonkeyPatch, module: ModuleType) -> None:
+    """Let a kernel's module make its launches again, which have no code yet, until `patch` ends."""
+    from gpuscore_kernels.cached_launch import chosen_once
+
+    patch.setattr(module, "_launch", chosen_once(module._launch.__wrapped__))

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
 from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
 from gpuscore_kernels.variant import Variant, as_launched
@@ -50,7 +50,18 @@ def add_rms_norm_kernel(
     tl.store(normed + row * WIDTH + columns, wide.to(value.dtype), mask=inside)
 
 
-_launch = CachedLaunch(add_rms_norm_kernel)
+@chosen_once
+def _launch(width: int, has_delta: bool, one_plus: bool, pdl: bool) -> CachedLaunch:
+    block = next_power_of_two(width)
+    constants = {
+        "WIDTH": width,
+        "BLOCK": block,
+        "HAS_DELTA": has_delta,
+        "ONE_PLUS": one_plus,
+        "PDL": pdl,
+    }
+    options = {"num_warps": row_warps(block)} | pdl_option(pdl)
+    return CachedLaunch(add_rms_norm_kernel, constants, options)
 
 
 def add_rms_norm(
@@ -65,21 +76,9 @@ def add_rms_norm(
     if rows == 0:
         return total, normed
     added = x if delta is None else delta if delta.stride(1) == 1 else delta.contiguous()
-    block = next_power_of_two(width)
-    _launch(
-        (rows, 1),
-        (x, added, weight, total, normed),
-        (x.stride(0), added.stride(0), eps),
-        {
-            "WIDTH": width,
-            "BLOCK": block,
-            "HAS_DELTA": delta is not None,
-            "ONE_PLUS": one_plus,
-            "PDL": pdl,
-        },
-        num_warps=row_warps(block),
-        **pdl_option(pdl),
-    )
+    tensors = (x, added, weight, total, normed)
+    launch = _launch(width, delta is not None, one_plus, pdl)
+    launch((rows, 1), tensors, (x.stride(0), added.stride(0), eps))
     return total, normed
 
 

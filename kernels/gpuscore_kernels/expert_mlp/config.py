@@ -28,6 +28,10 @@ class ProductTiles:
             "EVEN_K": width % self.BLOCK_K == 0,
         }
 
+    def options(self) -> dict[str, int]:
+        """Options of a launch."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
 
 def config_for(arch: int, dtype: torch.dtype) -> ProductTiles:
     """Return the configuration. A tile of 128 x 128 does 64 operations per byte that it copies,

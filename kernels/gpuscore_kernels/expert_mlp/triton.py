@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch
-from gpuscore_kernels.expert_mlp.config import config_for, most_tiles
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
+from gpuscore_kernels.expert_mlp.config import ProductTiles, config_for, most_tiles
 from gpuscore_kernels.gated.triton import activated
 from gpuscore_kernels.launch import arch_of, next_power_of_two, row_warps
 from gpuscore_kernels.routing import Routing
@@ -196,9 +196,28 @@ def combine_experts_kernel(
     tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
-_launch_gate_up = CachedLaunch(expert_gate_up_kernel)
-_launch_down = CachedLaunch(expert_down_kernel)
-_launch_combine = CachedLaunch(combine_experts_kernel)
+@chosen_once
+def _launch_gate_up(
+    config: ProductTiles, inner: int, width: int, experts: int, activation: str
+) -> CachedLaunch:
+    own = {"INNER": inner, "GELU": activation == "gelu_tanh"}
+    constants, routing = own | config.constants(2 * inner, width, experts), (2, 3)
+    return CachedLaunch(expert_gate_up_kernel, constants, config.options(), dtypes=(0, *routing))
+
+
+@chosen_once
+def _launch_down(config: ProductTiles, width: int, inner: int, experts: int) -> CachedLaunch:
+    constants = {"COLUMNS": width} | config.constants(width, inner, experts)
+    return CachedLaunch(expert_down_kernel, constants, config.options(), dtypes=(0, 2))
+
+
+@chosen_once
+def _launch_combine(width: int, top_k: int) -> CachedLaunch:
+    block = min(COMBINED, next_power_of_two(width))
+    constants = {"WIDTH": width, "BLOCK": block, "TOP_K": top_k}
+    return CachedLaunch(
+        combine_experts_kernel, constants, {"num_warps": row_warps(block)}, dtypes=(0, 1, 2)
+    )
 
 
 def expert_mlp(
@@ -214,30 +233,20 @@ def expert_mlp(
     out = torch.empty((len(x), width), dtype=x.dtype, device=x.device)
     if places == 0:
         return out
-    _launch_gate_up(
+    _launch_gate_up(config, inner, width, experts, activation)(
         (tiles * triton.cdiv(2 * inner, config.BLOCK_N), 1),
         (x, gate_up, routing.rows, routing.starts, middle),
         (x.stride(0), width),
-        {"INNER": inner, "GELU": activation == "gelu_tanh"}
-        | config.constants(2 * inner, width, experts),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
     )
-    _launch_down(
+    _launch_down(config, width, inner, experts)(
         (tiles * triton.cdiv(width, config.BLOCK_N), 1),
         (middle, down, routing.starts, results),
         (inner,),
-        {"COLUMNS": width} | config.constants(width, inner, experts),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
     )
-    block = min(COMBINED, next_power_of_two(width))
-    _launch_combine(
-        (len(x), triton.cdiv(width, block)),
+    _launch_combine(width, routing.places.shape[1])(
+        (len(x), triton.cdiv(width, min(COMBINED, next_power_of_two(width)))),
         (results, routing.weights, routing.places, out),
         (),
-        {"WIDTH": width, "BLOCK": block, "TOP_K": routing.places.shape[1]},
-        num_warps=row_warps(block),
     )
     return out
 

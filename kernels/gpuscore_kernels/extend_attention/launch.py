@@ -3,13 +3,40 @@
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.extend_attention.config import TileConfig
 from gpuscore_kernels.extend_attention.table import DeviceTiles
 from gpuscore_kernels.extend_attention.triton import LOG2_E, constants, extend_attention_kernel
 from gpuscore_kernels.launch import pdl_option
 
-_launch = CachedLaunch(extend_attention_kernel, free=1)
+
+@chosen_once
+def _launch(
+    group: int,
+    dim: int,
+    config: TileConfig,
+    window: int | None,
+    pool: bool,
+    cap: bool,
+    merge: bool,
+    need_lse: bool,
+) -> CachedLaunch:
+    return CachedLaunch(
+        extend_attention_kernel,
+        constants(
+            group,
+            dim,
+            config,
+            window=window,
+            pool=pool,
+            cap=cap,
+            merge=merge,
+            need_lse=need_lse,
+        ),
+        {"num_warps": config.num_warps, "num_stages": config.num_stages} | pdl_option(config.pdl),
+        free=1,
+        dtypes=(0, 3, 4, 7, 8),  # q, the pool and earlier results; tables are made here
+    )
 
 
 def launch(
@@ -39,22 +66,11 @@ def launch(
     strides += [x.stride(i) for x in (out, lse, before_out, before_lse) for i in (0, 1)]
     tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
     factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
-    _launch(
-        (len(tiles.tiles), k.shape[1]),
+    kv_heads, has_cap = k.shape[1], softcap is not None
+    choice = (tiles.window, pool is not None, has_cap, before is not None, need_lse)
+    _launch(heads // kv_heads, dim, config, *choice)(
+        (len(tiles.tiles), kv_heads),
         (q, k, v, pool_k, pool_v, out, lse, before_out, before_lse, *tables),
         (num_rows, factor, softcap or 0.0, *strides),
-        constants(
-            heads // k.shape[1],
-            dim,
-            config,
-            window=tiles.window,
-            pool=pool is not None,
-            cap=softcap is not None,
-            merge=before is not None,
-            need_lse=need_lse,
-        ),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **pdl_option(config.pdl),
     )
     return out, lse if need_lse else None

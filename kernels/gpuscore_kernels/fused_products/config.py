@@ -20,6 +20,10 @@ class FusedConfig:
         """Compile-time arguments of the kernels."""
         return {name: value for name, value in asdict(self).items() if name.isupper()}
 
+    def options(self) -> dict[str, int]:
+        """Options of a launch."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
 
 GATED_COLUMNS = 64  # of the gate, and as many of the up projection, in a block
 

@@ -5,8 +5,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch
-from gpuscore_kernels.fused_products.config import config_for, config_of_heads
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
+from gpuscore_kernels.fused_products.config import FusedConfig, config_for, config_of_heads
 from gpuscore_kernels.fused_products.triton import (
     gated_constants,
     gated_product_kernel,
@@ -16,8 +16,39 @@ from gpuscore_kernels.fused_products.triton import (
 from gpuscore_kernels.launch import arch_of, pdl_option
 from gpuscore_kernels.qk_norm_rope_store.pages import Pages
 
-_launch_gated = CachedLaunch(gated_product_kernel, free=1)
-_launch_heads = CachedLaunch(heads_product_kernel, free=1)
+
+@chosen_once
+def _launch_gated(
+    config: FusedConfig, inner: int, width: int, bias: bool, activation: str, pdl: bool
+) -> CachedLaunch:
+    constants = gated_constants(config, inner, width, bias, activation == "gelu_tanh")
+    return CachedLaunch(
+        gated_product_kernel,
+        constants | {"PDL": pdl},
+        config.options() | pdl_option(pdl),
+        free=1,
+    )
+
+
+@chosen_once
+def _launch_heads(
+    config: FusedConfig,
+    sizes: tuple[int, int, int],
+    width: int,
+    bias: bool,
+    norm: bool,
+    one_plus: bool,
+    pages: bool,
+    pdl: bool,
+) -> CachedLaunch:
+    constants = heads_constants(config, sizes, width, bias, norm, one_plus, pages)
+    return CachedLaunch(
+        heads_product_kernel,
+        constants | {"PDL": pdl},
+        config.options() | pdl_option(pdl),
+        free=1,
+        dtypes=(0, 3, 4, 5, 6, 10, 11, 12),  # q, k and v are made here
+    )
 
 
 def gated_product(
@@ -29,15 +60,11 @@ def gated_product(
     if out.numel() == 0:
         return out
     config = config_for(arch_of(x), x.dtype)
-    constants = gated_constants(config, inner, width, bias is not None, activation == "gelu_tanh")
-    _launch_gated(
-        (-(-rows // config.BLOCK_M), -(-inner // cast(int, constants["BLOCK_N"]))),
+    launch = _launch_gated(config, inner, width, bias is not None, activation, pdl)
+    launch(
+        (-(-rows // config.BLOCK_M), -(-inner // cast(int, launch.constants["BLOCK_N"]))),
         (x, weight, weight if bias is None else bias, out),
         (rows, x.stride(0), width),
-        constants | {"PDL": pdl},
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **pdl_option(pdl),
     )
     return out
 
@@ -70,17 +97,12 @@ def heads_product(
     stores = (k, v, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else (pages.k.stride(0), pages.k.stride(1))
     scales = [x if norm is None else norm for norm in norms]
-    _launch_heads(
+    norm, has_pages = norms[0] is not None, pages is not None
+    launch = _launch_heads(config, sizes, width, bias is not None, norm, one_plus, has_pages, pdl)
+    launch(
         (-(-rows // config.BLOCK_M), heads),
         (x, weight, weight if bias is None else bias, cos.contiguous(), sin.contiguous(),
          *scales, q, k, v, *stores),
         (rows, x.stride(0), width, *strides, eps),
-        heads_constants(
-            config, sizes, width, bias is not None, norms[0] is not None, one_plus,
-            pages is not None,
-        ) | {"PDL": pdl},
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **pdl_option(pdl),
     )  # fmt: skip
     return q, k, v

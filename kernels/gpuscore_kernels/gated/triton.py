@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
 from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
 from gpuscore_kernels.variant import Variant, as_launched
@@ -50,7 +50,11 @@ def gated_kernel(
     tl.store(out + row * WIDTH + columns, result, mask=inside)
 
 
-_launch = CachedLaunch(gated_kernel)
+@chosen_once
+def _launch(width: int, activation: str, pdl: bool) -> CachedLaunch:
+    block = min(BLOCK, next_power_of_two(width))
+    constants = {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh", "PDL": pdl}
+    return CachedLaunch(gated_kernel, constants, {"num_warps": row_warps(block)} | pdl_option(pdl))
 
 
 def gated(gate_up: Tensor, activation: str, pdl: bool) -> Tensor:
@@ -59,15 +63,8 @@ def gated(gate_up: Tensor, activation: str, pdl: bool) -> Tensor:
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel() == 0:
         return out
-    block = min(BLOCK, next_power_of_two(width))
-    _launch(
-        (rows, triton.cdiv(width, block)),
-        (gate_up, out),
-        (gate_up.stride(0),),
-        {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh", "PDL": pdl},
-        num_warps=row_warps(block),
-        **pdl_option(pdl),
-    )
+    blocks = -(-width // min(BLOCK, next_power_of_two(width)))
+    _launch(width, activation, pdl)((rows, blocks), (gate_up, out), (gate_up.stride(0),))
     return out
 
 

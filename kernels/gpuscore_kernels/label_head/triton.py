@@ -7,41 +7,19 @@ locks, where the order of summing varies.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
+from gpuscore_kernels.label_head.config import Config, config_for
 from gpuscore_kernels.label_head.statistics import VocabStatistics
-from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
+from gpuscore_kernels.launch import arch_of, next_power_of_two
 from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
 
 LABEL_BLOCK = 1024  # elements of a dot product at a time
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """One launch configuration; it does not depend on the number of rows, so neither do bits."""
-
-    BLOCK_M: int  # rows
-    BLOCK_N: int  # tokens
-    BLOCK_K: int  # elements of a row at a time
-    SLICES: int  # slices of the vocabulary, one program each; a power of two
-    num_warps: int
-    num_stages: int
-
-
-def config_for(arch: int, dtype: torch.dtype) -> Config:
-    """Return the configuration. Three stages of bfloat16 take 64 KiB of shared memory, on sm_90 96,
-    and every architecture has 99: a product runs while the next tiles are copied."""
-    if arch == INTERPRETER:
-        return Config(16, 32, 16, SLICES=4, num_warps=4, num_stages=1)
-    if dtype == torch.float32:  # no tensor cores, so accumulators and operands are in registers
-        return Config(64, 64, 32, SLICES=128, num_warps=8, num_stages=2)
-    return Config(128, 128, 64, SLICES=128, num_warps=8, num_stages=3)
 
 
 @triton.jit
@@ -176,9 +154,37 @@ def merge_slices_kernel(
         tl.store(top_logits + row, highest)
 
 
-_launch_labels = CachedLaunch(label_logits_kernel)
-_launch_slices = CachedLaunch(slice_statistics_kernel, free=1)
-_launch_merge = CachedLaunch(merge_slices_kernel)
+@chosen_once
+def _launch_labels(width: int, has_cap: bool) -> CachedLaunch:
+    block = min(LABEL_BLOCK, next_power_of_two(width))
+    constants = {"WIDTH": width, "BLOCK": block, "HAS_CAP": has_cap}
+    return CachedLaunch(label_logits_kernel, constants, {"num_warps": 4}, dtypes=(0, 2, 3))
+
+
+@chosen_once
+def _launch_slices(
+    config: Config, vocab: int, even: bool, has_rows: bool, has_cap: bool, need_top: bool
+) -> CachedLaunch:
+    own = {
+        "VOCAB": vocab,
+        "EVEN_K": even,
+        "HAS_ROWS": has_rows,
+        "HAS_CAP": has_cap,
+        "NEED_TOP": need_top,
+    }
+    return CachedLaunch(
+        slice_statistics_kernel,
+        own | config.constants(),
+        config.options(),
+        free=1,
+        dtypes=(0, 2),
+    )
+
+
+@chosen_once
+def _launch_merge(slices: int, need_top: bool) -> CachedLaunch:
+    constants = {"SLICES": slices, "NEED_TOP": need_top}
+    return CachedLaunch(merge_slices_kernel, constants, {"num_warps": 1}, dtypes=())
 
 
 def label_logits(
@@ -189,13 +195,10 @@ def label_logits(
     out = torch.empty(len(rows), dtype=torch.float32, device=hidden.device)
     if len(rows) == 0:
         return out
-    block = min(LABEL_BLOCK, next_power_of_two(width))
-    _launch_labels(
+    _launch_labels(width, softcap is not None)(
         (len(rows), 1),
         (hidden, weight, rows.contiguous(), label_ids.contiguous(), out),
         (hidden.stride(0), softcap or 1.0),
-        {"WIDTH": width, "BLOCK": block, "HAS_CAP": softcap is not None},
-        num_warps=4,
     )
     return out
 
@@ -215,22 +218,14 @@ def vocab_statistics(
         best_ids = torch.empty_like(peaks, dtype=torch.int32)
         chosen = best_ids if rows is None else rows.contiguous()
         even = weight.shape[1] % config.BLOCK_K == 0
-        _launch_slices(
+        has_rows, has_cap = rows is not None, softcap is not None
+        _launch_slices(config, weight.shape[0], even, has_rows, has_cap, need_top)(
             (triton.cdiv(count, config.BLOCK_M), config.SLICES),
             (hidden, weight, chosen, peaks, sums, best_ids),
             (count, hidden.stride(0), weight.shape[1], softcap or 1.0),
-            {"VOCAB": weight.shape[0], "EVEN_K": even, "HAS_ROWS": rows is not None}
-            | {"HAS_CAP": softcap is not None, "NEED_TOP": need_top}
-            | _tile_sizes(config),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
         )
-        _launch_merge(
-            (count, 1),
-            (peaks, sums, best_ids, lse, top_ids, top_logits),
-            (),
-            {"SLICES": config.SLICES, "NEED_TOP": need_top},
-            num_warps=1,
+        _launch_merge(config.SLICES, need_top)(
+            (count, 1), (peaks, sums, best_ids, lse, top_ids, top_logits), ()
         )
     return VocabStatistics(lse, *((top_ids, top_logits) if need_top else (None, None)))
 
@@ -262,7 +257,7 @@ def variants() -> Iterator[Variant]:
                 name=f"slices width={width} {dtype} cap={has_cap} top={need_top}",
                 kernel=slice_statistics_kernel,
                 signature=_types(pointers, dtype) | {"num_rows": "i32", "width": "i32"},
-                constexprs=_tile_sizes(config)
+                constexprs=config.constants()
                 | {"VOCAB": vocab, "EVEN_K": True, "HAS_ROWS": True}
                 | {"HAS_CAP": has_cap, "NEED_TOP": need_top},
                 divisible=(*pointers.split(), "hidden_stride", "width"),
@@ -293,7 +288,3 @@ def _types(pointers: str, dtype: torch.dtype) -> dict[str, str]:
     known |= dict.fromkeys(("hidden", "weight"), own)
     types = {name: known.get(name, "*fp32") for name in pointers.split()}
     return types | {"hidden_stride": "i32", "softcap": "fp32"}
-
-
-def _tile_sizes(config: Config) -> dict[str, object]:
-    return {name: value for name, value in asdict(config).items() if name.isupper()}

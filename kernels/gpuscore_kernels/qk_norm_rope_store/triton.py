@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
 from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
 from gpuscore_kernels.qk_norm_rope_store.pages import Pages
@@ -121,13 +121,40 @@ def qk_norm_rope_store_kernel(
             put(page_v, half, left, right, kept & is_v, HALF)
 
 
-_launch = CachedLaunch(qk_norm_rope_store_kernel)
-
-
 def _blocks(head_dim: int, heads: int) -> tuple[int, int]:
     """Heads, and elements of half a head, of one program."""
     half = next_power_of_two(head_dim // 2)
     return min(next_power_of_two(heads), max(1, BLOCK // (2 * half))), half
+
+
+@chosen_once
+def _launch(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    has_norm: bool,
+    one_plus: bool,
+    has_pages: bool,
+    pdl: bool,
+) -> CachedLaunch:
+    block_heads, block_half = _blocks(head_dim, num_heads + 2 * num_kv_heads)
+    constants = {
+        "HEADS": num_heads,
+        "KV_HEADS": num_kv_heads,
+        "HALF": head_dim // 2,
+        "BLOCK_HEADS": block_heads,
+        "BLOCK_HALF": block_half,
+        "HAS_NORM": has_norm,
+        "ONE_PLUS": one_plus,
+        "HAS_PAGES": has_pages,
+        "PDL": pdl,
+    }
+    return CachedLaunch(
+        qk_norm_rope_store_kernel,
+        constants,
+        {"num_warps": row_warps(2 * block_heads * block_half)} | pdl_option(pdl),
+        dtypes=(0, 1, 2, 3, 4, 8, 9, 10),  # q, k and v are made here
+    )
 
 
 def qk_norm_rope_store(
@@ -152,27 +179,14 @@ def qk_norm_rope_store(
     heads = num_heads + 2 * num_kv_heads
     if len(qkv) == 0 or heads == 0:
         return q, k, v
-    block_heads, block_half = _blocks(head_dim, heads)
     norms = (qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm)
     stores = (k, v, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else (pages.k.stride(0), pages.k.stride(1))
-    _launch(
-        (len(qkv), triton.cdiv(heads, block_heads)),
+    launch = _launch(*sizes, q_norm is not None, one_plus, pages is not None, pdl)
+    launch(
+        (len(qkv), -(-heads // _blocks(head_dim, heads)[0])),
         (qkv, cos.contiguous(), sin.contiguous(), *norms, q, k, v, *stores),
         (qkv.stride(0), *strides, eps),
-        {
-            "HEADS": num_heads,
-            "KV_HEADS": num_kv_heads,
-            "HALF": head_dim // 2,
-            "BLOCK_HEADS": block_heads,
-            "BLOCK_HALF": block_half,
-            "HAS_NORM": q_norm is not None,
-            "ONE_PLUS": one_plus,
-            "HAS_PAGES": pages is not None,
-            "PDL": pdl,
-        },
-        num_warps=row_warps(2 * block_heads * block_half),
-        **pdl_option(pdl),
     )
     return q, k, v
 

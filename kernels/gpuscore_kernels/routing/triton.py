@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gpuscore_kernels.cached_launch import CachedLaunch
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two
 from gpuscore_kernels.routing.layout import Routing
 from gpuscore_kernels.variant import Variant
@@ -130,14 +130,29 @@ def place_kernel(
         tl.store(rows + at, row, mask=mine >= 0)
 
 
-_launch_route = CachedLaunch(route_kernel, free=1)
-_launch_place = CachedLaunch(place_kernel, free=2)
+@chosen_once
+def _launch_route(
+    arch: int, experts: int, top_k: int, normalise: bool, has_filled: bool
+) -> CachedLaunch:
+    constants = _sizes(arch, experts, top_k) | {
+        "SLOTS": next_power_of_two(top_k),
+        "NORMALISE": normalise,
+        "HAS_FILLED": has_filled,
+    }
+    return CachedLaunch(route_kernel, constants, {"num_warps": WARPS}, free=1, dtypes=(0, 1))
+
+
+@chosen_once
+def _launch_place(arch: int, experts: int, top_k: int) -> CachedLaunch:
+    constants = _sizes(arch, experts, top_k) | {"BLOCKS": BLOCKS}
+    return CachedLaunch(place_kernel, constants, {"num_warps": WARPS}, free=2, dtypes=())
 
 
 def route(logits: Tensor, top_k: int, norm_top_k: bool, filled: Tensor | None) -> Routing:
     logits, device = logits.contiguous(), logits.device
     count, experts = logits.shape
-    sizes = _sizes(arch_of(logits), experts, top_k)
+    arch = arch_of(logits)
+    sizes = _sizes(arch, experts, top_k)
     blocks = triton.cdiv(count, sizes["ROWS"])
     weights = torch.empty((count, top_k), dtype=torch.float32, device=device)
     chosen, places = (
@@ -149,22 +164,10 @@ def route(logits: Tensor, top_k: int, norm_top_k: bool, filled: Tensor | None) -
         return Routing(weights, places, rows, starts.zero_())
     counts = torch.empty((blocks, sizes["BLOCK"]), dtype=torch.int32, device=device)
     given = starts if filled is None else filled
-    _launch_route(
-        (blocks, 1),
-        (logits, given, weights, chosen, counts),
-        (count,),
-        sizes
-        | {"SLOTS": next_power_of_two(top_k), "NORMALISE": norm_top_k}
-        | {"HAS_FILLED": filled is not None},
-        num_warps=WARPS,
-    )
-    _launch_place(
-        (blocks, 1),
-        (chosen, counts, places, rows, starts),
-        (count, blocks),
-        sizes | {"BLOCKS": BLOCKS},
-        num_warps=WARPS,
-    )
+    launch = _launch_route(arch, experts, top_k, norm_top_k, filled is not None)
+    launch((blocks, 1), (logits, given, weights, chosen, counts), (count,))
+    launch = _launch_place(arch, experts, top_k)
+    launch((blocks, 1), (chosen, counts, places, rows, starts), (count, blocks))
     return Routing(weights, places, rows, starts)
 
 

@@ -77,10 +77,10 @@ def used(monkeypatch):
     """Names of the kernels that were launched, except attention's."""
     names, launch = set(), CachedLaunch.__call__
 
-    def record(self, *arguments, **options):
+    def record(self, *arguments):
         names.add(self.kernel.fn.__name__)
         names.discard("extend_attention_kernel")
-        launch(self, *arguments, **options)
+        launch(self, *arguments)
 
     monkeypatch.setattr(CachedLaunch, "__call__", record)
     return names

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from gpuscore.backends.torch.attention.triton import layout_of
-from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.extend_attention import (
     TileConfig,
     build_tiles,
@@ -24,7 +23,7 @@ from gpuscore_kernels.extend_attention import triton as kernels
 from gpuscore_kernels.items_merge import items_merge
 from support import attention_oracle as oracle
 from support.attention_inputs import inputs, relative_error, requests
-from support.kernels import DEVICE, DTYPES, INTERPRETED, TOLERANCE, planted
+from support.kernels import DEVICE, DTYPES, INTERPRETED, TOLERANCE, choose_anew, planted
 from support.slow import slow
 
 PAGE, PAGES = 32, 16
@@ -253,7 +252,8 @@ DEFECTS = {
 def test_a_defect_is_visible(name, tmp_path, monkeypatch):
     with planted(monkeypatch, kernels, *DEFECTS[name], tmp_path):
         defective = sys.modules[kernels.__name__].extend_attention_kernel
-        monkeypatch.setattr(launch, "_launch", CachedLaunch(defective, free=1))
+        monkeypatch.setattr(launch, "extend_attention_kernel", defective)
+        choose_anew(monkeypatch, launch)
         heads = (4, 2) if "head" in name.lower() else HEADS
         sizes = CACHED if "slot" in name else SMALL
         error, lse_error = errors(sizes, heads=heads, rows=FEW)

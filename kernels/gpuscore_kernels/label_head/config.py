@@ -1,0 +1,37 @@
+"""Launch configurations of the slices' kernel, by architecture and dtype."""
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from gpuscore_kernels.launch import INTERPRETER
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One launch configuration; it does not depend on the number of rows, so neither do bits."""
+
+    BLOCK_M: int  # rows
+    BLOCK_N: int  # tokens
+    BLOCK_K: int  # elements of a row at a time
+    SLICES: int  # slices of the vocabulary, one program each; a power of two
+    num_warps: int
+    num_stages: int
+
+    def constants(self) -> dict[str, object]:
+        """Compile-time arguments of the kernel."""
+        return {name: value for name, value in asdict(self).items() if name.isupper()}
+
+    def options(self) -> dict[str, int]:
+        """Options of a launch."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+def config_for(arch: int, dtype: torch.dtype) -> Config:
+    """Return the configuration. Three stages of bfloat16 take 64 KiB of shared memory, on sm_90 96,
+    and every architecture has 99: a product runs while the next tiles are copied."""
+    if arch == INTERPRETER:
+        return Config(16, 32, 16, SLICES=4, num_warps=4, num_stages=1)
+    if dtype == torch.float32:  # no tensor cores, so accumulators and operands are in registers
+        return Config(64, 64, 32, SLICES=128, num_warps=8, num_stages=2)
+    return Config(128, 128, 64, SLICES=128, num_warps=8, num_stages=3)
