@@ -75,11 +75,8 @@ def some_items(rng, count, longest=40):
     return [random_ids(rng, int(n)) for n in rng.integers(0, longest, count)]
 
 
-FAMILIES = [
-    ("qwen3", "bfloat16"),
-    ("gemma3", "float32"),
-    *slow(*((name, "float32") for name in ("qwen3", "llama", "mistral", "gemma2", "qwen3_moe"))),
-]
+OTHERS = ("gemma2", "gemma3", "llama", "mistral", "qwen3", "qwen3_moe")
+FAMILIES = [("qwen3", "bfloat16"), *slow(*((name, "float32") for name in OTHERS))]
 
 
 @pytest.mark.parametrize(("family", "dtype"), FAMILIES)
@@ -108,7 +105,7 @@ def test_same_bits_in_every_batch(scoring, rng, family, dtype):
     np.testing.assert_array_equal(bits_of(crowd[-1]), alone[3:5])
 
 
-@pytest.mark.parametrize("family", ["qwen3", *slow("gemma2")])
+@pytest.mark.parametrize("family", slow("qwen3", "gemma2"))
 def test_chunks_do_not_show(scoring, rng, family):
     """One budget is so small that queries and items run in chunks; with another nothing does."""
     query, items = random_ids(rng, 417), [random_ids(rng, n) for n in (1, 130, 260, 300, 5)]
@@ -180,6 +177,7 @@ def test_a_false_claim_is_refused(tiny_model, monkeypatch):
     backend.close()
 
 
+@pytest.mark.slow
 def test_text():
     query = "Customer wants: a red lamp, a blue chair. Answer yes or no.\n" * 12
     items = ["red lamp", "blue lamp", "red lamp, and more", " a chair", "", "red"]

@@ -34,6 +34,7 @@ def without_a_server(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
 
 
+@pytest.mark.slow
 def test_every_section_says_what_it_found_or_why_not(tmp_path, without_a_server):
     wanted = "ceil;ref;gpuscore;stages;HTTP;engine;profile;--attention flashinfer"
     asked = ["--device=cpu", "--shape=tiny", "--quick", "--serve", f"--sections={wanted}"]

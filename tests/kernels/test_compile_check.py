@@ -124,6 +124,7 @@ def test_tritons_wheel_has_the_programs(name):
     assert "Cuda compilation tools" in tool(name, "--version")
 
 
+@pytest.mark.slow
 @needs_triton
 def test_facts_are_kept_by_source(tmp_path, monkeypatch):
     variant = variants("add_rms_norm")["width=1024 one_plus=False delta=False"]

@@ -1,5 +1,8 @@
 """Promise: /openapi.json explains every field, and every field marked as refused is refused."""
 
+import functools
+import json
+
 import pytest
 from generate.types import structs
 
@@ -87,10 +90,14 @@ def defaults():
 
 
 def test_defaults_are_those_that_null_stands_for(demo):
+    post = functools.cache(
+        lambda path, body: demo.post(path, content=body, headers={"content-type": JSON})
+    )
     wrong = []
     for path, given, name, default in defaults():
         without = {key: value for key, value in given.items() if key != name}
-        plain, full = (demo.post(path, json=body) for body in (without, without | {name: default}))
+        both = (without, without | {name: default})
+        plain, full = (post(path, json.dumps(body)) for body in both)
         # The labels have nearly all of the demo model's probability: normalising over them or over
         # the whole vocabulary differs only in the fifth digit.
         same = _numbers(plain.json()) == pytest.approx(_numbers(full.json()), abs=1e-6)

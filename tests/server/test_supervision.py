@@ -240,6 +240,7 @@ def test_requests_that_nobody_has_read_yet(numbers):
         assert server.process.wait(timeout=10) in ended
 
 
+@pytest.mark.slow
 def test_a_real_models_engine_is_replaced(model):
     """The child that replaces a lost one gives the same scores; SIGTERM lets it finish.
 

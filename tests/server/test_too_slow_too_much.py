@@ -39,6 +39,7 @@ from support.connections import (
 )
 from support.error_table import GOOD, covers
 from support.serving import wait_until
+from support.slow import slow
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 
@@ -134,7 +135,7 @@ class TestTimes:
                 time.sleep(0.05)
             check_error(connection.reply(), 408, "request_timeout", None)
 
-    @pytest.mark.parametrize("keep_alive", [True, False])
+    @pytest.mark.parametrize("keep_alive", [True, *slow(False)])
     def test_an_answer_that_nobody_takes(self, limited_server, limited, keep_alive):
         """The request counts as in flight until the server gives up its connection and the unsent
         answer."""
