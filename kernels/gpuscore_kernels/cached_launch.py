@@ -108,8 +108,9 @@ class CachedLaunch:
     ) -> tuple[object, ...]:
         """Return a key that differs wherever Triton's does for the same constants and options.
 
-        But for numbers of different types that are equal, which Triton tells apart: the kernel's
-        function in C converts an integer where it takes a float, and refuses the opposite.
+        Equal numbers of different types are the exception. Triton compiles other code for 1.0 than
+        for 1; here the code that was compiled first runs with both: its launcher in C converts an
+        integer where it takes a float, and refuses a float where it takes an integer.
         """
         aligned = functools.reduce(or_, places) % ALIGNMENT == 0
         return (
