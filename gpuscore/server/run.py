@@ -45,7 +45,8 @@ class DrainingServer(uvicorn.Server):
     """uvicorn's server with a drain, during which it still listens and answers 503 to new requests.
 
     uvicorn's own shutdown, which closes the listener, begins once nothing is in flight and no bytes
-    or connections of clients wait to be read: closing a socket with unread bytes resets it.
+    or connections of clients wait to be read, or LAST_ANSWERS seconds after nothing was in flight.
+    Closing a socket with unread bytes resets its connection.
     """
 
     def __init__(
@@ -97,22 +98,27 @@ class DrainingServer(uvicorn.Server):
         return self.service.draining and self._drained()
 
     def _drained(self) -> bool:
-        """Return True if the server may shut down; answer 503 to requests still in flight then."""
+        """Return True if the server may shut down.
+
+        After the drain timeout or a second signal, answer 503 to requests in flight.
+        """
         left = self._drain_end - monotonic()
-        busy = self.service.busy or self._gate.waiting > 0
+        waiting = self._gate.waiting > 0
+        # Once nothing was in flight, those that wait came later and will be refused.
+        busy = self.service.busy or (waiting and not self._last_look)
         if busy and not self.force_exit and left > 0:
             return False
         if busy:
             self.exit_code = EXIT_SIGNAL + self._signal
             self.service.abandon()
-        if self.force_exit:  # uvicorn would not wait until the last answers are written
-            return monotonic() >= self._forced_end or not (
-                busy or self.server_state.tasks or self._rounds.ready
-            )
-        # From here, uvicorn's shutdown only waits for slow clients to take their answers.
-        self.config.timeout_graceful_shutdown = round(max(LAST_ANSWERS, left))
         self._last_look = self._last_look or monotonic() + LAST_ANSWERS
-        return monotonic() >= self._last_look or not self._rounds.ready
+        if self.force_exit:  # uvicorn would not wait until the last answers are written
+            unanswered = busy or waiting or bool(self.server_state.tasks) or self._rounds.ready
+            self.config.timeout_graceful_shutdown = round(LAST_ANSWERS)
+            return not unanswered or monotonic() >= self._forced_end
+        # uvicorn's shutdown then waits this long for slow clients to take their answers.
+        self.config.timeout_graceful_shutdown = round(max(LAST_ANSWERS, left))
+        return not self._rounds.ready or monotonic() >= self._last_look
 
     def _exit_anyway(self) -> None:
         sleep(FORCED_EXIT)

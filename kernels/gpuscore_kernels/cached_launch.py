@@ -2,7 +2,8 @@
 
 For every launch Triton makes a key of its arguments' types, alignments and values, some tens of
 microseconds of Python, to find the compiled code. Here the compile-time arguments are chosen once,
-and the code is found by a key of what else can differ. It is finer: where it is equal, Triton's is.
+and the code is found by a key of what else can differ. It is finer: where it is equal, and numbers
+have the same types, Triton's is equal, too.
 """
 
 import functools
@@ -25,8 +26,9 @@ address, dtype = Tensor.data_ptr, operator.attrgetter("dtype")
 # kernel's compile-time arguments, which have a place after the others.
 Code: TypeAlias = tuple[Any, tuple[object, ...], tuple[object, ...]]
 
-# Decorates a function that makes the `CachedLaunch` for its arguments.
-chosen_once = functools.lru_cache(maxsize=None, typed=True)  # Triton tells True from 1
+# Decorates a function that makes the `CachedLaunch` for its arguments. Triton tells True from 1,
+# and so does this, but not inside of tuples.
+chosen_once = functools.lru_cache(maxsize=None, typed=True)
 
 
 class CachedLaunch:
@@ -51,7 +53,7 @@ class CachedLaunch:
         options: Mapping[str, int],
         *,
         free: int = 0,
-        dtypes: Sequence[int] = (0,),
+        dtypes: Sequence[int],
     ) -> None:
         self.kernel, self.constants, self.options = kernel, constants, options
         self._fixed = operator.itemgetter(slice(free, None))  # numbers whose values count
@@ -108,9 +110,9 @@ class CachedLaunch:
     ) -> tuple[object, ...]:
         """Return a key that differs wherever Triton's does for the same constants and options.
 
-        Equal numbers of different types are the exception. Triton compiles other code for 1.0 than
-        for 1; here the code that was compiled first runs with both: its launcher in C converts an
-        integer where it takes a float, and refuses a float where it takes an integer.
+        Types of numbers are not part of it: an argument must always have the same type. Otherwise
+        Triton's launcher converts an integer where the code takes a float, and raises TypeError for
+        a float where it takes an integer.
         """
         aligned = functools.reduce(or_, places) % ALIGNMENT == 0
         return (
@@ -122,7 +124,7 @@ class CachedLaunch:
         )
 
 
-# What follows runs at every launch, so it is made once for each number of parts.
+# The functions that these return run at every launch, so each is made for its number of parts.
 
 
 def _dtypes_at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], object]:

@@ -70,7 +70,6 @@ def test_as_transformers_in_chunks_packed_and_alone(engine, tiny_model, family):
             np.testing.assert_array_equal(label == best, np.roll(prompt, -1) == best_ids)
 
 
-@pytest.mark.slow
 def test_deterministic(engine):
     """The bits are the same packed, alone and in chunks."""
     rng = np.random.default_rng(1)

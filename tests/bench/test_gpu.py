@@ -34,6 +34,15 @@ def without_a_server(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
 
 
+def test_some_sections_say_what_they_found_or_why_not(tmp_path, without_a_server):
+    asked = ["--device=cpu", "--shape=tiny", "--quick", "--serve", "--sections=ceil;HTTP"]
+    state = gpu.start(tmp_path, tmp_path, gpu.arguments([*asked, f"--scratch={tmp_path}"]))
+    assert gpu_worker.main(state.path) == gpu.DONE
+    sections = State.read(state.path).found["sections"]
+    assert sections["HTTP"]["why"].startswith("RuntimeError: SERVE=1 needs the server's")
+    assert [about["status"] for about in sections.values()].count("done") == len(sections) - 1
+
+
 @pytest.mark.slow
 def test_every_section_says_what_it_found_or_why_not(tmp_path, without_a_server):
     wanted = "ceil;ref;gpuscore;stages;HTTP;engine;profile;--attention flashinfer"

@@ -23,8 +23,9 @@ from gpuscore.worker.supervisor import Patience
 DOCKER = Path(__file__).parents[2] / "docker"
 KUBERNETES, OBSERVABILITY = DOCKER / "kubernetes", DOCKER / "observability"
 MACHINES = {"l4": "nvidia.com/gpu", "rtx-pro-6000": "nvidia.com/gpu", "tpu-v6e": "google.com/tpu"}
-AFTER_THE_DRAIN = LAST_ANSWERS + 2 * Patience().close  # the engine's process ends a little later
-SPARE = 10.0  # seconds of a stop after the drain, of which 3 are planned for
+# The last look, the last answers; the engine's process ends a little later.
+AFTER_THE_DRAIN = 2 * LAST_ANSWERS + 2 * Patience().close
+SPARE = 10.0  # seconds of a stop after the drain, of which 4 are planned for
 assert AFTER_THE_DRAIN < SPARE / 2
 SUFFIXES = {
     "counter": ("_total",),

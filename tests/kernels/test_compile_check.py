@@ -133,6 +133,11 @@ def test_facts_are_kept_by_source(tmp_path, monkeypatch):
     assert path.parent.name == triton_version()
     monkeypatch.setattr("gpuscore_kernels.generated.compiled.compiled_facts", None)
     assert facts_of(variant, 90, tmp_path) == first
+
+
+@needs_triton
+def test_other_variants_have_other_fingerprints():
+    variant = variants("add_rms_norm")["width=1024 one_plus=False delta=False"]
     others = [
         *(fingerprint(variant, arch) for arch in ARCHES),
         fingerprint(replace(variant, num_stages=variant.num_stages + 1), 90),

@@ -45,7 +45,7 @@ class Rounds(selectors.DefaultSelector):
 
     @property
     def ready(self) -> bool:
-        """True if the next round will have something to read, accept or write."""
+        """True if a socket that the loop watches can be read, accepted from or written to now."""
         return bool(super().select(0))
 
     @property

@@ -61,7 +61,7 @@ def _launch(width: int, has_delta: bool, one_plus: bool, pdl: bool) -> CachedLau
         "PDL": pdl,
     }
     options = {"num_warps": row_warps(block)} | pdl_option(pdl)
-    return CachedLaunch(add_rms_norm_kernel, constants, options)
+    return CachedLaunch(add_rms_norm_kernel, constants, options, dtypes=(0,))
 
 
 def add_rms_norm(

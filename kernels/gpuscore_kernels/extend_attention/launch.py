@@ -35,7 +35,7 @@ def _launch(
         ),
         {"num_warps": config.num_warps, "num_stages": config.num_stages} | pdl_option(config.pdl),
         free=1,
-        dtypes=(0, 3, 4, 7, 8),  # q, the pool and earlier results; tables are made here
+        dtypes=(0, 3, 4, 7, 8),  # q, the pool and earlier results; tables are int32
     )
 
 

@@ -41,6 +41,11 @@ class DeviceTiles:
     pool_tiles: Tensor
     masked: Tensor
 
+    def __post_init__(self) -> None:
+        for array in (self.rows, self.tiles, self.pool_tiles, self.masked):
+            if array.dtype != torch.int32:
+                raise ValueError(f"a table's arrays must be int32, got {array.dtype}")
+
 
 @dataclass(frozen=True, slots=True)
 class TablePlace:

@@ -27,6 +27,7 @@ def _launch_gated(
         constants | {"PDL": pdl},
         config.options() | pdl_option(pdl),
         free=1,
+        dtypes=(0,),
     )
 
 

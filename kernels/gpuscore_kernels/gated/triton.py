@@ -54,7 +54,8 @@ def gated_kernel(
 def _launch(width: int, activation: str, pdl: bool) -> CachedLaunch:
     block = min(BLOCK, next_power_of_two(width))
     constants = {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh", "PDL": pdl}
-    return CachedLaunch(gated_kernel, constants, {"num_warps": row_warps(block)} | pdl_option(pdl))
+    options = {"num_warps": row_warps(block)} | pdl_option(pdl)
+    return CachedLaunch(gated_kernel, constants, options, dtypes=(0,))
 
 
 def gated(gate_up: Tensor, activation: str, pdl: bool) -> Tensor:
