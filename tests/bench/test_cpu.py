@@ -115,7 +115,7 @@ def test_threads_go_to_different_cores_first(tmp_path, monkeypatch):
 
 
 def test_cpu_seconds_of_a_child_that_goes_on():
-    child = subprocess.Popen([sys.executable, "-c", BURN.format(0.2) + "time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", BURN.format(0.3) + "time.sleep(60)"])
 
     def wait():
         deadline = time.monotonic() + 30

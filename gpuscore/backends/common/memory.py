@@ -9,9 +9,10 @@ from typing import Protocol
 from gpuscore.heap import trim
 
 _RESET_PEAK = "5"  # resets VmHWM, see proc_pid_clear_refs(5)
-# Upper bound of the memory that stays fragmented in glibc's heaps of 64 MiB after batches of many
-# sizes. Fragments took as much as the measured batches, and never over 150 MiB, because blocks of
-# more than half a heap are returned to the system at once.
+# Upper bound of the memory that batches of other sizes take beyond the measured ones, in pieces
+# between blocks in use. In a thread's own heaps of 64 MiB, pieces took as much as the measured
+# batches, and never over 150 MiB. In the engine's one arena, where large blocks stay as well,
+# they take less (`make bench-heap`): everything is free between two batches.
 _FRAGMENTS = 3 * 2**26
 # Limit, use and statistics of a container's memory: cgroup v2, then v1.
 _CGROUP_FILES = (
