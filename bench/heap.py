@@ -1,4 +1,4 @@
-"""What it costs that glibc gives large freed blocks back, and what it costs to keep them.
+"""The cost of giving large freed blocks back, as glibc does, and of keeping them.
 
     make bench-heap                               # in one arena, as the engine's process
     make bench-heap ARGS=--own-arenas             # as a program that uses Scorer

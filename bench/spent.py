@@ -13,7 +13,7 @@ _PARENT, _TIMES = 1, slice(11, 15)
 
 @dataclass(frozen=True)
 class Spent:
-    """What one run took.
+    """Wall time and CPU time of one run.
 
     Args:
         wall: seconds.

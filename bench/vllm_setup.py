@@ -1,4 +1,4 @@
-"""How vLLM's CPU build is started: the CPUs of its threads and the libraries before all others.
+"""The environment of vLLM's CPU build: the CPUs of its threads, and libraries that come first.
 
 As its guide says (docs.vllm.ai, Installation, CPU): one OpenMP thread on each physical core, and
 tcmalloc and libiomp5 in LD_PRELOAD. Left alone, some of its versions keep one core for themselves.

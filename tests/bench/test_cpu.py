@@ -101,7 +101,7 @@ def test_a_library_that_is_missing_is_named(python, tmp_path):
 
 
 def test_threads_go_to_different_cores_first(tmp_path, monkeypatch):
-    """Of two CPUs on one core, the second is used only where there are more threads than cores."""
+    """A second CPU of one core is used only where there are more threads than cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     for cpu in range(4):
         file = tmp_path / f"cpu{cpu}" / "topology" / "thread_siblings_list"
