@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
-        check-kernels-all check-streams check-graphs simulate soak check format demo bench-cpu \
+        check-kernels-all check-streams check-graphs simulate soak check format demo bench-cpu bench-heap \
         bench-gpu bench-kernels bench-attention bench-host gpu-day gpu-day-trial bench-parity bench-tokenise \
         bench-serve predict flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
@@ -158,6 +158,9 @@ demo: setup
 
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py $(ARGS)
+
+bench-heap: setup
+	$(BIN)/python -P bench/heap.py $(ARGS)
 
 # Under 8 minutes on a CUDA device. No virtual environment: torch, triton and transformers of PYTHON
 # are enough, and for SERVE=1, which adds the rows over HTTP, the server's dependencies.

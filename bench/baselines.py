@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from spent import Spent
 from transformers import DynamicCache, PreTrainedModel
+from vllm_setup import vllm_setup
 
 LABELS = [11, 23]
 BATCH = 32  # prompts of a batch; on a CPU also the most items of a batch on a reused query
@@ -108,22 +110,19 @@ def cache_bytes(cache: DynamicCache) -> int:
 
 def vllm(
     python: Path, directory: Path, dtype: str, jobs: list[tuple[list[int], list[list[int]]]]
-) -> tuple[list[Array], list[float]]:
-    """Run vLLM's CPU build in its own virtual environment; return results and seconds per job."""
+) -> tuple[list[Array], list[Spent]]:
+    """Run vLLM's CPU build in its own virtual environment.
+
+    Returns:
+        results of each job, and what each took.
+    """
+    setup = vllm_setup(python, torch.get_num_threads())
+    print(setup.about, flush=True)
     with tempfile.TemporaryDirectory() as folder:
         job, answer = Path(folder, "job.json"), Path(folder, "answer.json")
-        job.write_text(
-            json.dumps(
-                {
-                    "model": str(directory),
-                    "dtype": dtype,
-                    "labels": LABELS,
-                    "threads": torch.get_num_threads(),
-                    "jobs": jobs,
-                }
-            )
-        )
+        asked = {"model": str(directory), "dtype": dtype, "labels": LABELS, "jobs": jobs}
+        job.write_text(json.dumps(asked))
         script = Path(__file__).with_name("vllm_cpu.py")
-        subprocess.run([python, "-P", script, job, answer], check=True)
+        subprocess.run([python, "-P", script, job, answer], check=True, env=setup.environment)
         found = json.loads(answer.read_text())
-    return [np.array(rows) for rows in found["logprobs"]], found["seconds"]
+    return [np.array(rows) for rows in found["logprobs"]], [Spent(*s) for s in found["spent"]]

@@ -9,7 +9,8 @@
 
 Scorers are timed only if they agree: in float32 at a small shape within 1e-4 in log p, and in the
 timed dtype within twice transformers' own error against float32. They are timed in turn, `--repeat`
-times, on fresh random tokens; the medians are printed.
+times, on fresh random tokens; the medians are printed, of wall time and of CPU-seconds (all
+threads, user and system), which other work on the machine disturbs less.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from baselines import LABELS, Array
 from ceiling import operations, rates
 from report import keep, machine, table
 from scenarios import SHAPES, WORKLOADS, Workload, make_model
+from spent import Spent, spent
 
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
@@ -210,37 +212,43 @@ def measure(
         dataclasses.replace(workload, seed=100 + turn).draw(shape["vocab_size"])
         for turn in range(options.repeat)
     ]
-    per_item: dict[str, list[float]] = {name: [] for name in scorers}
+    per_item: dict[str, list[Spent]] = {name: [] for name in scorers}
     floors = []
     for query, items in rounds:
         floors.append(floor(shape, model.dtype, workload))
         print(f"  floor: {floors[-1]['seconds']:.2f} s {floors[-1]}", flush=True)
         for name, (number, score) in scorers.items():
-            start = time.perf_counter()
-            score(query, items[:number])
-            per_item[name].append((time.perf_counter() - start) / number)
-            print(f"  {name}: {per_item[name][-1] * count:.2f} s for {count} items", flush=True)
+            taken = spent(partial(score, query, items[:number])).of(number)
+            per_item[name].append(taken)
+            wall, cpu = taken.wall * count, taken.cpu * count
+            print(f"  {name}: {wall:.2f} s, CPU {cpu:.2f} s for {count} items", flush=True)
     if options.vllm:
-        _, seconds = baselines.vllm(options.vllm, directory, dtype, rounds)
-        per_item["vLLM, block size 32"] = [s / count for s in seconds]
+        _, taken_by_vllm = baselines.vllm(options.vllm, directory, dtype, rounds)
+        per_item["vLLM, block size 32"] = [taken.of(count) for taken in taken_by_vllm]
     ours = per_item["gpuscore, packed"]
     of_floor = statistics.median(
-        f["seconds"] / (t * count) for f, t in zip(floors, ours, strict=True)
+        f["seconds"] / (t.wall * count) for f, t in zip(floors, ours, strict=True)
     )
+    least = [  # all threads are busy
+        Spent(f["seconds"], f["seconds"] * torch.get_num_threads()).of(count) for f in floors
+    ]
     return {
         "floors": floors,
         "of the floor": round(of_floor, 3),
-        "rows": [row("floor of this machine", [f["seconds"] / count for f in floors], ours)]
-        + [row(name, times, ours) for name, times in per_item.items()],
+        "rows": [row("floor of this machine", least, ours, count)]
+        + [row(name, times, ours, count) for name, times in per_item.items()],
     }
 
 
-def row(name: str, times: list[float], ours: list[float]) -> dict[str, Any]:
-    ratio = statistics.median(t / o for t, o in zip(times, ours, strict=True))
+def row(name: str, taken: list[Spent], ours: list[Spent], count: int) -> dict[str, Any]:
+    """Return medians for `count` items, and medians of the rounds' ratios, of times per item."""
+    pairs = [*zip(taken, ours, strict=True)]
     return {
         "scorer": name,
-        "items/s": round(1 / statistics.median(times), 2),
-        "time / gpuscore's": round(ratio, 2),
+        "items/s": round(1 / statistics.median(t.wall for t in taken), 2),
+        "CPU s": round(statistics.median(t.cpu for t in taken) * count, 2),
+        "time / gpuscore's": round(statistics.median(t.wall / o.wall for t, o in pairs), 2),
+        "CPU / gpuscore's": round(statistics.median(t.cpu / o.cpu for t, o in pairs), 2),
     }
 
 

@@ -18,6 +18,8 @@ QWEN3_06B = {
     "rope_theta": 1e6,
     "tie_word_embeddings": True,
 }
+# The same products, in seconds instead of minutes.
+FOUR_LAYERS = QWEN3_06B | {"vocab_size": 32768, "num_hidden_layers": 4}
 SMALL = QWEN3_06B | {
     "vocab_size": 4096,
     "hidden_size": 256,
@@ -33,7 +35,12 @@ TINY = SMALL | {
     "num_hidden_layers": 2,
     "head_dim": 16,
 }
-SHAPES = {"qwen3-0.6b": QWEN3_06B, "small": SMALL, "tiny": TINY}
+SHAPES = {
+    "qwen3-0.6b": QWEN3_06B,
+    "qwen3-0.6b-4-layers": FOUR_LAYERS,
+    "small": SMALL,
+    "tiny": TINY,
+}
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,22 @@
 """Scores the jobs of bench/baselines.py with vLLM's CPU build; runs in vLLM's own environment.
 
 vLLM has no packed scoring here: each query + item is a prompt, all share a cached prefix, and one
-unrestricted token is generated for each, with the labels' log-probabilities.
+unrestricted token is generated for each, with the labels' log-probabilities. `vllm_setup` makes the
+environment.
 """
 
 import json
 import os
 import sys
-import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from spent import spent
 
 
 def main(job_file: str, answer_file: str) -> None:
     with open(job_file) as file:
         job = json.load(file)
-    os.environ["OMP_NUM_THREADS"] = str(job["threads"])
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     from vllm import LLM, SamplingParams
 
@@ -31,19 +34,22 @@ def main(job_file: str, answer_file: str) -> None:
     params = SamplingParams(
         max_tokens=1, temperature=0.0, detokenize=False, logprob_token_ids=labels
     )
-    results, seconds = [], []
-    for query, items in job["jobs"]:
-        prompts = [{"prompt_token_ids": query + item} for item in items]
-        start = time.perf_counter()
+    outputs = []
+
+    def score(query, items):
         # Run the query first, so that all items find it in the cache.
         model.generate([{"prompt_token_ids": query}], params, use_tqdm=False)
-        outputs = model.generate(prompts, params, use_tqdm=False)
-        seconds.append(time.perf_counter() - start)
-        results.append(
-            [[out.outputs[0].logprobs[0][label].logprob for label in labels] for out in outputs]
-        )
+        prompts = [{"prompt_token_ids": query + item} for item in items]
+        outputs.append(model.generate(prompts, params, use_tqdm=False))
+
+    taken = [spent(lambda job=job: score(*job)) for job in job["jobs"]]
+    results = [
+        [[out.outputs[0].logprobs[0][label].logprob for label in labels] for out in of_job]
+        for of_job in outputs
+    ]
     with open(answer_file, "w") as file:
-        json.dump({"logprobs": results, "seconds": seconds}, file)
+        spans = [[one.wall, one.cpu] for one in taken]
+        json.dump({"logprobs": results, "spent": spans}, file)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
-"""The C library's heap: freed memory goes back to the system instead of staying for later.
+"""The C library's heap: when freed memory stays for later, and when it goes back to the system.
 
-glibc keeps what was freed, in an arena for each thread. With another C library these functions do
-nothing.
+glibc keeps what was freed, in an arena for each thread, but large blocks go back at once. With
+another C library these functions do nothing.
 """
 
 import ctypes
 import gc
+import os
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # mallopt(3)
+NEVER = -1  # M_TRIM_THRESHOLD: only `trim` gives the end of the heap back
+KEPT = 1 << 30  # bytes; larger blocks are few, and still go back at once
+# The environment's ways to set the same thresholds, which come first.
+_VARIABLES = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+_TUNABLES = ("glibc.malloc.mmap_threshold", "glibc.malloc.trim_threshold")
 
 
 def collect_and_trim() -> None:
@@ -35,6 +41,20 @@ def return_large_blocks(size: int) -> None:
     """
     _set_option(M_MMAP_THRESHOLD, size)
     _set_option(M_TRIM_THRESHOLD, size)
+
+
+def keep_freed_blocks() -> None:
+    """Have freed blocks of up to `KEPT` bytes stay until `trim`, in the whole process.
+
+    By default a block of over 32 MiB, and the end of the heap beyond 64 MiB, go back when they are
+    freed. A forward pass frees and takes such blocks in every layer, and each page that comes anew
+    costs a page fault and is filled with zeros. Thresholds in the environment are left alone.
+    """
+    given = os.environ.get("GLIBC_TUNABLES", "")
+    if any(name in os.environ for name in _VARIABLES) or any(name in given for name in _TUNABLES):
+        return
+    _set_option(M_MMAP_THRESHOLD, KEPT)
+    _set_option(M_TRIM_THRESHOLD, NEVER)
 
 
 def use_one_arena() -> None:

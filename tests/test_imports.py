@@ -101,6 +101,7 @@ ALLOWED = {
         "gpuscore.backends.common",
         "gpuscore.backends.torch",
         "gpuscore.config",
+        "gpuscore.heap",
         "gpuscore_kernels",
         "torch",
     },

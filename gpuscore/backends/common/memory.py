@@ -9,9 +9,10 @@ from typing import Protocol
 from gpuscore.heap import trim
 
 _RESET_PEAK = "5"  # resets VmHWM, see proc_pid_clear_refs(5)
-# Upper bound of the memory that stays fragmented in glibc's heaps of 64 MiB after batches of many
-# sizes. Fragments took as much as the measured batches, and never over 150 MiB, because blocks of
-# more than half a heap are returned to the system at once.
+# Upper bound of the memory that batches of other sizes take beyond the measured ones, in pieces
+# between blocks in use. Where glibc gives large blocks back, pieces took as much as the measured
+# batches, and never over 150 MiB. Since they are kept, other sizes took 46 MiB more than the 332
+# that were measured, 132 more than 293, and 23 more than 400 (`make bench-heap`).
 _FRAGMENTS = 3 * 2**26
 # Limit, use and statistics of a container's memory: cgroup v2, then v1.
 _CGROUP_FILES = (

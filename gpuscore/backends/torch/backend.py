@@ -38,6 +38,7 @@ from gpuscore.backends.torch.shortened import shortened
 from gpuscore.backends.torch.tiles import all_at_once, in_tiles
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.errors import ConfigError
+from gpuscore.heap import keep_freed_blocks
 from gpuscore.limits import BackendLimits
 from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials
@@ -70,6 +71,8 @@ class TorchBackend:
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.architecture.config
         weights = load_weights(Path(plan.directory), plan.architecture, plan.dtype, plan.device)
+        if plan.device.type == "cpu":
+            keep_freed_blocks()
         self.tiling = TILING if plan.deterministic else None
         self._by_rows = in_tiles(self.tiling.rows) if self.tiling else all_at_once
         self._attention = attention_factory(
