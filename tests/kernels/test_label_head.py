@@ -143,7 +143,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_few_rows_convert_pieces_that_a_cache_holds(dtype):
-    """All weights in float32 would take 20 MB, and a tile of them 16 MB."""
+    """All weights would take 20 MB in float32, and a tile of them 16 MB."""
     hidden, weight, _ = make(3, 20_000, 256, dtype)
     with Largest(weight) as largest:
         vocab_statistics(hidden, weight, need_top=True)

@@ -12,11 +12,12 @@ from gpuscore_kernels.label_head.statistics import VocabStatistics
 MAX_TILE = 1 << 22
 
 # Converting a tile of half-precision weights and reading it back from memory takes longer than its
-# product with few rows. So for up to FEW_ROWS rows a CPU converts pieces that a level-2 cache still
-# holds when they are multiplied. With more rows each piece costs more in calls and threads waiting
-# for each other than it saves. `bench/label_head.py` measures both (`bench/LOG.md`, 2026-11-22).
+# product with few rows. So for up to FEW_ROWS rows a CPU converts pieces that its caches still hold
+# when they are multiplied. On a quiet machine smaller pieces are up to a fifth faster; but threads
+# wait for each other after each piece, which on a busy machine takes several times as long. With
+# more rows the product hides the conversion. `bench/label_head.py` measures both constants.
 FEW_ROWS = 64
-CACHED_PIECE = 1 << 18  # elements, 1 MiB of float32
+CACHED_PIECE = 1 << 20  # elements, 4 MiB of float32
 
 
 def label_logits(
