@@ -5,12 +5,31 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuscore_kernels import label_head
+from gpuscore_kernels.label_head import reference
+from support.kernels import between_nans
 
 label_logits = partial(label_head.label_logits, impl="reference")
 vocab_statistics = partial(label_head.vocab_statistics, impl="reference")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(params=["pieces", "whole tiles"])
+def conversion(request, monkeypatch):
+    """Both ways to convert half-precision weights; pieces have 4 rows of 17 weights."""
+    monkeypatch.setattr(reference, "FEW_ROWS", 1000 if request.param == "pieces" else -1)
+    monkeypatch.setattr(reference, "CACHED_PIECE", 4 * 17)
+
+
+@pytest.fixture
+def new_memory_is_nan():
+    """Fill new tensors with NaN, so that a number that nothing wrote shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.empty(3, 3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def make(rows, vocab, width, dtype):
@@ -20,6 +39,7 @@ def make(rows, vocab, width, dtype):
     return hidden, weight, hidden.double().numpy() @ weight.double().numpy().T
 
 
+@pytest.mark.usefixtures("conversion", "new_memory_is_nan")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("rows", "vocab", "max_tile"),
@@ -56,10 +76,78 @@ def test_label_logits_are_ragged_and_repeatable(max_tile, dtype):
     assert got[0] == got[2]
 
 
-def test_a_tie_goes_to_the_lowest_id():
-    hidden, weight = torch.ones(1, 2), torch.tensor([[0.0, 1], [1, 1], [1, 1], [0, 0]])
-    for max_tile in (1, 4, 100):
-        assert vocab_statistics(hidden, weight, need_top=True, max_tile=max_tile)[1] == 1
+@pytest.mark.usefixtures("conversion")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tie_goes_to_the_lowest_id(dtype):
+    hidden, weight = torch.ones(1, 17, dtype=dtype), torch.zeros(40, 17, dtype=dtype)
+    weight[[3, 4, 22, 39]] = 1  # ends of a piece, and other tiles
+    for max_tile in (1, 17, 17 * 20, 10_000):
+        assert vocab_statistics(hidden, weight, need_top=True, max_tile=max_tile)[1] == 3
+
+
+@pytest.mark.usefixtures("conversion", "new_memory_is_nan")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_softcap(dtype):
+    hidden, weight, logits = make(3, 63, 17, dtype)
+    lse, _, top_logits = vocab_statistics(hidden, weight, need_top=True, softcap=5.0)
+    capped = 5 * np.tanh(logits / 5)
+    np.testing.assert_allclose(lse.numpy(), np.log(np.exp(capped).sum(axis=1)), atol=1e-5)
+    np.testing.assert_allclose(top_logits.numpy(), capped.max(axis=1), atol=1e-5)
+
+
+@pytest.mark.usefixtures("conversion")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_strides(dtype):
+    """Rows and weights lie between NaN, and rows are also read column by column."""
+    hidden, weight, _ = make(3, 63, 17, dtype)
+    want = vocab_statistics(hidden, weight, need_top=True)
+    for rows in (between_nans(hidden), hidden.T.contiguous().T):
+        found = vocab_statistics(rows, between_nans(weight), need_top=True)
+        for a, b in zip(found, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [9, reference.FEW_ROWS, reference.FEW_ROWS + 1, 128])
+def test_packed_as_alone(rows, dtype):
+    """Other rows change no more than the order of sums, whichever way each call converts.
+
+    With as many rows, the bits are the same wherever a row stands: `--deterministic` needs that.
+    """
+    hidden, weight, _ = make(rows, 3000, 64, dtype)
+    packed = vocab_statistics(hidden, weight, need_top=True)
+    for row in (0, rows // 2, rows - 1):
+        alone = vocab_statistics(hidden[row : row + 1], weight, need_top=True)
+        for a, b in zip(packed, alone, strict=True):
+            torch.testing.assert_close(a[row : row + 1], b, rtol=0, atol=1e-5)
+    if rows % 32 == 0:
+        order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+        turned = vocab_statistics(hidden[order], weight, need_top=True)
+        assert all(torch.equal(a, b[order]) for a, b in zip(turned, packed, strict=True))
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the bytes of the largest tensor that an operator made."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.known, self.size = known.untyped_storage().data_ptr(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for x in made if isinstance(made, tuple) else (made,):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() != self.known:
+                self.size = max(self.size, x.untyped_storage().nbytes())
+        return made
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_few_rows_convert_pieces_that_a_cache_holds(dtype):
+    """All weights would take 20 MB in float32, and a tile of them 16 MB."""
+    hidden, weight, _ = make(3, 20_000, 256, dtype)
+    with Largest(weight) as largest:
+        vocab_statistics(hidden, weight, need_top=True)
+    assert 0 < largest.size <= 4 * reference.CACHED_PIECE
 
 
 def test_chosen_rows():
@@ -80,8 +168,9 @@ def test_shapes_that_do_not_fit_are_refused():
         label_logits(hidden, weight, torch.zeros(2).long(), torch.zeros(3).long())
 
 
-def test_no_rows():
-    empty, weight = torch.empty(0, 4), torch.ones(3, 4)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_rows(dtype):
+    empty, weight = torch.empty(0, 4, dtype=dtype), torch.ones(3, 4, dtype=dtype)
     nothing = torch.empty(0, dtype=torch.int64)
     assert label_logits(empty, weight, nothing, nothing).shape == (0,)
     assert vocab_statistics(empty, weight, need_top=True)[0].shape == (0,)

@@ -11,6 +11,14 @@ from gpuscore_kernels.label_head.statistics import VocabStatistics
 
 MAX_TILE = 1 << 22
 
+# Converting a tile of half-precision weights and reading it back from memory takes longer than its
+# product with few rows. So for up to FEW_ROWS rows a CPU converts pieces that its caches still hold
+# when they are multiplied. Smaller pieces are a little faster on a quiet machine, and slower on a busy
+# one, because threads wait for each other after each piece. With more rows the product hides the
+# conversion. `bench/label_head.py` measures both constants.
+FEW_ROWS = 64
+CACHED_PIECE = 1 << 20  # elements, 4 MiB of float32
+
 
 def label_logits(
     hidden: Tensor,
@@ -41,11 +49,13 @@ def vocab_statistics(
     best = lse.clone()
     best_id = torch.zeros(num_rows, dtype=torch.int64, device=hidden.device)
     vocab_step, row_step = _tile(width, max_tile)
+    in_pieces = hidden.device.type == "cpu" and num_rows <= FEW_ROWS
     for v0 in range(0, weight.shape[0], vocab_step):
-        tile = weight[v0 : v0 + vocab_step].to(compute)  # [v, E]
+        tile = weight[v0 : v0 + vocab_step]  # [v, E]
+        tile = tile if in_pieces else tile.to(compute)
         for n0 in range(0, num_rows, row_step):
             rows = slice(n0, n0 + row_step)
-            logits = _capped(hidden[rows] @ tile.T, softcap)  # [n, v]
+            logits = _capped(_products(hidden[rows], tile), softcap)  # [n, v]
             lse[rows] = torch.logaddexp(lse[rows], torch.logsumexp(logits, dim=1))
             if need_top:
                 value, index = logits.max(dim=1)
@@ -53,6 +63,20 @@ def vocab_statistics(
                 best[rows] = torch.where(better, value, best[rows])
                 best_id[rows] = torch.where(better, index + v0, best_id[rows])
     return VocabStatistics(lse, *((best_id, best) if need_top else (None, None)))
+
+
+def _products(hidden: Tensor, weight: Tensor) -> Tensor:
+    """Return hidden [n, E] @ weight.T [E, v]; weights of another dtype are converted in pieces."""
+    if weight.dtype == hidden.dtype:
+        return hidden @ weight.T
+    vocab, width = weight.shape
+    step = min(vocab, max(1, CACHED_PIECE // width))
+    logits, buffer = hidden.new_empty(len(hidden), vocab), hidden.new_empty(step, width)
+    for start in range(0, vocab, step):
+        piece = weight[start : start + step]
+        converted = buffer[: len(piece)].copy_(piece)
+        torch.mm(hidden, converted.T, out=logits[:, start : start + step])
+    return logits
 
 
 def tile_shapes(num_rows: int, vocab: int, width: int) -> set[tuple[int, int]]:
