@@ -13,9 +13,9 @@ MAX_TILE = 1 << 22
 
 # Converting a tile of half-precision weights and reading it back from memory takes longer than its
 # product with few rows. So for up to FEW_ROWS rows a CPU converts pieces that its caches still hold
-# when they are multiplied. Smaller pieces are a little faster on a quiet machine, and slower on a busy
-# one, because threads wait for each other after each piece. With more rows the product hides the
-# conversion. `bench/label_head.py` measures both constants.
+# when they are multiplied. Smaller pieces are a little faster on a quiet machine, and slower on a
+# busy one, because threads wait for each other after each piece. With more rows the product hides
+# the conversion. `bench/label_head.py` measures both constants.
 FEW_ROWS = 64
 CACHED_PIECE = 1 << 20  # elements, 4 MiB of float32
 
