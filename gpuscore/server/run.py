@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 EXIT_OK, EXIT_ERROR = 0, 1
 EXIT_SIGNAL = 128  # plus the signal's number: ended with work in flight
 LAST_ANSWERS = 1.0  # seconds for writing answers once all are known
+FORCED_ANSWERS = 2.0  # seconds after a second signal for refusing all that is in flight
 FORCED_EXIT = 3.0  # seconds after a second signal, whatever hangs
 
 
@@ -82,7 +83,7 @@ class DrainingServer(uvicorn.Server):
             self._signal, self._drain_end = sig, monotonic() + self._drain_timeout
             self.service.drain()
         elif not self.force_exit:  # a second signal: do not wait for requests in flight
-            self.force_exit, self._forced_end = True, monotonic() + LAST_ANSWERS
+            self.force_exit, self._forced_end = True, monotonic() + FORCED_ANSWERS
             threading.Thread(target=self._exit_anyway, daemon=True).start()
 
     async def main_loop(self) -> None:
@@ -105,7 +106,7 @@ class DrainingServer(uvicorn.Server):
         left = self._drain_end - monotonic()
         waiting = self._gate.waiting > 0
         # Once nothing was in flight, those that wait came later and will be refused.
-        busy = self.service.busy or (waiting and not self._last_look)
+        busy = self.service.busy or (waiting and (self.force_exit or not self._last_look))
         if busy and not self.force_exit and left > 0:
             return False
         if busy:
