@@ -104,9 +104,10 @@ class DrainingServer(uvicorn.Server):
         After the drain timeout or a second signal, answer 503 to requests in flight.
         """
         left = self._drain_end - monotonic()
-        waiting = self._gate.waiting > 0
-        # Once nothing was in flight, those that wait came later and will be refused.
-        busy = self.service.busy or (waiting and (self.force_exit or not self._last_look))
+        # Once nothing was in flight, those that wait came later. They are refused in their turn,
+        # but not all of them in the short time after a second signal.
+        counted = self.force_exit or not self._last_look
+        busy = self.service.busy or (counted and self._gate.waiting > 0)
         if busy and not self.force_exit and left > 0:
             return False
         if busy:
@@ -114,7 +115,7 @@ class DrainingServer(uvicorn.Server):
             self.service.abandon()
         self._last_look = self._last_look or monotonic() + LAST_ANSWERS
         if self.force_exit:  # uvicorn would not wait until the last answers are written
-            unanswered = busy or waiting or bool(self.server_state.tasks) or self._rounds.ready
+            unanswered = busy or bool(self.server_state.tasks) or self._rounds.ready
             self.config.timeout_graceful_shutdown = round(LAST_ANSWERS)
             return not unanswered or monotonic() >= self._forced_end
         # uvicorn's shutdown then waits this long for slow clients to take their answers.

@@ -9,7 +9,6 @@ have the same types, Triton's is equal, too.
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from operator import or_
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -114,7 +113,7 @@ class CachedLaunch:
         Triton's launcher converts an integer where the code takes a float, and raises TypeError for
         a float where it takes an integer.
         """
-        aligned = functools.reduce(or_, places) % ALIGNMENT == 0
+        aligned = functools.reduce(operator.or_, places) % ALIGNMENT == 0
         return (
             device,
             aligned or tuple([place % ALIGNMENT == 0 for place in places]),

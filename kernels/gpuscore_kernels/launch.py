@@ -1,11 +1,32 @@
 """Choices for every launch of a Triton kernel: architecture, block size and number of warps."""
 
+from dataclasses import asdict, dataclass
+
 import torch
 from torch import Tensor
 
 from gpuscore_kernels.variant import ARCHES
 
 INTERPRETER = 0  # instead of an architecture, for tensors on a CPU with TRITON_INTERPRET=1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """One launch configuration; it does not depend on the number of rows, so neither do bits.
+
+    Subclasses add the sizes of tiles, named as the kernel's compile-time arguments.
+    """
+
+    num_warps: int
+    num_stages: int
+
+    def sizes(self) -> dict[str, object]:
+        """Compile-time arguments of the kernel."""
+        return {name: value for name, value in asdict(self).items() if name.isupper()}
+
+    def options(self) -> dict[str, int]:
+        """Options of a launch."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 def arch_of(tensor: Tensor) -> int:

@@ -199,7 +199,7 @@ def _computes_natively(dtype: str) -> bool:
     twice the time of float32.
     """
     features = torch.cpu.get_capabilities()
-    if features["architecture"] == "x86_64" and dtype in _INSTRUCTIONS:
+    if features.get("architecture") == "x86_64" and dtype in _INSTRUCTIONS:
         return any(features[name] for name in _INSTRUCTIONS[dtype])
     if dtype == "bfloat16":
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -1,36 +1,29 @@
 """Tiles of the experts' products, by architecture and dtype."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
-from gpuscore_kernels.launch import INTERPRETER, next_power_of_two
+from gpuscore_kernels.launch import INTERPRETER, LaunchConfig, next_power_of_two
 
 
 @dataclass(frozen=True, slots=True)
-class ProductTiles:
-    """One launch configuration; it does not depend on the number of rows, so neither do bits."""
+class ProductTiles(LaunchConfig):
+    """Tiles of the products; see `LaunchConfig`."""
 
     BLOCK_M: int  # rows of one expert
     BLOCK_N: int  # columns of a product
     BLOCK_K: int  # elements of a dot product at a time
-    num_warps: int
-    num_stages: int
 
     def constants(self, columns: int, width: int, experts: int) -> dict[str, object]:
         """Return the compile-time arguments of a product that is [places, columns], of rows of
         `width` elements."""
-        sizes = {name: value for name, value in asdict(self).items() if name.isupper()}
-        return sizes | {
+        return self.sizes() | {
             "EXPERTS": experts,
             "BLOCK": next_power_of_two(experts),
             "EVEN_N": columns % self.BLOCK_N == 0,
             "EVEN_K": width % self.BLOCK_K == 0,
         }
-
-    def options(self) -> dict[str, int]:
-        """Options of a launch."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 def config_for(arch: int, dtype: torch.dtype) -> ProductTiles:

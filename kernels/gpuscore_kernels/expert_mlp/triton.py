@@ -201,8 +201,8 @@ def _launch_gate_up(
     config: ProductTiles, inner: int, width: int, experts: int, activation: str
 ) -> CachedLaunch:
     own = {"INNER": inner, "GELU": activation == "gelu_tanh"}
-    constants, routing = own | config.constants(2 * inner, width, experts), (2, 3)
-    return CachedLaunch(expert_gate_up_kernel, constants, config.options(), dtypes=(0, *routing))
+    constants = own | config.constants(2 * inner, width, experts)
+    return CachedLaunch(expert_gate_up_kernel, constants, config.options(), dtypes=(0, 2, 3))
 
 
 @chosen_once
@@ -211,9 +211,14 @@ def _launch_down(config: ProductTiles, width: int, inner: int, experts: int) -> 
     return CachedLaunch(expert_down_kernel, constants, config.options(), dtypes=(0, 2))
 
 
+def _combined(width: int) -> int:
+    """Columns of a program of `combine_experts_kernel`."""
+    return min(COMBINED, next_power_of_two(width))
+
+
 @chosen_once
 def _launch_combine(width: int, top_k: int) -> CachedLaunch:
-    block = min(COMBINED, next_power_of_two(width))
+    block = _combined(width)
     constants = {"WIDTH": width, "BLOCK": block, "TOP_K": top_k}
     return CachedLaunch(
         combine_experts_kernel, constants, {"num_warps": row_warps(block)}, dtypes=(0, 1, 2)
@@ -244,7 +249,7 @@ def expert_mlp(
         (inner,),
     )
     _launch_combine(width, routing.places.shape[1])(
-        (len(x), triton.cdiv(width, min(COMBINED, next_power_of_two(width)))),
+        (len(x), triton.cdiv(width, _combined(width))),
         (results, routing.weights, routing.places, out),
         (),
     )

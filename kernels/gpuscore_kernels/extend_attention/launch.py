@@ -1,5 +1,7 @@
 """The launch of `extend_attention_kernel`, for `extend_attention` and `items_merge`."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,28 +13,10 @@ from gpuscore_kernels.launch import pdl_option
 
 
 @chosen_once
-def _launch(
-    group: int,
-    dim: int,
-    config: TileConfig,
-    window: int | None,
-    pool: bool,
-    cap: bool,
-    merge: bool,
-    need_lse: bool,
-) -> CachedLaunch:
+def _launch(group: int, dim: int, config: TileConfig, **choices: Any) -> CachedLaunch:
     return CachedLaunch(
         extend_attention_kernel,
-        constants(
-            group,
-            dim,
-            config,
-            window=window,
-            pool=pool,
-            cap=cap,
-            merge=merge,
-            need_lse=need_lse,
-        ),
+        constants(group, dim, config, **choices),
         {"num_warps": config.num_warps, "num_stages": config.num_stages} | pdl_option(config.pdl),
         free=1,
         dtypes=(0, 3, 4, 7, 8),  # q, the pool and earlier results; tables are int32
@@ -66,10 +50,18 @@ def launch(
     strides += [x.stride(i) for x in (out, lse, before_out, before_lse) for i in (0, 1)]
     tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
     factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
-    kv_heads, has_cap = k.shape[1], softcap is not None
-    choice = (tiles.window, pool is not None, has_cap, before is not None, need_lse)
-    _launch(heads // kv_heads, dim, config, *choice)(
-        (len(tiles.tiles), kv_heads),
+    chosen = _launch(
+        heads // k.shape[1],
+        dim,
+        config,
+        window=tiles.window,
+        pool=pool is not None,
+        cap=softcap is not None,
+        merge=before is not None,
+        need_lse=need_lse,
+    )
+    chosen(
+        (len(tiles.tiles), k.shape[1]),
         (q, k, v, pool_k, pool_v, out, lse, before_out, before_lse, *tables),
         (num_rows, factor, softcap or 0.0, *strides),
     )

@@ -1,28 +1,18 @@
 """Launch configurations of the fused products."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from gpuscore_kernels.launch import INTERPRETER
+from gpuscore_kernels.launch import INTERPRETER, LaunchConfig
 
 
 @dataclass(frozen=True, slots=True)
-class FusedConfig:
-    """One launch configuration; it does not depend on the number of rows, so neither do bits."""
+class FusedConfig(LaunchConfig):
+    """Tiles of the kernels; see `LaunchConfig`."""
 
     BLOCK_M: int  # rows
     BLOCK_K: int  # elements of a row at a time
-    num_warps: int
-    num_stages: int
-
-    def constants(self) -> dict[str, object]:
-        """Compile-time arguments of the kernels."""
-        return {name: value for name, value in asdict(self).items() if name.isupper()}
-
-    def options(self) -> dict[str, int]:
-        """Options of a launch."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 GATED_COLUMNS = 64  # of the gate, and as many of the up projection, in a block

@@ -1,6 +1,6 @@
 """Launches of the fused products' kernels."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,13 +18,10 @@ from gpuscore_kernels.qk_norm_rope_store.pages import Pages
 
 
 @chosen_once
-def _launch_gated(
-    config: FusedConfig, inner: int, width: int, bias: bool, activation: str, pdl: bool
-) -> CachedLaunch:
-    constants = gated_constants(config, inner, width, bias, activation == "gelu_tanh")
+def _launch_gated(config: FusedConfig, pdl: bool, **choices: Any) -> CachedLaunch:
     return CachedLaunch(
         gated_product_kernel,
-        constants | {"PDL": pdl},
+        gated_constants(config, **choices) | {"PDL": pdl},
         config.options() | pdl_option(pdl),
         free=1,
         dtypes=(0,),
@@ -32,20 +29,10 @@ def _launch_gated(
 
 
 @chosen_once
-def _launch_heads(
-    config: FusedConfig,
-    sizes: tuple[int, int, int],
-    width: int,
-    bias: bool,
-    norm: bool,
-    one_plus: bool,
-    pages: bool,
-    pdl: bool,
-) -> CachedLaunch:
-    constants = heads_constants(config, sizes, width, bias, norm, one_plus, pages)
+def _launch_heads(config: FusedConfig, pdl: bool, **choices: Any) -> CachedLaunch:
     return CachedLaunch(
         heads_product_kernel,
-        constants | {"PDL": pdl},
+        heads_constants(config, **choices) | {"PDL": pdl},
         config.options() | pdl_option(pdl),
         free=1,
         dtypes=(0, 3, 4, 5, 6, 10, 11, 12),  # q, k and v are made here
@@ -61,7 +48,8 @@ def gated_product(
     if out.numel() == 0:
         return out
     config = config_for(arch_of(x), x.dtype)
-    launch = _launch_gated(config, inner, width, bias is not None, activation, pdl)
+    gelu = activation == "gelu_tanh"
+    launch = _launch_gated(config, pdl, inner=inner, width=width, bias=bias is not None, gelu=gelu)
     launch(
         (-(-rows // config.BLOCK_M), -(-inner // cast(int, launch.constants["BLOCK_N"]))),
         (x, weight, weight if bias is None else bias, out),
@@ -98,8 +86,10 @@ def heads_product(
     stores = (k, v, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else (pages.k.stride(0), pages.k.stride(1))
     scales = [x if norm is None else norm for norm in norms]
-    norm, has_pages = norms[0] is not None, pages is not None
-    launch = _launch_heads(config, sizes, width, bias is not None, norm, one_plus, has_pages, pdl)
+    launch = _launch_heads(
+        config, pdl, sizes=sizes, width=width, bias=bias is not None, norm=norms[0] is not None,
+        one_plus=one_plus, pages=pages is not None,
+    )  # fmt: skip
     launch(
         (-(-rows // config.BLOCK_M), heads),
         (x, weight, weight if bias is None else bias, cos.contiguous(), sin.contiguous(),

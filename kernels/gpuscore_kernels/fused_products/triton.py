@@ -179,7 +179,7 @@ def gated_constants(
     config: FusedConfig, inner: int, width: int, bias: bool, gelu: bool
 ) -> dict[str, object]:
     """Compile-time arguments of `gated_product_kernel`, without that of its launch."""
-    return config.constants() | {
+    return config.sizes() | {
         "INNER": inner,
         "BLOCK_N": min(GATED_COLUMNS, max(16, next_power_of_two(inner))),
         "EVEN_K": width % config.BLOCK_K == 0,
@@ -199,7 +199,7 @@ def heads_constants(
 ) -> dict[str, object]:
     """Compile-time arguments of `heads_product_kernel`, without that of its launch."""
     num_heads, num_kv_heads, head_dim = sizes
-    return config.constants() | {
+    return config.sizes() | {
         "HEADS": num_heads,
         "KV_HEADS": num_kv_heads,
         "HALF": head_dim // 2,

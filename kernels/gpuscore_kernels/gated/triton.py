@@ -50,9 +50,14 @@ def gated_kernel(
     tl.store(out + row * WIDTH + columns, result, mask=inside)
 
 
+def _block(width: int) -> int:
+    """Columns of one program."""
+    return min(BLOCK, next_power_of_two(width))
+
+
 @chosen_once
 def _launch(width: int, activation: str, pdl: bool) -> CachedLaunch:
-    block = min(BLOCK, next_power_of_two(width))
+    block = _block(width)
     constants = {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh", "PDL": pdl}
     options = {"num_warps": row_warps(block)} | pdl_option(pdl)
     return CachedLaunch(gated_kernel, constants, options, dtypes=(0,))
@@ -64,8 +69,8 @@ def gated(gate_up: Tensor, activation: str, pdl: bool) -> Tensor:
     out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel() == 0:
         return out
-    blocks = -(-width // min(BLOCK, next_power_of_two(width)))
-    _launch(width, activation, pdl)((rows, blocks), (gate_up, out), (gate_up.stride(0),))
+    grid = (rows, triton.cdiv(width, _block(width)))
+    _launch(width, activation, pdl)(grid, (gate_up, out), (gate_up.stride(0),))
     return out
 
 

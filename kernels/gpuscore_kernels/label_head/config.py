@@ -1,30 +1,20 @@
 """Launch configurations of the slices' kernel, by architecture and dtype."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
-from gpuscore_kernels.launch import INTERPRETER
+from gpuscore_kernels.launch import INTERPRETER, LaunchConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
-    """One launch configuration; it does not depend on the number of rows, so neither do bits."""
+class Config(LaunchConfig):
+    """Tiles of the kernel; see `LaunchConfig`."""
 
     BLOCK_M: int  # rows
     BLOCK_N: int  # tokens
     BLOCK_K: int  # elements of a row at a time
     SLICES: int  # slices of the vocabulary, one program each; a power of two
-    num_warps: int
-    num_stages: int
-
-    def constants(self) -> dict[str, object]:
-        """Compile-time arguments of the kernel."""
-        return {name: value for name, value in asdict(self).items() if name.isupper()}
-
-    def options(self) -> dict[str, int]:
-        """Options of a launch."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 def config_for(arch: int, dtype: torch.dtype) -> Config:

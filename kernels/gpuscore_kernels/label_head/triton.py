@@ -174,7 +174,7 @@ def _launch_slices(
     }
     return CachedLaunch(
         slice_statistics_kernel,
-        own | config.constants(),
+        own | config.sizes(),
         config.options(),
         free=1,
         dtypes=(0, 2),
@@ -257,7 +257,7 @@ def variants() -> Iterator[Variant]:
                 name=f"slices width={width} {dtype} cap={has_cap} top={need_top}",
                 kernel=slice_statistics_kernel,
                 signature=_types(pointers, dtype) | {"num_rows": "i32", "width": "i32"},
-                constexprs=config.constants()
+                constexprs=config.sizes()
                 | {"VOCAB": vocab, "EVEN_K": True, "HAS_ROWS": True}
                 | {"HAS_CAP": has_cap, "NEED_TOP": need_top},
                 divisible=(*pointers.split(), "hidden_stride", "width"),

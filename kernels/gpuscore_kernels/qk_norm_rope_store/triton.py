@@ -184,7 +184,7 @@ def qk_norm_rope_store(
     strides = (0, 0) if pages is None else (pages.k.stride(0), pages.k.stride(1))
     launch = _launch(*sizes, q_norm is not None, one_plus, pages is not None, pdl)
     launch(
-        (len(qkv), -(-heads // _blocks(head_dim, heads)[0])),
+        (len(qkv), triton.cdiv(heads, _blocks(head_dim, heads)[0])),
         (qkv, cos.contiguous(), sin.contiguous(), *norms, q, k, v, *stores),
         (qkv.stride(0), *strides, eps),
     )
