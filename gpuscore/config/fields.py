@@ -82,6 +82,13 @@ class ModelConfig:
         "without instructions for that format (with --backend jax, on any CPU)",
         choices=("auto", "bfloat16", "float16", "float32"),
     )
+    quantization: str = option(
+        "auto",
+        "computation of linear layers; int8, fp8: in eight bits, weights of a plain checkpoint are "
+        "quantised at load; w8a16: weights of a quantised checkpoint are converted to --dtype at "
+        "load; auto: as the checkpoint is made, or w8a16 for FP8 where it is not computed",
+        choices=("auto", "int8", "fp8", "w8a16"),
+    )
     attention: str = option(
         "auto",
         "attention kernels; triton: one launch for pages and packed rows; two-pass: a library's "

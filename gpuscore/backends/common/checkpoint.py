@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from safetensors import SafetensorError, safe_open
 
 from gpuscore.backends.common.architectures import Architecture
+from gpuscore.backends.common.quantization import BLOCK, EXPERTS, LINEAR
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.errors import ConfigError
 from gpuscore.model_files import as_object, is_file, read_object, shown
@@ -15,6 +16,7 @@ from gpuscore.model_files import as_object, is_file, read_object, shown
 # Buffers that old checkpoints contain; here they are computed.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 _FORMATS = ("BF16", "F16", "F32", "F64")
+_QUANTISED = {"int8": "I8", "fp8": "F8_E4M3"}
 
 
 class CheckpointFiles:
@@ -32,7 +34,7 @@ class CheckpointFiles:
     def __init__(
         self, directory: Path, architecture: Architecture, framework: Literal["pt", "np"]
     ) -> None:
-        self.architecture = architecture
+        self.architecture, self.storage = architecture, architecture.storage
         self.shapes = weight_shapes(architecture.config)
         self._stack = ExitStack()
         with ExitStack() as stack:
@@ -51,6 +53,36 @@ class CheckpointFiles:
         self._check_one(part, name)
         self._used.add(name)
         return self._file_of[name].get_tensor(name)
+
+    def scale(self, part: str, name: str) -> Any | None:
+        """Return the scale of the weight `name` as it is stored; None if it has none.
+
+        Its shape is that of one number, a number per row of the weight, [O, 1] or [O], or one per
+        block of 128 x 128, [O / 128, K / 128] rounded up.
+
+        Raises:
+            ConfigError: the scale has another shape or dtype.
+        """
+        scale = self._scale_name(part, name)
+        if scale is None:
+            return None
+        self._used.add(scale)
+        if self.storage is not None and self.storage.input_scale is not None:
+            self._use_input_scale(name)
+        return self._file_of[scale].get_tensor(scale)
+
+    def _use_input_scale(self, name: str) -> None:
+        """Check the scale of a layer's input, which only products in eight bits would need."""
+        assert self.storage is not None  # noqa: S101
+        scale = f"{name.removesuffix('weight')}{self.storage.input_scale}"
+        self._check_scale(scale, ((), (1,)))
+        self._used.add(scale)
+
+    def _scale_name(self, part: str, name: str) -> str | None:
+        if self.storage is None or part not in LINEAR | EXPERTS:
+            return None
+        scale = name + self.storage.scale
+        return scale if scale in self._file_of else None
 
     def _check(self) -> None:
         """Check name, shape and dtype of every required tensor before any is read or allocated."""
@@ -73,9 +105,35 @@ class CheckpointFiles:
                 f"tensor {name} has shape {list(stored.get_shape())}, "
                 f"config.json asks for {list(self.shapes[part])}"
             )
-        if stored.get_dtype() not in _FORMATS:
+        scale = self._scale_name(part, name)
+        if scale is not None:
+            self._check_quantised(part, name, scale, stored.get_dtype())
+        elif stored.get_dtype() not in _FORMATS:
             raise ConfigError(
                 f"tensor {name} is {stored.get_dtype()}; supported: bfloat16, float16, float32"
+            )
+
+    def _check_quantised(self, part: str, name: str, scale: str, dtype: str) -> None:
+        assert self.storage is not None  # noqa: S101
+        wanted = _QUANTISED[self.storage.weights]
+        if dtype != wanted:
+            raise ConfigError(
+                f"tensor {name} is {dtype} and has a scale, {scale}; config.json asks for {wanted}"
+            )
+        rows, columns = self.shapes[part]
+        per_row: tuple[tuple[int, ...], ...] = ((), (1,), (rows,), (rows, 1))
+        blocks = ((-(-rows // BLOCK), -(-columns // BLOCK)),)
+        self._check_scale(scale, blocks if self.storage.blocks else per_row)
+
+    def _check_scale(self, name: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+        if name not in self._file_of:
+            raise ConfigError(f"the checkpoint has no tensor {name}")
+        stored = self._file_of[name].get_slice(name)
+        shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
+        if shape not in shapes or dtype not in _FORMATS:
+            raise ConfigError(
+                f"tensor {name} is {dtype} {list(shape)}; supported: bfloat16, float16 or float32 "
+                f"of shape {' or '.join(str(list(one)) for one in shapes)}"
             )
 
     def refuse_left_over(self, tied: str | None) -> None:
@@ -95,6 +153,11 @@ class CheckpointFiles:
                 f"tensor {tied} differs from {embedding}, but config.json says that "
                 "tie_word_embeddings is true; supported: false, or a checkpoint without this tensor"
             )
+        if self.storage is not None and not any(map(self._is_scale, self._used)):
+            raise ConfigError(
+                "config.json has a quantization_config, but no weight of a linear layer has a "
+                f"scale, such as ...weight{self.storage.scale}; delete it if nothing is quantised"
+            )
         left = [
             name
             for name in self._file_of
@@ -105,6 +168,9 @@ class CheckpointFiles:
                 f"the checkpoint holds {len(left)} tensors that "
                 f"{self.architecture.config.architecture} does not use, such as {min(left)}"
             )
+
+    def _is_scale(self, name: str) -> bool:
+        return self.storage is not None and name.endswith(f"weight{self.storage.scale}")
 
     def _same(self, name: str, other: str) -> bool:
         one, two = (self._file_of[name].get_tensor(name) for name in (name, other))

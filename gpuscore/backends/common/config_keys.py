@@ -18,15 +18,13 @@ _USED = """
 architectures vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
 num_key_value_heads head_dim rms_norm_eps max_position_embeddings tie_word_embeddings
 rope_parameters rope_scaling rope_theta layer_types dtype torch_dtype id2label num_labels
-problem_type is_original_qwen3_reranker
+problem_type is_original_qwen3_reranker quantization_config compression_config
 """
 
 # Key -> the values that change nothing, and what is supported. The first keys are common to many
 # models; the last belong to other architectures, whose checkpoints are sometimes renamed to one of
 # the supported ones.
 NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "quantization_config": ((None,), "unquantised bfloat16, float16 or float32 weights"),
-    "compression_config": ((None,), "unquantised bfloat16, float16 or float32 weights"),
     "quantization": ((None,), "unquantised bfloat16, float16 or float32 weights"),
     "auto_map": ((None, {}), "models without remote code"),
     "transformers_weights": ((None,), "weights in model.safetensors or its shards"),

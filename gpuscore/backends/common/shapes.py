@@ -1,9 +1,13 @@
 """Sizes of a model's parts, from its configuration alone."""
 
 import math
+from collections.abc import Iterator
 
 from gpuscore.backends.common.architectures.names import layer_weights
 from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.quantization import LINEAR, Precision
+
+SCALE_BYTES = 8  # of a row of a quantised weight: a scale, and on a CPU a zero point beside it
 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
@@ -44,18 +48,33 @@ def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 def count_parameters(config: DecoderConfig) -> int:
     """Number of the model's parameters; a tied head counts once."""
     shapes = weight_shapes(config)
-    experts = config.mixture.num_experts if config.mixture is not None else 0
-    in_layers = sum(
-        math.prod(shapes[part]) * (experts if "{expert}" in name else 1)
-        for layer in range(config.num_layers)
-        for part, name in layer_weights(config, layer).items()
-    )
+    in_layers = sum(math.prod(shapes[part]) * count for part, count in _in_layers(config))
     beside = (
         ("embed", "final_norm")
         if config.tie_word_embeddings
         else ("embed", "final_norm", "lm_head")
     )
     return in_layers + sum(math.prod(shapes[part]) for part in beside)
+
+
+def count_weight_bytes(config: DecoderConfig, itemsize: int, precision: Precision) -> int:
+    """Bytes of the weights; in eight bits, linear layers have a byte per number and row scales."""
+    shapes, total = weight_shapes(config), count_parameters(config) * itemsize
+    if precision not in ("int8", "fp8"):
+        return total
+    for part, count in _in_layers(config):
+        if part in LINEAR:
+            rows, columns = shapes[part]
+            total += count * (rows * columns * (1 - itemsize) + rows * SCALE_BYTES)
+    return total
+
+
+def _in_layers(config: DecoderConfig) -> Iterator[tuple[str, int]]:
+    """Yield each part of each layer, and how many tensors it has."""
+    experts = config.mixture.num_experts if config.mixture is not None else 0
+    for layer in range(config.num_layers):
+        for part, name in layer_weights(config, layer).items():
+            yield part, experts if "{expert}" in name else 1
 
 
 def bytes_per_token(config: DecoderConfig, itemsize: int) -> int:

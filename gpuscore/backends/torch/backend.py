@@ -70,7 +70,9 @@ class TorchBackend:
         self._compiler = triton if plan.kernels else compiled if plan.compile else eagerly
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.architecture.config
-        weights = load_weights(Path(plan.directory), plan.architecture, plan.dtype, plan.device)
+        weights = load_weights(
+            Path(plan.directory), plan.architecture, plan.dtype, plan.device, plan.precision
+        )
         if plan.device.type == "cpu":
             keep_freed_blocks()
         self.tiling = TILING if plan.deterministic else None

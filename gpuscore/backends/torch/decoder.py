@@ -20,6 +20,7 @@ from gpuscore.backends.torch.layers import (
     rms_norm,
     rotary_tables,
 )
+from gpuscore.backends.torch.linear import Linear, Products, dense_weights, rows_of
 from gpuscore.backends.torch.mixture import MixtureWeights, mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
 from gpuscore_kernels.fused_products import gated_product, heads_product
@@ -35,21 +36,17 @@ Filled: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class MlpWeights:
-    gate_up: Tensor  # [2 I, E]
-    gate_up_bias: Tensor | None
-    down: Tensor  # [E, I]
-    down_bias: Tensor | None
+    gate_up: Linear  # [2 I, E]
+    down: Linear  # [E, I]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     input_norm: Tensor  # [E]
-    qkv: Tensor  # [(H + 2 Hkv) D, E]: q rows, then k, then v
-    qkv_bias: Tensor | None
+    qkv: Linear  # [(H + 2 Hkv) D, E]: q rows, then k, then v
     q_norm: Tensor | None  # [D]
     k_norm: Tensor | None  # [D]
-    o: Tensor  # [E, H D]
-    o_bias: Tensor | None
+    o: Linear  # [E, H D]
     post_attention_norm: Tensor | None  # [E]
     mlp_norm: Tensor  # [E]
     mlp: MlpWeights | MixtureWeights
@@ -106,6 +103,7 @@ class Decoder:
         self._add_and_norm = compiler(add_and_norm)
         self._norm_and_rotate = compiler(norm_and_rotate)
         self._gated = compiler(gated)
+        self._product = Products(compiler, "reference")
         self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
         self.frequencies = {
             rope: inverse_frequencies(rope, config.head_dim, weights.embed.device)
@@ -170,8 +168,7 @@ class Decoder:
         """Return x + delta, and q [T, H, D], k and v [T, Hkv, D] of all rows; q and k rotated."""
         x, normed = self._residual(x, delta, layer.input_norm)
         heads = self.config.num_heads, self.config.num_kv_heads
-        weights = layer.qkv, layer.qkv_bias
-        return x, *self._project(layer, normed, weights, cos, sin, *heads, pages)
+        return x, *self._project(layer, normed, layer.qkv, cos, sin, *heads, pages)
 
     def _keys(
         self,
@@ -184,23 +181,21 @@ class Decoder:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return x + delta, its norm, and k and v of all rows."""
         x, normed = self._residual(x, delta, layer.input_norm)
-        bias = None if layer.qkv_bias is None else layer.qkv_bias[self._q_size :]
-        weights, kv_heads = (layer.qkv[self._q_size :], bias), self.config.num_kv_heads
-        _, k, v = self._project(layer, normed, weights, cos, sin, 0, kv_heads, pages)
+        linear, kv_heads = rows_of(layer.qkv, self._q_size), self.config.num_kv_heads
+        _, k, v = self._project(layer, normed, linear, cos, sin, 0, kv_heads, pages)
         return x, normed, k, v
 
     def _queries(
         self, layer: LayerWeights, normed: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor]:
-        bias = None if layer.qkv_bias is None else layer.qkv_bias[: self._q_size]
-        weights, heads = (layer.qkv[: self._q_size], bias), self.config.num_heads
-        return self._project(layer, normed, weights, cos, sin, heads, 0)[:1]
+        linear, heads = rows_of(layer.qkv, 0, self._q_size), self.config.num_heads
+        return self._project(layer, normed, linear, cos, sin, heads, 0)[:1]
 
     def _project(
         self,
         layer: LayerWeights,
         x: Tensor,
-        weights: tuple[Tensor, Tensor | None],
+        linear: Linear,
         cos: Tensor,
         sin: Tensor,
         heads: int,
@@ -210,9 +205,13 @@ class Decoder:
         """Project x [T, E] to q [T, heads, D], k and v [T, kv_heads, D]; q and k are rotated."""
         c = self.config
         fused = self._are_few(x)
-        qkv = x if fused else functional.linear(x, *weights)
+        qkv = x if fused else self._product(linear, x)
         if self._own == "triton":
-            run = partial(heads_product, x, *weights) if fused else partial(qk_norm_rope_store, qkv)
+            run = (
+                partial(heads_product, x, *dense_weights(linear))
+                if fused
+                else partial(qk_norm_rope_store, qkv)
+            )
             return run(
                 cos.squeeze(1),
                 sin.squeeze(1),
@@ -250,7 +249,7 @@ class Decoder:
         self, layer: LayerWeights, filled: Tensor | None, x: Tensor, attended: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return the residual stream after attention, and the MLP's output to be added to it."""
-        delta = functional.linear(attended, layer.o, layer.o_bias)
+        delta = self._product(layer.o, attended)
         delta = self._post_norm(delta, layer.post_attention_norm)
         x, normed = self._residual(x, delta, layer.mlp_norm)
         return x, self._post_norm(self._mlp(layer.mlp, normed, filled), layer.post_mlp_norm)
@@ -288,9 +287,10 @@ class Decoder:
         return torch.cat([self._dense_mlp(mlp, rows) for rows in torch.split(x, self._mlp_rows)])
 
     def _dense_mlp(self, mlp: MlpWeights, x: Tensor) -> Tensor:
-        weights, activation = (mlp.gate_up, mlp.gate_up_bias), self.config.activation
+        activation = self.config.activation
         if self._are_few(x):
+            weights = dense_weights(mlp.gate_up)
             inner = gated_product(x, *weights, activation=activation, pdl=self.pdl, impl="triton")
         else:
-            inner = self._gated(functional.linear(x, *weights), activation)
-        return functional.linear(inner, mlp.down, mlp.down_bias)
+            inner = self._gated(self._product(mlp.gate_up, x), activation)
+        return self._product(mlp.down, inner)

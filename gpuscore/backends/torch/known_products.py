@@ -8,6 +8,7 @@ from torch import Tensor
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.decoder import DecoderWeights, MlpWeights
 from gpuscore.backends.torch.known_answer import ROWS, Run
+from gpuscore.backends.torch.linear import dense_weights
 from gpuscore_kernels.fused_products import gated_product, heads_product
 from gpuscore_kernels.fused_products.api import Implementation
 
@@ -22,7 +23,7 @@ def fused_calls(
     generator, layer = torch.Generator().manual_seed(1), weights.layers[0]
 
     def rows(columns: int) -> Tensor:
-        return torch.randn(ROWS, columns, generator=generator).to(layer.qkv)
+        return torch.randn(ROWS, columns, generator=generator).to(layer.input_norm)
 
     x = rows(model.hidden_size)
     cos, sin = rows(model.head_dim // 2).float(), rows(model.head_dim // 2).float()
@@ -30,8 +31,7 @@ def fused_calls(
     def heads(impl: Implementation) -> tuple[Tensor, ...]:
         return heads_product(
             x,
-            layer.qkv,
-            layer.qkv_bias,
+            *dense_weights(layer.qkv),
             cos,
             sin,
             num_heads=model.num_heads,
@@ -51,7 +51,7 @@ def fused_calls(
 
     def inner(impl: Implementation) -> tuple[Tensor, ...]:
         activation = model.activation
-        weight, bias = mlp.gate_up, mlp.gate_up_bias
+        weight, bias = dense_weights(mlp.gate_up)
         return (gated_product(x, weight, bias, activation=activation, pdl=pdl, impl=impl),)
 
     yield "gated_product", inner

@@ -1,6 +1,6 @@
 """Reads `DecoderWeights` from a model directory. safetensors only: no pickle, no remote code."""
 
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -10,9 +10,21 @@ from torch import Tensor
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.hf_config import Mixture
+from gpuscore.backends.common.quantization import Precision
 from gpuscore.backends.torch.decoder import DecoderWeights, LayerWeights, MlpWeights
+from gpuscore.backends.torch.linear import (
+    DenseLinear,
+    Linear,
+    LinearParts,
+    QuantizedLinear,
+    pack,
+    stack,
+)
 from gpuscore.backends.torch.mixture import MixtureWeights
 from gpuscore.errors import ConfigError
+from gpuscore_kernels.quantized.reference import quantize_rows, spread
+
+EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class ReadPart(Protocol):
@@ -22,15 +34,25 @@ class ReadPart(Protocol):
 
 
 def load_weights(
-    directory: Path, architecture: Architecture, dtype: torch.dtype, device: torch.device
+    directory: Path,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    precision: Precision = "full",
 ) -> DecoderWeights:
     """Read and check all weights.
+
+    Args:
+        directory, architecture: of the model.
+        dtype, device: of the weights.
+        precision: of linear layers. Weights of a plain checkpoint are quantised here; those of a
+            quantised one are converted to `dtype` with "w8a16".
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
     """
     with CheckpointFiles(directory, architecture, "pt") as files:
-        return _Checkpoint(files, architecture, dtype, device).read()
+        return _Checkpoint(files, architecture, dtype, device, precision).read()
 
 
 class _Checkpoint:
@@ -42,8 +64,10 @@ class _Checkpoint:
         architecture: Architecture,
         dtype: torch.dtype,
         device: torch.device,
+        precision: Precision,
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
+        self.precision = precision
 
     def read(self) -> DecoderWeights:
         tied = self.architecture.config.tie_word_embeddings
@@ -59,20 +83,13 @@ class _Checkpoint:
         return weights
 
     def _layer(self, index: int) -> LayerWeights:
-        def read(part: str, expert: int | None = None) -> Tensor | None:
-            name = self.architecture.layer_weights[index].get(part)
-            if name is None:
-                return None
-            return self._tensor(part, f"model.layers.{index}.{name.format(expert=expert)}")
-
+        read = partial(self._part, index)
         return LayerWeights(
             input_norm=_required(read, "input_norm"),
-            qkv=_stacked(read, ("q", "k", "v")),
-            qkv_bias=_stacked_or_none(read, ("q_bias", "k_bias", "v_bias")),
+            qkv=self._qkv(index),
             q_norm=read("q_norm"),
             k_norm=read("k_norm"),
-            o=_required(read, "o"),
-            o_bias=read("o_bias"),
+            o=self._linear(index, "o"),
             post_attention_norm=read("post_attention_norm"),
             mlp_norm=_required(read, "mlp_norm"),
             mlp=self._mlp(read, index),
@@ -84,11 +101,54 @@ class _Checkpoint:
         if mixture is not None and mixture.layers[index]:
             return self._mixture(read, mixture)
         return MlpWeights(
-            gate_up=_stacked(read, ("gate", "up")),
-            gate_up_bias=_stacked_or_none(read, ("gate_bias", "up_bias")),
-            down=_required(read, "down"),
-            down_bias=read("down_bias"),
+            gate_up=self._linear(index, "gate", "up"),
+            down=self._linear(index, "down"),
         )
+
+    def _qkv(self, index: int) -> Linear:
+        """Return the layer's projections; in the last, queries stand apart from keys and values.
+
+        Its queries are computed for scored rows only, and packed weights cannot be cut.
+        """
+        last = index == self.architecture.config.num_layers - 1
+        if not last or self.precision not in EIGHT_BITS:
+            return self._linear(index, "q", "k", "v")
+        return LinearParts((self._linear(index, "q"), self._linear(index, "k", "v")))
+
+    def _linear(self, index: int, *parts: str) -> Linear:
+        """Read parts of a layer that are multiplied with the same rows."""
+        linear = stack([self._one_linear(index, part) for part in parts])
+        return pack(linear) if self.device.type == "cpu" else linear
+
+    def _one_linear(self, index: int, part: str) -> Linear:
+        name, bias = self._name(index, part), self._part(index, f"{part}_bias")
+        if name is None:
+            raise ConfigError(f"the weight table has no name for {part}")
+        scale, weight = self._scale(part, name), self.files.tensor(part, name)
+        if scale is not None and self.precision == "w8a16":
+            return DenseLinear(self._dequantised(name, weight, scale), bias)
+        if scale is not None:
+            _finite(f"tensor {name}", weight.float())
+            scale = scale.reshape(-1).expand(len(weight)).contiguous()
+        elif self.precision in EIGHT_BITS and self.files.storage is None:
+            wide = _finite(f"tensor {name}", weight.float())
+            weight, scale = quantize_rows(wide, EIGHT_BITS[self.precision])
+        else:  # a layer that the checkpoint's makers left as it was
+            return DenseLinear(self._tensor(part, name), bias)
+        return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias)
+
+    def _scale(self, part: str, name: str) -> Tensor | None:
+        """Return the scale of a quantised weight in float32; None if it is not quantised."""
+        scale: Tensor | None = self.files.scale(part, name)
+        return None if scale is None else _finite(f"scale of {name}", scale.float())
+
+    def _dequantised(self, name: str, weight: Tensor, scale: Tensor) -> Tensor:
+        """Return weight times scale in the model's dtype, rounded once."""
+        storage = self.files.storage
+        assert storage is not None  # noqa: S101
+        every = spread(scale, weight) if storage.blocks else scale.reshape(-1, 1)
+        tensor = (weight.float() * every).to(self.dtype)
+        return _finite(f"tensor {name}, times its scale,", tensor).to(self.device)
 
     def _mixture(self, read: ReadPart, mixture: Mixture) -> MixtureWeights:
         """Read experts directly into the stacked tensors, so that they are not in memory twice."""
@@ -103,11 +163,28 @@ class _Checkpoint:
             down_all[expert] = _required(read, "expert_down", expert)
         return MixtureWeights(mixture, _required(read, "router"), gate_up, down_all)
 
+    def _name(self, index: int, part: str, expert: int | None = None) -> str | None:
+        """Return the name of a part's tensor; None if the layer has no such part."""
+        name = self.architecture.layer_weights[index].get(part)
+        return None if name is None else f"model.layers.{index}.{name.format(expert=expert)}"
+
+    def _part(self, index: int, part: str, expert: int | None = None) -> Tensor | None:
+        name = self._name(index, part, expert)
+        if name is None:
+            return None
+        if (scale := self._scale(part, name)) is None:
+            return self._tensor(part, name)
+        return self._dequantised(name, self.files.tensor(part, name), scale)
+
     def _tensor(self, part: str, name: str) -> Tensor:
         tensor: Tensor = self.files.tensor(part, name).to(self.dtype)
-        if not bool(torch.isfinite(tensor).all()):
-            raise ConfigError(f"tensor {name} holds NaN or infinity in {self.dtype}")
-        return tensor.to(self.device)
+        return _finite(f"tensor {name}", tensor).to(self.device)
+
+
+def _finite(what: str, tensor: Tensor) -> Tensor:
+    if not bool(torch.isfinite(tensor).all()):
+        raise ConfigError(f"{what} holds NaN or infinity in {tensor.dtype}")
+    return tensor
 
 
 def _required(read: ReadPart, part: str, expert: int | None = None) -> Tensor:
@@ -115,12 +192,3 @@ def _required(read: ReadPart, part: str, expert: int | None = None) -> Tensor:
     if tensor is None:
         raise ConfigError(f"the weight table has no name for {part}")
     return tensor
-
-
-def _stacked(read: ReadPart, parts: Iterable[str]) -> Tensor:
-    return torch.cat([_required(read, part) for part in parts])
-
-
-def _stacked_or_none(read: ReadPart, parts: tuple[str, ...]) -> Tensor | None:
-    tensors = [tensor for part in parts if (tensor := read(part)) is not None]
-    return torch.cat(tensors) if len(tensors) == len(parts) else None

@@ -1,6 +1,7 @@
 """`TorchPlan`: device, dtype, sizes and kernels, decided before any weight is read."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,13 +16,15 @@ from gpuscore.backends.common.plan import (
     choose_max_model_len,
     plan_pages,
 )
-from gpuscore.backends.common.shapes import count_parameters
+from gpuscore.backends.common.quantization import EightBits, Precision, choose_precision
+from gpuscore.backends.common.shapes import count_parameters, count_weight_bytes
 from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.deterministic import TILING, steady_threads
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.backends.torch.kernels import use_kernels
+from gpuscore.backends.torch.linear import exact_on_this_cpu
 from gpuscore.backends.torch.memory import memory_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -63,6 +66,7 @@ class TorchPlan:
     mlp_rows: int | None  # rows of a dense MLP at a time; None = all
     graph_tokens: int | None  # of the largest CUDA graph; None = no `GraphLauncher`
     identity: str  # see BackendLimits
+    precision: Precision = "full"  # of linear layers
     framework: Literal["torch"] = "torch"
     tiles: Generation = "pipelined"  # launch configurations of our attention kernel
     pdl: bool = False  # our kernels begin before the kernel before has ended
@@ -118,7 +122,12 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
     name = choose_dtype(architecture.config, config.dtype, device.type, _computes_natively)
     dtype: torch.dtype = getattr(torch, name)
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
-    weight_bytes = count_parameters(architecture.config) * dtype.itemsize
+    precision = choose_precision(
+        config.quantization,
+        architecture.storage,
+        partial(_no_eight_bits, architecture.config, device),
+    )
+    weight_bytes = count_weight_bytes(architecture.config, dtype.itemsize, precision)
     again = TILING.block if config.deterministic else 0
     pages = plan_pages(architecture.config, config, max_len, name, device.type, again)
     check_weights(pages, memory_of(device).free(), weight_bytes)
@@ -142,9 +151,21 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
         attention=attention,
         mlp_rows=_mlp_rows(device),
         graph_tokens=_graph_tokens(config, device, attention, kernels),
-        identity=f"{directory} {config.revision} {dtype}",
+        identity=f"{directory} {config.revision} {dtype} {precision}",
+        precision=precision,
         pdl=has_pdl(device),
     )
+
+
+def _no_eight_bits(model: DecoderConfig, device: torch.device, kind: EightBits) -> str | None:
+    """Say why linear layers are not computed in a format here; None if they are."""
+    if model.mixture is not None:
+        return "mixtures of experts are not computed in eight bits"
+    if kind == "fp8":
+        return f"device {device.type} does not compute FP8"
+    if device.type == "cpu" and not exact_on_this_cpu():
+        return "this CPU has neither VNNI nor AMX, without which sums of INT8 overflow"
+    return None
 
 
 def _threads(model: DecoderConfig, config: ModelConfig, device: torch.device) -> int | None:

@@ -16,6 +16,7 @@ from gpuscore.backends.common.architectures import (
 )
 from gpuscore.backends.common.architectures.classifiers import ENDING, head_weights, with_classes
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.common.quantization import Storage, read_storage
 from gpuscore.errors import ConfigError
 from gpuscore.model_files import shown
 
@@ -27,6 +28,7 @@ class Architecture:
     config: DecoderConfig
     model_weights: Mapping[str, str]  # our part -> name in the checkpoint
     layer_weights: tuple[Mapping[str, str], ...]  # per layer; names below model.layers.{i}.
+    storage: Storage | None = None  # of quantised linear layers; None = nothing is quantised
 
 
 _LANGUAGE_MODELS: dict[str, ModuleType] = {
@@ -55,4 +57,4 @@ def read_architecture(raw: RawConfig) -> Architecture:
     if name in _CLASSIFIERS:
         config, weights = with_classes(config, name, raw), head_weights(weights)
     layers = tuple(module.layer_weights(config, layer) for layer in range(config.num_layers))
-    return Architecture(config, weights, layers)
+    return Architecture(config, weights, layers, read_storage(raw.fields))

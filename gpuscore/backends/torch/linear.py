@@ -1,0 +1,215 @@
+"""Linear layers: weights in the model's dtype or in eight bits, and their products with rows.
+
+In eight bits, a row is quantised with a scale of its own, so its result does not depend on what
+else is in a batch. On a CPU, oneDNN multiplies the integers; `gpuscore_kernels.quantized` says what
+has to come out, and computes it elsewhere.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpuscore.backends.torch.compiler import Compiler, eagerly
+from gpuscore_kernels.quantized import quantize_rows, quantized_product
+from gpuscore_kernels.quantized.api import Implementation
+from gpuscore_kernels.quantized.reference import quantize_rows as plain_quantize_rows
+
+# oneDNN's fast products on CPUs without AMX take unsigned rows. With this zero point, an unsigned
+# number means the same as the signed one less it.
+ZERO_POINT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLinear:
+    """Weights in the model's dtype."""
+
+    weight: Tensor  # [O, K]
+    bias: Tensor | None  # [O]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLinear:
+    """Weights in eight bits, as `gpuscore_kernels.quantized` takes them."""
+
+    weight: Tensor  # [O, K], int8 or float8_e4m3fn
+    scale: Tensor  # [O], float32
+    bias: Tensor | None  # [O], in the model's dtype
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """Weights in int8, in the order in which oneDNN reads them."""
+
+    packed: Tensor
+    scale: Tensor  # [O], float32
+    zero_points: Tensor  # [O], int32: zeros
+    bias: Tensor | None  # [O], in the model's dtype
+
+
+@dataclass(frozen=True, slots=True)
+class LinearParts:
+    """Layers that read the same rows; their results stand side by side."""
+
+    parts: tuple["Linear", ...]
+
+
+Linear: TypeAlias = DenseLinear | QuantizedLinear | PackedLinear | LinearParts
+
+
+class Products:
+    """Computes the products of rows with linear layers.
+
+    Args:
+        compiler: makes element-wise functions fast.
+        impl: of eight-bit products of weights that are not packed.
+    """
+
+    def __init__(self, compiler: Compiler = eagerly, impl: Implementation = "reference") -> None:
+        self._impl: Implementation = impl
+        self._quantize = compiler(_unsigned)
+        self._scaled = compiler(_scaled)
+
+    def __call__(self, linear: Linear, x: Tensor) -> Tensor:
+        """Return the products [T, O] of x [T, K], in x's dtype, with the bias added."""
+        match linear:
+            case DenseLinear():
+                return functional.linear(x, linear.weight, linear.bias)
+            case PackedLinear():
+                return self._packed(linear, x)
+            case QuantizedLinear():
+                q, scale = quantize_rows(x, linear.weight.dtype, impl=self._impl)
+                weights = linear.weight, linear.scale, linear.bias
+                return quantized_product(q, scale, *weights, dtype=x.dtype, impl=self._impl)
+            case LinearParts():
+                return torch.cat([self(part, x) for part in linear.parts], dim=1)
+
+    def _packed(self, linear: PackedLinear, x: Tensor) -> Tensor:
+        if len(x) == 0:  # oneDNN takes no empty tensors
+            return x.new_empty(0, len(linear.scale))
+        q, scale = self._quantize(x)
+        y = _onednn(q, linear)
+        if x.dtype == torch.float32:
+            return _scaled_in_place(y, scale, linear.bias)
+        scaled: Tensor = self._scaled(y, scale, linear.bias, x.dtype)
+        return scaled
+
+
+def rows_of(linear: Linear, start: int, stop: int | None = None) -> Linear:
+    """Return the layer that computes columns `start` to `stop` of a layer's result.
+
+    Packed weights cannot be cut: their layer has to consist of parts that end there.
+    """
+    match linear:
+        case DenseLinear() | QuantizedLinear():
+            bias = None if linear.bias is None else linear.bias[start:stop]
+            if isinstance(linear, DenseLinear):
+                return DenseLinear(linear.weight[start:stop], bias)
+            return QuantizedLinear(linear.weight[start:stop], linear.scale[start:stop], bias)
+        case LinearParts(parts):
+            first, last = parts
+            return last if start else first
+    raise TypeError("packed weights cannot be cut")
+
+
+def dense_weights(linear: Linear) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a layer in the model's dtype, for products fused with other work.
+
+    Fused products have no eight bits, which the plan guarantees.
+    """
+    assert isinstance(linear, DenseLinear)  # noqa: S101
+    return linear.weight, linear.bias
+
+
+def pack(linear: Linear) -> Linear:
+    """Return the layer with int8 weights packed for oneDNN."""
+    match linear:
+        case LinearParts(parts):
+            return LinearParts(tuple(map(pack, parts)))
+        case QuantizedLinear():
+            packed = torch.ops.onednn.qlinear_prepack(linear.weight, None)
+            zero_points = torch.zeros(len(linear.scale), dtype=torch.int32)
+            return PackedLinear(packed, linear.scale, zero_points, linear.bias)
+    return linear
+
+
+def stack(linears: Sequence[Linear]) -> Linear:
+    """Return one layer for several that read the same rows; in parts if their formats differ."""
+    if len(linears) == 1:
+        return linears[0]
+    dense = [one for one in linears if isinstance(one, DenseLinear)]
+    if len(dense) == len(linears):
+        return DenseLinear(torch.cat([one.weight for one in dense]), _biases(dense))
+    quantized = [one for one in linears if isinstance(one, QuantizedLinear)]
+    if len(quantized) == len(linears):
+        weight, scale = ([getattr(one, name) for one in quantized] for name in ("weight", "scale"))
+        return QuantizedLinear(torch.cat(weight), torch.cat(scale), _biases(quantized))
+    return LinearParts(tuple(linears))
+
+
+def exact_on_this_cpu() -> bool:
+    """True if oneDNN's sums of products of int8 are exact on this CPU.
+
+    Without VNNI or AMX it adds pairs of products in 16 bits, which overflow.
+    """
+    columns = 512
+    w = torch.full((2, columns), 127, dtype=torch.int8)
+    w[1] = -128
+    q = torch.full((3, columns), 255, dtype=torch.uint8)
+    q[1], q[2] = 0, torch.arange(columns) % 256
+    layer = pack(QuantizedLinear(w, torch.ones(2), None))
+    assert isinstance(layer, PackedLinear)  # noqa: S101
+    try:
+        y = _onednn(q, layer)
+    except RuntimeError:  # no such operator for this kind of CPU
+        return False
+    return torch.equal(y.double(), (q.double() - ZERO_POINT) @ w.double().T)
+
+
+def _biases(linears: Sequence[DenseLinear] | Sequence[QuantizedLinear]) -> Tensor | None:
+    biases = [one.bias for one in linears if one.bias is not None]
+    return torch.cat(biases) if biases else None
+
+
+def _unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows quantised to int8, as unsigned numbers around `ZERO_POINT`, and their scales."""
+    q, scale = plain_quantize_rows(x, torch.int8)
+    return q.view(torch.uint8) ^ ZERO_POINT, scale
+
+
+def _scaled(y: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return y times the scales of its rows, plus the bias, rounded once."""
+    y = y * scale[:, None]
+    return (y if bias is None else y + bias.float()).to(dtype)
+
+
+def _scaled_in_place(y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the same for float32, which needs no second tensor."""
+    y *= scale[:, None]
+    return y if bias is None else y.add_(bias)
+
+
+def _onednn(q: Tensor, linear: PackedLinear) -> Tensor:
+    """Return q w' [T, O] times the scales of w's rows, in float32; sums are exact integers.
+
+    The operator takes one scale for all of q, so those of its rows are multiplied afterwards.
+    """
+    product: Tensor = torch.ops.onednn.qlinear_pointwise(
+        q,
+        1.0,
+        ZERO_POINT,
+        linear.packed,
+        linear.scale,
+        linear.zero_points,
+        None,  # bias
+        1.0,  # scale and zero point of a quantised result
+        0,
+        torch.float32,
+        "none",  # what follows the product
+        [],
+        "",
+    )
+    return product
