@@ -35,10 +35,13 @@ class CheckpointFiles:
         self, directory: Path, architecture: Architecture, framework: Literal["pt", "np"]
     ) -> None:
         self.architecture, self.storage = architecture, architecture.storage
+        self._framework = framework
         self.shapes = weight_shapes(architecture.config)
         self._stack = ExitStack()
         with ExitStack() as stack:
-            files = [_open_file(path, framework, stack) for path in _weight_files(directory)]
+            paths = _weight_files(directory)
+            files = [_open_file(path, framework, stack) for path in paths]
+            self._path_of = dict(zip(files, paths, strict=True))
             self._file_of = _by_name(files)
             self._check()
             self._stack = stack.pop_all()
@@ -47,12 +50,17 @@ class CheckpointFiles:
     def tensor(self, part: str, name: str) -> Any:
         """Return the tensor `name` as it is stored; it must have the shape of `part`.
 
+        With framework "np", numbers of float8_e4m3fn are given as uint8.
+
         Raises:
             ConfigError: the tensor is missing, or has the wrong shape or dtype.
         """
         self._check_one(part, name)
         self._used.add(name)
-        return self._file_of[name].get_tensor(name)
+        file = self._file_of[name]
+        if self._framework == "np" and file.get_slice(name).get_dtype() == _QUANTISED["fp8"]:
+            return _float8_bits(self._path_of[file], name)
+        return file.get_tensor(name)
 
     def scale(self, part: str, name: str) -> Any | None:
         """Return the scale of the weight `name` as it is stored; None if it has none.
@@ -186,6 +194,17 @@ class CheckpointFiles:
         trace: TracebackType | None,
     ) -> None:
         self._stack.close()
+
+
+def _float8_bits(path: Path, name: str) -> Any:
+    """Return a tensor of float8_e4m3fn as a NumPy array of uint8.
+
+    safetensors reads this dtype with torch only.
+    """
+    import torch
+
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name).view(torch.uint8).numpy()
 
 
 def _by_name(files: list[Any]) -> dict[str, Any]:

@@ -120,8 +120,8 @@ def choose_precision(wanted: str, storage: Storage | None, why_not: WhyNot) -> P
     # --quantization w8a16 its activations are not rounded, which is a choice of other scores.
     if wanted != "auto" or storage.weights == "int8":
         raise ConfigError(
-            f"--quantization {wanted}: {storage.weights}: {reason}; supported: w8a16, which "
-            "converts weights to --dtype when they are loaded"
+            f"--quantization {wanted}: the checkpoint is quantised to {storage.weights}: {reason}; "
+            "supported: w8a16, which converts weights to --dtype when they are loaded"
         )
     return "w8a16"
 

@@ -55,7 +55,7 @@ class JaxBackend:
         self._config = plan.architecture.config
         self._prefix_pass = _prefix_pass(plan.attention)
         self._weights = load_weights(
-            Path(plan.directory), plan.architecture, plan.dtype_name, plan.device
+            Path(plan.directory), plan.architecture, plan.dtype_name, plan.device, plan.precision
         )
         self._sizes = plan.sizes()
         self._programs: dict[ProgramSizes, Programs] = {}

@@ -19,7 +19,7 @@ from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore.backends.jax.attention import Pool
 from gpuscore.backends.jax.indexing import chosen, part, put
 from gpuscore.backends.jax.layout import Tile, Tiles
-from gpuscore.backends.jax.products import linear
+from gpuscore.backends.jax.products import Quantized, linear, rows_of
 
 EVERYTHING = 1 << 30  # the window of a layer without one
 State: TypeAlias = tuple[Array, Pool]
@@ -30,16 +30,16 @@ class Layer(NamedTuple):
     """Weights of one layer, or of all layers with one more dimension in front."""
 
     input_norm: Array  # [E]
-    qkv: Array  # [(H + 2 Hkv) D, E]: q rows, then k, then v
+    qkv: Array | Quantized  # [(H + 2 Hkv) D, E]: q rows, then k, then v
     qkv_bias: Array | None
     q_norm: Array | None  # [D]
     k_norm: Array | None
-    o: Array  # [E, H D]
+    o: Array | Quantized  # [E, H D]
     o_bias: Array | None
     mlp_norm: Array  # [E]
-    gate_up: Array  # [2 I, E]
+    gate_up: Array | Quantized  # [2 I, E]
     gate_up_bias: Array | None
-    down: Array  # [E, I]
+    down: Array | Quantized  # [E, I]
     down_bias: Array | None
 
 
@@ -148,7 +148,7 @@ def queries(layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig) -> 
     with jax.named_scope("queries"):
         size = cfg.num_heads * cfg.head_dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[:size]
-        q = by_head(linear(normed, layer.qkv[:size], bias), cfg)
+        q = by_head(linear(normed, rows_of(layer.qkv, 0, size), bias), cfg)
         return norm_and_rotate(q, layer.q_norm, rotary, cfg)
 
 
@@ -159,7 +159,7 @@ def keys_values(
     with jax.named_scope("keys_values"):
         size = cfg.num_heads * cfg.head_dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[size:]
-        k, v = jnp.split(by_head(linear(normed, layer.qkv[size:], bias), cfg), 2, axis=1)
+        k, v = jnp.split(by_head(linear(normed, rows_of(layer.qkv, size), bias), cfg), 2, axis=1)
         return norm_and_rotate(k, layer.k_norm, rotary, cfg), v
 
 

@@ -16,7 +16,8 @@ from gpuscore.backends.common.plan import (
     choose_max_model_len,
     plan_pages,
 )
-from gpuscore.backends.common.shapes import count_parameters
+from gpuscore.backends.common.quantization import EightBits, Precision, choose_precision
+from gpuscore.backends.common.shapes import count_weight_bytes
 from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.backends.jax.layout import ProgramSizes, TileSizes, buckets
 from gpuscore.backends.jax.platform import find_device, free_memory, kind_of
@@ -54,6 +55,7 @@ class JaxPlan:
     attention: str  # xla or pallas
     compile_cache: str | None  # directory of compiled programs
     identity: str  # see BackendLimits
+    precision: Precision = "full"  # of linear layers
     framework: Literal["jax"] = "jax"
 
     @property
@@ -109,7 +111,8 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     dtype = choose_dtype(architecture.config, config.dtype, kind, lambda name: name == "float32")
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
     pages = plan_pages(architecture.config, config, max_len, dtype, kind, again=0)
-    weight_bytes = count_parameters(architecture.config) * ITEM_SIZE[dtype]
+    precision = choose_precision(config.quantization, architecture.storage, _no_eight_bits)
+    weight_bytes = count_weight_bytes(architecture.config, ITEM_SIZE[dtype], precision)
     check_weights(pages, free_memory(device), weight_bytes)
     return JaxPlan(
         directory=str(directory),
@@ -122,8 +125,13 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
         weight_bytes=weight_bytes,
         attention=_attention(config.attention, kind),
         compile_cache=config.compile_cache,
-        identity=f"{directory} {config.revision} jax {dtype}",
+        identity=f"{directory} {config.revision} jax {dtype} {precision}",
+        precision=precision,
     )
+
+
+def _no_eight_bits(kind: EightBits) -> str | None:
+    return None if kind == "int8" else "--backend jax does not compute FP8"
 
 
 def _attention(wanted: str, kind: str) -> str:

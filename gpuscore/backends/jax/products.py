@@ -4,10 +4,13 @@ By default XLA multiplies float32 numbers in TF32 on CUDA and in bfloat16 on TPU
 """
 
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 from jax import Array, lax
+
+STEPS, MOST = 127.5, 127  # of a row's largest magnitude in int8; see `gpuscore_kernels.quantized`
+EPS = float(jnp.finfo(jnp.float32).eps)  # scale of a row of zeros
 
 Dims: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # of the left side, of the right side
 
@@ -40,9 +43,47 @@ def _widened(product: "partial[Array]", left: Array, right: Array) -> Array:
     return product(left.astype(jnp.float32), right.astype(jnp.float32))
 
 
-def linear(x: Array, weight: Array, bias: Array | None = None) -> Array:
+class Quantized(NamedTuple):
+    """A weight in int8 with a scale per row; or those of all layers, one dimension in front."""
+
+    weight: Array  # [B, A]
+    scale: Array  # [B], float32
+
+
+def rows_of(weight: Array | Quantized, start: int, stop: int | None = None) -> Array | Quantized:
+    """Return rows `start` to `stop` of a weight."""
+    if isinstance(weight, Quantized):
+        return Quantized(weight.weight[start:stop], weight.scale[start:stop])
+    return weight[start:stop]
+
+
+def linear(x: Array, weight: Array | Quantized, bias: Array | None = None) -> Array:
     """Apply weight [B, A] and bias [B] to x [T, A] -> [T, B], rounded once to x's dtype."""
-    out = contract(x, weight, ((1,), (1,)))
+    if isinstance(weight, Quantized):
+        out = _in_eight_bits(x, weight)
+    else:
+        out = contract(x, weight, ((1,), (1,)))
     if bias is not None:
         out = out + bias.astype(jnp.float32)
     return out.astype(x.dtype)
+
+
+def _in_eight_bits(x: Array, weight: Quantized) -> Array:
+    """Quantise each row of x and multiply; sums are exact, the result is float32."""
+    wide = x.astype(jnp.float32)
+    scale = _divided(jnp.abs(wide).max(axis=1), jnp.float32(STEPS))
+    scale = jnp.where(scale == 0, EPS, scale)
+    rows = jnp.round(jnp.clip(_divided(wide, scale[:, None]), -MOST, MOST)).astype(jnp.int8)
+    sums = lax.dot_general(
+        rows, weight.weight, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+    )
+    return sums.astype(jnp.float32) * weight.scale * scale[:, None]
+
+
+def _divided(x: Array, by: Array) -> Array:
+    """Divide, rounding once.
+
+    XLA turns a division by a number that is broadcast into a product with its reciprocal, and
+    numbers half way between two integers would be rounded to the other one than by torch.
+    """
+    return x / lax.optimization_barrier(jnp.broadcast_to(by, x.shape))

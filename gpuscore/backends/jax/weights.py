@@ -1,5 +1,6 @@
 """Reads `Weights` from a model directory, with the layers' weights of one kind stacked."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from jax import Array
 
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
+from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
 from gpuscore.backends.jax.decoder import Layer, Weights
+from gpuscore.backends.jax.products import EPS, MOST, STEPS, Quantized
 from gpuscore.errors import ConfigError
 
 # Field of `Layer` -> the parts of the checkpoint that are stacked in it.
@@ -31,15 +34,26 @@ PARTS = {
 
 
 def load_weights(
-    directory: Path, architecture: Architecture, dtype: str, device: jax.Device
+    directory: Path,
+    architecture: Architecture,
+    dtype: str,
+    device: jax.Device,
+    precision: Precision = "full",
 ) -> Weights:
     """Read and check all weights.
 
+    Args:
+        directory, architecture: of the model.
+        dtype, device: of the weights.
+        precision: "full"; "int8", in which weights of a plain checkpoint are quantised here; or
+            "w8a16", with which those of a quantised one are converted to `dtype`.
+
     Raises:
-        ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
+        ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite; or
+            a linear layer is quantised in some layers of the model only.
     """
     with CheckpointFiles(directory, architecture, "np") as files:
-        return _Reader(files, architecture, np.dtype(jnp.dtype(dtype)), device).read()
+        return _Reader(files, architecture, np.dtype(jnp.dtype(dtype)), device, precision).read()
 
 
 class _Reader:
@@ -49,13 +63,19 @@ class _Reader:
         architecture: Architecture,
         dtype: np.dtype,
         device: jax.Device,
+        precision: Precision,
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
+        self.precision = precision
 
     def read(self) -> Weights:
         tied, names = self.architecture.config.tie_word_embeddings, self.architecture.model_weights
         embed = self._put(self._tensor("embed", names["embed"]))
-        layers: dict[str, Any] = {field: self._stacked(field) for field in PARTS}
+        eight_bits = LINEAR if self.precision == "int8" else ()
+        layers: dict[str, Any] = {
+            field: self._quantized(field) if parts[0] in eight_bits else self._stacked(field)
+            for field, parts in PARTS.items()
+        }
         weights = Weights(
             embed=embed,
             layers=Layer(**layers),
@@ -76,20 +96,71 @@ class _Reader:
             every[layer] = self._one(field, layer)
         return self._put(every)
 
+    def _quantized(self, field: str) -> Quantized:
+        """Stack weights of all layers in int8, and their scales."""
+        pairs = [self._one_quantized(field, layer) for layer in range(len(self._layers))]
+        weights, scales = zip(*pairs, strict=True)
+        return Quantized(self._put(np.stack(weights)), self._put(np.stack(scales)))
+
+    def _one_quantized(self, field: str, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        parts = [(part, self._name(part, layer)) for part in PARTS[field]]
+        weights, scales = zip(*(self._in_int8(*part) for part in parts), strict=True)
+        return np.concatenate(weights), np.concatenate(scales)
+
+    def _in_int8(self, part: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return a weight [O, K] in int8 and its scales [O], as they are stored or quantised."""
+        scale, weight = self.files.scale(part, name), self.files.tensor(part, name)
+        if scale is not None:
+            wide = _finite(name, scale.astype(np.float32).reshape(-1))
+            return weight, np.broadcast_to(wide, len(weight))
+        if self.files.storage is not None:
+            raise ConfigError(
+                f"tensor {name} is not quantised, others of the checkpoint are; --backend jax "
+                "needs all alike; supported: --quantization w8a16"
+            )
+        wide = _finite(name, weight.astype(np.float32))
+        steps = np.abs(wide).max(axis=1) / np.float32(STEPS)
+        steps = np.where(steps == 0, np.float32(EPS), steps)
+        return np.round(np.clip(wide / steps[:, None], -MOST, MOST)).astype(np.int8), steps
+
     def _one(self, field: str, layer: int) -> np.ndarray | None:
         """Concatenate the parts of a field; None if the model has none of them."""
-        table = self.architecture.layer_weights[layer]
-        if PARTS[field][0] not in table:
+        if PARTS[field][0] not in self._layers[layer]:
             return None
-        names = ((part, f"model.layers.{layer}.{table[part]}") for part in PARTS[field])
+        names = ((part, self._name(part, layer)) for part in PARTS[field])
         return np.concatenate([self._tensor(part, name) for part, name in names])
+
+    def _name(self, part: str, layer: int) -> str:
+        return f"model.layers.{layer}.{self._layers[layer][part]}"
+
+    @property
+    def _layers(self) -> tuple[Mapping[str, str], ...]:
+        return self.architecture.layer_weights
 
     def _tensor(self, part: str, name: str) -> np.ndarray:
         with np.errstate(over="ignore"):  # an overflow gives infinity, which is refused below
-            tensor = self.files.tensor(part, name).astype(self.dtype)
-        if not np.isfinite(tensor.astype(np.float32)).all():
-            raise ConfigError(f"tensor {name} holds NaN or infinity in {self.dtype}")
-        return np.asarray(tensor)
+            stored, scale = self.files.tensor(part, name), self.files.scale(part, name)
+            tensor = (stored if scale is None else self._dequantised(stored, scale)).astype(
+                self.dtype
+            )
+        return _finite(name, tensor)
+
+    def _dequantised(self, weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """Return weight times scale in float32."""
+        wide, rows = scale.astype(np.float32), len(weight)
+        if weight.dtype == np.uint8:
+            weight = weight.view(jnp.float8_e4m3fn)
+        if self.files.storage is not None and self.files.storage.blocks:
+            every = wide.repeat(BLOCK, 0)[:rows].repeat(BLOCK, 1)[:, : weight.shape[1]]
+        else:
+            every = wide.reshape(-1, 1)
+        return np.asarray(weight.astype(np.float32) * every)
 
     def _put(self, values: np.ndarray) -> Array:
         return jax.device_put(values, self.device)
+
+
+def _finite(name: str, tensor: np.ndarray) -> np.ndarray:
+    if not np.isfinite(tensor.astype(np.float32)).all():
+        raise ConfigError(f"tensor {name}, or its scale, holds NaN or infinity in {tensor.dtype}")
+    return tensor
