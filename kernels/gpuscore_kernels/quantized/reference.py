@@ -1,0 +1,45 @@
+"""Rows and products of eight bits in plain torch.
+
+Conventions are those of compressed-tensors: int8 has 255 / 2 = 127.5 steps on either side of 0,
+float8_e4m3fn its largest number, 448, and a row of zeros the scale `EPS`.
+"""
+
+import torch
+from torch import Tensor
+
+STEPS = {torch.int8: 127.5, torch.float8_e4m3fn: 448.0}  # of a row's largest magnitude
+LIMITS = {torch.int8: (-128.0, 127.0), torch.float8_e4m3fn: (-448.0, 448.0)}
+EPS = torch.finfo(torch.float32).eps
+BLOCK = 128  # rows and columns of a weight that share a scale, where its scales are a matrix
+
+
+def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return x [T, K] in `dtype` with a scale per row; rounds to nearest, ties to even."""
+    wide = x.float()
+    scale = wide.abs().amax(1) / STEPS[dtype]
+    scale = torch.where(scale == 0, EPS, scale)
+    quotient = (wide / scale[:, None]).clamp(*LIMITS[dtype])
+    if dtype == torch.int8:
+        quotient = quotient.round()
+    return quotient.to(dtype), scale
+
+
+def quantized_product(
+    q: Tensor, scale_x: Tensor, w: Tensor, scale_w: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Return q w' [T, O] times the scales, plus the bias, in float32 and then rounded to `dtype`.
+
+    Sums are float64, in which those of integers are exact.
+    """
+    if scale_w.dim() == 2:
+        y = (q.double() @ (w.double() * spread(scale_w, w)).T).float()
+    else:
+        y = (q.double() @ w.double().T).float() * scale_w
+    y = y * scale_x[:, None]
+    return (y if bias is None else y + bias.float()).to(dtype)
+
+
+def spread(scale: Tensor, w: Tensor) -> Tensor:
+    """Return a weight's scales [O / 128, K / 128], rounded up, as one per element of w [O, K]."""
+    rows, columns = w.shape
+    return scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
