@@ -8,9 +8,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.quantized import reference
+from gpuscore_kernels.quantized import fp8, reference
 
 Implementation: TypeAlias = Literal["reference", "triton"]
+ProductImplementation: TypeAlias = Literal["reference", "triton", "scaled_mm"]
 DTYPES = tuple(reference.STEPS)
 MAX_SUMMANDS = 2**17 - 1  # of products of int8, each at most 2^14, whose sums fit int32
 
@@ -53,7 +54,7 @@ def quantized_product(
     *,
     dtype: torch.dtype,
     pdl: bool = False,
-    impl: Implementation,
+    impl: ProductImplementation,
 ) -> Tensor:
     """Return the product of quantised rows with a quantised weight.
 
@@ -66,7 +67,7 @@ def quantized_product(
         bias: [O] in `dtype`, or None.
         dtype: of the result.
         pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
-        impl: "reference" (any device) or "triton" (int8 only).
+        impl: "reference" (any device), "triton" (int8) or "scaled_mm" (float8_e4m3fn, see `fp8`).
 
     Returns:
         [T, O]: float32(q w') * scale_w * scale_x + bias, multiplied in this order in float32 and
@@ -84,6 +85,8 @@ def quantized_product(
         )
     if impl == "reference":
         return reference.quantized_product(q, scale_x, w, scale_w, bias, dtype)
+    if impl == "scaled_mm":
+        return fp8.quantized_product(q, scale_x, w, scale_w, bias, dtype)
     from gpuscore_kernels.quantized import triton
 
     return triton.quantized_product(q, scale_x, w, scale_w, bias, dtype, pdl)
