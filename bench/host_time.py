@@ -58,20 +58,10 @@ META = torch.device("meta")
 def driver_that_does_nothing() -> Iterator[None]:
     """Let Triton compile for sm_90 and launch into a driver whose calls return at once."""
     from triton.backends.compiler import GPUTarget
-    from triton.backends.nvidia.driver import CudaLauncher, libcuda_dirs, library_dirs
+    from triton.backends.nvidia.driver import CudaLauncher, CudaUtils, libcuda_dirs, library_dirs
     from triton.runtime import driver
 
     target = GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], 32)
-    stub = SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda index: 0,
-        get_current_target=lambda: target,
-        launcher_cls=CudaLauncher,
-        utils=SimpleNamespace(
-            load_binary=lambda *given: (1, 1, 0, 0, THREADS),
-            get_device_properties=lambda index: {"max_shared_mem": SHARED},
-        ),
-    )
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder) / "driver.c", Path(folder) / "libcuda.so.1"
         source.write_text(DRIVER)
@@ -82,6 +72,17 @@ def driver_that_does_nothing() -> Iterator[None]:
         with mock.patch.dict(os.environ, {"TRITON_LIBCUDA_PATH": folder}):
             libcuda_dirs.cache_clear()
             library_dirs.cache_clear()
+            sys.setdlopenflags(os.RTLD_LAZY)  # because our driver lacks functions
+            utils = CudaUtils()
+            utils.load_binary = lambda *given: (1, 1, 0, 0, THREADS)
+            utils.get_device_properties = lambda index: {"max_shared_mem": SHARED}
+            stub = SimpleNamespace(
+                get_current_device=lambda: 0,
+                get_current_stream=lambda index: 0,
+                get_current_target=lambda: target,
+                launcher_cls=CudaLauncher,
+                utils=utils,
+            )
             driver.set_active(stub)
             with mock.patch.object(torch.cuda, "get_device_capability", return_value=CAPABILITY):
                 yield

@@ -3,12 +3,15 @@
 For every launch Triton makes a key of its arguments' types, alignments and values, some tens of
 microseconds of Python, to find the compiled code. Here the compile-time arguments are chosen once,
 and the code is found by a key of what else can differ. It is finer: where it is equal, and numbers
-have the same types, Triton's is equal, too.
+have the same types, Triton's is equal, too. A launch that differs from the latest one in addresses
+only needs no key, and known code is launched by Triton's function in C.
 """
 
+import copy
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from math import gcd
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -21,13 +24,16 @@ ALIGNMENT = 16  # bytes; Triton compiles other code for pointers that are not mu
 WORD = 2**31  # from here on Triton passes an integer as int64
 address, dtype = Tensor.data_ptr, operator.attrgetter("dtype")
 
-# Triton's function that launches compiled code, its arguments before those of the kernel, and the
-# kernel's compile-time arguments, which have a place after the others.
-Code: TypeAlias = tuple[Any, tuple[object, ...], tuple[object, ...]]
+# The function in C that launches compiled code, its arguments between the stream and those of the
+# kernel, whether it takes the latter as one tuple, and the kernel's compile-time arguments, which
+# have a place after the others.
+Code: TypeAlias = tuple[Callable[..., None], tuple[object, ...], bool, tuple[object, ...]]
 
 # Decorates a function that makes the `CachedLaunch` for its arguments. Triton tells True from 1,
 # and so does this, but not inside of tuples.
 chosen_once = functools.lru_cache(maxsize=None, typed=True)
+
+_NEVER = None, None, None, None, ()  # instead of the latest launch; numbers are never None
 
 
 class CachedLaunch:
@@ -58,6 +64,8 @@ class CachedLaunch:
         self._fixed = operator.itemgetter(slice(free, None))  # numbers whose values count
         self._fit, self._dtypes = _all_fit(free), _dtypes_at(dtypes)
         self.codes: dict[tuple[object, ...], Code] = {}
+        self._latest: tuple[Any, ...] = _NEVER
+        self._driver: Any = None  # Triton's, once it has compiled
 
     def __call__(
         self, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Number, ...]
@@ -70,29 +78,67 @@ class CachedLaunch:
             grid: numbers of programs.
             tensors, numbers: arguments, in the kernel's order; tensors are on the current device.
         """
-        hooks = knobs.runtime  # by which a profiler hears of Triton's own launches
-        if self.codes and not (hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls):
-            places, active = [*map(address, tensors)], driver.active
-            device = active.get_current_device()
+        places, runtime, active = [*map(address, tensors)], knobs.runtime, self._driver
+        # A profiler hears of Triton's own launches by these hooks.
+        if active is None or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:
+            self._by_triton(grid, places, tensors, numbers)
+            return
+        device = active.get_current_device()
+        # Layers of a pass differ in their addresses only. So the key is not made again.
+        before, dtypes, its_device, code, tail = self._latest
+        if (
+            numbers != before
+            or gcd(ALIGNMENT, *places) != ALIGNMENT
+            or self._dtypes(tensors) != dtypes
+            or device != its_device
+        ):
             code = self.codes.get(self.key(places, tensors, numbers, device))
-            if code is not None:
-                run, first, last = code
-                stream = active.get_current_stream(device)
-                run(*grid, 1, stream, *first, *places, *numbers, *last)
+            if code is None:
+                self._by_triton(grid, places, tensors, numbers)
                 return
-        compiled = self.by_triton(grid, tensors, numbers)
-        if compiled is not None:  # which Triton's interpreter returns
-            self._remember(compiled, tensors, numbers)
+            tail = self._note(code, places, tensors, numbers, device)
+        run, first, nested, _ = code
+        stream = active.get_current_stream(device)
+        if nested:
+            run(*grid, 1, stream, *first, (*places, *tail))
+        else:
+            run(*grid, 1, stream, *first, *places, *tail)
 
-    def _remember(
-        self, compiled: Any, tensors: Sequence[Tensor], numbers: tuple[Number, ...]
+    def _note(
+        self,
+        code: Code,
+        places: Sequence[int],
+        tensors: Sequence[Tensor],
+        numbers: tuple[Number, ...],
+        device: int,
+    ) -> tuple[object, ...]:
+        """Keep the code for the next launch; return what follows the addresses."""
+        tail = (*numbers, *code[3])
+        if gcd(ALIGNMENT, *places) == ALIGNMENT:
+            self._latest = numbers, self._dtypes(tensors), device, code, tail
+        return tail
+
+    def forget(self) -> None:
+        """Drop all code, such as that of another device."""
+        self.codes.clear()
+        self._latest, self._driver = _NEVER, None
+
+    def _by_triton(
+        self,
+        grid: tuple[int, int],
+        places: Sequence[int],
+        tensors: Sequence[Tensor],
+        numbers: tuple[Number, ...],
     ) -> None:
-        places, device = [*map(address, tensors)], driver.active.get_current_device()
+        compiled = self.by_triton(grid, tensors, numbers)
+        if compiled is None:  # from Triton's interpreter
+            return
         names = self.kernel.arg_names[len(tensors) + len(numbers) :]
-        no_hooks = (None, None, None)  # the metadata that they are called with, before, after
-        first = (compiled.function, compiled.packed_metadata, *no_hooks)
         last = tuple([self.constants[name] for name in names])
-        self.codes[self.key(places, tensors, numbers, device)] = compiled.run, first, last
+        run, first, nested = in_c(compiled.run, compiled.function, compiled.packed_metadata)
+        self._driver = driver.active
+        key = self.key(places, tensors, numbers, self._driver.get_current_device())
+        self.codes[key] = run, first, nested, last
 
     def by_triton(
         self, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Number, ...]
@@ -121,6 +167,38 @@ class CachedLaunch:
             self._dtypes(tensors),
             self._fit(numbers),
         )
+
+
+def in_c(
+    launcher: Any, function: int, metadata: object
+) -> tuple[Callable[..., None], tuple[object, ...], bool]:
+    """Return the function in C behind a launcher of Triton's, and how to call it.
+
+    A launcher adds what it knows of the code to its arguments, each version of Triton in an order
+    of its own. So it is called once with a function in place of that in C, which notes them.
+
+    Returns:
+        The function, its arguments between the stream and the kernel's, and whether it takes the
+        kernel's as one tuple. This is the launcher itself if it does more than to call the
+        function: it allocates memory for code that needs some, or it is not Triton's.
+
+    Raises:
+        RuntimeError: the arguments have an unknown order.
+    """
+    first = (function, metadata, None, None, None)  # no metadata for hooks, and no hooks
+    sizes = [getattr(launcher, f"{name}_scratch_size", None) for name in ("global", "profile")]
+    if sizes != [0, 0]:
+        return launcher, first, False
+    noted: list[tuple[object, ...]] = []
+    twin = copy.copy(launcher)
+    twin.launch = lambda *given: noted.append(given)
+    where, argument = (1, 1, 1, 0), object()
+    twin(*where, *first, argument)
+    (given,) = noted
+    nested = given[-1] == (argument,)
+    if given[:4] != where or not (nested or given[-1] is argument):
+        raise RuntimeError(f"Triton's launcher calls its function in C with {given}")
+    return launcher.launch, given[4:-1], nested
 
 
 # The functions that these return run at every launch, so each is made for its number of parts.

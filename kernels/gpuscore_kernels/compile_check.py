@@ -136,7 +136,7 @@ def _described(facts: CodeFacts) -> Iterator[str]:
         if loop.products:
             yield (
                 f"{loop.header}: {loop.in_flight} groups in flight, {loop.copies} copies of "
-                f"{loop.copy_bytes} B, {loop.hgmma} HGMMA, {loop.hmma} HMMA, {loop.mufu} MUFU, "
+                f"{loop.copy_bytes} B, {loop.wgmma} wgmma, {loop.mma} mma, {loop.mufu} MUFU, "
                 f"{loop.loads} loads, {loop.issue} issue slots"
             )
 

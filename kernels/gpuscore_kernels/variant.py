@@ -36,7 +36,7 @@ class Variant:
             otherwise loads are not vectorised.
         num_warps, num_stages: launch options.
         arches: compute capabilities times ten that it is shipped for.
-        needs_wgmma: on sm_90 the code must contain HGMMA instructions.
+        needs_wgmma: on sm_90 the code must contain wgmma instructions.
         loops: demands on every loop with a matrix product on tensor cores, by the loop's header as
             `ast.unparse` writes it, such as "for index in tl.range(begin, end)".
         stack: accepted bytes of stack by architecture; 0 for others.

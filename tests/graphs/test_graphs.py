@@ -23,7 +23,6 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("needs triton, which is for Linux", allow_module_level=True)
 
 from gpuscore_kernels.add_rms_norm import triton as norm_module
-from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.expert_mlp import triton as mlp_module
 from gpuscore_kernels.extend_attention import launch as launch_module
 from gpuscore_kernels.extend_attention import table
@@ -354,39 +353,3 @@ def test_early_launches_need_sm_90(tmp_path, capability, early):
     with device(replace(H200, capability=capability)):
         plan = plan_backend(SMALL.write(tmp_path), ModelConfig(str(tmp_path), device="cuda"))
     assert plan.pdl is early
-
-
-def rows(columns=1024, dtype=torch.bfloat16):
-    return torch.empty(4, columns, dtype=dtype, device="cuda")
-
-
-# Places in a `CachedLaunch.key` whose parts are lost, and two inputs of add_rms_norm that differ in
-# nothing else.
-PARTS = {
-    "alignment": (1, lambda: [(wide := rows(1028))[:, :1024], wide[:, 1:1025]]),
-    "numbers": (2, lambda: [rows(), rows(1028)[:, :1024]]),
-    "dtypes": (3, lambda: [rows(), rows(dtype=torch.float16)]),
-}
-
-
-@pytest.mark.parametrize("part", ["alignment", *slow(*list(PARTS)[1:])])
-def test_code_for_other_arguments_is_found(monkeypatch, part):
-    place, make = PARTS[part]
-
-    def problems():
-        with device(H200) as (recorder, _):
-            for x in make():
-                norm_module.add_rms_norm(x, None, torch.empty_like(x[0]), 1e-6, False, False)
-            return recorder.problems
-
-    assert problems() == []
-    whole = CachedLaunch.key
-
-    def key(*given):
-        parts = [*whole(*given)]
-        parts[place] = None
-        return tuple(parts)
-
-    monkeypatch.setattr(CachedLaunch, "key", key)
-    (problem,) = problems()
-    assert "code for other arguments" in problem

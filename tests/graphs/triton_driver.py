@@ -58,12 +58,14 @@ class TritonLog:
     Attributes:
         tensors: arguments of the present launch.
         remembered: launches for which the product knew the compiled code.
+        launched: Triton's key of the code that was launched last.
     """
 
     compiled: dict[tuple[str, str], Compiled] = field(default_factory=dict)
     frozen: bool = False
     tensors: Sequence[Tensor] = ()
     remembered: int = 0
+    launched: str = ""
 
 
 class _Launcher:
@@ -81,6 +83,7 @@ class _Launcher:
         if self._kind == EARLY and [launch.kind for launch in before] == ["copy"]:
             recorder.problem(f"{self._name} begins early behind a copy, {before[0].name}")
         recorder.launched(self._kind, self._name, used)
+        self._log.launched = self.key
 
 
 @contextmanager
@@ -140,7 +143,7 @@ class _Launches:
         for function in self._functions.values():
             function.device_caches.clear()
         for launch in self._launches.values():
-            launch.codes.clear()
+            launch.forget()
 
     def remembered(
         self,
@@ -152,23 +155,23 @@ class _Launches:
     ) -> None:
         """Launch through the product's cache; the code that it finds must be that of Triton."""
         if id(launch) not in self._launches:
-            launch.codes.clear()  # of another device
+            launch.forget()  # code of another device
             self._launches[id(launch)] = launch
-        self.log.tensors = tensors
-        places = [*map(self.recorder.heap.address, tensors)]
-        if code := launch.codes.get(launch.key(places, tensors, numbers, 0)):
-            self.log.remembered += 1
-            wrapped = self._wrapped((*tensors, *numbers))
-            expected = _key_of(launch.kernel, wrapped, launch.constants, launch.options)
-            if code[0].key != expected:
-                self.recorder.problem(
-                    f"{launch.kernel.__name__} is launched with code for other arguments: "
-                    f"{code[0].key}, Triton's key is {expected}"
-                )
-            compiled = self.log.compiled[launch.kernel.__name__, code[0].key]
-            self._note_sizes(compiled, launch.kernel, (*tensors, *numbers), grid)
+        self.log.tensors, self.log.launched = tensors, ""
         remember(launch, grid, tensors, numbers)
         self.log.tensors = ()
+        if key := self.log.launched:
+            self.log.remembered += 1
+            expected = _key_of(
+                launch.kernel, self._wrapped((*tensors, *numbers)), launch.constants, launch.options
+            )
+            if key != expected:
+                self.recorder.problem(
+                    f"{launch.kernel.__name__} is launched with code for other arguments: "
+                    f"{key}, Triton's key is {expected}"
+                )
+            compiled = self.log.compiled[launch.kernel.__name__, key]
+            self._note_sizes(compiled, launch.kernel, (*tensors, *numbers), grid)
 
     def through_triton(
         self,
@@ -182,7 +185,7 @@ class _Launches:
             self._functions[id(function)] = function
         self.log.tensors = [x for x in given if isinstance(x, Tensor)]
         kernel = run(function, *self._wrapped(given), **options)
-        self.log.tensors = ()
+        self.log.tensors, self.log.launched = (), ""  # Triton chose the code
         kernels = function.device_caches[0][0]
         key = next(key for key, one in kernels.items() if one is kernel)
         known = self.log.compiled.get((function.__name__, key))

@@ -258,11 +258,15 @@ def test_what_fits_is_accepted():
         (with_loop(opcodes=OPCODES | {"STL": 2}), ["2 loads and stores of spilled registers"]),
         (
             with_loop(opcodes={"HMMA.16816.F32.BF16": 8, "MUFU.EX2": 34}),
-            ["0 HGMMA and 8 HMMA instructions"],
+            ["0 wgmma and 8 mma instructions"],
+        ),
+        (
+            with_loop(opcodes={"IMMA.16832.S8.S8.SAT": 8, "MUFU.EX2": 34}),
+            ["0 wgmma and 8 mma instructions"],
         ),
         (with_loop(header="for x in y"), ["no rule in 'v'", "x in y: not known", "any more"]),
         (replace(FACTS, loops=(LOOP,)), ["#2: no product any more"]),
-        (replace(FACTS, loops=()), ["no HGMMA", "any more", "any more"]),
+        (replace(FACTS, loops=()), ["no wgmma", "any more", "any more"]),
     ],
 )
 def test_what_has_become_worse_is_refused(facts, messages):

@@ -22,12 +22,13 @@ pytestmark = [
 
 CACHE = Path(__file__).parents[2] / ".cache" / "kernels"  # as in make check-kernels
 ATTENTION, LABEL_HEAD = "extend_attention", "label_head"
-EXPERTS, FUSED = "expert_mlp", "fused_products"
+EXPERTS, FUSED, QUANTIZED = "expert_mlp", "fused_products", "quantized"
 POOL, PACKED = "tl.range(pool_begin, pool_end)", "tl.range(0, num_packed)"
 CARRIED = "bf16 dim=128 group=2 128x64 stages=3 carry"
 PLAIN = "bf16 dim=128 group=2 128x64 stages=2"
 GATE_UP = "gate Qwen3-30B-A3B torch.bfloat16"
 GATED = "gated 1024x3072 gelu=False stages=4"
+INT8 = "product 128x128 stages=3 bias=False pdl"
 HEAD = "slices width=1024 torch.bfloat16 cap=False top=False"
 
 
@@ -72,6 +73,8 @@ def unaligned(pointer: str) -> Callable[[Variant], Variant]:
         (FUSED, GATED, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
         (FUSED, GATED, 90, unaligned("x"), ["BLOCK_K): 1 tiles are loaded into"]),
         (FUSED, GATED, 90, unaligned("width"), ["BLOCK_K): 2 tiles are loaded into"]),
+        (QUANTIZED, INT8, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
+        (QUANTIZED, INT8, 90, unaligned("w"), ["BLOCK_K): 1 tiles are loaded into"]),
     ],
 )
 def test_a_worse_launch_is_refused(kernel, name, arch, change, messages):

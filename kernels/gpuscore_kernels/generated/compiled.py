@@ -13,8 +13,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from gpuscore_kernels.generated.facts import CodeFacts, LoopFacts, count
+from gpuscore_kernels.generated.facts import MMA, WGMMA, CodeFacts, LoopFacts, count
 from gpuscore_kernels.generated.handover import ptx_before_wait, sass_before_wait, worse
 from gpuscore_kernels.generated.sass import SassLoop, read_listing, read_loops
 from gpuscore_kernels.generated.ttgir import IrLoop, read_ir_loops
@@ -22,7 +23,7 @@ from gpuscore_kernels.launch import pdl_option
 from gpuscore_kernels.variant import Variant
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
-MATRIX = ("HGMMA", "HMMA")
+MATRIX = (*WGMMA, *MMA)
 READERS = (
     "compiled.py",
     "handover.py",
@@ -75,6 +76,27 @@ def fingerprint(variant: Variant, arch: int) -> str:
 
 def compiled_facts(variant: Variant, arch: int) -> CodeFacts:
     """Compile a variant and read its code."""
+    compiled = compiled_variant(variant, arch)
+    binary = _read_binary(compiled.asm["cubin"])
+    return CodeFacts(
+        triton=triton_version(),
+        arch=arch,
+        warps=int(compiled.metadata.num_warps),
+        registers=binary.registers,
+        stack=binary.stack,
+        shared=int(compiled.metadata.shared),
+        loops=tuple(joined(read_ir_loops(compiled.asm["ttgir"]), binary.loops)),
+        rest=binary.rest,
+        before_wait=worse(ptx_before_wait(compiled.asm["ptx"]), binary.before_wait),
+    )
+
+
+def compiled_variant(variant: Variant, arch: int) -> Any:
+    """Return Triton's result for a variant, whose `asm` holds all stages of its code.
+
+    Raises:
+        ValueError: the variant names unknown arguments. Triton raises errors of its own classes.
+    """
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
@@ -94,24 +116,12 @@ def compiled_facts(variant: Variant, arch: int) -> CodeFacts:
     with knobs.compilation.scope():
         knobs.compilation.always_compile = True
         knobs.compilation.disable_line_info = False
-        compiled = triton.compile(
+        return triton.compile(
             source,
             target=GPUTarget("cuda", arch, 32),
             options={"num_warps": variant.num_warps, "num_stages": variant.num_stages}
             | pdl_option(variant.pdl),
         )
-    binary = _read_binary(compiled.asm["cubin"])
-    return CodeFacts(
-        triton=triton_version(),
-        arch=arch,
-        warps=int(compiled.metadata.num_warps),
-        registers=binary.registers,
-        stack=binary.stack,
-        shared=int(compiled.metadata.shared),
-        loops=tuple(joined(read_ir_loops(compiled.asm["ttgir"]), binary.loops)),
-        rest=binary.rest,
-        before_wait=worse(ptx_before_wait(compiled.asm["ptx"]), binary.before_wait),
-    )
 
 
 @dataclass(frozen=True, slots=True)

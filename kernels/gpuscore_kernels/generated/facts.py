@@ -14,6 +14,8 @@ from gpuscore_kernels.generated.occupancy import resident_blocks
 
 Opcodes: TypeAlias = Mapping[str, int]  # number of instructions by opcode
 
+WGMMA = ("HGMMA", "IGMMA")  # products of four warps together, of sm_90: of floats, of integers
+MMA = ("HMMA", "IMMA")  # products of one warp
 WARPS_OF_WGMMA = 4
 _SHAPE = re.compile(r"HGMMA\.(?:SP\.)?(\d+)x(\d+)x(\d+)\.")
 # m, n and k as digits of 1 or 2 places: HMMA.16816 is 16 x 8 x 16, HMMA.1688 is 16 x 8 x 8.
@@ -94,17 +96,17 @@ class LoopFacts:
         return sum(self.opcodes.values())
 
     @property
-    def hgmma(self) -> int:
-        return count(self.opcodes, "HGMMA")
+    def wgmma(self) -> int:
+        return count(self.opcodes, *WGMMA)
 
     @property
-    def hmma(self) -> int:
-        return count(self.opcodes, "HMMA")
+    def mma(self) -> int:
+        return count(self.opcodes, *MMA)
 
     @property
     def products(self) -> int:
         """Matrix instructions of either kind."""
-        return self.hgmma + self.hmma
+        return self.wgmma + self.mma
 
     @property
     def mufu(self) -> int:
@@ -160,12 +162,8 @@ class CodeFacts:
         return resident_blocks(self.arch, self.warps, self.registers, self.shared)
 
     @property
-    def hgmma(self) -> int:
-        return count(self.rest, "HGMMA") + sum(loop.hgmma for loop in self.loops)
-
-    @property
-    def hmma(self) -> int:
-        return count(self.rest, "HMMA") + sum(loop.hmma for loop in self.loops)
+    def wgmma(self) -> int:
+        return count(self.rest, *WGMMA) + sum(loop.wgmma for loop in self.loops)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -56,8 +56,8 @@ def _resources(variant: Variant, facts: CodeFacts) -> Iterator[str]:
         yield f"{facts.stack} bytes of stack, allowed: {allowed}"
     if facts.shared > limit:
         yield f"{facts.shared} bytes of shared memory, the limit is {limit}"
-    if variant.needs_wgmma and facts.arch == 90 and not facts.hgmma:
-        yield "no HGMMA instruction"
+    if variant.needs_wgmma and facts.arch == 90 and not facts.wgmma:
+        yield "no wgmma instruction"
 
 
 def _handover(variant: Variant, facts: CodeFacts) -> Iterator[str]:
@@ -92,8 +92,8 @@ def _structure(
         yield f"{loop.tile_loads} tiles are loaded into registers, not copied"
     if loop.copy_bytes != COPY_BYTES:
         yield f"copies of {loop.copy_bytes} bytes, expected: {COPY_BYTES}"
-    if variant.needs_wgmma and arch == 90 and (loop.hmma or not loop.hgmma):
-        yield f"{loop.hgmma} HGMMA and {loop.hmma} HMMA instructions, expected: HGMMA only"
+    if variant.needs_wgmma and arch == 90 and (loop.mma or not loop.wgmma):
+        yield f"{loop.wgmma} wgmma and {loop.mma} mma instructions, expected: wgmma only"
     if loop.spills and not variant.stack.get(arch):
         yield f"{loop.spills} loads and stores of spilled registers"
 

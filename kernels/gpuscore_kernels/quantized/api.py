@@ -8,19 +8,24 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from gpuscore_kernels.quantized import reference
+from gpuscore_kernels.quantized import fp8, reference
 
-Implementation: TypeAlias = Literal["reference"]
+Implementation: TypeAlias = Literal["reference", "triton"]
+ProductImplementation: TypeAlias = Literal["reference", "triton", "scaled_mm"]
 DTYPES = tuple(reference.STEPS)
+MAX_SUMMANDS = 2**17 - 1  # of products of int8, each at most 2^14, whose sums fit int32
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype, *, impl: Implementation) -> tuple[Tensor, Tensor]:
+def quantize_rows(
+    x: Tensor, dtype: torch.dtype, *, pdl: bool = False, impl: Implementation
+) -> tuple[Tensor, Tensor]:
     """Return rows in eight bits, and their scales.
 
     Args:
         x: [T, K]; the elements of a row are contiguous, rows need not be.
         dtype: int8 or float8_e4m3fn.
-        impl: "reference" (any device).
+        pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
+        impl: "reference" (any device) or "triton".
 
     Returns:
         q [T, K] and scale [T] in float32: q times scale is nearly x. The scale is the row's largest
@@ -33,7 +38,11 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, *, impl: Implementation) -> tup
     if x.dim() != 2 or x.shape[1] == 0 or not x.is_floating_point():
         raise ValueError(f"x must be [T, K] of real numbers, got {tuple(x.shape)} {x.dtype}")
     _check_eight_bits(dtype)
-    return reference.quantize_rows(x, dtype)
+    if impl == "reference":
+        return reference.quantize_rows(x, dtype)
+    from gpuscore_kernels.quantized import triton
+
+    return triton.quantize_rows(x, dtype, pdl)
 
 
 def quantized_product(
@@ -44,19 +53,21 @@ def quantized_product(
     bias: Tensor | None = None,
     *,
     dtype: torch.dtype,
-    impl: Implementation,
+    pdl: bool = False,
+    impl: ProductImplementation,
 ) -> Tensor:
     """Return the product of quantised rows with a quantised weight.
 
     Args:
-        q: [T, K], int8 or float8_e4m3fn, contiguous.
+        q: [T, K], int8 or float8_e4m3fn, contiguous; K of int8 is at most `MAX_SUMMANDS`.
         scale_x: [T], float32.
         w: [O, K] in q's dtype, contiguous.
         scale_w: [O], float32, or for float8_e4m3fn also one for each block of 128 rows and 128
             columns, [O / 128, K / 128] rounded up.
         bias: [O] in `dtype`, or None.
         dtype: of the result.
-        impl: "reference" (any device).
+        pdl: with "triton", begin before the kernel before has ended (`launch.has_pdl`).
+        impl: "reference" (any device), "triton" (int8) or "scaled_mm" (float8_e4m3fn, see `fp8`).
 
     Returns:
         [T, O]: float32(q w') * scale_w * scale_x + bias, multiplied in this order in float32 and
@@ -72,7 +83,13 @@ def quantized_product(
         raise ValueError(
             f"bias must be {tuple(w.shape[:1])} {dtype}, got {tuple(bias.shape)} {bias.dtype}"
         )
-    return reference.quantized_product(q, scale_x, w, scale_w, bias, dtype)
+    if impl == "reference":
+        return reference.quantized_product(q, scale_x, w, scale_w, bias, dtype)
+    if impl == "scaled_mm":
+        return fp8.quantized_product(q, scale_x, w, scale_w, bias, dtype)
+    from gpuscore_kernels.quantized import triton
+
+    return triton.quantized_product(q, scale_x, w, scale_w, bias, dtype, pdl)
 
 
 def _check_eight_bits(dtype: torch.dtype) -> None:
@@ -87,6 +104,8 @@ def _check_weight(q: Tensor, w: Tensor) -> None:
             f"shapes or dtypes do not fit, or rows are not contiguous: q {tuple(q.shape)} "
             f"{q.dtype}, w {tuple(w.shape)} {w.dtype}"
         )
+    if q.dtype == torch.int8 and q.shape[1] > MAX_SUMMANDS:
+        raise ValueError(f"a row has {q.shape[1]} elements; sums of {MAX_SUMMANDS} fit int32")
 
 
 def _check_scales(q: Tensor, scale_x: Tensor, w: Tensor, scale_w: Tensor) -> None:

@@ -24,6 +24,7 @@ from gpuscore_kernels.gated import gated
 from gpuscore_kernels.items_merge import items_merge
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore_kernels.quantized import quantize_rows, quantized_product
 from gpuscore_kernels.routing import route
 from support.attention_inputs import inputs, requests
 from support.kernels import DEVICE, INTERPRETED, randn
@@ -231,6 +232,15 @@ def mixtures():
         expert_mlp(randn(6, 8), routing, *own, "silu", impl="triton")
 
 
+def eight_bits():
+    """Products of quantised rows, with and without a bias."""
+    (q, scale), (w, scale_w) = (
+        quantize_rows(randn(n, 24, seed=n), torch.int8, impl="triton") for n in (5, 7)
+    )
+    for bias in (randn(7), None):
+        quantized_product(q, scale, w, scale_w, bias, dtype=torch.float32, impl="triton")
+
+
 CALLS = {
     "add_rms_norm_kernel": norms,
     "gated_kernel": activations,
@@ -246,12 +256,14 @@ CALLS = {
     "expert_gate_up_kernel": mixtures,
     "expert_down_kernel": mixtures,
     "combine_experts_kernel": mixtures,
+    "quantize_rows_kernel": eight_bits,
+    "int8_product_kernel": eight_bits,
 }
 
 
 @pytest.mark.parametrize(
     "call",
-    [norms, activations, all_heads, *slow(all_products, labels, attentions, mixtures)],
+    [norms, activations, all_heads, eight_bits, *slow(all_products, labels, attentions, mixtures)],
     ids=lambda call: call.__name__,
 )
 def test_a_kernel_keeps_to_its_declaration(launched, call):

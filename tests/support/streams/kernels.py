@@ -22,6 +22,7 @@ from gpuscore_kernels.gated.reference import gated
 from gpuscore_kernels.items_merge.reference import items_merge
 from gpuscore_kernels.label_head.reference import label_logits
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
+from gpuscore_kernels.quantized.reference import quantize_rows, quantized_product
 from gpuscore_kernels.routing.reference import choose
 from support.streams.checker import Span
 from support.streams.recorder import Recorder, without_recording
@@ -106,6 +107,8 @@ DECLARED = {
     "expert_gate_up_kernel": Declared("x gate_up rows starts", "out"),
     "expert_down_kernel": Declared("inner down starts", "out"),
     "combine_experts_kernel": Declared("results weights places", "out"),
+    "quantize_rows_kernel": Declared("x", "q scales"),
+    "int8_product_kernel": Declared("q scale_x w scale_w bias", "out", {"bias": "HAS_BIAS"}),
 }
 
 
@@ -247,6 +250,17 @@ def _combine_experts(a: Bound) -> None:
     a["out"].copy_((results * a["weights"].unsqueeze(-1)).sum(dim=1))
 
 
+def _quantize_rows(a: Bound) -> None:
+    q, scales = quantize_rows(a["x"], a["q"].dtype)
+    a["q"].copy_(q)
+    a["scales"].copy_(scales)
+
+
+def _int8_product(a: Bound) -> None:
+    factors = a["q"], a["scale_x"], a["w"], a["scale_w"]
+    a["out"].copy_(quantized_product(*factors, _bias(a), a["out"].dtype))
+
+
 REFERENCES: dict[str, Callable[[Bound], None]] = {
     "add_rms_norm_kernel": _add_rms_norm,
     "gated_kernel": _gated,
@@ -262,6 +276,8 @@ REFERENCES: dict[str, Callable[[Bound], None]] = {
     "expert_gate_up_kernel": _expert_gate_up,
     "expert_down_kernel": _expert_down,
     "combine_experts_kernel": _combine_experts,
+    "quantize_rows_kernel": _quantize_rows,
+    "int8_product_kernel": _int8_product,
 }
 
 

@@ -1,0 +1,119 @@
+"""Launches of known code: never with another choice than Triton's, and with its arguments."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from support.slow import slow
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("needs triton, which is for Linux", allow_module_level=True)
+
+from triton.backends.nvidia.driver import CudaLauncher
+
+from gpuscore_kernels import cached_launch
+from gpuscore_kernels.add_rms_norm import triton as norm_module
+from gpuscore_kernels.cached_launch import CachedLaunch, in_c
+from graphs.device import H200, device
+
+
+def rows(columns=1024, dtype=torch.bfloat16):
+    return torch.empty(4, columns, dtype=dtype, device="cuda")
+
+
+# Places in a `CachedLaunch.key` whose parts are lost, and two inputs of add_rms_norm that differ in
+# nothing else.
+PARTS = {
+    "alignment": (1, lambda: [(wide := rows(1028))[:, :1024], wide[:, 1:1025]]),
+    "numbers": (2, lambda: [rows(), rows(1028)[:, :1024]]),
+    "dtypes": (3, lambda: [rows(), rows(dtype=torch.float16)]),
+}
+
+
+class _Equal:
+    """Equals everything."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+def _lose_in_key(monkeypatch, part):
+    whole = CachedLaunch.key
+
+    def key(*given):
+        parts = [*whole(*given)]
+        parts[PARTS[part][0]] = None
+        return tuple(parts)
+
+    monkeypatch.setattr(CachedLaunch, "key", key)
+
+
+def _lose_beside_key(monkeypatch, part):
+    """Lose what a launch compares with the latest one, which spares it the key."""
+    if part == "alignment":
+        monkeypatch.setattr(cached_launch, "gcd", lambda *numbers: numbers[0])
+        return
+    note = CachedLaunch._note
+
+    def forgetful(launch, *given):
+        tail = note(launch, *given)
+        numbers, dtypes, *others = launch._latest
+        same = (_Equal(), dtypes) if part == "numbers" else (numbers, _Equal())
+        launch._latest = (*same, *others)
+        return tail
+
+    monkeypatch.setattr(CachedLaunch, "_note", forgetful)
+
+
+@pytest.mark.parametrize("lose", [_lose_in_key, _lose_beside_key])
+@pytest.mark.parametrize("part", ["alignment", *slow(*list(PARTS)[1:])])
+def test_code_for_other_arguments_is_found(monkeypatch, part, lose):
+    def problems():
+        with device(H200) as (recorder, _):
+            one, other = PARTS[part][1]()
+            for x in (one, one, other):
+                norm_module.add_rms_norm(x, None, torch.empty_like(x[0]), 1e-6, False, False)
+            return recorder.problems
+
+    assert problems() == []
+    lose(monkeypatch, part)
+    (problem,) = problems()
+    assert "code for other arguments" in problem
+
+
+def launcher(scratch=0):
+    """Return Triton's launcher, of the installed version, that notes calls of its function in C."""
+    one = object.__new__(CudaLauncher)  # which would need a driver
+    one.global_scratch_size, one.profile_scratch_size, one.launch_pdl = scratch, 0, True
+    one.global_scratch_align, one.profile_scratch_align = 1, 1
+    one.launch_cooperative_grid, one.num_ctas = False, 1
+    one.arg_annotations, one.kernel_signature = ("annotation",), b"signature"  # since Triton 3.7
+    one.calls = []
+    one.launch = lambda *given: one.calls.append(given)
+    return one
+
+
+def test_the_function_in_c_is_called_as_by_triton():
+    one, arguments = launcher(), (4096, 8192, 7, 1.5, True)
+    run, first, nested = in_c(one, 99, (4, 1, 0))
+    assert one.calls == []
+    run(2, 3, 1, 55, *first, *([arguments] if nested else arguments))
+    one(2, 3, 1, 55, 99, (4, 1, 0), None, None, None, *arguments)
+    ours, by_triton = one.calls
+    assert ours == by_triton
+
+
+def test_code_that_needs_memory_is_launched_by_tritons_launcher():
+    one = launcher(scratch=128)
+    assert in_c(one, 99, (4, 1, 0)) == (one, (99, (4, 1, 0), None, None, None), False)
+
+
+def test_an_unknown_order_of_arguments_is_an_error(monkeypatch):
+    monkeypatch.setattr(
+        CudaLauncher, "__call__", lambda self, *given: self.launch(*reversed(given))
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="calls its function in C with"):
+        in_c(launcher(), 99, (4, 1, 0))

@@ -1,0 +1,81 @@
+"""Products of float8_e4m3fn by torch's scaled_mm, on a CPU; shapes on fake CUDA tensors."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from gpuscore_kernels.quantized import fp8, quantize_rows, quantized_product
+
+F8 = torch.float8_e4m3fn
+
+
+def rows(count: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return quantize_rows(torch.randn(count, width, generator=generator), F8, impl="reference")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("count", "width", "outputs"), [(5, 64, 48), (0, 32, 16), (33, 1024, 256)])
+def test_it_computes_what_the_reference_does(
+    count: int, width: int, outputs: int, dtype: torch.dtype
+) -> None:
+    (q, scale_x), (w, scale_w) = rows(count, width, 1), rows(outputs, width, 2)
+    bias = None if dtype == torch.float32 else torch.linspace(-9, 9, outputs).to(dtype)
+    given = q, scale_x, w, scale_w, bias
+    got, want = (
+        quantized_product(*given, dtype=dtype, impl=impl) for impl in ("scaled_mm", "reference")
+    )
+    assert got.dtype == dtype
+    eps = max(torch.finfo(dtype).eps, 2e-6)
+    torch.testing.assert_close(got, want, rtol=eps, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("capability", "shape", "dtype", "blocks", "reason"),
+    [
+        ((8, 9), (4096, 1024), torch.bfloat16, False, None),
+        ((9, 0), (4096, 1024), torch.float16, False, None),
+        ((10, 0), (4096, 1024), torch.bfloat16, False, None),
+        ((8, 0), (4096, 1024), torch.bfloat16, False, "no FP8 .* on sm_80"),
+        ((12, 0), (4096, 1024), torch.bfloat16, False, "no FP8 .* on sm_120"),
+        ((9, 0), (4096, 1024), torch.bfloat16, True, "one per block"),
+        ((9, 0), (4090, 1024), torch.bfloat16, False, r"\[4090, 1024\] are not multiples of 16"),
+        ((9, 0), (4096, 1032), torch.bfloat16, False, r"\[4096, 1032\] are not"),
+        ((9, 0), (4096, 1024), torch.float32, False, "float32"),
+    ],
+)
+def test_cards_and_sizes_that_it_is_not_for_are_refused(
+    capability: fp8.Capability,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    blocks: bool,
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Check that the rest has the shapes and strides that torch demands of CUDA tensors."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    (outputs, width), count = shape, 5
+    found = fp8.refusal(capability, outputs, width, dtype, blocks=blocks)
+    with FakeTensorMode():
+        q, w = (torch.empty(n, width, dtype=F8, device="cuda") for n in (count, outputs))
+        scale_x, bias = torch.empty(count, device="cuda"), torch.empty(outputs, device="cuda")
+        size = (-(-outputs // 128), -(-width // 128)) if blocks else (outputs,)
+        scale_w = torch.empty(size, device="cuda")
+        given = q, scale_x, w, scale_w, bias.to(dtype)
+        if reason is None:
+            assert found is None
+            out = quantized_product(*given, dtype=dtype, impl="scaled_mm")
+            assert (out.shape, out.dtype) == ((count, outputs), dtype)
+            return
+        with pytest.raises(ValueError, match=reason):
+            quantized_product(*given, dtype=dtype, impl="scaled_mm")
+
+
+def test_it_is_for_float8_with_a_scale_per_output() -> None:
+    (q, scale_x), one = rows(1, 32, 1), torch.ones(1)
+    with pytest.raises(ValueError, match="one scale per output"):
+        quantized_product(q, scale_x, q, torch.ones(1, 1), dtype=torch.bfloat16, impl="scaled_mm")
+    q = q.view(torch.int8)
+    with pytest.raises(ValueError, match=r"not for torch\.int8"):
+        quantized_product(q, one, q, one, dtype=torch.bfloat16, impl="scaled_mm")
