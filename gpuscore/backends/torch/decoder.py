@@ -103,7 +103,7 @@ class Decoder:
         self._add_and_norm = compiler(add_and_norm)
         self._norm_and_rotate = compiler(norm_and_rotate)
         self._gated = compiler(gated)
-        self._product = Products(compiler, "reference")
+        self._product = Products(compiler, own, pdl)
         self.ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
         self.frequencies = {
             rope: inverse_frequencies(rope, config.head_dim, weights.embed.device)

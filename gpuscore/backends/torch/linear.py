@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore_kernels.quantized import quantize_rows, quantized_product
-from gpuscore_kernels.quantized.api import Implementation
+from gpuscore_kernels.quantized.api import Implementation, ProductImplementation
 from gpuscore_kernels.quantized.reference import quantize_rows as plain_quantize_rows
 
 # oneDNN's fast products on CPUs without AMX take unsigned rows. With this zero point, an unsigned
@@ -65,11 +65,18 @@ class Products:
 
     Args:
         compiler: makes element-wise functions fast.
-        impl: of eight-bit products of weights that are not packed.
+        impl: of products in eight bits, where weights are not packed.
+        pdl: kernels begin before the kernel before has ended.
     """
 
-    def __init__(self, compiler: Compiler = eagerly, impl: Implementation = "reference") -> None:
+    def __init__(
+        self,
+        compiler: Compiler = eagerly,
+        impl: Implementation = "reference",
+        pdl: bool = False,
+    ) -> None:
         self._impl: Implementation = impl
+        self._pdl = pdl
         self._quantize = compiler(_unsigned)
         self._scaled = compiler(_scaled)
 
@@ -81,11 +88,18 @@ class Products:
             case PackedLinear():
                 return self._packed(linear, x)
             case QuantizedLinear():
-                q, scale = quantize_rows(x, linear.weight.dtype, impl=self._impl)
-                weights = linear.weight, linear.scale, linear.bias
-                return quantized_product(q, scale, *weights, dtype=x.dtype, impl=self._impl)
+                return self._quantized(linear, x)
             case LinearParts():
                 return torch.cat([self(part, x) for part in linear.parts], dim=1)
+
+    def _quantized(self, linear: QuantizedLinear, x: Tensor) -> Tensor:
+        dtype, pdl = linear.weight.dtype, self._pdl
+        q, scale = quantize_rows(x, dtype, pdl=pdl, impl=self._impl)
+        impl: ProductImplementation = self._impl
+        if impl == "triton" and dtype != torch.int8:
+            impl = "scaled_mm"
+        weights = linear.weight, linear.scale, linear.bias
+        return quantized_product(q, scale, *weights, dtype=x.dtype, pdl=pdl, impl=impl)
 
     def _packed(self, linear: PackedLinear, x: Tensor) -> Tensor:
         if len(x) == 0:  # oneDNN takes no empty tensors

@@ -16,15 +16,15 @@ from gpuscore.backends.common.plan import (
     choose_max_model_len,
     plan_pages,
 )
-from gpuscore.backends.common.quantization import EightBits, Precision, choose_precision
+from gpuscore.backends.common.quantization import Precision, choose_precision
 from gpuscore.backends.common.shapes import count_parameters, count_weight_bytes
 from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.deterministic import TILING, steady_threads
 from gpuscore.backends.torch.devices import choose_device
+from gpuscore.backends.torch.eight_bits import why_not_in_eight_bits
 from gpuscore.backends.torch.kernels import use_kernels
-from gpuscore.backends.torch.linear import exact_on_this_cpu
 from gpuscore.backends.torch.memory import memory_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -122,10 +122,11 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
     name = choose_dtype(architecture.config, config.dtype, device.type, _computes_natively)
     dtype: torch.dtype = getattr(torch, name)
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
+    kernels = use_kernels(config.kernels, device, dtype)
     precision = choose_precision(
         config.quantization,
         architecture.storage,
-        partial(_no_eight_bits, architecture.config, device),
+        partial(why_not_in_eight_bits, architecture.config, device, dtype, kernels),
     )
     weight_bytes = count_weight_bytes(architecture.config, dtype.itemsize, precision)
     again = TILING.block if config.deterministic else 0
@@ -134,7 +135,6 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
     attention = choose_attention(
         config.attention, architecture.config, device, dtype, config.deterministic
     )
-    kernels = use_kernels(config.kernels, device, dtype)
     return TorchPlan(
         directory=str(directory),
         architecture=architecture,
@@ -155,17 +155,6 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
         precision=precision,
         pdl=has_pdl(device),
     )
-
-
-def _no_eight_bits(model: DecoderConfig, device: torch.device, kind: EightBits) -> str | None:
-    """Say why linear layers are not computed in a format here; None if they are."""
-    if model.mixture is not None:
-        return "mixtures of experts are not computed in eight bits"
-    if kind == "fp8":
-        return f"device {device.type} does not compute FP8"
-    if device.type == "cpu" and not exact_on_this_cpu():
-        return "this CPU has neither VNNI nor AMX, without which sums of INT8 overflow"
-    return None
 
 
 def _threads(model: DecoderConfig, config: ModelConfig, device: torch.device) -> int | None:
