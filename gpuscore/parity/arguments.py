@@ -47,7 +47,8 @@ def _add_run(commands: Any) -> None:
         required=True,
         metavar="LIST",
         help="comma-separated framework:dtype[:attention], such as "
-        "torch:bfloat16:triton,jax:float32; replaces --backend, --dtype and --attention",
+        "torch:bfloat16:triton,jax:float32; int8, fp8 or w8a16 in the place of the dtype is the "
+        "--quantization; replaces --backend, --dtype, --attention and --quantization",
     )
     _add_workload(group)
     _add_report(group)

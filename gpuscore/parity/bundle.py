@@ -51,6 +51,7 @@ def write_bundle(directory: Path, bundle: Bundle) -> None:
             "items_per_second": run.items_per_second,
             "alone": run.alone and asdict(run.alone),
             "deterministic": run.deterministic,
+            "precision": run.precision,
         },
         "workload_sha256": bundle.workload.digest,
         "model": asdict(bundle.model),

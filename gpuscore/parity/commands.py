@@ -26,29 +26,28 @@ _LOCAL = ("model", "compile_cache")  # flags with local paths, which a bundle le
 
 
 def run(values: argparse.Namespace, settings: Settings) -> int:
-    """Compare every backend with transformers, and backends of the same dtype with each other."""
+    """Compare every backend with transformers, and backends of the same format with each other."""
     specs = [BackendSpec.parse(text) for text in values.backends.split(",")]
     _refuse_overridden(settings)
     base = settings.make(ModelConfig)
     if len(set(specs)) < len(specs):
         raise ConfigError("--backends names a backend twice")
-    configs = {str(spec): spec.configure(base) for spec in specs}
     directory = model_directory(base.model, base.revision)
-    for config in configs.values():  # to refuse a bad one before minutes of work
-        plan_backend(directory, config)
-    workload = _workload(directory, configs[str(specs[0])], values)
+    # Before minutes of work, to refuse a bad one and to know what "auto" means.
+    planned = {str(spec): _planned(directory, spec.configure(base)) for spec in specs}
+    workload = _workload(directory, planned[str(specs[0])][0], values)
 
     from gpuscore.parity.oracle import free_memory, oracle_device, run_oracle
 
     device = oracle_device(base.device)
     about = {**_facts(base.model, workload), "oracle": f"transformers on {device}"}
     print(_lines(about), flush=True)
-    halves = sorted({spec.dtype for spec in specs} - {"float32"})
+    halves = sorted({config.dtype for config, _ in planned.values()} - {"float32"})
     exact = run_oracle(directory, workload, "float32", device)
     rounded = {dtype: run_oracle(directory, workload, dtype, device) for dtype in halves}
     runs = []
-    for name, config in configs.items():
-        runs.append(run_workload(name, config, workload))
+    for name, (config, precision) in planned.items():
+        runs.append(run_workload(name, config, workload, precision))
         free_memory()
     comparisons, verdicts = [], []
     for yardstick in rounded.values():  # for the table only, without verdicts
@@ -58,7 +57,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
         comparisons.append(found)
         verdicts += more
     for first, second in combinations(runs, 2):
-        if first.dtype == second.dtype:
+        if first.dtype == second.dtype and first.in_eight_bits == second.in_eight_bits:
             verdicts += judge_pair(workload, first, second)[1]
     title = f"Parity of {base.model} with transformers in float32"
     return _conclude(title, about, workload, comparisons, verdicts, values.report)
@@ -74,8 +73,11 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
     workload = _workload(directory, config, values)
     print(_lines(_facts(config.model, workload)), flush=True)
     plan = plan_backend(directory, config)  # says what "auto" means on this machine
-    name = str(BackendSpec(config.backend, plan.dtype_name, config.attention))
-    found = run_workload(name, replace(config, dtype=plan.dtype_name), workload)
+    spec = BackendSpec(config.backend, plan.dtype_name, config.attention)
+    if plan.precision != "full":
+        spec = replace(spec, quantization=plan.precision)
+    config, precision = _planned(directory, config)
+    found = run_workload(str(spec), config, workload, precision)
     about = {
         "model_name": Path(config.model).name,
         "device": plan.device_name,
@@ -109,6 +111,12 @@ def compare(values: argparse.Namespace) -> int:
     return _conclude(title, facts, a.workload, [found], verdicts, values.report)
 
 
+def _planned(directory: Path, config: ModelConfig) -> tuple[ModelConfig, str]:
+    """Return the configuration with the dtype that "auto" means, and the precision."""
+    plan = plan_backend(directory, config)
+    return replace(config, dtype=plan.dtype_name), plan.precision
+
+
 def _workload(directory: Path, config: ModelConfig, values: argparse.Namespace) -> Workload:
     plan = plan_backend(directory, config)
     model = plan.architecture.config
@@ -128,7 +136,7 @@ def _workload(directory: Path, config: ModelConfig, values: argparse.Namespace) 
 
 def _refuse_overridden(settings: Settings) -> None:
     """Raise ConfigError if a flag is set for all backends that --backends sets for each."""
-    for name in ("backend", "dtype", "attention"):
+    for name in ("backend", "dtype", "attention", "quantization"):
         if settings.chosen[name].source != DEFAULT:
             raise ConfigError(f"--{name} is set beside --backends, which sets it for each backend")
 

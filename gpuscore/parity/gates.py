@@ -14,15 +14,19 @@ tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and 
    margin. There is no gate on NDCG, because a random workload has no graded items.
 5. and 6. An item's scores alone and with other items differ by no more than gate 3 allows; with
    --deterministic they have the same bits.
+7. Linear layers in eight bits are judged against float32 by how items are ordered: tau-b at least
+   0.99 where scores are spread by 2 nats or more (standard deviation), the best label another one
+   for at most 1 % of items, and an error in log p of at most 0.25 at p99. Gates 2 to 4 do not
+   apply: the noise of eight bits is larger than that of any dtype.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpuscore.arrays import Float64Array
-from gpuscore.parity.metrics import Errors, RankAgreement, errors, rank
+from gpuscore.parity.metrics import Errors, RankAgreement, errors, kendall_tau_b, rank
 from gpuscore.parity.runs import Run
 from gpuscore.parity.workload import Workload
 
@@ -34,6 +38,7 @@ TAU, TOP = 0.99, 0.9
 # pairs were swapped, which noise alone may do, tau-b would be under TAU.
 TIES = (1 - TAU) / 2
 RANKED = 10  # least number of items in a ranking
+EIGHT_P99, SPREAD, FLIPS = 0.25, 2.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,8 @@ def judge(
         rounded: transformers in the run's own half-precision format; None for float32.
         run: the run that is judged.
     """
+    if run.in_eight_bits:
+        return _judge_eight_bits(workload, exact, run)
     if rounded is None:
         found = compare(workload, exact, run, FLOAT32, FLOAT32)
         return found, [
@@ -113,15 +120,56 @@ def judge(
 
 
 def judge_pair(workload: Workload, one: Run, two: Run) -> tuple[Comparison, list[Verdict]]:
-    """Judge two runs by gates 3 and 4; if only one of them is float32, it counts as right."""
+    """Judge two runs by gates 3 and 4; if only one of them is float32, it counts as right.
+
+    If only one of them is in eight bits, gate 7 judges it.
+    """
+    if one.in_eight_bits != two.in_eight_bits:
+        one, two = (two, one) if one.in_eight_bits else (one, two)
+        return _judge_eight_bits(workload, one, replace(two, name=f"{two.name} against {one.name}"))
+    eight_bits = one.in_eight_bits  # and so is `two`: the least difference may round otherwise
     if two.dtype == "float32" != one.dtype:
         one, two = two, one
     subject = f"{two.name} against {one.name}"
-    if two.dtype == "float32":
+    if two.dtype == "float32" and not eight_bits:
         found = compare(workload, one, two, FLOAT32, FLOAT32)
         return found, [_at_most(subject, found.log_p, FLOAT32), *order_verdicts(found, subject)]
     found = compare(workload, one, two, HALF_P99, HALF_P99)
     return found, [_absolute(subject, found.log_p, found.p), *order_verdicts(found, subject)]
+
+
+def _judge_eight_bits(workload: Workload, exact: Run, run: Run) -> tuple[Comparison, list[Verdict]]:
+    """Judge a run in eight bits by gate 7."""
+    found = compare(workload, exact, run, EIGHT_P99, EIGHT_P99)
+    p99 = found.log_p.p99
+    detail = f"|d log p| p99 {p99:.1e}, at most {EIGHT_P99}"
+    verdicts = [Verdict(run.name, "eight bits", p99 <= EIGHT_P99, detail)]
+    taus = [
+        kendall_tau_b(want, got)
+        for want, got in _ranked(workload, exact, run)
+        if want.std() >= SPREAD
+    ]
+    if taus:
+        detail = f"tau-b {min(taus):.4f} at least {TAU}, of {len(taus)} rankings spread by 2 nats"
+        verdicts.append(Verdict(run.name, "tau-b", min(taus) >= TAU, detail))
+    flips, items = best_labels(workload, exact, run)
+    if items:
+        detail = f"best label of {flips} of {items} items is another, at most {FLIPS:.0%}"
+        verdicts.append(Verdict(run.name, "best label", flips <= FLIPS * items, detail))
+    return found, [*verdicts, *packing(run)]
+
+
+def best_labels(workload: Workload, want: Run, got: Run) -> tuple[int, int]:
+    """Return the number of items whose best label differs, and of all items with two or more."""
+    flips = items = 0
+    for case in workload.cases:
+        one, two = want.results[case.name].values, got.results[case.name].values
+        several = (~np.isnan(one)).sum(axis=1) > 1
+        if several.any():
+            best = (np.nanargmax(values[several], axis=1) for values in (one, two))
+            flips += int(np.not_equal(*best).sum())
+            items += int(several.sum())
+    return flips, items
 
 
 def _at_most(subject: str, found: Errors, limit: float) -> Verdict:
@@ -170,7 +218,7 @@ def packing(run: Run) -> Iterator[Verdict]:
     """Yield the verdict of gates 5 and 6, if the run has scores of single items."""
     if run.alone is None:
         return
-    limit = FLOAT32 if run.dtype == "float32" else HALF_MAX
+    limit = FLOAT32 if run.dtype == "float32" and not run.in_eight_bits else HALF_MAX
     limit = 0.0 if run.deterministic else limit
     detail = f"alone and in company max |d log p| {run.alone.maximum:.1e}, at most {limit:g}"
     yield Verdict(run.name, "packing", run.alone.maximum <= limit, detail)

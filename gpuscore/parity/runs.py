@@ -18,6 +18,7 @@ from gpuscore.scorer import Scorer, Scores
 _CHOICES = {item.name: item.choices for item in options(ModelConfig)}
 _FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]
 DTYPES = ("float32", "bfloat16", "float16")
+PRECISIONS = ("int8", "fp8", "w8a16")  # of linear layers, in the place of a dtype
 TIMED = "500 items"  # the case whose throughput is measured
 ALONE = 8  # approximate number of its items that are scored once more, each alone
 
@@ -40,43 +41,73 @@ class Run:
     items_per_second: float | None = None
     alone: Errors | None = None  # in log p, of items scored alone against `results`
     deterministic: bool = False
+    precision: str = "full"  # of linear layers
+
+    @property
+    def in_eight_bits(self) -> bool:
+        """True if weights and activations of linear layers are in eight bits."""
+        return self.precision in ("int8", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """A backend as `framework:dtype[:attention]` on the command line."""
+    """A backend as `framework:dtype[:attention]` on the command line.
+
+    A precision of linear layers may stand for the dtype, which is then "auto".
+    """
 
     framework: str
     dtype: str
     attention: str = "auto"
+    quantization: str = "auto"
 
     @classmethod
     def parse(cls, text: str) -> "BackendSpec":
         """Parse a backend; raise ConfigError if the text has another form."""
         parts = text.split(":")
-        if len(parts) not in (2, 3) or parts[0] not in _FRAMEWORKS or parts[1] not in DTYPES:
+        formats = DTYPES + PRECISIONS
+        if len(parts) not in (2, 3) or parts[0] not in _FRAMEWORKS or parts[1] not in formats:
             raise ConfigError(
                 f"--backends: {text!r} is not framework:dtype[:attention]; frameworks are "
-                f"{', '.join(_FRAMEWORKS)}, dtypes {', '.join(DTYPES)}"
+                f"{', '.join(_FRAMEWORKS)}, dtypes {', '.join(DTYPES)}, or of linear layers "
+                f"{', '.join(PRECISIONS)}"
             )
         if len(parts) == 3 and parts[2] not in _ATTENTION:
             raise ConfigError(
                 f"--backends: {text!r} asks for attention {parts[2]!r}; there are "
                 f"{', '.join(_ATTENTION)}"
             )
+        if parts[1] in PRECISIONS:
+            attention = parts[2] if len(parts) == 3 else "auto"
+            return cls(parts[0], "auto", attention, quantization=parts[1])
         return cls(*parts)
 
     def __str__(self) -> str:
         ending = "" if self.attention == "auto" else f":{self.attention}"
-        return f"{self.framework}:{self.dtype}{ending}"
+        kind = self.dtype if self.quantization == "auto" else self.quantization
+        return f"{self.framework}:{kind}{ending}"
 
     def configure(self, base: ModelConfig) -> ModelConfig:
         """Return `base` with this backend."""
-        return replace(base, backend=self.framework, dtype=self.dtype, attention=self.attention)
+        return replace(
+            base,
+            backend=self.framework,
+            dtype=self.dtype,
+            attention=self.attention,
+            quantization=self.quantization,
+        )
 
 
-def run_workload(name: str, config: ModelConfig, workload: Workload) -> Run:
+def run_workload(
+    name: str, config: ModelConfig, workload: Workload, precision: str = "full"
+) -> Run:
     """Score every case once, in order; then measure the throughput and score items alone.
+
+    Args:
+        name: of the run.
+        config: its backend; `dtype` is not "auto".
+        workload: the requests.
+        precision: of the backend's linear layers.
 
     Raises:
         ConfigError: the model cannot be served.
@@ -88,7 +119,7 @@ def run_workload(name: str, config: ModelConfig, workload: Workload) -> Run:
         results = {case.name: score_case(scorer, case) for case in workload.cases}
         rate = _items_per_second(scorer, timed)
         alone = _alone(scorer, timed, results[TIMED])
-    return Run(name, config.dtype, results, rate, alone, config.deterministic)
+    return Run(name, config.dtype, results, rate, alone, config.deterministic, precision)
 
 
 def score_case(scorer: Scorer, case: Case) -> CaseResult:
