@@ -34,5 +34,5 @@ def recorded(name: str) -> Recorded:
             [prompt.tolist() for prompt in prompts],
             record["w8a8"],
             record["w8a16"],
-            record["w8a8_own"] if "w8a8_own" in record else None,
+            record.get("w8a8_own"),
         )
