@@ -18,7 +18,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs simulate soak check format demo bench-cpu bench-heap \
         bench-gpu bench-kernels bench-attention bench-host gpu-day gpu-day-trial bench-parity bench-tokenise \
-        bench-serve predict flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
+        bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
         docs-tools clean
 
@@ -98,6 +98,21 @@ test-hostile: setup $(SCHEMATHESIS_VENV)/.installed
 # found in .venv-clients. Some of them only: make test-clients ARGS='cohere litellm'
 test-clients: setup
 	$(BIN)/python -P tests_clients/run.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
+
+# Small quantised checkpoints and what their libraries answer, into tests/fixtures/quantized, by
+# llmcompressor in an environment of its own. They are checked in; a second run gives the same bytes.
+FIXTURES_VENV := .venv-fixtures
+
+$(FIXTURES_VENV)/.installed: tests/fixtures/make/requirements.txt
+	$(PYTHON) -m venv $(FIXTURES_VENV)
+	pip="$(FIXTURES_VENV)/bin/python -m pip install --quiet"; \
+	  $$pip '$(TORCH)' || $$pip --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	$(FIXTURES_VENV)/bin/python -m pip install --quiet --no-deps -r $<
+	@touch $@
+
+fixtures: $(FIXTURES_VENV)/.installed
+	CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONPATH=tests \
+	  $(FIXTURES_VENV)/bin/python -P -m fixtures.make $(ARGS)
 
 # Compiles the Triton kernels for every architecture, without a GPU, with the Triton of the tests and
 # with the image's, and checks the code: what make test-all compiles, and all. Facts of code that was
@@ -295,5 +310,5 @@ audit: $(AUDIT_VENV)/.installed
 	    --requirement docker/locks/$$lock.txt || exit; done
 
 clean:
-	rm -rf $(VENV) $(TRITON_VENV) site .cache docs/reference .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) build dist \
+	rm -rf $(VENV) $(TRITON_VENV) site .cache docs/reference .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) $(FIXTURES_VENV) build dist \
 	  *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -60,7 +60,8 @@ class Scorer:
         **options: further fields of `gpuscore.config.ModelConfig`, such as dtype="float32".
 
     Raises:
-        ConfigError: an option has the wrong type or is out of range, or the model is not supported.
+        ConfigError: an option has the wrong type or is out of range, or the model is not supported
+            or, quantised, has collapsed.
     """
 
     def __init__(self, model: str | ModelConfig = "demo", **options: object) -> None:
@@ -69,7 +70,7 @@ class Scorer:
         directory = model_directory(config.model, config.revision)
         backend = create_backend(plan_backend(directory, config))
         self._backend = backend
-        self._engine = Engine(backend, EngineConfig())
+        self._engine = Engine(backend, EngineConfig(), allow_degenerate=config.allow_degenerate)
         self._builder = PromptBuilder(TextEncoder.read(directory), backend.limits, _UNLIMITED)
 
     def score(

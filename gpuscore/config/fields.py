@@ -167,6 +167,11 @@ class ModelConfig:
         False,
         "compute every score to the same bits, whatever else is batched or cached; slower",
     )
+    allow_degenerate: bool = option(
+        False,
+        "serve a quantised model although its answers to known prompts are all the same or not "
+        "finite",
+    )
     threads: int | None = option(
         None, "CPU threads for the model", unset="torch's own choice", minimum=1, maximum=1024
     )

@@ -11,6 +11,7 @@ from time import monotonic
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
+from gpuscore.engine.collapse import check_collapse
 from gpuscore.engine.rate import Rate
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.same_bits import check_same_bits
@@ -33,9 +34,11 @@ class Engine:
         config: the limits on the requests in flight.
         clock: monotonic seconds.
         after_step: called from the engine's thread after each step that may answer requests.
+        allow_degenerate: serve a quantised model although it has collapsed.
 
     Raises:
-        ConfigError: the backend claims to be deterministic and is not.
+        ConfigError: the backend claims to be deterministic and is not, or its quantised model has
+            collapsed.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Engine:
         config: EngineConfig,
         clock: Callable[[], float] = monotonic,
         after_step: Callable[[], None] = lambda: None,
+        allow_degenerate: bool = False,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -51,6 +55,8 @@ class Engine:
         self._backend = backend
         if backend.limits.deterministic_chunk:
             check_same_bits(backend)
+        if backend.limits.quantized:
+            check_collapse(backend, allow_degenerate)
         self._runner = Runner(backend, clock, prefix_cache=config.prefix_cache)
         self._inbox: deque[Ticket] = deque()
         self._condition = threading.Condition()

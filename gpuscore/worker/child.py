@@ -96,7 +96,12 @@ class _Worker:
         backend = WatchedBackend(prepared.load())
         backend.warmup()
         self._answers: deque[Make] = deque()  # of the current step
-        self._engine = Engine(backend, start.engine, after_step=self._send_answers)
+        self._engine = Engine(
+            backend,
+            start.engine,
+            after_step=self._send_answers,
+            allow_degenerate=start.model.allow_degenerate,
+        )
         self._backend, self._writer = backend, writer
         self._futures: dict[int, Future[ScoreResult]] = {}
         self._closing = False

@@ -1,0 +1,173 @@
+"""The test at start that a quantised model still tells prompts apart.
+
+Eight bits can destroy a model without an error: scales that were lost or misread leave hidden
+states that are constant or infinite, and every item gets the same score. A few prompts show it.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuscore.arrays import NO_TOKENS, Float64Array, Int32Array
+from gpuscore.backends.base import Backend
+from gpuscore.batch import Prefix, RowScores, Segment, pack
+from gpuscore.errors import ConfigError
+from gpuscore.limits import BackendLimits
+
+logger = logging.getLogger(__name__)
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+LENGTHS = (2, 3, 4, 6, 8, 11, 15, 20)  # tokens of the prompts
+MOST_LABELS = 64
+# Largest difference between equal log-probabilities, over the largest number of which they are the
+# difference: float32 rounds there. Different prompts of a working model are some nats apart.
+IDENTICAL = 1e-6
+SATURATED = 0.9999  # probability of one label after every prompt
+LOW_MASS = 1e-9  # of all labels together; of 64 tokens that were not chosen for the prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """A model's answers to P prompts, for L labels."""
+
+    logits: Float64Array  # [P, L]
+    lse: Float64Array  # [P]
+    top_ids: Int32Array  # [P]
+    top_logits: Float64Array  # [P]
+
+    @property
+    def nonfinite(self) -> int:
+        """Number of prompts with a NaN or an infinity."""
+        every = np.column_stack((self.logits, self.lse, self.top_logits))
+        return int((~np.isfinite(every)).any(axis=1).sum())
+
+    @property
+    def logprobs(self) -> Float64Array:
+        """Log-probabilities of the labels, [P, L]."""
+        return self.logits - self.lse[:, None]
+
+    @property
+    def told_apart(self) -> tuple[float, float]:
+        """The largest difference between prompts, and the one that rounding may make.
+
+        Between log-probabilities, or between logits if there is a single class, whose probability
+        is always 1.
+        """
+        alone = self.logits.shape[1] == 1
+        values = self.logits if alone else self.logprobs
+        scale = max(1.0, float(np.abs(self.logits).max()), float(np.abs(self.lse).max()))
+        return float(np.ptp(values, axis=0).max()), IDENTICAL * scale
+
+
+def check_collapse(backend: Backend, allow: bool = False) -> None:
+    """Ask a model some prompts; log what is suspicious about its answers.
+
+    Args:
+        backend: warmed up.
+        allow: log what would be refused, too.
+
+    Raises:
+        ConfigError: answers are not finite, or the same for all prompts.
+    """
+    prompts, labels = known_prompts(backend.limits), known_labels(backend.limits)
+    answers = _ask(backend, prompts, labels)
+    reason = _refusal(answers)
+    if reason is None:
+        for warning in _warnings(answers):
+            logger.warning("the quantised model %s", warning)
+    elif allow:
+        logger.warning("the quantised model has collapsed: %s (--allow-degenerate)", reason)
+    else:
+        raise ConfigError(
+            f"the quantised model has collapsed: {reason}; use another checkpoint or "
+            "--quantization, or serve it in spite of that with --allow-degenerate"
+        )
+
+
+def known_prompts(limits: BackendLimits) -> list[Int32Array]:
+    """Return different prompts of random ids, within the limits.
+
+    All end with the same token, if they may have two: a model that has lost its layers answers by
+    its last token alone.
+    """
+    rng, longest = np.random.default_rng(0), min(limits.max_model_len, limits.max_tokens)
+    last = rng.integers(0, limits.vocab_rows)
+    prompts = dict[bytes, Int32Array]()
+    for length in LENGTHS:
+        prompt = rng.integers(0, limits.vocab_rows, min(length, longest)).astype(np.int32)
+        if longest > 1:
+            prompt[-1] = last
+        prompts[prompt.tobytes()] = prompt
+    return list(prompts.values())
+
+
+def known_labels(limits: BackendLimits) -> Int32Array:
+    """Return label ids that are spread over the vocabulary, or over all classes."""
+    count = min(MOST_LABELS, limits.label_rows)
+    return np.linspace(0, limits.label_rows - 1, count).astype(np.int32)
+
+
+def _ask(backend: Backend, prompts: list[Int32Array], labels: Int32Array) -> Answers:
+    together = sum(map(len, prompts)) <= backend.limits.max_tokens
+    groups = [prompts] if together else [[prompt] for prompt in prompts]
+    parts = [_scores(backend, group, labels) for group in groups]
+    return Answers(
+        np.concatenate([part.label_logits for part in parts])
+        .reshape(-1, len(labels))
+        .astype(float),
+        _joined([part.lse for part in parts]).astype(float),
+        _joined([part.top_ids for part in parts]),
+        _joined([part.top_logits for part in parts]).astype(float),
+    )
+
+
+def _scores(backend: Backend, prompts: list[Int32Array], labels: Int32Array) -> RowScores:
+    segments = [
+        Segment(prompt, 0, index, label_ids=labels, need_lse=True)
+        for index, prompt in enumerate(prompts)
+    ]
+    batch = pack(segments, [Prefix(0, NO_TOKENS)] * len(prompts), need_top=True)
+    return backend.collect(backend.extend(batch))
+
+
+def _joined(parts: list[NDArray[ScalarT] | None]) -> NDArray[ScalarT]:
+    given = [part for part in parts if part is not None]
+    assert len(given) == len(parts)  # noqa: S101  (they were asked for)
+    return np.concatenate(given)
+
+
+def _refusal(answers: Answers) -> str | None:
+    """Say why a model cannot be of use; None if that is not known."""
+    count, labels = answers.logits.shape
+    if answers.nonfinite:
+        return f"logits after {answers.nonfinite} of {count} known prompts are not finite"
+    difference, rounding = answers.told_apart
+    if count > 1 and difference <= rounding:
+        return (
+            f"{count} different prompts get the same scores: those of {labels} labels differ by at "
+            f"most {difference:.1e} nats, and rounding alone may make {rounding:.1e}"
+        )
+    return None
+
+
+def _warnings(answers: Answers) -> Iterator[str]:
+    count, labels = answers.logits.shape
+    if labels == 1:
+        return
+    top = np.exp(answers.top_logits - answers.lse)
+    if len(set(answers.top_ids.tolist())) == 1 and top.min() >= SATURATED:
+        yield (
+            f"is saturated: after {count} different known prompts label {answers.top_ids[0]} has a "
+            f"probability of at least {top.min():.6f}"
+        )
+    mass = np.exp(answers.logprobs).sum(axis=1).max()
+    if mass <= LOW_MASS:
+        yield (
+            f"gives {labels} labels, spread over the vocabulary, a probability of at most "
+            f"{mass:.1e} together after each of {count} known prompts"
+        )

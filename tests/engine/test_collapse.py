@@ -1,0 +1,207 @@
+"""Promise: a quantised model that has collapsed is refused at start, and every other one starts."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.engine.collapse import LENGTHS, check_collapse, known_labels, known_prompts
+from gpuscore.engine.engine import Engine
+from gpuscore.errors import ConfigError
+from gpuscore.hub import model_directory
+from gpuscore.limits import BackendLimits
+from support.backends import JAX_FAMILIES, needs_jax
+from support.models import CLASSIFIERS, FAMILIES
+from support.slow import slow
+
+SMALL = {"max_batch_tokens": 128, "kv_cache_size": 2**20}
+BACKENDS = ["torch", pytest.param("jax", marks=[needs_jax, pytest.mark.slow])]
+
+
+def all_zero(*endings):
+    """Return a change that sets every tensor with such a name to zero."""
+
+    def change(tensors):
+        for name in [name for name in tensors if name.endswith(endings)]:
+            tensors[name] = torch.zeros_like(tensors[name])
+
+    return change
+
+
+def one_value(name, index, value):
+    """Return a change of one row of a tensor; the loader refuses infinities in the file itself."""
+
+    def change(tensors):
+        tensors[name][index] = value
+
+    return change
+
+
+def saturated(tensors):
+    """Let the first channel of hidden states be large after any token, and make it one label's."""
+    tensors["model.embed_tokens.weight"][:, 0] = 50.0
+    tensors["model.norm.weight"][0] = 30.0
+    head = tensors["lm_head.weight"]
+    head[:, 0], head[7] = 0.0, 0.0
+    head[7, 0] = 1.0
+
+
+COLLAPSED = {
+    "a norm of zeros": (all_zero("model.norm.weight"), "8 different prompts get the same scores"),
+    "layers of zeros": (all_zero("o_proj.weight", "down_proj.weight"), "get the same scores"),
+    "an infinite label": (one_value("lm_head.weight", 399, 3e38), "8 of 8 .* are not finite"),
+    "a layer that overflows": (
+        one_value("model.layers.1.mlp.down_proj.weight", 0, 3e38),
+        "8 of 8 .* are not finite",
+    ),
+}
+
+
+@pytest.fixture
+def backend_of(tiny_model, tmp_path):
+    """Return a function that loads a tiny model, changed as a quantised one may be."""
+    made = []
+
+    def make(change=None, backend="torch", family="qwen3", **overrides):
+        directory, _ = tiny_model(family, **overrides)
+        if change is not None:
+            shutil.copytree(directory, tmp_path / "changed")
+            directory = tmp_path / "changed"
+            tensors = load_file(directory / "model.safetensors")
+            change(tensors)
+            save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        config = ModelConfig(str(directory), backend=backend, dtype="float32", **SMALL)
+        made.append(create_backend(plan_backend(directory, config)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class Quantized:
+    """A real backend that says that its weights were quantised."""
+
+    def __init__(self, backend):
+        self.limits = replace(backend.limits, quantized=True)
+        self.warmup, self.close = backend.warmup, backend.close
+        self.extend, self.collect = backend.extend, backend.collect
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("change", "reason"), COLLAPSED.values(), ids=COLLAPSED.keys())
+def test_a_collapsed_model_is_refused(backend_of, caplog, backend, change, reason):
+    one = backend_of(change, backend)
+    with pytest.raises(ConfigError, match=f"has collapsed: .*{reason}.* --allow-degenerate"):
+        check_collapse(one)
+    check_collapse(one, allow=True)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "has collapsed" in record.message
+
+
+def test_numbers_in_the_error(backend_of):
+    one = backend_of(all_zero("model.norm.weight"))
+    numbers = "those of 64 labels differ by at most 0.0e.00 nats, and rounding .* 6.0e-06"
+    with pytest.raises(ConfigError, match=numbers):
+        check_collapse(one)
+
+
+def test_an_engine_asks_only_a_quantised_model(backend_of):
+    """The plain model with the same weights is served, because its makers meant them."""
+    one = backend_of(all_zero("model.norm.weight"))
+    with pytest.raises(ConfigError, match="has collapsed"):
+        Engine(Quantized(one), EngineConfig())
+    Engine(Quantized(one), EngineConfig(), allow_degenerate=True).close()
+
+
+def test_a_plain_model_is_not_asked(backend_of):
+    Engine(backend_of(all_zero("model.norm.weight")), EngineConfig()).close()
+
+
+def test_a_saturated_model_only_warns(backend_of, caplog):
+    one = backend_of(saturated)
+    check_collapse(one)
+    saturation, mass = (record.message for record in caplog.records)
+    assert "label 7 has a probability of at least 1.0" in saturation
+    assert "gives 64 labels, spread over the vocabulary, a probability of at most" in mass
+
+
+def test_the_label_of_a_saturated_model_may_be_asked_for(backend_of, caplog):
+    """Scores of one label that are all 1 warn, although the label is among those asked for."""
+    check_collapse(backend_of(saturated, vocab_size=64))
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "the quantised model is saturated"
+    ]
+
+
+HEALTHY = ["qwen3", "gemma2", "qwen3_classes", *slow(*sorted({*FAMILIES, *CLASSIFIERS}))]
+
+
+@pytest.mark.parametrize("family", HEALTHY)
+def test_a_healthy_model_starts_in_silence(backend_of, caplog, family):
+    check_collapse(backend_of(family=family))
+    assert not caplog.records
+
+
+@pytest.mark.slow
+@needs_jax
+@pytest.mark.parametrize("family", JAX_FAMILIES)
+def test_a_healthy_model_starts_in_silence_on_jax(backend_of, caplog, family):
+    check_collapse(backend_of(backend="jax", family=family))
+    assert not [record for record in caplog.records if "quantised" in record.message]
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_few_classes(backend_of, caplog, classes):
+    """The probability of a single class is always 1: its logits tell prompts apart."""
+    labels = {number: f"class {number}" for number in range(classes)}
+    check_collapse(backend_of(family="qwen3_classes", id2label=labels))
+    assert not caplog.records
+
+
+def test_one_class_that_has_collapsed(backend_of):
+    one = backend_of(all_zero("norm.weight"), family="qwen3_classes", id2label={0: "only"})
+    with pytest.raises(ConfigError, match="those of 1 labels differ by at most 0"):
+        check_collapse(one)
+
+
+@pytest.mark.parametrize("options", [{"max_model_len": 1}, {"max_batch_tokens": 3}])
+def test_small_limits(tiny_model, options):
+    """Prompts are shortened, and asked one by one where a batch holds no more."""
+    directory, _ = tiny_model("qwen3")
+    config = ModelConfig(str(directory), dtype="float32", **(SMALL | options))
+    backend = create_backend(plan_backend(directory, config))
+    check_collapse(backend)
+    backend.close()
+
+
+def test_the_demo_starts_in_silence(caplog):
+    directory = model_directory("demo", None)
+    backend = create_backend(plan_backend(directory, ModelConfig("demo", max_batch_tokens=128)))
+    check_collapse(backend)
+    backend.close()
+    assert not caplog.records
+
+
+def test_known_prompts_and_labels():
+    limits = BackendLimits(2048, 16, 64, 512, vocab_rows=151936)
+    prompts, labels = known_prompts(limits), known_labels(limits)
+    assert [len(prompt) for prompt in prompts] == list(LENGTHS)
+    assert len({int(prompt[-1]) for prompt in prompts}) == 1
+    ids = np.concatenate(prompts)
+    assert ids.min() < 151936 / 10
+    assert ids.max() > 151936 * 9 / 10
+    assert (labels[0], labels[-1], len(set(labels))) == (0, 151935, 64)
+    again = known_prompts(limits)
+    assert all(np.array_equal(one, other) for one, other in zip(prompts, again, strict=True))
+    classes = replace(limits, classes=("a", "b", "c"))
+    assert known_labels(classes).tolist() == [0, 1, 2]
+    for vocabulary in (1, 2):
+        tiny = known_prompts(replace(limits, vocab_rows=vocabulary, max_model_len=1))
+        assert len({prompt.tobytes() for prompt in tiny}) == len(tiny) <= vocabulary
