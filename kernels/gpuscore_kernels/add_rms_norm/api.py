@@ -37,7 +37,7 @@ def add_rms_norm(
     Raises:
         ValueError: shapes or dtypes do not fit.
     """
-    _check(x, delta, weight)
+    check_rows(x, delta, weight)
     if impl == "reference":
         return reference.add_rms_norm(x, delta, weight, eps, one_plus)
     from gpuscore_kernels.add_rms_norm import triton
@@ -45,7 +45,8 @@ def add_rms_norm(
     return triton.add_rms_norm(x, delta, weight, eps, one_plus, pdl)
 
 
-def _check(x: Tensor, delta: Tensor | None, weight: Tensor) -> None:
+def check_rows(x: Tensor, delta: Tensor | None, weight: Tensor) -> None:
+    """Raise ValueError unless shapes and dtypes fit."""
     if x.dim() != 2 or x.shape[1:] != weight.shape or x.dtype != weight.dtype:
         raise ValueError(
             f"shapes or dtypes do not fit: x {tuple(x.shape)} {x.dtype}, "

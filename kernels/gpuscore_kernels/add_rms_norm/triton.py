@@ -16,6 +16,19 @@ MAX_WIDTH = 32768  # 64 elements per thread of 16 warps
 
 
 @triton.jit
+def normed_row(value, weight, columns, inside, eps, WIDTH: tl.constexpr, ONE_PLUS: tl.constexpr):
+    """Return the norm of a row [BLOCK], with 0 behind its end, rounded to its dtype."""
+    wide = value.to(tl.float32)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
+    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if ONE_PLUS:
+        wide = wide * (1.0 + scale)
+    else:
+        wide = wide.to(value.dtype).to(tl.float32) * scale
+    return wide.to(value.dtype)
+
+
+@triton.jit
 def add_rms_norm_kernel(
     x,
     delta,
@@ -39,15 +52,9 @@ def add_rms_norm_kernel(
     if HAS_DELTA:
         value += tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
         tl.store(total + row * WIDTH + columns, value, mask=inside)
-    wide = value.to(tl.float32)
-    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
-    scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    if ONE_PLUS:
-        wide = wide * (1.0 + scale)
-    else:
-        wide = wide.to(value.dtype).to(tl.float32) * scale
+    result = normed_row(value, weight, columns, inside, eps, WIDTH, ONE_PLUS)
     let_next_kernel_begin(PDL)
-    tl.store(normed + row * WIDTH + columns, wide.to(value.dtype), mask=inside)
+    tl.store(normed + row * WIDTH + columns, result, mask=inside)
 
 
 @chosen_once

@@ -26,14 +26,19 @@ def gated(gate_up: Tensor, activation: str, *, pdl: bool = False, impl: Implemen
     Raises:
         ValueError: the number of columns is odd, or the activation is unknown.
     """
-    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
-        raise ValueError(f"gate_up must be [T, 2I], got {tuple(gate_up.shape)}")
-    check_activation(activation)
+    check_gate_up(gate_up, activation)
     if impl == "reference":
         return reference.gated(gate_up, activation)
     from gpuscore_kernels.gated import triton
 
     return triton.gated(gate_up, activation, pdl)
+
+
+def check_gate_up(gate_up: Tensor, activation: str) -> None:
+    """Raise ValueError unless the shape is [T, 2I] and there is such an activation."""
+    if gate_up.dim() != 2 or gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up must be [T, 2I], got {tuple(gate_up.shape)}")
+    check_activation(activation)
 
 
 def check_activation(name: str) -> None:

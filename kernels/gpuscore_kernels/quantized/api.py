@@ -37,7 +37,7 @@ def quantize_rows(
     """
     if x.dim() != 2 or x.shape[1] == 0 or not x.is_floating_point():
         raise ValueError(f"x must be [T, K] of real numbers, got {tuple(x.shape)} {x.dtype}")
-    _check_eight_bits(dtype)
+    check_eight_bits(dtype)
     if impl == "reference":
         return reference.quantize_rows(x, dtype)
     from gpuscore_kernels.quantized import triton
@@ -76,7 +76,7 @@ def quantized_product(
     Raises:
         ValueError: shapes or dtypes do not fit.
     """
-    _check_eight_bits(q.dtype)
+    check_eight_bits(q.dtype)
     _check_weight(q, w)
     _check_scales(q, scale_x, w, scale_w)
     if bias is not None and (bias.shape != w.shape[:1] or bias.dtype != dtype):
@@ -92,7 +92,8 @@ def quantized_product(
     return triton.quantized_product(q, scale_x, w, scale_w, bias, dtype, pdl)
 
 
-def _check_eight_bits(dtype: torch.dtype) -> None:
+def check_eight_bits(dtype: torch.dtype) -> None:
+    """Raise ValueError unless it is a dtype of eight bits."""
     if dtype not in DTYPES:
         raise ValueError(f"{dtype} is not one of {', '.join(map(str, DTYPES))}")
 

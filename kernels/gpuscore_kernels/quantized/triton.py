@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
-from gpuscore_kernels.launch import arch_of, next_power_of_two, pdl_option, row_warps
+from gpuscore_kernels.launch import INTERPRETER, arch_of, next_power_of_two, pdl_option, row_warps
 from gpuscore_kernels.quantized.config import FEW_ROWS, Int8Tiles, config_for
 from gpuscore_kernels.variant import ARCHES, LoopRule, Variant, as_launched
 
@@ -130,24 +130,28 @@ def _launch_product(config: Int8Tiles, even: bool, bias: bool, pdl: bool) -> Cac
     )
 
 
-def quantize_rows(x: Tensor, dtype: torch.dtype, pdl: bool) -> tuple[Tensor, Tensor]:
-    rows, width = x.shape
+def checked_row(x: Tensor, width: int, fp8: bool) -> Tensor:
+    """Return rows x with contiguous elements, of which `width` each become eight bits.
+
+    Raises:
+        ValueError: a row is too wide, or the device has no such numbers.
+    """
     if width > MAX_WIDTH:
         raise ValueError(f"a row has {width} elements; supported: {MAX_WIDTH}")
-    fp8 = dtype != torch.int8
-    _check_fp8(x, fp8)
-    x = x if x.stride(1) == 1 else x.contiguous()
+    arch = arch_of(x)
+    if fp8 and INTERPRETER < arch < FP8_ARCHES[0]:
+        raise ValueError(f"sm_{arch} has no float8_e4m3fn; sm_{FP8_ARCHES[0]} has it")
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def quantize_rows(x: Tensor, dtype: torch.dtype, pdl: bool) -> tuple[Tensor, Tensor]:
+    (rows, width), fp8 = x.shape, dtype != torch.int8
+    x = checked_row(x, width, fp8)
     q = torch.empty((rows, width), dtype=dtype, device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
         _launch_rows(width, fp8, pdl)((rows, 1), (x, q, scales), (x.stride(0),))
     return q, scales
-
-
-def _check_fp8(x: Tensor, fp8: bool) -> None:
-    arch = arch_of(x)
-    if fp8 and 0 < arch < FP8_ARCHES[0]:
-        raise ValueError(f"sm_{arch} has no float8_e4m3fn; sm_{FP8_ARCHES[0]} has it")
 
 
 def quantized_product(

@@ -25,6 +25,7 @@ from gpuscore_kernels.items_merge import items_merge
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.quantized import quantize_rows, quantized_product
+from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
 from gpuscore_kernels.routing import route
 from support.attention_inputs import inputs, requests
 from support.kernels import DEVICE, INTERPRETED, randn
@@ -241,6 +242,13 @@ def eight_bits():
         quantized_product(q, scale, w, scale_w, bias, dtype=torch.float32, impl="triton")
 
 
+def quantised_rows():
+    x, delta, weight = randn(3, 24, seed=1), randn(3, 24, seed=2), randn(24)
+    for added in (delta, None):
+        quantized_norm(x, added, weight, eps=1e-3, dtype=torch.int8, impl="triton")
+    quantized_gated(randn(3, 40), "silu", dtype=torch.int8, impl="triton")
+
+
 CALLS = {
     "add_rms_norm_kernel": norms,
     "gated_kernel": activations,
@@ -258,12 +266,21 @@ CALLS = {
     "combine_experts_kernel": mixtures,
     "quantize_rows_kernel": eight_bits,
     "int8_product_kernel": eight_bits,
+    "quantized_norm_kernel": quantised_rows,
+    "quantized_gated_kernel": quantised_rows,
 }
 
 
 @pytest.mark.parametrize(
     "call",
-    [norms, activations, all_heads, eight_bits, *slow(all_products, labels, attentions, mixtures)],
+    [
+        norms,
+        activations,
+        all_heads,
+        eight_bits,
+        quantised_rows,
+        *slow(all_products, labels, attentions, mixtures),
+    ],
     ids=lambda call: call.__name__,
 )
 def test_a_kernel_keeps_to_its_declaration(launched, call):

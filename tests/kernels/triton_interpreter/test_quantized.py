@@ -133,6 +133,7 @@ def odd_product():
         *slow(
             ("scale == 0.0", "scale < 0.0", odd_rows),
             ("448.0 if FP8 else 127.5", "448.0 if FP8 else 127.0", odd_rows),
+            ("quotient, -127.0", "quotient, -128.0", test_ties_are_rounded_to_even),
             ("columns < WIDTH", "columns <= WIDTH", odd_rows),
             ("out_dtype=tl.int32)", "out_dtype=tl.int32) // 2", odd_product),
             ("scale_x + row", "scale_x + row * 0", odd_product),

@@ -91,7 +91,7 @@ def swiglu_and_geglu():
         ("add_rms_norm", "mask=inside, other=0.0", "mask=inside, other=1.0", norm_with_weights),
         ("add_rms_norm", "row * x_stride", "row * WIDTH", norm_with_weights),
         ("add_rms_norm", "wide * (1.0 + scale)", "wide * scale", norm_with_weights),
-        ("add_rms_norm", "/ WIDTH + eps", "/ BLOCK + eps", norm_with_weights),
+        ("add_rms_norm", "/ WIDTH + eps", "/ (WIDTH + 1) + eps", norm_with_weights),
         (
             "add_rms_norm",
             "wide.to(value.dtype).to(tl.float32) * scale",

@@ -108,20 +108,33 @@ DECLARED = {
     "expert_down_kernel": Declared("inner down starts", "out"),
     "combine_experts_kernel": Declared("results weights places", "out"),
     "quantize_rows_kernel": Declared("x", "q scales"),
+    "quantized_norm_kernel": Declared(
+        "x delta weight", "total q scales", {"delta": "HAS_DELTA", "total": "HAS_DELTA"}
+    ),
+    "quantized_gated_kernel": Declared("gate_up", "q scales"),
     "int8_product_kernel": Declared("q scale_x w scale_w bias", "out", {"bias": "HAS_BIAS"}),
 }
 
 
-def _add_rms_norm(a: Bound) -> None:
+def _norm_of(a: Bound) -> Tensor:
+    """Store the sum; return its norm."""
     delta = a["delta"] if a["HAS_DELTA"] else None
     total, normed = add_rms_norm(a["x"], delta, a["weight"], a["eps"], a["ONE_PLUS"])
     if delta is not None:
         a["total"].copy_(total)
-    a["normed"].copy_(normed)
+    return normed
+
+
+def _add_rms_norm(a: Bound) -> None:
+    a["normed"].copy_(_norm_of(a))
+
+
+def _gated_of(a: Bound) -> Tensor:
+    return gated(a["gate_up"], "gelu_tanh" if a["GELU"] else "silu")
 
 
 def _gated(a: Bound) -> None:
-    a["out"].copy_(gated(a["gate_up"], "gelu_tanh" if a["GELU"] else "silu"))
+    a["out"].copy_(_gated_of(a))
 
 
 def _bias(a: Bound) -> Tensor | None:
@@ -250,10 +263,22 @@ def _combine_experts(a: Bound) -> None:
     a["out"].copy_((results * a["weights"].unsqueeze(-1)).sum(dim=1))
 
 
-def _quantize_rows(a: Bound) -> None:
-    q, scales = quantize_rows(a["x"], a["q"].dtype)
+def _quantized(x: Tensor, a: Bound) -> None:
+    q, scales = quantize_rows(x, a["q"].dtype)
     a["q"].copy_(q)
     a["scales"].copy_(scales)
+
+
+def _quantize_rows(a: Bound) -> None:
+    _quantized(a["x"], a)
+
+
+def _quantized_norm(a: Bound) -> None:
+    _quantized(_norm_of(a), a)
+
+
+def _quantized_gated(a: Bound) -> None:
+    _quantized(_gated_of(a), a)
 
 
 def _int8_product(a: Bound) -> None:
@@ -277,6 +302,8 @@ REFERENCES: dict[str, Callable[[Bound], None]] = {
     "expert_down_kernel": _expert_down,
     "combine_experts_kernel": _combine_experts,
     "quantize_rows_kernel": _quantize_rows,
+    "quantized_norm_kernel": _quantized_norm,
+    "quantized_gated_kernel": _quantized_gated,
     "int8_product_kernel": _int8_product,
 }
 

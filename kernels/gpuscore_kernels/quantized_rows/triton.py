@@ -1,0 +1,202 @@
+"""`quantized_norm` and `quantized_gated` in Triton: one program per row, which it holds in
+registers."""
+
+from collections.abc import Iterator
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gpuscore_kernels.add_rms_norm.triton import normed_row
+from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
+from gpuscore_kernels.dependent_launch import let_next_kernel_begin, wait_for_kernel_before
+from gpuscore_kernels.gated.triton import activated
+from gpuscore_kernels.launch import next_power_of_two, pdl_option, row_warps
+from gpuscore_kernels.quantized.triton import FP8_ARCHES, checked_row, quantized_row
+from gpuscore_kernels.variant import ARCHES, Variant, as_launched
+
+
+@triton.jit
+def quantized_norm_kernel(
+    x,
+    delta,
+    weight,
+    total,
+    q,
+    scales,
+    x_stride,
+    delta_stride,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+    ONE_PLUS: tl.constexpr,
+    FP8: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_kernel_before(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    value = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    if HAS_DELTA:
+        value += tl.load(delta + row * delta_stride + columns, mask=inside, other=0.0)
+        tl.store(total + row * WIDTH + columns, value, mask=inside)
+    normed = normed_row(value, weight, columns, inside, eps, WIDTH, ONE_PLUS)
+    quantized, scale = quantized_row(normed.to(tl.float32), FP8)
+    let_next_kernel_begin(PDL)
+    tl.store(q + row * WIDTH + columns, quantized, mask=inside)
+    tl.store(scales + row, scale)
+
+
+@triton.jit
+def quantized_gated_kernel(
+    gate_up,
+    q,
+    scales,
+    stride,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GELU: tl.constexpr,
+    FP8: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    wait_for_kernel_before(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    start = gate_up + row * stride + columns
+    gate = tl.load(start, mask=inside, other=0.0)
+    up = tl.load(start + WIDTH, mask=inside, other=0.0)
+    result = activated(gate, up, GELU)
+    quantized, scale = quantized_row(result.to(tl.float32), FP8)
+    let_next_kernel_begin(PDL)
+    tl.store(q + row * WIDTH + columns, quantized, mask=inside)
+    tl.store(scales + row, scale)
+
+
+@chosen_once
+def _launch_norm(width: int, has_delta: bool, one_plus: bool, fp8: bool, pdl: bool) -> CachedLaunch:
+    block = next_power_of_two(width)
+    constants = {
+        "WIDTH": width,
+        "BLOCK": block,
+        "HAS_DELTA": has_delta,
+        "ONE_PLUS": one_plus,
+        "FP8": fp8,
+        "PDL": pdl,
+    }
+    options = {"num_warps": row_warps(block)} | pdl_option(pdl)
+    return CachedLaunch(quantized_norm_kernel, constants, options, dtypes=(0,))
+
+
+@chosen_once
+def _launch_gated(width: int, gelu: bool, fp8: bool, pdl: bool) -> CachedLaunch:
+    block = next_power_of_two(width)
+    constants = {"WIDTH": width, "BLOCK": block, "GELU": gelu, "FP8": fp8, "PDL": pdl}
+    options = {"num_warps": row_warps(block)} | pdl_option(pdl)
+    return CachedLaunch(quantized_gated_kernel, constants, options, dtypes=(0,))
+
+
+def quantized_norm(
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    one_plus: bool,
+    dtype: torch.dtype,
+    pdl: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (rows, width), fp8 = x.shape, dtype != torch.int8
+    x = checked_row(x, width, fp8)
+    q, scales = _results(x, width, dtype)
+    total = x if delta is None else torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    if rows == 0:
+        return total, q, scales
+    added = x if delta is None else delta if delta.stride(1) == 1 else delta.contiguous()
+    tensors = (x, added, weight, total, q, scales)
+    launch = _launch_norm(width, delta is not None, one_plus, fp8, pdl)
+    launch((rows, 1), tensors, (x.stride(0), added.stride(0), eps))
+    return total, q, scales
+
+
+def quantized_gated(
+    gate_up: Tensor, activation: str, dtype: torch.dtype, pdl: bool
+) -> tuple[Tensor, Tensor]:
+    (rows, columns), fp8 = gate_up.shape, dtype != torch.int8
+    width = columns // 2
+    gate_up = checked_row(gate_up, width, fp8)
+    q, scales = _results(gate_up, width, dtype)
+    if rows:
+        launch = _launch_gated(width, activation == "gelu_tanh", fp8, pdl)
+        launch((rows, 1), (gate_up, q, scales), (gate_up.stride(0),))
+    return q, scales
+
+
+def _results(x: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    q = torch.empty((len(x), width), dtype=dtype, device=x.device)
+    return q, torch.empty(len(x), dtype=torch.float32, device=x.device)
+
+
+def variants() -> Iterator[Variant]:
+    yield from as_launched(_norm_variants())
+    yield from as_launched(_gated_variants())
+
+
+def _norm_variants() -> Iterator[Variant]:
+    pointers = ("x", "delta", "weight", "total")
+    for width, has_delta, fp8, quick in (
+        (1024, True, False, (90,)),  # Qwen3-0.6B
+        (1024, False, False, ()),
+        (4096, True, True, (89, 120)),  # Qwen3-8B
+    ):
+        yield _variant(
+            f"norm width={width} delta={has_delta}",
+            quantized_norm_kernel,
+            dict.fromkeys(pointers, "*bf16"),
+            {"x_stride": "i32", "delta_stride": "i32", "eps": "fp32"},
+            width,
+            {"HAS_DELTA": has_delta, "ONE_PLUS": False, "FP8": fp8},
+            quick,
+        )
+
+
+def _gated_variants() -> Iterator[Variant]:
+    for width, fp8, quick in (
+        (3072, False, (80,)),  # Qwen3-0.6B
+        (12288, True, ()),  # Qwen3-8B
+    ):
+        yield _variant(
+            f"gated width={width}",
+            quantized_gated_kernel,
+            {"gate_up": "*bf16"},
+            {"stride": "i32"},
+            width,
+            {"GELU": False, "FP8": fp8},
+            quick,
+        )
+
+
+def _variant(
+    name: str,
+    kernel: object,
+    pointers: dict[str, str],
+    numbers: dict[str, str],
+    width: int,
+    constants: dict[str, bool],
+    quick: tuple[int, ...],
+) -> Variant:
+    block, fp8 = next_power_of_two(width), constants["FP8"]
+    pointers = pointers | {"q": "*fp8e4nv" if fp8 else "*i8", "scales": "*fp32"}
+    return Variant(
+        name=f"{name} {'fp8' if fp8 else 'int8'}",
+        kernel=kernel,
+        signature=pointers | numbers,
+        constexprs={"WIDTH": width, "BLOCK": block, **constants},
+        divisible=(*pointers, *(name for name in numbers if name != "eps")),
+        num_warps=row_warps(block),
+        num_stages=3,
+        arches=FP8_ARCHES if fp8 else ARCHES,
+        quick=quick,
+    )

@@ -1,0 +1,102 @@
+"""Promise: norm and activation with quantised results give the bits of the one kernel and then the
+other."""
+
+import importlib
+
+import pytest
+import torch
+
+from gpuscore_kernels.add_rms_norm import add_rms_norm
+from gpuscore_kernels.gated import gated
+from gpuscore_kernels.quantized import quantize_rows
+from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
+from support.kernels import DTYPES, between_nans, planted, randn
+from support.slow import slow
+
+
+def equal(got, want):
+    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "width", "one_plus"),
+    [(5, 63, False), *slow((1, 1, True), (3, 128, True), (0, 16, False))],
+)
+def test_a_norm(rows, width, one_plus, dtype):
+    x, delta = (between_nans(randn(rows, width, dtype=dtype, seed=s)) for s in (1, 2))
+    weight = 1 + randn(width, dtype=dtype)
+    options = {"eps": 1e-3, "one_plus": one_plus, "impl": "triton"}
+    for added in (delta, None):
+        total, normed = add_rms_norm(x, added, weight, **options)
+        want = total, *quantize_rows(normed, torch.int8, impl="triton")
+        assert equal(quantized_norm(x, added, weight, dtype=torch.int8, **options), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "width", "activation"),
+    [(5, 63, "silu"), *slow((1, 1, "silu"), (2, 1111, "gelu_tanh"), (0, 16, "silu"))],
+)
+def test_an_activation(rows, width, activation, dtype):
+    gate_up = between_nans(4 * randn(rows, 2 * width, dtype=dtype))
+    got = quantized_gated(gate_up, activation, dtype=torch.int8, impl="triton")
+    want = quantize_rows(gated(gate_up, activation, impl="triton"), torch.int8, impl="triton")
+    assert equal(got, want)
+
+
+def test_they_are_near_their_references():
+    x, delta, weight, gate_up = randn(3, 40), randn(3, 40, seed=1), randn(40), 4 * randn(3, 80)
+    options = {"dtype": torch.int8}
+    for call in (
+        lambda impl: quantized_norm(x, delta, weight, eps=1e-6, impl=impl, **options)[1:],
+        lambda impl: quantized_gated(gate_up, "silu", impl=impl, **options),
+    ):
+        (q, scale), (exact, exact_scale) = call("triton"), call("reference")
+        torch.testing.assert_close(scale, exact_scale, rtol=1e-5, atol=0)
+        assert (q.int() - exact.int()).abs().max() <= 1
+        assert (q == exact).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_what_does_not_fit_is_refused(impl):
+    x, weight = randn(3, 8), randn(8)
+    with pytest.raises(ValueError, match="do not fit"):
+        quantized_norm(x, None, weight[:7], eps=0.0, dtype=torch.int8, impl=impl)
+    with pytest.raises(ValueError, match=r"torch\.uint8 is not one of"):
+        quantized_norm(x, None, weight, eps=0.0, dtype=torch.uint8, impl=impl)
+    with pytest.raises(ValueError, match=r"must be \[T, 2I\]"):
+        quantized_gated(x[:, :7], "silu", dtype=torch.int8, impl=impl)
+    with pytest.raises(ValueError, match="no elements"):
+        quantized_gated(x[:, :0], "silu", dtype=torch.int8, impl=impl)
+    with pytest.raises(ValueError, match="supported: silu"):
+        quantized_gated(x, "relu", dtype=torch.int8, impl=impl)
+
+
+def odd_norm():
+    test_a_norm(5, 63, False, torch.float16)
+
+
+def odd_activation():
+    test_an_activation(5, 63, "silu", torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "check"),
+    [
+        ("quantized_row(normed.to", "quantized_row(value.to", odd_norm),
+        *slow(
+            ("columns < WIDTH", "columns <= WIDTH", odd_activation),
+            ("start + WIDTH, mask", "start + BLOCK, mask", odd_activation),
+            (
+                "value += tl.load(delta + row * delta_stride",
+                "value += tl.load(delta + row",
+                odd_norm,
+            ),
+        ),
+    ],
+)
+def test_a_defect_is_visible(old, new, check, monkeypatch, tmp_path):
+    module = importlib.import_module("gpuscore_kernels.quantized_rows.triton")
+    with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
+        check()
