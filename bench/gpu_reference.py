@@ -12,8 +12,9 @@ from pathlib import Path
 import baselines
 import numpy as np
 import torch
-from gpu_work import LABELS, Draws, Goal, Request
+from gpu_work import LABELS, Draws, Goal
 from numpy.typing import NDArray
+from scenarios import Request
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 ROWS = 128  # at least this many rows are compared per workload, in a quick run 6

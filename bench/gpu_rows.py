@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from clock import Taken
 from gpu_reference import Reference
-from gpu_work import LABELS, Batches, Draws, Goal, Request, first_of
+from gpu_work import LABELS, Batches, Draws, Goal, first_of
+from scenarios import Request
 from transformers import PreTrainedModel
 
 from gpuscore.arrays import Float64Array

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from clock import Taken, on_device
-from scenarios import Workload
+from scenarios import Request, Workload
 
 from gpuscore.arrays import Float64Array
 from gpuscore.backends.torch.backend import TorchBackend
@@ -17,7 +17,6 @@ from gpuscore.engine.scheduler import Scheduler
 from gpuscore.request import ScoreRequest
 
 LABELS = [11, 23]
-Request = tuple[list[int], list[list[int]]]  # query, items
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ so that no cache and no repetition can help."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -43,35 +44,50 @@ SHAPES = {
 }
 
 
+Request: TypeAlias = tuple[list[int], list[list[int]]]  # query, items; token ids
+
+
 @dataclass(frozen=True)
 class Workload:
-    """One request: a shared query and items, lengths in tokens."""
+    """Requests, one after the other, each of a shared query and items, lengths in tokens."""
 
     query_len: int
     num_items: int
     item_len: int
     seed: int = 0
     cached: int = 0  # number of first query tokens that are cached
+    requests: int = 1
 
     def __str__(self) -> str:
         rest = self.query_len - self.cached
         query = f"{self.cached:,} cached + {rest:,}" if self.cached else f"{rest:,}"
         query = query.removesuffix(" + 0")
-        return f"{query} + {self.num_items:,} x {self.item_len}"
+        one = f"{query} + {self.num_items:,} x {self.item_len}"
+        return one if self.requests == 1 else f"{self.requests} requests of {one}"
 
     @property
     def tokens(self) -> int:
-        """Number of tokens to compute."""
+        """Number of tokens of one request to compute."""
         return self.query_len - self.cached + self.num_items * self.item_len
 
-    def draw(self, vocab: int) -> tuple[list[int], list[list[int]]]:
+    def draw(self, vocab: int) -> Request:
+        """Draw the first request."""
+        return self._one(np.random.default_rng(self.seed), vocab)
+
+    def draw_all(self, vocab: int) -> list[Request]:
         rng = np.random.default_rng(self.seed)
+        return [self._one(rng, vocab) for _ in range(self.requests)]
+
+    def _one(self, rng: np.random.Generator, vocab: int) -> Request:
         query = rng.integers(0, vocab, self.query_len).tolist()
         return query, rng.integers(0, vocab, (self.num_items, self.item_len)).tolist()
 
 
 WORKLOADS = {
     "reports": Workload(2000, 500, 20),
+    "hundred": Workload(500, 100, 20),
+    "separate": Workload(120, 10, 180, requests=10),  # little is shared
+    "single": Workload(280, 1, 20),  # nothing is shared
     "short": Workload(300, 16, 32),
     "growth": Workload(2000, 10000, 20),
 }

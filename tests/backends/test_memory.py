@@ -12,7 +12,7 @@ import torch
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.backends.common.batches import largest_batches
+from gpuscore.backends.common.batches import largest_batches, largest_in_parts
 from gpuscore.backends.common.memory import HostMemory, available_bytes, cgroup_bytes
 from gpuscore.backends.torch import plan as plan_module
 from gpuscore.backends.torch.backend import TorchBackend
@@ -50,8 +50,9 @@ class SetMemory:
     def free(self):
         return self.left
 
-    def growth(self, run):
-        run()
+    def growth(self, *parts):
+        for part in parts:
+            part()
         return self.batch
 
     def trim(self):
@@ -141,7 +142,7 @@ def test_just_enough(backend_of):
 
 def test_a_batch_that_does_not_fit(backend_of):
     class Full(SetMemory):
-        def growth(self, run):
+        def growth(self, *parts):
             raise OutOfMemory("no")
 
     with pytest.raises(ConfigError, match="--max-batch-tokens 77 does not fit into the memory"):
@@ -160,12 +161,12 @@ def test_what_cannot_fit_is_refused_before_the_weights_are_read(tiny_model, tmp_
         plan_backend(tmp_path, ModelConfig())
 
 
-def random_batch(rng, backend):
+def random_batch(rng, backend, far):
     """Return a full batch: a query part that is kept, and items of many lengths over a long
     prefix."""
     longest = int(rng.choice([1, 2, 5, 20, 63, 300]))
-    prefix = int(rng.integers(0, 512 - longest))
-    size, pages = backend.limits.page_size, int32(np.arange(64))
+    prefix = int(rng.integers(0, far - longest))
+    size, pages = backend.limits.page_size, int32(np.arange(far // 8))
     query = int(rng.choice([0, 1, 100, LARGEST // 2]))
     lengths = rng.integers(1, longest + 1, LARGEST).tolist()
     while query + sum(lengths) > LARGEST:
@@ -182,26 +183,48 @@ def random_batch(rng, backend):
 
 
 @linux_only
-@pytest.mark.parametrize("count", [3, *slow(10)])
-def test_no_batch_takes_more_than_was_measured(backend_of, count):
+@pytest.mark.parametrize(("longest", "count"), [(1024, 3), *slow((1024, 10), (8192, 10))])
+def test_no_batch_takes_more_than_was_measured(backend_of, longest, count):
+    """Also where the prompt is so long that rows and keys are measured in two parts."""
     memory = HostMemory()
     found = []
 
     class Noting(HostMemory):
-        def growth(self, run):
-            found.append(super().growth(run))
-            return found[-1]
+        def growth(self, *parts):
+            found.append((len(parts), super().growth(*parts)))
+            return found[-1][1]
 
-    backend = backend_of(Noting(), overrides=WIDE, max_batch_tokens=LARGEST)
-    (measured,) = found
+    wide = WIDE | {"max_position_embeddings": longest}
+    backend = backend_of(Noting(), overrides=wide, max_batch_tokens=LARGEST)
+    ((parts, measured),) = found
+    assert parts == (2 if longest > 2 * LARGEST else 1)
     assert measured > 40 * MIB, "too little memory was measured for a comparison"
     rng = np.random.default_rng(0)
-    batches = [random_batch(rng, backend) for _ in range(count)]
+    batches = [random_batch(rng, backend, longest // 2) for _ in range(count)]
     before = memory._status("VmRSS")
     assert memory._reset_peak()
     backend._run_all(batches)
-    pages = 64 * backend.plan.pages.page_bytes  # the pages that the queries write
+    pages = longest // 16 * backend.plan.pages.page_bytes  # the pages that the queries write
     assert memory._status("VmHWM") - before < measured + pages + 16 * MIB
+
+
+@linux_only
+@pytest.mark.parametrize("longest", [4096, *slow(16384)])
+def test_two_parts_take_as_much_as_the_largest_batches(backend_of, longest):
+    """Rows and keys are measured one after the other, and not too much is set aside for it."""
+    sizes = 300, longest, 16
+    backend = backend_of(
+        SetMemory(2**40, 0),
+        overrides=WIDE | {"max_position_embeddings": sizes[1]},
+        max_batch_tokens=sizes[0],
+    )
+    memory = HostMemory()
+    whole = memory._peak(lambda: backend._run_all(largest_batches(*sizes)))
+    parts = [memory._peak(partial(backend._run_all, part)) for part in largest_in_parts(*sizes)]
+    assert len(parts) == 2
+    keys = 2 * sizes[1] * WIDE["num_key_value_heads"] * WIDE["head_dim"] * 4
+    assert keys < whole < sum(parts) + 2 * MIB
+    assert sum(parts) < 3 * whole
 
 
 @linux_only
@@ -254,6 +277,7 @@ def test_a_shortened_model_has_a_layer_of_each_kind(backend_of):
         assert config.windows == want
         assert config.num_layers == len(weights.layers) == len(want)
         assert weights.layers[-1] is backend.launcher.decoder.weights.layers[-1]
+        assert len(weights.lm_head) == backend.plan.architecture.config.vocab_size
         if config.mixture is not None:
             assert config.mixture.layers == (True, False, True)
 
@@ -343,9 +367,10 @@ class CountedAllocator(SetMemory):
         self.cached, self.graphs = 0, self.GRAPH
         self.peak = max(self.peak, self.graphs)
 
-    def growth(self, run):
+    def growth(self, *parts):
         self.cached = self.graphs = self.peak = 0
-        run()
+        for part in parts:
+            part()
         return self.peak
 
 

@@ -1,5 +1,5 @@
 """Promise: `make bench-cpu` gives vLLM all CPUs and the libraries that its guide asks for, says so,
-and counts the CPU-seconds of all its processes.
+times both of its ways to score, and counts the CPU-seconds of all its processes.
 
 vLLM itself is not installed here: a module of its name answers in its place.
 """
@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
-import baselines
+import peer
+from peer import KINDS, Peer
+from scenarios import WORKLOADS
 from spent import spent
 from vllm_setup import BINDING, PRELOAD, cpus, vllm_setup
 
@@ -22,6 +24,8 @@ BURN = "import time\nwhile time.process_time() < {}: pass\n"
 STUB = '''
 import os, subprocess, sys
 from types import SimpleNamespace
+
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 class SamplingParams:
     def __init__(self, **options):
@@ -33,16 +37,25 @@ class LLM:
     def __init__(self, model, **options):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.engine = subprocess.Popen([sys.executable, "-c", ENGINE], text=True, **pipes)
+        self.calls = 0
+
+    def reset_prefix_cache(self):
+        self.calls = 0
+        return True
 
     def generate(self, prompts, params, use_tqdm):
+        self.calls += 1
         self.engine.stdin.write("go\\n")
         self.engine.stdin.flush()
         self.engine.stdout.readline()
-        threads = int(os.environ["OMP_NUM_THREADS"])
-        bound = len(os.environ["VLLM_CPU_OMP_THREADS_BIND"].split(","))
-        values = dict(zip(params.labels, (threads, bound)))
+        assert int(os.environ["OMP_NUM_THREADS"]) == len(os.environ[BINDING].split(","))
+        return [self.output(prompt["prompt_token_ids"], params.labels) for prompt in prompts]
+
+    def output(self, prompt, labels):
+        """Answer with the number of calls since the cache was emptied, and the prompt's sum."""
+        values = dict(zip(labels, (self.calls, sum(prompt))))
         row = {label: SimpleNamespace(logprob=value) for label, value in values.items()}
-        return [SimpleNamespace(outputs=[SimpleNamespace(logprobs=[row])]) for _ in prompts]
+        return SimpleNamespace(outputs=[SimpleNamespace(logprobs=[row])])
 
 ENGINE = """
 import sys, time
@@ -137,11 +150,34 @@ def test_the_run_of_vllm(python, tmp_path, monkeypatch, capsys):
     """Answers come back in order, with wall time and the CPU-seconds of its engine's process."""
     (site,) = (python.parents[1] / "lib").glob("python*/site-packages")
     (site / "vllm.py").write_text(STUB)
-    monkeypatch.setattr(baselines, "vllm_setup", lambda *of: vllm_setup(*of, {}, [tmp_path]))
+    monkeypatch.setattr(peer, "vllm_setup", lambda *of: vllm_setup(*of, {}, [tmp_path]))
     monkeypatch.setattr("vllm_setup.LIBRARIES", {"libtcmalloc": ("none",)})
-    jobs = [([1, 2], [[3], [4], [5]]), ([1], [[2]])]
-    results, taken = baselines.vllm(python, tmp_path, "float32", jobs)
-    threads = baselines.torch.get_num_threads()
-    assert [rows.tolist() for rows in results] == [[[threads, threads]] * 3, [[threads, threads]]]
-    assert all(0.15 < one.cpu < 5 and one.wall > 0.15 for one in taken), taken
+    settings = {"model": str(tmp_path), "dtype": "float32", "threads": 1, "longest": 3}
+    requests = [([1, 2], [[3], [4], [5]]), ([1], [[2]])]
+    with KINDS["vllm"].start(python, settings) as vllm:
+        first, at_once = vllm.rows.values()
+        for way, calls in ((first, (2, 4)), (at_once, (1, 2)), (at_once, (1, 2))):
+            results, taken = vllm.score(requests, way)
+            want = [[[calls[0], 6], [calls[0], 7], [calls[0], 8]], [[calls[1], 3]]]
+            assert [rows.tolist() for rows in results] == want
+            assert 0.08 * calls[1] < taken.cpu < 5, taken
+            assert taken.wall > 0.08 * calls[1], taken
     assert "preloaded: no libtcmalloc" in capsys.readouterr().out
+
+
+def test_an_engine_that_ends_is_named(python, tmp_path):
+    """The error names the script and the exit code, and nothing waits for an answer."""
+    raised = pytest.raises(RuntimeError, match=r"vllm_cpu.py ended with exit code 1")
+    with Peer("vllm_cpu.py", Path(sys.executable), {}, {"": ""}) as broken, raised:
+        broken.score([([1], [[2]])])
+
+
+def test_requests_of_a_workload_differ():
+    requests = WORKLOADS["separate"].draw_all(1000)
+    assert [(len(query), *map(len, items)) for query, items in requests] == [
+        (120, *[180] * 10)
+    ] * 10
+    texts = [str(part) for query, items in requests for part in (query, *items)]
+    assert len(set(texts)) == len(texts)
+    assert WORKLOADS["separate"].draw(1000) == requests[0]
+    assert str(WORKLOADS["separate"]) == "10 requests of 120 + 10 x 180"

@@ -1,5 +1,6 @@
 """Promise: the label head equals NumPy float64, with tiles far smaller than the vocabulary."""
 
+import sys
 from functools import partial
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpuscore.backends.common.memory import HostMemory
 from gpuscore_kernels import label_head
 from gpuscore_kernels.label_head import reference
 from support.kernels import between_nans
@@ -174,3 +176,20 @@ def test_no_rows(dtype):
     nothing = torch.empty(0, dtype=torch.int64)
     assert label_logits(empty, weight, nothing, nothing).shape == (0,)
     assert vocab_statistics(empty, weight, need_top=True)[0].shape == (0,)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the peak")
+def test_the_first_rows_of_a_head_take_as_much_memory_as_all():
+    """But for fragments, which the reserve covers."""
+    rows, width = 1000, 256
+    head = torch.ones(8 * reference.MAX_TILE // width, width, dtype=torch.bfloat16)
+    hidden, chosen = torch.ones(rows, width, dtype=torch.bfloat16), torch.arange(rows)
+    memory = HostMemory()
+
+    def grown(weight):
+        return memory.growth(partial(vocab_statistics, hidden, weight, chosen, need_top=True))
+
+    first = head[: label_head.repeating_rows(width)]
+    assert len(first) < len(head) / 2
+    grown(first)  # what stays allocated
+    assert grown(head) < 1.5 * grown(first)

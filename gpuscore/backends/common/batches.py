@@ -8,6 +8,8 @@ from gpuscore.arrays import Int32Array
 from gpuscore.batch import PackedBatch, Prefix, Segment, pack
 
 SMALL = 64  # tokens of a warm-up batch
+FEW_ROWS = 256  # rows whose masks and work spaces are as large as those of more rows
+SOME_KEYS = 1024  # keys with which an attention operator's work spaces have their full size
 LABELS = 16384  # labels of a largest batch; more than the label head handles in one tile
 
 
@@ -43,6 +45,25 @@ def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iter
     prefix, before = max_model_len - 1, max_model_len - end
     yield _batch(items, cached=prefix, scored=max_tokens, labels=labels, page_size=page_size)
     yield _batch([end], cached=before, kept=end, scored=1, every_row=True, page_size=page_size)
+
+
+def largest_in_parts(
+    max_tokens: int, max_model_len: int, page_size: int
+) -> list[Iterator[PackedBatch]]:
+    """Return batches whose peaks together are at least the peak of `largest_batches`.
+
+    Full batches behind few keys, then few rows behind the longest prefix. What a pass holds depends
+    on the number of rows or on the number of keys, or has a constant bound; only the operations of
+    attention grow with the product of both, which for a prompt of 40,960 tokens makes
+    `largest_batches` take a CPU half a minute.
+    """
+    some = max_tokens + SOME_KEYS
+    if max_tokens <= FEW_ROWS or max_model_len <= some:
+        return [largest_batches(max_tokens, max_model_len, page_size)]
+    return [
+        largest_batches(max_tokens, some, page_size),
+        largest_batches(FEW_ROWS, max_model_len, page_size),
+    ]
 
 
 def _batch(

@@ -27,8 +27,8 @@ class Memory(Protocol):
     def free(self) -> int:
         """Bytes that this process can still take."""
 
-    def growth(self, run: Callable[[], object]) -> int | None:
-        """Call `run` and return the peak growth of this process meanwhile, in bytes.
+    def growth(self, *parts: Callable[[], object]) -> int | None:
+        """Call each part and return the sum of this process's peak growths meanwhile, in bytes.
 
         None if the system does not tell.
         """
@@ -56,11 +56,20 @@ class HostMemory:
         there = min(available_bytes(self._proc / "meminfo"), cgroup_bytes(self._cgroup))
         return max(0, there - (self._status("RssFile") or 0))
 
-    def growth(self, run: Callable[[], object]) -> int | None:
-        """Peak growth from Linux's record of the largest resident size.
+    def growth(self, *parts: Callable[[], object]) -> int | None:
+        """Peak growths from Linux's record of the largest resident size.
 
         Includes an allowance for fragments between batches of other sizes (`_FRAGMENTS`).
         """
+        grown = 0
+        for part in parts:
+            peak = self._peak(part)
+            if peak is None:
+                return None
+            grown += peak
+        return grown + min(grown, _FRAGMENTS)
+
+    def _peak(self, run: Callable[[], object]) -> int | None:
         self.trim()
         known = self._reset_peak()
         before = self._status("VmRSS")
@@ -68,8 +77,7 @@ class HostMemory:
         peak = self._status("VmHWM")
         if not known or before is None or peak is None:
             return None
-        grown = max(0, peak - before)
-        return grown + min(grown, _FRAGMENTS)
+        return max(0, peak - before)
 
     def trim(self) -> None:
         """Return freed memory that glibc keeps; other C libraries have no call for it."""

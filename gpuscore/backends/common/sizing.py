@@ -71,11 +71,11 @@ class PagePlan:
         )
 
 
-def measure(memory: Memory, run: Run) -> MeasuredMemory:
-    """Measure free memory, and the peak growth during `run`, which runs the largest batches."""
+def measure(memory: Memory, *parts: Run) -> MeasuredMemory:
+    """Measure free memory, and the peak growths during `parts`, which run the largest batches."""
     memory.trim()
     free = memory.free()
-    peak = memory.growth(run)
+    peak = memory.growth(*parts)
     memory.trim()
     guess = int(free * UNMEASURED)
     return MeasuredMemory(free, guess if peak is None else peak, estimated=peak is None)

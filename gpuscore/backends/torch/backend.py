@@ -1,7 +1,7 @@
 """`TorchBackend`: batches on a CPU or CUDA device, in order, on a thread of its own."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.backends.common.batches import largest_batches, warmup_batches
+from gpuscore.backends.common.batches import largest_batches, largest_in_parts, warmup_batches
 from gpuscore.backends.common.checks import check_ids
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.memory import Memory
@@ -120,7 +120,8 @@ class TorchBackend:
     def warmup(self) -> None:
         """Capture graphs, then run small batches of every layout so that lazy set-up is done."""
         self._run(self.launcher.capture).result()
-        self._set_up()
+        if self.device.type == "cuda":  # elsewhere the measurement has done it
+            self._set_up()
 
     def extend(self, batch: PackedBatch) -> Future[Finish]:
         return self._run(lambda: self._launch(batch))
@@ -176,14 +177,17 @@ class TorchBackend:
         plan, pages = self.plan, self.plan.pages
         self._set_up()  # before measuring, because what it allocates stays
 
-        def run_largest() -> None:
+        def run(batches: Iterable[PackedBatch]) -> None:
             # The graph comes first, because torch empties its cache before a capture: the memory
             # that batches took before would not count together with the graph's.
             self._run(self.launcher.capture_largest).result()
-            self._run_all(self._largest())
+            self._run_all(batches)
 
+        parts: Sequence[Iterable[PackedBatch]] = [self._largest()]
+        if self.device.type == "cpu":
+            parts = largest_in_parts(plan.max_tokens, plan.max_model_len, pages.size)
         try:
-            found = measure(memory, run_largest)
+            found = measure(memory, *(partial(run, part) for part in parts))
         except OutOfMemory as error:
             raise ConfigError(
                 f"a batch of --max-batch-tokens {plan.max_tokens} does not fit into the memory "

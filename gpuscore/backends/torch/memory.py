@@ -20,12 +20,15 @@ class DeviceMemory:
     def free(self) -> int:
         return int(torch.cuda.mem_get_info(self._device)[0])
 
-    def growth(self, run: Callable[[], object]) -> int | None:
-        """Memory that torch's allocator took during `run`, plus what was taken outside of it.
+    def growth(self, *parts: Callable[[], object]) -> int | None:
+        """Memory that torch's allocator took during each part, plus what was taken outside of it.
 
         Blocks that the allocator keeps free between its allocations count as taken. Outside of it
         are workspaces and code of libraries, and other processes.
         """
+        return sum(map(self._peak, parts))
+
+    def _peak(self, run: Callable[[], object]) -> int:
         self.trim()
         torch.cuda.reset_peak_memory_stats(self._device)
         free, reserved = self.free(), torch.cuda.memory_reserved(self._device)

@@ -10,10 +10,17 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from gpuscore_kernels.label_head import reference
-from gpuscore_kernels.label_head.reference import MAX_TILE, tile_shapes
+from gpuscore_kernels.label_head.reference import MAX_TILE, repeating_rows, tile_shapes
 from gpuscore_kernels.label_head.statistics import VocabStatistics
 
-__all__ = ["Implementation", "VocabStatistics", "label_logits", "tile_shapes", "vocab_statistics"]
+__all__ = [
+    "Implementation",
+    "VocabStatistics",
+    "label_logits",
+    "repeating_rows",
+    "tile_shapes",
+    "vocab_statistics",
+]
 
 Implementation: TypeAlias = Literal["reference", "triton"]
 

@@ -86,6 +86,14 @@ def tile_shapes(num_rows: int, vocab: int, width: int) -> set[tuple[int, int]]:
     return {(rows, v) for v in (min(vocab, vocab_step), vocab % vocab_step) if v}
 
 
+def repeating_rows(width: int) -> int:
+    """Rows of the vocabulary after which the memory of `vocab_statistics` grows no more.
+
+    A tile may be converted, or its logits be computed, while those of the tile before are held.
+    """
+    return 3 * _tile(width, MAX_TILE)[0]
+
+
 def _tile(width: int, max_tile: int) -> tuple[int, int]:
     vocab_step = max(1, max_tile // width)
     return vocab_step, _power_of_two(max_tile // vocab_step)
