@@ -14,6 +14,7 @@ import torch
 from gpuscore.backends.torch import backend, known_answer
 from support.kept import model_directory
 from support.kernels import INTERPRETED
+from support.quick_interpreter import shorten
 
 if not INTERPRETED and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
@@ -21,26 +22,8 @@ if not INTERPRETED and not torch.cuda.is_available():
 
 @pytest.fixture(scope="session", autouse=INTERPRETED)
 def _quicker_interpreter() -> Iterator[None]:
-    """Keep Triton's language as the interpreter patches it.
-
-    It would patch some hundred functions again at every call of a function within a kernel, which
-    takes longer than the function.
-    """
-    from triton import language
-    from triton.runtime import interpreter
-
-    patch_language, patched = interpreter._patch_lang, set()
-
-    def patch_once(function: Any) -> Any:
-        used = set(map(id, function.__globals__.values()))
-        known = used & {id(language), id(language.core)}
-        if (key := frozenset(known)) not in patched:
-            patched.add(key)
-            patch_language(function)
-        return interpreter._LangPatchScope()  # which restores nothing
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter, "_patch_lang", patch_once)
+        shorten(patch)
         yield
 
 

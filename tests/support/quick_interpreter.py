@@ -1,0 +1,106 @@
+"""Triton's interpreter without work that it repeats at every operation of a kernel.
+
+What is kept here depends on its arguments alone, and nothing changes it afterwards. The values of a
+kernel's tensors are computed as always.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import Any
+
+import pytest
+
+
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    """Have the interpreter patch Triton's language once, and make each type once."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    patch.setattr(interpreter, "_patch_lang", _patching_once(interpreter))
+    patch.setattr(core, "_type_for_tuple_values", _once(core._type_for_tuple_values, _of_values))
+    patch.setattr(interpreter, "_get_np_dtype", _once(interpreter._get_np_dtype, _of_type))
+    patch.setattr(core.block_type, "__init__", _filled_once(core.block_type.__init__, _of_block))
+    patch.setattr(core.tensor, "__init__", _tensor_of_kept_shape(core))
+
+
+def _patching_once(interpreter: Any) -> Callable[[Any], Any]:
+    """Keep Triton's language as the interpreter patches it.
+
+    It would patch some hundred functions again at every call of a function within a kernel, which
+    takes longer than the function.
+    """
+    from triton import language
+
+    patch_language, patched = interpreter._patch_lang, set()
+
+    def patch_once(function: Any) -> Any:
+        used = set(map(id, function.__globals__.values()))
+        known = used & {id(language), id(language.core)}
+        if (key := frozenset(known)) not in patched:
+            patched.add(key)
+            patch_language(function)
+        return interpreter._LangPatchScope()  # which restores nothing
+
+    return patch_once
+
+
+def _once(compute: Callable[..., Any], key_of: Callable[..., Hashable]) -> Callable[..., Any]:
+    """Return `compute` with a cache; what has no key (None) is computed each time."""
+    known: dict[Hashable, Any] = {}
+
+    @wraps(compute)
+    def found(*arguments: Any) -> Any:
+        if (key := key_of(*arguments)) is None:
+            return compute(*arguments)
+        if key not in known:
+            known[key] = compute(*arguments)
+        return known[key]
+
+    return found
+
+
+def _filled_once(fill: Callable[..., None], key_of: Callable[..., Hashable]) -> Callable[..., None]:
+    """Return a constructor that copies the attributes which an equal object was given."""
+    known: dict[Hashable, dict[str, Any]] = {}
+
+    def construct(self: Any, *arguments: Any) -> None:
+        key = key_of(*arguments)
+        if key not in known:
+            fill(self, *arguments)
+            known[key] = dict(vars(self))
+        else:
+            vars(self).update(known[key])
+
+    return construct
+
+
+def _tensor_of_kept_shape(core: Any) -> Callable[..., None]:
+    """Return the constructor of a tensor, whose shape and size come from an earlier one of its
+    type."""
+    fill, known = core.tensor.__init__, {}
+
+    def construct(self: Any, handle: Any, type: Any) -> None:
+        key = _of_type(type)
+        if key not in known:
+            fill(self, handle, type)
+            known[key] = self.shape, self.numel
+        else:
+            self.handle, self.type, self.dtype = handle, type, type.scalar
+            self.shape, self.numel = known[key]
+
+    return construct
+
+
+def _of_values(values: list[Any], fields: Any = None) -> Hashable:
+    """Return a key of sizes, which are numbers or constants of Triton; None of everything else."""
+    plain = tuple((type(value), getattr(value, "value", value)) for value in values)
+    return plain if fields is None and all(type(size) is int for _, size in plain) else None
+
+
+def _of_type(type_: Any) -> Hashable:
+    return type(type_), type_.name
+
+
+def _of_block(element: Any, shape: Any) -> Hashable:
+    sizes = tuple(getattr(size, "value", size) for size in getattr(shape, "values", shape))
+    return _of_type(element), sizes
