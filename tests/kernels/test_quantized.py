@@ -16,8 +16,8 @@ def rows(count: int, width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return (torch.randn(count, width, generator=generator) * scale).to(dtype)
 
 
-def test_int8_rows_have_255_steps_from_end_to_end_and_round_ties_to_even() -> None:
-    x = torch.tensor([[127.5, -127.5, 2.5, 1.5, -0.5, 0.6], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+def test_int8_rows_have_254_steps_from_end_to_end_and_round_ties_to_even() -> None:
+    x = torch.tensor([[127.0, -127.0, 2.5, 1.5, -0.5, 0.6], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
     q, scale = quantize_rows(x, torch.int8, impl="reference")
     assert q.tolist() == [[127, -127, 2, 2, 0, 1], [0] * 6]
     assert scale.tolist() == [1.0, torch.finfo(torch.float32).eps]

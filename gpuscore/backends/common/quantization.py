@@ -36,7 +36,7 @@ _SECTION = "config.json: quantization_config"
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How a checkpoint stores its quantised layers.
+    """The form in which a checkpoint stores its quantised layers.
 
     Args:
         weights: of the numbers.

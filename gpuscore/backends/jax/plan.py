@@ -92,6 +92,7 @@ class JaxPlan:
             token_buckets=tuple(sorted({sizes.tokens for sizes in self.sizes()})),
             identity=self.identity,
             classes=self.architecture.config.classes,
+            quantized=self.precision != "full",
         )
 
 

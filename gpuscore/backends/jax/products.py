@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import jax.numpy as jnp
 from jax import Array, lax
 
-STEPS, MOST = 127.5, 127  # of a row's largest magnitude in int8; see `gpuscore_kernels.quantized`
+MOST = 127  # a row's largest magnitude in int8; see `gpuscore_kernels.quantized`
 EPS = float(jnp.finfo(jnp.float32).eps)  # scale of a row of zeros
 
 Dims: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # of the left side, of the right side
@@ -71,7 +71,7 @@ def linear(x: Array, weight: Array | Quantized, bias: Array | None = None) -> Ar
 def _in_eight_bits(x: Array, weight: Quantized) -> Array:
     """Quantise each row of x and multiply; sums are exact, the result is float32."""
     wide = x.astype(jnp.float32)
-    scale = _divided(jnp.abs(wide).max(axis=1), jnp.float32(STEPS))
+    scale = _divided(jnp.abs(wide).max(axis=1), jnp.float32(MOST))
     scale = jnp.where(scale == 0, EPS, scale)
     rows = jnp.round(jnp.clip(_divided(wide, scale[:, None]), -MOST, MOST)).astype(jnp.int8)
     sums = lax.dot_general(

@@ -13,7 +13,7 @@ from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
 from gpuscore.backends.jax.decoder import Layer, Weights
-from gpuscore.backends.jax.products import EPS, MOST, STEPS, Quantized
+from gpuscore.backends.jax.products import EPS, MOST, Quantized
 from gpuscore.errors import ConfigError
 
 # Field of `Layer` -> the parts of the checkpoint that are stacked in it.
@@ -119,7 +119,7 @@ class _Reader:
                 "needs all alike; supported: --quantization w8a16"
             )
         wide = _finite(name, weight.astype(np.float32))
-        steps = np.abs(wide).max(axis=1) / np.float32(STEPS)
+        steps = np.abs(wide).max(axis=1) / np.float32(MOST)
         steps = np.where(steps == 0, np.float32(EPS), steps)
         return np.round(np.clip(wide / steps[:, None], -MOST, MOST)).astype(np.int8), steps
 

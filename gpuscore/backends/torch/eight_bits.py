@@ -1,4 +1,4 @@
-"""Which devices compute linear layers in eight bits."""
+"""Finds out whether a device computes linear layers in eight bits."""
 
 import torch
 

@@ -143,7 +143,7 @@ def pack(linear: Linear) -> Linear:
     match linear:
         case LinearParts(parts):
             return LinearParts(tuple(map(pack, parts)))
-        case QuantizedLinear():
+        case QuantizedLinear() if linear.weight.dtype == torch.int8:
             packed = torch.ops.onednn.qlinear_prepack(linear.weight, None)
             zero_points = torch.zeros(len(linear.scale), dtype=torch.int32)
             return PackedLinear(packed, linear.scale, zero_points, linear.bias)

@@ -110,6 +110,7 @@ class TorchPlan:
             identity=self.identity,
             deterministic_chunk=TILING.block if self.deterministic else 0,
             classes=self.architecture.config.classes,
+            quantized=self.precision != "full",
         )
 
 

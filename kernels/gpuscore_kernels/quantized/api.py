@@ -29,7 +29,7 @@ def quantize_rows(
 
     Returns:
         q [T, K] and scale [T] in float32: q times scale is nearly x. The scale is the row's largest
-        magnitude over 127.5 (int8) or 448, as compressed-tensors has it, and float32's eps for a
+        magnitude over 127 (int8) or 448, and float32's eps for a
         row of zeros. A row with NaN or infinity has such a scale; its q is not defined.
 
     Raises:

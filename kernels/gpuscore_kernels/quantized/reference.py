@@ -1,16 +1,15 @@
 """Rows and products of eight bits in plain torch.
 
-Conventions are those of compressed-tensors: int8 has 255 / 2 = 127.5 steps on either side of 0,
-float8_e4m3fn its largest number, 448, and a row of zeros the scale `EPS`. With one exception: the
-largest magnitude of a row, 127.5 steps, becomes 127 and -127, not 127 and -128. -127.5 is half way
-between two integers, so that the last bit of a row's largest number would decide between them, and
+A row's largest magnitude becomes 127 in int8, as vLLM has it, and 448 in float8_e4m3fn, its largest
+number; a row of zeros has the scale `EPS`. compressed-tensors divides by 127.5 instead, so that a
+row's largest number is half way between two integers: its last bit would decide between them, and
 packed rows would differ from those of single requests.
 """
 
 import torch
 from torch import Tensor
 
-STEPS = {torch.int8: 127.5, torch.float8_e4m3fn: 448.0}  # of a row's largest magnitude
+STEPS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # of a row's largest magnitude
 LIMITS = {torch.int8: (-127.0, 127.0), torch.float8_e4m3fn: (-448.0, 448.0)}
 EPS = torch.finfo(torch.float32).eps
 BLOCK = 128  # rows and columns of a weight that share a scale, where its scales are a matrix

@@ -33,7 +33,7 @@ def _larger(a, b):
 def quantized_row(wide, FP8: tl.constexpr):
     """Return a row [BLOCK] in float32, with 0 behind its end, as eight bits, and its scale."""
     largest = tl.reduce(tl.abs(wide), 0, _larger)
-    scale = tl.div_rn(largest, 448.0 if FP8 else 127.5)
+    scale = tl.div_rn(largest, 448.0 if FP8 else 127.0)
     scale = tl.where(scale == 0.0, EPS, scale)
     quotient = tl.div_rn(wide, scale)
     if FP8:

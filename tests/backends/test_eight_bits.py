@@ -1,0 +1,176 @@
+"""Promise: `--quantization int8` computes the linear layers of a plain checkpoint in int8, exactly:
+rows and weights are rounded as documented, and nothing else is."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gpuscore import Scorer
+from gpuscore.backends import plan_backend
+from gpuscore.backends.common.shapes import count_weight_bytes
+from gpuscore.backends.torch.linear import (
+    DenseLinear,
+    LinearParts,
+    PackedLinear,
+    Products,
+    QuantizedLinear,
+    exact_on_this_cpu,
+    pack,
+    rows_of,
+    stack,
+)
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from gpuscore_kernels.quantized.reference import quantize_rows
+from support.models import random_ids
+from support.slow import slow
+
+pytestmark = pytest.mark.skipif(
+    not exact_on_this_cpu(), reason="sums of int8 overflow on this CPU, which is refused"
+)
+
+
+def in_steps(x):
+    """Return x [..., K] rounded to 127 steps of each row's largest magnitude."""
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return torch.where(scale == 0, 0, (x / scale).round() * scale)
+
+
+class Rounded(nn.Module):
+    """A linear layer of transformers, with rows and weights rounded to int8's steps."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.weight, self.bias = in_steps(linear.weight.detach()), linear.bias
+
+    def forward(self, x):
+        return functional.linear(in_steps(x), self.weight, self.bias)
+
+
+def rounded(model):
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear) and name not in ("lm_head", "score"):
+                setattr(module, name, Rounded(child))
+    return model
+
+
+@pytest.mark.parametrize(
+    "family", ["qwen3", "llama", *slow("qwen2", "mistral", "gemma2", "gemma3")]
+)
+def test_a_plain_model_is_quantised(tiny_model, family):
+    directory, model = tiny_model(family)
+    rng = np.random.default_rng(0)
+    query, items = random_ids(rng, 19), [random_ids(rng, count) for count in (1, 4, 9, 2)]
+    options = {"device": "cpu", "dtype": "float32", "quantization": "int8"}
+    with Scorer(str(directory), **options) as scorer:
+        got = scorer.score(query, items, label_token_ids=[3, 9, 21], logprobs=True).logprobs
+    oracle = rounded(copy.deepcopy(model))
+    with torch.no_grad():
+        logits = [oracle(torch.tensor([[*query, *item]])).logits[0, -1] for item in items]
+    want = torch.stack(logits).log_softmax(-1)[:, [3, 9, 21]].numpy()
+    assert np.abs(got - want).max() <= 1e-3
+
+
+@pytest.mark.parametrize(("rows", "width", "outputs"), [(1, 1, 1), (7, 65, 3), (33, 300, 130)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_exact(rows, width, outputs, dtype):
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, width, generator=generator).to(dtype)
+    bias = torch.randn(outputs, generator=generator).to(dtype)
+    w, scale = quantize_rows(torch.randn(outputs, width, generator=generator), torch.int8)
+    plain = QuantizedLinear(w, scale, bias)
+    got = Products()(pack(plain), x)
+    q, of_rows = quantize_rows(x, torch.int8)
+    sums = (q.long() @ w.long().T).float()  # rounded once, as oneDNN does
+    want = (sums * scale * of_rows[:, None] + bias.float()).to(dtype)
+    assert torch.equal(got, want)
+    assert torch.equal(Products()(plain, x), want)
+    assert Products()(pack(plain), x[:0]).shape == (0, outputs)
+
+
+def test_the_largest_sums_are_exact():
+    width = 3072
+    w = torch.full((2, width), 127, dtype=torch.int8)
+    w[1] = -127
+    x = torch.full((2, width), 1.0)
+    x[1] = -1.0
+    got = Products()(pack(QuantizedLinear(w, torch.ones(2), None)), x)
+    largest = 127 * 127 * width / 127
+    want = torch.tensor([[largest, -largest], [-largest, largest]])
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=0)
+
+
+def test_a_row_does_not_depend_on_the_others():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(50, 128, generator=generator)
+    w, scale = quantize_rows(torch.randn(96, 128, generator=generator), torch.int8)
+    layer, products = pack(QuantizedLinear(w, scale, None)), Products()
+    every = products(layer, x)
+    x[1:] *= 1e6  # strangers with a much larger scale
+    assert torch.equal(products(layer, x)[0], every[0])
+    assert torch.equal(products(layer, x[:1])[0], every[0])
+
+
+def test_layers_of_several_formats_are_stacked_and_cut():
+    def layer(seed, quantized):
+        weight = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
+        if quantized:
+            return QuantizedLinear(*quantize_rows(weight, torch.int8), None)
+        return DenseLinear(weight, None)
+
+    x, products = torch.randn(5, 16), Products()
+    for kinds, whole in (((1, 1), QuantizedLinear), ((0, 0), DenseLinear), ((1, 0), LinearParts)):
+        parts = [layer(seed, kind) for seed, kind in enumerate(kinds)]
+        both = stack(parts)
+        assert isinstance(both, whole)
+        want = torch.cat([products(part, x) for part in parts], dim=1)
+        torch.testing.assert_close(products(both, x), want)
+        torch.testing.assert_close(products(rows_of(both, 0, 8), x), want[:, :8])
+        torch.testing.assert_close(products(rows_of(both, 8), x), want[:, 8:])
+    packed = pack(LinearParts(tuple(parts)))
+    assert isinstance(packed.parts[0], PackedLinear)
+    assert torch.equal(products(rows_of(packed, 0, 8), x), products(parts[0], x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantization": "w8a16"}, "w8a16 needs a quantised checkpoint"),
+        ({"quantization": "fp8"}, "--quantization fp8: device cpu does not compute FP8"),
+        ({"quantization": "fp8", "backend": "jax"}, "--backend jax does not compute FP8"),
+    ],
+)
+def test_refusals(tiny_model, options, message):
+    if options.get("backend") == "jax":
+        pytest.importorskip("jax")
+    with pytest.raises(ConfigError, match=message):
+        plan_backend(tiny_model()[0], ModelConfig(device="cpu", **options))
+
+
+def test_a_mixture_is_refused(tiny_model):
+    with pytest.raises(ConfigError, match="mixtures of experts are not computed in eight bits"):
+        plan_backend(tiny_model("qwen3_moe")[0], ModelConfig(device="cpu", quantization="int8"))
+
+
+def test_memory_of_the_weights(tiny_model):
+    """Linear layers have half of bfloat16's bytes, but for their scales; the plan says so."""
+    directory, _ = tiny_model()
+    plans = {
+        kind: plan_backend(
+            directory, ModelConfig(device="cpu", dtype="bfloat16", quantization=kind)
+        )
+        for kind in ("auto", "int8")
+    }
+    config = plans["int8"].architecture.config
+    assert plans["int8"].weight_bytes == count_weight_bytes(config, 2, "int8")
+    saved = plans["auto"].weight_bytes - plans["int8"].weight_bytes
+    numbers = config.num_layers * (
+        config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+        + 3 * config.hidden_size * config.intermediate_size
+    )
+    assert 0.8 * numbers < saved < numbers

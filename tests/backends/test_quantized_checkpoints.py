@@ -1,0 +1,277 @@
+"""Promise: quantised checkpoints are scored as the library that made them computes them, and every
+tensor and key of them is read or refused.
+
+The checkpoints of tests/fixtures/quantized, and what compressed-tensors answered, come from `make
+fixtures`.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpuscore import Scorer
+from gpuscore.arrays import NO_TOKENS
+from gpuscore.backends import plan_backend
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.batch import Prefix, Segment, pack
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from support.slow import slow
+
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "quantized"
+ALL = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
+INT8 = [name for name in ALL if "int8" in name and "moe" not in name]
+# In log p. An activation that is rounded the other way costs 0.05 and more in models this small.
+CLOSE = 1e-4
+
+
+def expected(name):
+    """Return the prompts and compressed-tensors' log-probabilities, by kind."""
+    found = np.load(FIXTURES / name / "expected.npz")
+    return np.split(found["ids"], np.cumsum(found["lengths"])[:-1]), found
+
+
+def logprobs(backend, prompts, vocabulary=400):
+    """Score whole prompts, packed, for every token."""
+    labels = np.arange(vocabulary, dtype=np.int32)
+    segments = [
+        Segment(prompt, 0, index, label_ids=labels, need_lse=True)
+        for index, prompt in enumerate(prompts)
+    ]
+    batch = pack(segments, [Prefix(0, NO_TOKENS)] * len(prompts))
+    found = backend.collect(backend.extend(batch))
+    return found.label_logits.reshape(len(prompts), -1) - found.lse[:, None]
+
+
+def of_torch(directory, prompts, precision=None, **options):
+    plan = plan_backend(Path(directory), ModelConfig(device="cpu", dtype="float32", **options))
+    backend = TorchBackend(plan if precision is None else replace(plan, precision=precision))
+    try:
+        return logprobs(backend, prompts)
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_weights_are_those_of_the_library(name):
+    prompts, want = expected(name)
+    got = of_torch(FIXTURES / name, prompts, quantization="w8a16")
+    assert np.abs(got - want["w8a16"]).max() <= CLOSE
+
+
+@pytest.mark.parametrize("name", INT8)
+def test_activations_in_int8_are_those_of_the_library(name):
+    prompts, want = expected(name)
+    got = of_torch(FIXTURES / name, prompts)
+    assert np.abs(got - want["w8a8"]).max() <= CLOSE
+    assert np.abs(got - want["w8a16"]).max() > 100 * CLOSE  # they are quantised
+
+
+def test_activations_in_fp8_are_those_of_the_library():
+    """The reference, which CUDA's product is compared with; a CPU does not choose it."""
+    prompts, want = expected("qwen3-fp8-channel")
+    got = of_torch(FIXTURES / "qwen3-fp8-channel", prompts, precision="fp8")
+    assert np.abs(got - want["w8a8"]).max() <= CLOSE
+
+
+@pytest.mark.parametrize("name", ["qwen3-int8", *slow("qwen3-fp8-block", "qwen3-fp8-channel")])
+def test_jax_computes_the_same(name):
+    pytest.importorskip("jax")
+    prompts, want = expected(name)
+    with Scorer(str(FIXTURES / name), backend="jax", device="cpu", dtype="float32") as scorer:
+        got = [
+            scorer.score(
+                prompt[:-1].tolist(),
+                [prompt[-1:].tolist()],
+                label_token_ids=list(range(400)),
+                logprobs=True,
+            ).logprobs[0]
+            for prompt in prompts[1:3]
+        ]
+    kind = "w8a8" if "int8" in name else "w8a16"
+    assert np.abs(np.stack(got) - want[kind][1:3]).max() <= CLOSE
+
+
+def test_packed_is_alone():
+    """At equal shapes bit for bit, and rows never differ by a rounding in eight bits."""
+    prompts, _ = expected("qwen3-int8")
+    again = [prompts[3]] * 4
+    together = of_torch(FIXTURES / "qwen3-int8", again)
+    assert all(np.array_equal(row, together[0]) for row in together)
+    plan = plan_backend(FIXTURES / "qwen3-int8", ModelConfig(device="cpu", dtype="float32"))
+    backend = TorchBackend(plan)
+    try:
+        alone = np.concatenate([logprobs(backend, [one]) for one in prompts])
+        assert np.abs(logprobs(backend, prompts) - alone).max() <= 2e-5
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "message"),
+    [
+        ("qwen3-int8", "fp8", "quantised to int8 already; supported: auto, int8, w8a16"),
+        ("qwen3-fp8-channel", "int8", "quantised to fp8 already"),
+        ("qwen3-fp8-channel", "fp8", "device cpu does not compute FP8; supported: w8a16"),
+        ("qwen3-fp8-block", "fp8", "blocks of 128 x 128 are not computed"),
+        ("qwen3-fp8-tensor-static", "fp8", "static scales of activations are not computed"),
+        ("qwen3-moe-int8", "auto", "mixtures of experts are not computed in eight bits"),
+    ],
+)
+def test_what_is_not_computed_is_refused(name, wanted, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_backend(FIXTURES / name, ModelConfig(device="cpu", quantization=wanted))
+
+
+def test_a_cpu_without_exact_sums_is_refused(monkeypatch):
+    monkeypatch.setattr("gpuscore.backends.torch.eight_bits.exact_on_this_cpu", lambda: False)
+    with pytest.raises(ConfigError, match="neither VNNI nor AMX"):
+        plan_backend(FIXTURES / "qwen3-int8", ModelConfig(device="cpu"))
+
+
+@pytest.fixture
+def copy(tmp_path):
+    def make(name):
+        return Path(shutil.copytree(FIXTURES / name, tmp_path / name))
+
+    return make
+
+
+def changed(section, path, value):
+    """Set a value, given a path such as ("config_groups", "group_0", "targets")."""
+    *parents, last = path
+    for key in parents:
+        section = section[key]
+    section[last] = value
+
+
+GROUP = ("config_groups", "group_0")
+INPUT, WEIGHTS = (*GROUP, "input_activations"), (*GROUP, "weights")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("quant_method",), "awq", "quant_method is 'awq'; supported: .*llmcompressor"),
+        (("quant_method",), "gptq", "quant_method is 'gptq'"),
+        (("quant_method",), "bitsandbytes", "quant_method is 'bitsandbytes'"),
+        (("format",), "pack-quantized", "format is 'pack-quantized'; supported: int-quantized"),
+        (("kv_cache_scheme",), {"num_bits": 8}, "kv_cache_scheme is .*; supported: None"),
+        (("transform_config",), {"config_groups": {"R1": {}}}, "transform_config is"),
+        (("sparsity_config",), {"format": "sparse"}, "sparsity_config is"),
+        (("surprise",), 1, "surprise is 1; supported: no such key"),
+        (("config_groups",), {}, "config_groups is {}; supported: one group"),
+        ((*GROUP, "targets"), ["re:.*q_proj"], "targets is .*; supported: \\['Linear'\\]"),
+        ((*GROUP, "output_activations"), {"num_bits": 8}, "output_activations is"),
+        ((*WEIGHTS, "num_bits"), 4, "weights.num_bits is 4; supported: 8"),
+        ((*WEIGHTS, "symmetric"), False, "weights.symmetric is False; supported: True"),
+        ((*WEIGHTS, "strategy"), "group", "weights is 'int per group'; supported: int per channel"),
+        ((*WEIGHTS, "dynamic"), True, "weights.dynamic is True; supported: false"),
+        ((*INPUT, "symmetric"), False, "input_activations.symmetric is False"),
+        ((*INPUT, "strategy"), "tensor", "a dynamic scale per tensor.*requests of strangers"),
+        ((*INPUT, "dynamic"), False, "input_activations is 'static per token'"),
+        ((*INPUT, "type"), "float", "type is 'float'; supported: the type of the weights"),
+        ((*INPUT, "surprise"), 1, "input_activations.surprise is 1; supported: no such key"),
+    ],
+)
+def test_other_formats_are_refused_by_name(copy, path, value, message):
+    directory = copy("qwen3-int8")
+    config = json.loads((directory / "config.json").read_text())
+    changed(config["quantization_config"], path, value)
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=message):
+        plan_backend(directory, ModelConfig(device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("activation_scheme", "static", "activation_scheme is 'static'; supported: dynamic"),
+        ("weight_block_size", [64, 64], "weight_block_size is \\[64, 64\\]"),
+        ("weight_block_size", None, "weight_block_size is None"),
+        ("scale_fmt", "ue8m0", "scale_fmt is 'ue8m0'; supported: float"),
+        ("expert_dtype", "fp4", "expert_dtype is 'fp4'"),
+        ("modules_to_convert", ["embed"], "modules_to_convert is"),
+        ("surprise", 1, "surprise is 1; supported: no such key"),
+    ],
+)
+def test_other_blocks_are_refused_by_name(copy, key, value, message):
+    directory = copy("qwen3-fp8-block-transformers")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"][key] = value
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=message):
+        plan_backend(directory, ModelConfig(device="cpu"))
+
+
+Q = "model.layers.0.self_attn.q_proj."
+
+
+def infinite(tensors):
+    tensors[Q + "weight_scale"][0] = torch.inf
+
+
+def wrong_shape(tensors):
+    tensors[Q + "weight_scale"] = tensors[Q + "weight_scale"][:-1].clone()
+
+
+def whole_scale(tensors):
+    tensors[Q + "weight_scale"] = torch.ones(128, 1, dtype=torch.int32)
+
+
+def zero_point(tensors):
+    tensors[Q + "weight_zero_point"] = torch.zeros(128, 1, dtype=torch.int8)
+
+
+def lost_scale(tensors):
+    del tensors[Q + "weight_scale"]
+
+
+def wide(tensors):
+    tensors[Q + "weight"] = tensors[Q + "weight"].to(torch.int32)
+
+
+def no_scales(tensors):
+    for name in [name for name in tensors if name.endswith("_scale")]:
+        del tensors[name]
+        weight = name.removesuffix("_scale")
+        tensors[weight] = tensors[weight].to(torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (infinite, "q_proj.weight holds NaN or infinity"),
+        (wrong_shape, "q_proj.weight_scale is BF16 .*; supported: .* of shape"),
+        (whole_scale, "q_proj.weight_scale is I32"),
+        (zero_point, "holds 1 tensors that .* does not use, .*weight_zero_point"),
+        (lost_scale, "q_proj.weight is I8; supported: bfloat16"),
+        (wide, "q_proj.weight is I32 and has a scale, .*; config.json asks for I8"),
+        (no_scales, "no weight of a linear layer has a scale"),
+    ],
+)
+def test_damaged_tensors_are_refused(copy, change, message):
+    directory = copy("qwen3-int8")
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(ConfigError, match=message):
+        TorchBackend(plan_backend(directory, ModelConfig(device="cpu")))
+
+
+def test_a_layer_that_was_left_out_is_computed_as_it_is(copy):
+    """`ignore` of compressed-tensors: such a weight has no scale, and its rows are not rounded."""
+    directory, (prompts, want) = copy("qwen3-int8"), expected("qwen3-int8")
+    tensors = load_file(directory / "model.safetensors")
+    scale = tensors.pop(Q + "weight_scale").float()
+    tensors[Q + "weight"] = tensors[Q + "weight"].float() * scale
+    save_file(tensors, directory / "model.safetensors")
+    got = of_torch(directory, prompts)
+    kinds = [np.abs(got - want[kind]).max() for kind in ("w8a8", "w8a16")]
+    assert min(kinds) > 100 * CLOSE
