@@ -1,6 +1,8 @@
 """Promise: a quantised model that has collapsed is refused at start, and every other one starts."""
 
 import shutil
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.base import Prepared
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.collapse import LENGTHS, check_collapse, known_labels, known_prompts
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
 from gpuscore.limits import BackendLimits
+from gpuscore.worker import child
+from gpuscore.worker.frames import FrameReader, FrameWriter
+from gpuscore.worker.messages import Close, Ready, Refused, Start, decode_from_child, encode
 from support.backends import JAX_FAMILIES, needs_jax
 from support.models import CLASSIFIERS, FAMILIES
 from support.slow import slow
@@ -89,8 +95,12 @@ class Quantized:
 
     def __init__(self, backend):
         self.limits = replace(backend.limits, quantized=True)
-        self.warmup, self.close = backend.warmup, backend.close
-        self.extend, self.collect = backend.extend, backend.collect
+        self.warmup, self.close, self.collect = backend.warmup, backend.close, backend.collect
+        self._extend = backend.extend
+
+    def extend(self, batch):
+        assert batch.num_tokens <= self.limits.max_tokens
+        return self._extend(batch)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -118,6 +128,28 @@ def test_an_engine_asks_only_a_quantised_model(backend_of):
     with pytest.raises(ConfigError, match="has collapsed"):
         Engine(Quantized(one), EngineConfig())
     Engine(Quantized(one), EngineConfig(), allow_degenerate=True).close()
+
+
+@pytest.mark.parametrize(("allow", "last"), [(False, Refused), (True, Ready)])
+def test_the_engines_process(backend_of, allow, last):
+    """The server's side is told of the refusal, and `--allow-degenerate` reaches the engine."""
+    one = Quantized(backend_of(all_zero("model.norm.weight")))
+    config = ModelConfig("x", allow_degenerate=allow)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as threads:
+        writer, reader = FrameWriter(ours, "messages"), FrameReader(ours)
+        writer.put(lambda: encode(Start("/nowhere", config, EngineConfig())))
+        code = threads.submit(child.run, theirs, lambda *_: Prepared("tiny", lambda: one))
+        messages = []
+        while not any(isinstance(message, (Refused, Ready)) for message in messages):
+            messages += map(decode_from_child, reader.read())
+        writer.put(lambda: encode(Close()))
+        assert code.result(30) == child.EXIT_OK
+        writer.close()
+    told = next(message for message in messages if isinstance(message, (Refused, Ready)))
+    assert isinstance(told, last)
+    if not allow:
+        assert "has collapsed: 8 different prompts get the same scores" in told.message
 
 
 def test_a_plain_model_is_not_asked(backend_of):
@@ -177,7 +209,7 @@ def test_small_limits(tiny_model, options):
     directory, _ = tiny_model("qwen3")
     config = ModelConfig(str(directory), dtype="float32", **(SMALL | options))
     backend = create_backend(plan_backend(directory, config))
-    check_collapse(backend)
+    check_collapse(Quantized(backend))
     backend.close()
 
 
