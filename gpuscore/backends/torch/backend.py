@@ -26,7 +26,7 @@ from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
 from gpuscore.backends.torch.known_mixture import mixture_calls
-from gpuscore.backends.torch.known_products import fused_calls
+from gpuscore.backends.torch.known_products import eight_bit_calls, fused_calls
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.launcher import Finish, Launcher, PlainLauncher
 from gpuscore.backends.torch.loader import load_weights
@@ -98,7 +98,8 @@ class TorchBackend:
             )
         if plan.kernels:
             fused = fused_calls(config, weights, plan.pdl) if plan.fused_rows else ()
-            others = chain(mixture_calls(config, weights), fused)
+            eight_bits = eight_bit_calls(weights, plan.pdl)
+            others = chain(mixture_calls(config, weights), fused, eight_bits)
             check_kernels(config, weights, plan.pdl, others)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:

@@ -1,4 +1,4 @@
-"""The known answers of the fused products (see `known_answer`)."""
+"""The known answers of fused products, and of products in eight bits (see `known_answer`)."""
 
 from collections.abc import Iterator
 
@@ -8,9 +8,11 @@ from torch import Tensor
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.decoder import DecoderWeights, MlpWeights
 from gpuscore.backends.torch.known_answer import ROWS, Run
-from gpuscore.backends.torch.linear import dense_weights
+from gpuscore.backends.torch.linear import Products, QuantizedLinear, dense_weights, rows_of
 from gpuscore_kernels.fused_products import gated_product, heads_product
 from gpuscore_kernels.fused_products.api import Implementation
+from gpuscore_kernels.quantized import quantize_rows
+from gpuscore_kernels.quantized.config import FEW_ROWS
 
 
 def fused_calls(
@@ -55,3 +57,31 @@ def fused_calls(
         return (gated_product(x, weight, bias, activation=activation, pdl=pdl, impl=impl),)
 
     yield "gated_product", inner
+
+
+OUTPUTS = 160  # of a weight in eight bits, more than a tile has; the reference needs much memory
+
+
+def eight_bit_calls(weights: DecoderWeights, pdl: bool) -> Iterator[tuple[str, Run]]:
+    """Yield the same for the first layer's output projection, if it is in eight bits.
+
+    Few rows and many have tiles of their own, except in Triton's interpreter.
+    """
+    layer = weights.layers[0]
+    linear = rows_of(layer.o, 0, OUTPUTS) if isinstance(layer.o, QuantizedLinear) else layer.o
+    if not isinstance(linear, QuantizedLinear):
+        return
+    generator, eight_bits = torch.Generator().manual_seed(2), linear.weight.dtype
+    many = (ROWS, FEW_ROWS + 1) if linear.weight.is_cuda else (ROWS,)
+    for count in many:
+        x = torch.randn(count, linear.weight.shape[1], generator=generator).to(layer.input_norm)
+
+        def rows(impl: Implementation, x: Tensor = x) -> tuple[Tensor, ...]:
+            q, scale = quantize_rows(x, eight_bits, pdl=pdl, impl=impl)
+            return ((q.float() * scale[:, None]).to(x.dtype),)
+
+        def product(impl: Implementation, x: Tensor = x) -> tuple[Tensor, ...]:
+            return (Products(impl=impl, pdl=pdl)(linear, x),)
+
+        yield "quantize_rows", rows
+        yield "quantized_product", product

@@ -10,6 +10,7 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
+from gpuscore.backends.torch import loader
 from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
@@ -128,6 +129,50 @@ def test_scores_equal_those_of_torch(make, used, family, special, others):
         "merge_slices_kernel",
         *others,
     }
+
+
+@pytest.fixture
+def unpacked(monkeypatch):
+    """Leave weights in eight bits as on CUDA; on a CPU they are packed for oneDNN."""
+    monkeypatch.setattr(loader, "pack", lambda linear: linear)
+
+
+def largest_difference(some, others):
+    """Return the largest difference of label logits."""
+    pairs = zip(some, others, strict=True)
+    return max(np.abs(a.label_logits - b.label_logits).max(initial=0) for a, b in pairs)
+
+
+INT8 = {"num_hidden_layers": 2}, "triton"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2"])
+def test_so_do_products_of_int8(make, used, unpacked, family):
+    want = scores(make(family, INT8[0], "torch", quantization="int8"))
+    plain = scores(make(family, INT8[0], "torch"))
+    backend = make(family, *INT8, quantization="int8")
+    used.clear()
+    got = scores(backend)
+    assert used >= {"quantize_rows_kernel", "int8_product_kernel"}
+    # A sum that differs in its last bit may round to another int8.
+    error, effect = (largest_difference(one, want) for one in (got, plain))
+    assert effect > 0
+    assert error <= 0.1 * effect
+
+
+@pytest.mark.parametrize("name", ["quantize_rows", *slow("quantized_product")])
+def test_wrong_products_of_int8_do_not_serve(make, unpacked, monkeypatch, name):
+    module = importlib.import_module("gpuscore_kernels.quantized.triton")
+    right = getattr(module, name)
+
+    def off(*arguments):
+        result = right(*arguments)
+        return result * 1.01 if torch.is_tensor(result) else (result[0], result[1] * 1.01)
+
+    monkeypatch.setattr(module, name, off)
+    with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
+        make("qwen3", *INT8, quantization="int8")
 
 
 @pytest.mark.slow
