@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
-        check-kernels-all check-streams check-graphs simulate soak check format demo bench-cpu bench-heap \
+        check-kernels-all check-streams check-graphs simulate soak check format demo bench-cpu bench-heap bench-start \
         bench-gpu bench-kernels bench-attention bench-host gpu-day gpu-day-trial bench-parity bench-tokenise \
         bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
@@ -173,6 +173,9 @@ demo: setup
 
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py $(ARGS)
+
+bench-start: setup
+	$(BIN)/python -P bench/start.py $(ARGS)
 
 bench-heap: setup
 	$(BIN)/python -P bench/heap.py $(ARGS)

@@ -2,6 +2,9 @@
 so."""
 
 import logging
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import torch
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.torch import compiler
+from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.layers import add_and_norm
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -72,3 +76,53 @@ def test_only_for_cpus():
     assert not compiler.use_compiler("auto", cuda, 600_000_000)
     with pytest.raises(ConfigError, match="device is cuda; supported: cpu"):
         compiler.use_compiler("on", cuda, 600_000_000)
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """settings(): torch's after `prepare` in a thread of its own, and this thread's before."""
+    from torch._inductor import config
+
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    monkeypatch.setattr(compiler.platform, "machine", lambda: "x86_64")
+
+    def read():
+        return config.compile_threads, config.cpp.vec_isa_ok
+
+    def prepared():
+        with ThreadPoolExecutor(1) as other:
+            before = read()
+            other.submit(compiler.prepare).result()
+            assert read() == before, "a program's own use of torch.compile is left alone"
+            return other.submit(read).result()
+
+    return prepared
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="flags of the compiler on Linux")
+def test_a_start_tries_out_no_vectors(settings):
+    assert settings() == (1, True)
+
+
+def test_a_compiler_without_the_flags_is_left_to_torch(settings, monkeypatch, tmp_path):
+    refusing = tmp_path / "old-g++"
+    refusing.write_text('#!/bin/sh\ncase "$*" in *-mamx-bf16*) exit 1;; esac\n')
+    refusing.chmod(0o755)
+    monkeypatch.setenv("CXX", str(refusing))
+    assert settings() == (1, None)
+
+
+def test_the_environment_comes_first(settings, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    from torch._inductor import config
+
+    assert settings()[0] == config.compile_threads
+
+
+def test_a_failed_load_leaves_no_thread(tiny_model, tmp_path):
+    directory, _ = tiny_model("qwen3")
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    plan = plan_backend(tmp_path, ModelConfig(str(tmp_path), compile="on"))
+    with pytest.raises(ConfigError, match="has neither model.safetensors"):
+        TorchBackend(plan)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("torch-backend")]

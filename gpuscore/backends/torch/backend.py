@@ -18,7 +18,7 @@ from gpuscore.backends.common.memory import Memory
 from gpuscore.backends.common.sizing import measure, mebibytes
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
-from gpuscore.backends.torch.compiler import compiled, eagerly
+from gpuscore.backends.torch.compiler import compiled, eagerly, prepare
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights
 from gpuscore.backends.torch.deterministic import TILING
 from gpuscore.backends.torch.failures import translated
@@ -70,9 +70,8 @@ class TorchBackend:
         self._compiler = triton if plan.kernels else compiled if plan.compile else eagerly
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.architecture.config
-        weights = load_weights(
-            Path(plan.directory), plan.architecture, plan.dtype, plan.device, plan.precision
-        )
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
+        weights = self._load()
         if plan.device.type == "cpu":
             keep_freed_blocks()
         self.tiling = TILING if plan.deterministic else None
@@ -101,7 +100,6 @@ class TorchBackend:
             eight_bits = eight_bit_calls(weights, plan.pdl)
             others = chain(mixture_calls(config, weights), fused, eight_bits)
             check_kernels(config, weights, plan.pdl, others)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         try:
             # Only for the measurement: a few layers and a single page.
             self.launcher = self._make_launcher(*shortened(config, weights), num_pages=1)
@@ -113,6 +111,21 @@ class TorchBackend:
             self.close()
             raise
         self._limits = plan.limits(num_pages)
+
+    def _load(self) -> DecoderWeights:
+        """Read the weights; the compiler is imported meanwhile."""
+        plan = self.plan
+        prepared = self._thread.submit(prepare) if plan.compile else None
+        try:
+            weights = load_weights(
+                Path(plan.directory), plan.architecture, plan.dtype, plan.device, plan.precision
+            )
+            if prepared is not None:
+                prepared.result()
+        except BaseException:
+            self.close()
+            raise
+        return weights
 
     @property
     def limits(self) -> BackendLimits:
