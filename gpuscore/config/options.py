@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, TypeVar
 
 from gpuscore.config import CONFIGS, PREFIX
@@ -96,9 +97,16 @@ class Option:
 def options(*configs: type) -> Iterator[Option]:
     """Yield the fields of the configuration dataclasses, by default of all."""
     for config in configs or CONFIGS:
-        hints = typing.get_type_hints(config)
-        for item in fields(config):
-            yield Option(item.name, _scalar(hints[item.name]), item.default, **item.metadata)
+        yield from _options_of(config)
+
+
+@cache
+def _options_of(config: Any) -> tuple[Option, ...]:
+    hints = typing.get_type_hints(config)
+    return tuple(
+        Option(item.name, _scalar(hints[item.name]), item.default, **item.metadata)
+        for item in fields(config)
+    )
 
 
 def checked(config: ConfigT) -> ConfigT:

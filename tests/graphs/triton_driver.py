@@ -13,11 +13,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+import triton
 from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compiler
-from triton.runtime import driver
+from triton.runtime import cache, driver
 from triton.runtime.jit import JITFunction, compute_cache_key
 
 from gpuscore_kernels import cached_launch
@@ -119,6 +120,8 @@ def stub_triton(
     driver.set_active(stub)
     try:
         with (
+            # Triton would hash its own files, 1.5 s of a core, to name what it keeps on disk.
+            mock.patch.object(cache, "triton_key", lambda: triton.__version__),
             mock.patch.object(JITFunction, "run", through_triton),
             mock.patch.object(CachedLaunch, "__call__", remembered),
             mock.patch.object(cached_launch, "address", recorder.heap.address),

@@ -28,7 +28,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 VARIABLE = "TESTS_FORK_SERVER"  # the socket's path, in the environment of the forks
-PROGRAMS = "support.forked_program,gpuscore.cli,gpuscore.server.run,gpuscore.backends.torch.plan"
+PROGRAMS = (
+    "support.forked_program,gpuscore.cli,gpuscore.server.run,gpuscore.worker.child,"
+    "gpuscore.backends.torch.backend"
+)
 WORKERS = f"support.models,jax,gpuscore.client,{PROGRAMS}"
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from functools import cache
 
 import pytest
 
@@ -54,9 +55,14 @@ def read(tmp_path, given):
 
 
 def parsed(arguments):
+    return vars(_parser().parse_args(arguments))
+
+
+@cache
+def _parser():
     parser = argparse.ArgumentParser()
     add_flags(parser, *CONFIGS, FileConfig)
-    return vars(parser.parse_args(arguments))
+    return parser
 
 
 def as_text(value):
