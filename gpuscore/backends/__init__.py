@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpuscore.backends.allocator import set_allocator
 from gpuscore.backends.base import Backend, Prepared
+from gpuscore.backends.common.quantization import described
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
@@ -46,4 +47,6 @@ def prepare(directory: Path, config: ModelConfig) -> Prepared:
     """Plan now and return a function that loads, for the engine's process; raises ConfigError."""
     plan = plan_backend(directory, config)
     about = f"{plan.dtype_name} on {plan.device_name}"
+    if plan.precision != "full":
+        about += f", linear layers {described(plan.precision, plan.architecture.storage)}"
     return Prepared(about, partial(create_backend, plan))

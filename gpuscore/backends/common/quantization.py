@@ -126,6 +126,20 @@ def choose_precision(wanted: str, storage: Storage | None, why_not: WhyNot) -> P
     return "w8a16"
 
 
+def described(precision: Precision, storage: Storage | None) -> str:
+    """Say, for people, how linear layers are stored and computed."""
+    if precision == "full":
+        return "not quantised"
+    computed = {
+        "int8": "computed in INT8, activations too",
+        "fp8": "computed in FP8, activations too",
+        "w8a16": "converted to the number format of the model at load (w8a16)",
+    }[precision]
+    if storage is None:
+        return f"quantised at load, {computed}"
+    return f"{storage.weights.upper()} in the checkpoint, {computed}"
+
+
 def _of_plain(wanted: str, why_not: WhyNot) -> Precision:
     if wanted == "auto":
         return "full"
