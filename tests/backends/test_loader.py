@@ -56,7 +56,10 @@ def load(directory, **options):
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures is .*GPT2.*; supported: Gemma2"),
         ({"architectures": None}, "architectures is None; supported"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is a value; supported: unq"),
+        (
+            {"quantization_config": {"bits": 4}},
+            "quantization_config.quant_method is None; supported: compressed-tensors",
+        ),
         ({"auto_map": {"AutoModel": "x.py"}}, "auto_map is a value; supported: models without"),
         ({"is_causal": False}, "is_causal is False; supported: causal"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),

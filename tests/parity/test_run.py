@@ -275,7 +275,7 @@ class TestCommandLine:
         ("backends", "message"),
         [
             ("torch", "is not framework:dtype[:attention]"),
-            ("torch:int8", "dtypes float32, bfloat16, float16"),
+            ("torch:int4", "dtypes float32, bfloat16, float16"),
             ("mlx:float32", "frameworks are torch, jax"),
             ("torch:float32,", "is not framework:dtype"),
             ("torch:float32:fast", "asks for attention 'fast'"),

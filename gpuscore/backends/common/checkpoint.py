@@ -1,10 +1,12 @@
 """The safetensors files of a Hugging Face directory: no pickle, no remote code."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from gpuscore.backends.common.architectures import Architecture
@@ -199,12 +201,15 @@ class CheckpointFiles:
 def _float8_bits(path: Path, name: str) -> Any:
     """Return a tensor of float8_e4m3fn as a NumPy array of uint8.
 
-    safetensors reads this dtype with torch only.
+    NumPy has no such dtype, so safetensors reads it for other frameworks only. A file begins with
+    the size of its header, 8 bytes, and the header; safetensors has checked both when it was opened.
     """
-    import torch
-
-    with safe_open(path, framework="pt") as file:
-        return file.get_tensor(name).view(torch.uint8).numpy()
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        entry = json.loads(file.read(size))[name]
+        start, end = entry["data_offsets"]
+        file.seek(8 + size + start)
+        return np.frombuffer(file.read(end - start), np.uint8).reshape(entry["shape"])
 
 
 def _by_name(files: list[Any]) -> dict[str, Any]:
