@@ -154,21 +154,33 @@ def test_so_do_products_of_int8(make, used, unpacked, family):
     backend = make(family, *INT8, quantization="int8")
     used.clear()
     got = scores(backend)
-    assert used >= {"quantize_rows_kernel", "int8_product_kernel"}
+    rows = {"quantize_rows_kernel", "quantized_norm_kernel", "quantized_gated_kernel"}
+    assert used >= rows | {"int8_product_kernel"}
+    assert "gated_kernel" not in used
     # A sum that differs in its last bit may round to another int8.
     error, effect = (largest_difference(one, want) for one in (got, plain))
     assert effect > 0
     assert error <= 0.1 * effect
 
 
-@pytest.mark.parametrize("name", ["quantize_rows", *slow("quantized_product")])
-def test_wrong_products_of_int8_do_not_serve(make, unpacked, monkeypatch, name):
-    module = importlib.import_module("gpuscore_kernels.quantized.triton")
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("quantized", "quantize_rows"),
+        *slow(
+            ("quantized", "quantized_product"),
+            ("quantized_rows", "quantized_norm"),
+            ("quantized_rows", "quantized_gated"),
+        ),
+    ],
+)
+def test_wrong_products_of_int8_do_not_serve(make, unpacked, monkeypatch, folder, name):
+    module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
     right = getattr(module, name)
 
     def off(*arguments):
         result = right(*arguments)
-        return result * 1.01 if torch.is_tensor(result) else (result[0], result[1] * 1.01)
+        return result * 1.01 if torch.is_tensor(result) else (*result[:-1], result[-1] * 1.01)
 
     monkeypatch.setattr(module, name, off)
     with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
