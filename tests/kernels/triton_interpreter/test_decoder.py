@@ -36,7 +36,7 @@ MIXTURE = {
 def make(tiny_model, quick_start):
     made = []
 
-    def start(family, special, kernels, fused_rows=0, **options):
+    def start(family, special, kernels, fused_rows=0, mlp_rows=None, **options):
         directory, _ = tiny_model(family, **special)
         config = ModelConfig(
             str(directory),
@@ -47,7 +47,7 @@ def make(tiny_model, quick_start):
             max_model_len=16,
             **{"max_batch_tokens": 8, **options},
         )
-        plan = replace(plan_backend(directory, config), fused_rows=fused_rows)
+        plan = replace(plan_backend(directory, config), fused_rows=fused_rows, mlp_rows=mlp_rows)
         made.append(create_backend(plan))
         return made[-1]
 
@@ -161,6 +161,8 @@ def test_so_do_products_of_int8(make, used, unpacked, family):
     error, effect = (largest_difference(one, want) for one in (got, plain))
     assert effect > 0
     assert error <= 0.1 * effect
+    some = scores(make(family, *INT8, quantization="int8", mlp_rows=3))  # at a time
+    assert largest_difference(some, got) == 0
 
 
 @pytest.mark.parametrize(
