@@ -109,10 +109,15 @@ MODELS = (
 class EmptyFiles:
     """Stands for `CheckpointFiles`: every tensor has its shape and no contents."""
 
+    storage = None  # of a plain checkpoint
+
     def __init__(
         self, directory: Path, architecture: Architecture, framework: str, device: str = "cuda"
     ) -> None:
         self.shapes, self._device = weight_shapes(architecture.config), device
+
+    def scale(self, part: str, name: str) -> None:
+        """Return no scale: no tensor is quantised."""
 
     def tensor(self, part: str, name: str) -> Tensor:
         return torch.empty(self.shapes[part], dtype=torch.bfloat16, device=self._device)
