@@ -102,13 +102,10 @@ def forward_pass(config: dict[str, Any], tokens: int) -> Callable[[], object]:
     from gpuscore.backends.torch.queues import HostQueue
     from graphs.models import EmptyFiles
 
-    def finite(x: torch.Tensor) -> torch.Tensor:
-        return torch.ones(1, dtype=torch.bool)
-
     architecture = read_architecture(RawConfig(config))
     files = EmptyFiles(Path(), architecture, "pt", "meta")
-    with mock.patch.object(torch, "isfinite", finite):
-        weights = loader._Checkpoint(files, architecture, torch.bfloat16, META).read()
+    with mock.patch.object(loader, "_finite", lambda what, tensor: tensor):
+        weights = loader._Checkpoint(files, architecture, torch.bfloat16, META, "full").read()
     decoder = Decoder(architecture.config, weights, in_triton, own="triton")
     pool = KVPool(architecture.config, 64, 64, torch.bfloat16, META)
     pool.device = torch.device("cuda")  # by which attention chooses its tiles

@@ -101,6 +101,12 @@ MODELS = (
         {"cuda_graph_tokens": 48},
         plan={"fused_rows": 512},
     ),
+    Model(
+        "Qwen3-0.6B, int8, 4 layers",
+        QWEN3_06B | {"num_hidden_layers": 4},
+        {"cuda_graph_tokens": 48, "quantization": "int8"},
+        large_pool=True,
+    ),
     Model("Llama-3.1-8B", LLAMA_8B, {"cuda_graph_tokens": 64}),
     Model("Qwen3-30B-A3B, 4 layers", MIXTURE, {"cuda_graph_tokens": 64}),
 )
@@ -109,10 +115,15 @@ MODELS = (
 class EmptyFiles:
     """Stands for `CheckpointFiles`: every tensor has its shape and no contents."""
 
+    storage = None  # of a plain checkpoint
+
     def __init__(
         self, directory: Path, architecture: Architecture, framework: str, device: str = "cuda"
     ) -> None:
         self.shapes, self._device = weight_shapes(architecture.config), device
+
+    def scale(self, part: str, name: str) -> None:
+        """Return no scale: no tensor is quantised."""
 
     def tensor(self, part: str, name: str) -> Tensor:
         return torch.empty(self.shapes[part], dtype=torch.bfloat16, device=self._device)

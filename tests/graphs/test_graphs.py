@@ -61,6 +61,13 @@ def test_a_prompt_of_qwen3_with_fused_products_has_few_launches():
     assert counts["launches of a graph"] == 27 * sum(counts["launches of a layer"].values()) + 19
 
 
+def test_a_layer_in_int8_quantises_in_launches_that_it_has_anyway():
+    """Only the results of attention are quantised by a launch of their own."""
+    counts = read_baseline()["Qwen3-0.6B, int8, 4 layers"]["launches of a layer"]
+    assert counts.pop("triton, early quantize_rows_kernel") == 1
+    assert sum(counts.values()) == 9
+
+
 @pytest.mark.slow
 def test_all_models():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}

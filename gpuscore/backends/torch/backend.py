@@ -97,7 +97,7 @@ class TorchBackend:
             )
         if plan.kernels:
             fused = fused_calls(config, weights, plan.pdl) if plan.fused_rows else ()
-            eight_bits = eight_bit_calls(weights, plan.pdl)
+            eight_bits = eight_bit_calls(config, weights, plan.pdl)
             others = chain(mixture_calls(config, weights), fused, eight_bits)
             check_kernels(config, weights, plan.pdl, others)
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from gpuscore.backends.torch.layers import (
     rms_norm,
     rotary_tables,
 )
-from gpuscore.backends.torch.linear import Linear, Products, dense_weights, rows_of
+from gpuscore.backends.torch.linear import Linear, Products, Rows, dense_weights, rows_of, split
 from gpuscore.backends.torch.mixture import MixtureWeights, mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
 from gpuscore_kernels.fused_products import gated_product, heads_product
@@ -96,6 +96,7 @@ class Decoder:
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
         self._stores = own == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
+        self._of_norms = config.rms_norm_eps, config.one_plus_norms
         self.weights = weights
         # Rounded to the model's dtype first, as the models were trained.
         self._embed_scale = weights.embed.new_tensor(config.embed_scale)
@@ -166,7 +167,7 @@ class Decoder:
         delta: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return x + delta, and q [T, H, D], k and v [T, Hkv, D] of all rows; q and k rotated."""
-        x, normed = self._residual(x, delta, layer.input_norm)
+        x, normed = self._rows_for(layer.qkv, x, delta, layer.input_norm)
         heads = self.config.num_heads, self.config.num_kv_heads
         return x, *self._project(layer, normed, layer.qkv, cos, sin, *heads, pages)
 
@@ -194,7 +195,7 @@ class Decoder:
     def _project(
         self,
         layer: LayerWeights,
-        x: Tensor,
+        x: Rows,
         linear: Linear,
         cos: Tensor,
         sin: Tensor,
@@ -204,13 +205,11 @@ class Decoder:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project x [T, E] to q [T, heads, D], k and v [T, kv_heads, D]; q and k are rotated."""
         c = self.config
-        fused = self._are_few(x)
-        qkv = x if fused else self._product(linear, x)
         if self._own == "triton":
             run = (
                 partial(heads_product, x, *dense_weights(linear))
-                if fused
-                else partial(qk_norm_rope_store, qkv)
+                if self._are_few(x)
+                else partial(qk_norm_rope_store, self._product(linear, x))
             )
             return run(
                 cos.squeeze(1),
@@ -225,20 +224,17 @@ class Decoder:
                 pdl=self.pdl,
                 impl="triton",
             )
-        q, kv = qkv.tensor_split([heads * c.head_dim], dim=-1)
+        q, kv = self._product(linear, x).tensor_split([heads * c.head_dim], dim=-1)
         k, v = kv.chunk(2, dim=-1)
         q = self._rotated(q, cos, sin, layer.q_norm) if heads else self._heads(q)
         k = self._rotated(k, cos, sin, layer.k_norm) if kv_heads else self._heads(k)
         return q, k, self._heads(v)
 
     def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None) -> Tensor:
-        c = self.config
-        rotated: Tensor = self._norm_and_rotate(
-            self._heads(x), cos, sin, norm, c.rms_norm_eps, c.one_plus_norms
-        )
+        rotated: Tensor = self._norm_and_rotate(self._heads(x), cos, sin, norm, *self._of_norms)
         return rotated
 
-    def _are_few(self, x: Tensor) -> bool:
+    def _are_few(self, x: Rows) -> TypeGuard[Tensor]:
         """True if products of the rows x are fused with what follows them."""
         return 0 < len(x) <= self._fused_rows
 
@@ -251,46 +247,53 @@ class Decoder:
         """Return the residual stream after attention, and the MLP's output to be added to it."""
         delta = self._product(layer.o, attended)
         delta = self._post_norm(delta, layer.post_attention_norm)
-        x, normed = self._residual(x, delta, layer.mlp_norm)
-        return x, self._post_norm(self._mlp(layer.mlp, normed, filled), layer.post_mlp_norm)
+        if isinstance(layer.mlp, MixtureWeights):
+            x, normed = self._residual(x, delta, layer.mlp_norm)
+            added = mixture_mlp(layer.mlp, normed, self.config.activation, filled, self._own)
+        else:
+            x, rows = self._rows_for(layer.mlp.gate_up, x, delta, layer.mlp_norm)
+            added = self._mlp(layer.mlp, rows)
+        return x, self._post_norm(added, layer.post_mlp_norm)
 
     def _final_norm(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         return self._residual(x, delta, self.weights.final_norm)
 
     def _residual(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return x + delta, and its norm."""
-        eps, one_plus = self.config.rms_norm_eps, self.config.one_plus_norms
         if delta is None:
-            return x, self._rms_norm(x, weight, eps, one_plus)
-        added: tuple[Tensor, Tensor] = self._add_and_norm(x, delta, weight, eps, one_plus)
+            return x, self._rms_norm(x, weight, *self._of_norms)
+        added: tuple[Tensor, Tensor] = self._add_and_norm(x, delta, weight, *self._of_norms)
         return added
+
+    def _rows_for(
+        self, linear: Linear, x: Tensor, delta: Tensor | None, weight: Tensor
+    ) -> tuple[Tensor, Rows]:
+        """Return x + delta, and its norm as a layer takes it."""
+        if not self._product.takes_quantized(linear):
+            return self._residual(x, delta, weight)
+        return self._product.norm(linear, x, delta, weight, *self._of_norms)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         x = functional.embedding(token_ids, self.weights.embed)
-        if self.config.embed_scale == 1:
-            return x
-        return x * self._embed_scale
+        return x if self.config.embed_scale == 1 else x * self._embed_scale
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        if weight is None:
-            return x
-        normed: Tensor = self._rms_norm(
-            x, weight, self.config.rms_norm_eps, self.config.one_plus_norms
-        )
+        normed: Tensor = x if weight is None else self._rms_norm(x, weight, *self._of_norms)
         return normed
 
-    def _mlp(self, mlp: MlpWeights | MixtureWeights, x: Tensor, filled: Tensor | None) -> Tensor:
-        if isinstance(mlp, MixtureWeights):
-            return mixture_mlp(mlp, x, self.config.activation, filled, self._own)
+    def _mlp(self, mlp: MlpWeights, x: Rows) -> Tensor:
         if self._mlp_rows is None or len(x) <= self._mlp_rows:
             return self._dense_mlp(mlp, x)
-        return torch.cat([self._dense_mlp(mlp, rows) for rows in torch.split(x, self._mlp_rows)])
+        return torch.cat([self._dense_mlp(mlp, rows) for rows in split(x, self._mlp_rows)])
 
-    def _dense_mlp(self, mlp: MlpWeights, x: Tensor) -> Tensor:
+    def _dense_mlp(self, mlp: MlpWeights, x: Rows) -> Tensor:
         activation = self.config.activation
+        inner: Rows
         if self._are_few(x):
             weights = dense_weights(mlp.gate_up)
             inner = gated_product(x, *weights, activation=activation, pdl=self.pdl, impl="triton")
+        elif self._product.takes_quantized(mlp.down):
+            inner = self._product.gated(mlp.down, self._product(mlp.gate_up, x), activation)
         else:
             inner = self._gated(self._product(mlp.gate_up, x), activation)
         return self._product(mlp.down, inner)

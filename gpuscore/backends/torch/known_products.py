@@ -8,7 +8,13 @@ from torch import Tensor
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.decoder import DecoderWeights, MlpWeights
 from gpuscore.backends.torch.known_answer import ROWS, Run
-from gpuscore.backends.torch.linear import Products, QuantizedLinear, dense_weights, rows_of
+from gpuscore.backends.torch.linear import (
+    Products,
+    QuantizedLinear,
+    QuantizedRows,
+    dense_weights,
+    rows_of,
+)
 from gpuscore_kernels.fused_products import gated_product, heads_product
 from gpuscore_kernels.fused_products.api import Implementation
 from gpuscore_kernels.quantized import quantize_rows
@@ -62,7 +68,9 @@ def fused_calls(
 OUTPUTS = 160  # of a weight in eight bits, more than a tile has; the reference needs much memory
 
 
-def eight_bit_calls(weights: DecoderWeights, pdl: bool) -> Iterator[tuple[str, Run]]:
+def eight_bit_calls(
+    model: DecoderConfig, weights: DecoderWeights, pdl: bool
+) -> Iterator[tuple[str, Run]]:
     """Yield the same for the first layer's output projection, if it is in eight bits.
 
     Few rows and many have tiles of their own, except in Triton's interpreter.
@@ -71,17 +79,40 @@ def eight_bit_calls(weights: DecoderWeights, pdl: bool) -> Iterator[tuple[str, R
     linear = rows_of(layer.o, 0, OUTPUTS) if isinstance(layer.o, QuantizedLinear) else layer.o
     if not isinstance(linear, QuantizedLinear):
         return
-    generator, eight_bits = torch.Generator().manual_seed(2), linear.weight.dtype
-    many = (ROWS, FEW_ROWS + 1) if linear.weight.is_cuda else (ROWS,)
-    for count in many:
-        x = torch.randn(count, linear.weight.shape[1], generator=generator).to(layer.input_norm)
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(FEW_ROWS + 1, linear.weight.shape[1], generator=generator)
+    yield from _row_calls(model, linear, x[:ROWS].to(layer.input_norm), pdl)
+    for count in (ROWS, len(x)) if linear.weight.is_cuda else (ROWS,):
+        some = x[:count].to(layer.input_norm)
 
-        def rows(impl: Implementation, x: Tensor = x) -> tuple[Tensor, ...]:
-            q, scale = quantize_rows(x, eight_bits, pdl=pdl, impl=impl)
-            return ((q.float() * scale[:, None]).to(x.dtype),)
-
-        def product(impl: Implementation, x: Tensor = x) -> tuple[Tensor, ...]:
+        def product(impl: Implementation, x: Tensor = some) -> tuple[Tensor, ...]:
             return (Products(impl=impl, pdl=pdl)(linear, x),)
 
-        yield "quantize_rows", rows
         yield "quantized_product", product
+
+
+def _row_calls(
+    model: DecoderConfig, linear: QuantizedLinear, x: Tensor, pdl: bool
+) -> Iterator[tuple[str, Run]]:
+    """Yield the same for what makes the rows of products in eight bits."""
+    gate_up, weight = torch.cat((x, x.flip(1)), dim=1), x[0]
+    eps, one_plus = model.rms_norm_eps, model.one_plus_norms
+
+    def rows(impl: Implementation) -> tuple[Tensor, ...]:
+        q, scale = quantize_rows(x, linear.weight.dtype, pdl=pdl, impl=impl)
+        return (_as_numbers(QuantizedRows(q, scale, x.dtype)),)
+
+    def norm(impl: Implementation) -> tuple[Tensor, ...]:
+        products = Products(impl=impl, pdl=pdl)
+        total, normed = products.norm(linear, x, x.flip(1), weight, eps, one_plus)
+        return total, _as_numbers(normed)
+
+    def gated(impl: Implementation) -> tuple[Tensor, ...]:
+        products = Products(impl=impl, pdl=pdl)
+        return (_as_numbers(products.gated(linear, gate_up, model.activation)),)
+
+    yield from (("quantize_rows", rows), ("quantized_norm", norm), ("quantized_gated", gated))
+
+
+def _as_numbers(rows: QuantizedRows) -> Tensor:
+    return (rows.q.float() * rows.scale[:, None]).to(rows.dtype)

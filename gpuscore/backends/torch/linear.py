@@ -7,7 +7,7 @@ has to come out, and computes it elsewhere.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore_kernels.quantized import quantize_rows, quantized_product
 from gpuscore_kernels.quantized.api import Implementation, ProductImplementation
 from gpuscore_kernels.quantized.reference import quantize_rows as plain_quantize_rows
+from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
 
 # oneDNN's fast products on CPUs without AMX take unsigned rows. With this zero point, an unsigned
 # number means the same as the signed one less it.
@@ -60,6 +61,29 @@ class LinearParts:
 Linear: TypeAlias = DenseLinear | QuantizedLinear | PackedLinear | LinearParts
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """Rows in eight bits, as `gpuscore_kernels.quantized` takes them."""
+
+    q: Tensor  # [T, K], int8 or float8_e4m3fn
+    scale: Tensor  # [T], float32
+    dtype: torch.dtype  # of products with them
+
+    def __len__(self) -> int:
+        return len(self.scale)
+
+
+Rows: TypeAlias = Tensor | QuantizedRows
+
+
+def split(rows: Rows, size: int) -> list[Rows]:
+    """Return pieces of `size` rows; the last one may have fewer."""
+    if isinstance(rows, Tensor):
+        return list(torch.split(rows, size))
+    pieces = zip(torch.split(rows.q, size), torch.split(rows.scale, size), strict=True)
+    return [QuantizedRows(q, scale, rows.dtype) for q, scale in pieces]
+
+
 class Products:
     """Computes the products of rows with linear layers.
 
@@ -80,26 +104,61 @@ class Products:
         self._quantize = compiler(_unsigned)
         self._scaled = compiler(_scaled)
 
-    def __call__(self, linear: Linear, x: Tensor) -> Tensor:
+    def __call__(self, linear: Linear, x: Rows) -> Tensor:
         """Return the products [T, O] of x [T, K], in x's dtype, with the bias added."""
+        if isinstance(x, QuantizedRows):
+            assert isinstance(linear, QuantizedLinear)  # noqa: S101  (see `takes_quantized`)
+            return self._quantized(linear, x)
         match linear:
             case DenseLinear():
                 return functional.linear(x, linear.weight, linear.bias)
             case PackedLinear():
                 return self._packed(linear, x)
             case QuantizedLinear():
-                return self._quantized(linear, x)
+                q, scale = quantize_rows(x, linear.weight.dtype, pdl=self._pdl, impl=self._impl)
+                return self._quantized(linear, QuantizedRows(q, scale, x.dtype))
             case LinearParts():
                 return torch.cat([self(part, x) for part in linear.parts], dim=1)
 
-    def _quantized(self, linear: QuantizedLinear, x: Tensor) -> Tensor:
-        dtype, pdl = linear.weight.dtype, self._pdl
-        q, scale = quantize_rows(x, dtype, pdl=pdl, impl=self._impl)
+    def takes_quantized(self, linear: Linear) -> TypeGuard[QuantizedLinear]:
+        """True if rows may be quantised by the kernel that makes them."""
+        return self._impl == "triton" and isinstance(linear, QuantizedLinear)
+
+    def norm(
+        self,
+        linear: QuantizedLinear,
+        x: Tensor,
+        delta: Tensor | None,
+        weight: Tensor,
+        eps: float,
+        one_plus: bool,
+    ) -> tuple[Tensor, QuantizedRows]:
+        """Return x + delta, and its norm as the layer takes it."""
+        dtype = linear.weight.dtype
+        total, q, scale = quantized_norm(
+            x,
+            delta,
+            weight,
+            eps=eps,
+            one_plus=one_plus,
+            dtype=dtype,
+            pdl=self._pdl,
+            impl=self._impl,
+        )
+        return total, QuantizedRows(q, scale, x.dtype)
+
+    def gated(self, linear: QuantizedLinear, gate_up: Tensor, activation: str) -> QuantizedRows:
+        """Return act(gate) * up as the layer takes it."""
+        dtype = linear.weight.dtype
+        rows = quantized_gated(gate_up, activation, dtype=dtype, pdl=self._pdl, impl=self._impl)
+        return QuantizedRows(*rows, gate_up.dtype)
+
+    def _quantized(self, linear: QuantizedLinear, x: QuantizedRows) -> Tensor:
         impl: ProductImplementation = self._impl
-        if impl == "triton" and dtype != torch.int8:
+        if impl == "triton" and x.q.dtype != torch.int8:
             impl = "scaled_mm"
         weights = linear.weight, linear.scale, linear.bias
-        return quantized_product(q, scale, *weights, dtype=x.dtype, pdl=pdl, impl=impl)
+        return quantized_product(x.q, x.scale, *weights, dtype=x.dtype, pdl=self._pdl, impl=impl)
 
     def _packed(self, linear: PackedLinear, x: Tensor) -> Tensor:
         if len(x) == 0:  # oneDNN takes no empty tensors

@@ -36,7 +36,7 @@ MIXTURE = {
 def make(tiny_model, quick_start):
     made = []
 
-    def start(family, special, kernels, fused_rows=0, **options):
+    def start(family, special, kernels, fused_rows=0, mlp_rows=None, **options):
         directory, _ = tiny_model(family, **special)
         config = ModelConfig(
             str(directory),
@@ -47,7 +47,7 @@ def make(tiny_model, quick_start):
             max_model_len=16,
             **{"max_batch_tokens": 8, **options},
         )
-        plan = replace(plan_backend(directory, config), fused_rows=fused_rows)
+        plan = replace(plan_backend(directory, config), fused_rows=fused_rows, mlp_rows=mlp_rows)
         made.append(create_backend(plan))
         return made[-1]
 
@@ -154,21 +154,35 @@ def test_so_do_products_of_int8(make, used, unpacked, family):
     backend = make(family, *INT8, quantization="int8")
     used.clear()
     got = scores(backend)
-    assert used >= {"quantize_rows_kernel", "int8_product_kernel"}
+    rows = {"quantize_rows_kernel", "quantized_norm_kernel", "quantized_gated_kernel"}
+    assert used >= rows | {"int8_product_kernel"}
+    assert "gated_kernel" not in used
     # A sum that differs in its last bit may round to another int8.
     error, effect = (largest_difference(one, want) for one in (got, plain))
     assert effect > 0
     assert error <= 0.1 * effect
+    some = scores(make(family, *INT8, quantization="int8", mlp_rows=3))  # at a time
+    assert largest_difference(some, got) == 0
 
 
-@pytest.mark.parametrize("name", ["quantize_rows", *slow("quantized_product")])
-def test_wrong_products_of_int8_do_not_serve(make, unpacked, monkeypatch, name):
-    module = importlib.import_module("gpuscore_kernels.quantized.triton")
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("quantized", "quantize_rows"),
+        *slow(
+            ("quantized", "quantized_product"),
+            ("quantized_rows", "quantized_norm"),
+            ("quantized_rows", "quantized_gated"),
+        ),
+    ],
+)
+def test_wrong_products_of_int8_do_not_serve(make, unpacked, monkeypatch, folder, name):
+    module = importlib.import_module(f"gpuscore_kernels.{folder}.triton")
     right = getattr(module, name)
 
     def off(*arguments):
         result = right(*arguments)
-        return result * 1.01 if torch.is_tensor(result) else (result[0], result[1] * 1.01)
+        return result * 1.01 if torch.is_tensor(result) else (*result[:-1], result[-1] * 1.01)
 
     monkeypatch.setattr(module, name, off)
     with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
