@@ -1,4 +1,4 @@
-"""Where the seconds go until a model is ready on this CPU.
+"""The seconds that pass until a model is ready on this CPU.
 
     make bench-start                            # a random model of Qwen3-0.6B's shape
     make bench-start ARGS='--shape small --compile on --repeat 1'
