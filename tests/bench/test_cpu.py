@@ -154,7 +154,8 @@ def test_the_run_of_vllm(python, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("vllm_setup.LIBRARIES", {"libtcmalloc": ("none",)})
     settings = {"model": str(tmp_path), "dtype": "float32", "threads": 1, "longest": 3}
     requests = [([1, 2], [[3], [4], [5]]), ([1], [[2]])]
-    with KINDS["vllm"].start(python, settings) as vllm:
+    (kind,) = KINDS["vllm"]
+    with kind.start(python, settings) as vllm:
         first, at_once = vllm.rows.values()
         for way, calls in ((first, (2, 4)), (at_once, (1, 2)), (at_once, (1, 2))):
             results, taken = vllm.score(requests, way)

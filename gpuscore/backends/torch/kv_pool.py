@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpuscore.arrays import Int32Array
 from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.torch.indices import Rows, index_of, rows_at
 from gpuscore_kernels.qk_norm_rope_store import Pages
 
 
@@ -35,14 +36,19 @@ class KVPool:
             for _ in range(config.num_layers)
         ]
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    def write(self, layer: int, slots: Rows, k: Tensor, v: Tensor) -> None:
         """Store k, v [n, Hkv, D] at slots [n]."""
         for side, values in zip(self.layers[layer], (k, v), strict=True):
-            side.index_copy_(1, slots, values.transpose(0, 1))
+            if isinstance(slots, slice):
+                side[:, slots] = values.transpose(0, 1)
+            else:
+                side.index_copy_(1, slots, values.transpose(0, 1))
 
-    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Return k and v [Hkv, n, D] of slots [n]."""
+    def read(self, layer: int, slots: Rows) -> tuple[Tensor, Tensor]:
+        """Return k and v [Hkv, n, D] of slots [n]; those of a slice are the pool's own memory."""
         k, v = self.layers[layer]
+        if isinstance(slots, slice):
+            return k[:, slots], v[:, slots]
         return k.index_select(1, slots), v.index_select(1, slots)
 
 
@@ -51,20 +57,19 @@ class KeptRows:
     """The rows of one batch whose keys and values are kept for later batches, and their slots."""
 
     pool: KVPool
-    rows: Tensor  # [n] of the batch
-    slots: Tensor  # [n]
+    rows: Rows  # [n] of the batch
+    slots: Rows  # [n]
     slot_of_row: Tensor  # [T]; -1 = not kept
 
     @staticmethod
     def of(slot_mapping: Int32Array, pool: KVPool) -> "KeptRows":
         rows = np.flatnonzero(slot_mapping >= 0)
-        indices = (rows, slot_mapping[rows], slot_mapping)
-        moved = (torch.from_numpy(x.astype(np.int64)).to(pool.device) for x in indices)
-        return KeptRows(pool, *moved)
+        places, slots = (rows_at(x, pool.device) for x in (rows, slot_mapping[rows]))
+        return KeptRows(pool, places, slots, index_of(slot_mapping, pool.device))
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store these rows of k and v [T, Hkv, D]."""
-        if len(self.rows):
+        if isinstance(self.rows, slice) or len(self.rows):
             self.pool.write(layer, self.slots, k[self.rows], v[self.rows])
 
     def pages(self, layer: int) -> Pages:

@@ -9,15 +9,13 @@ batch nor on which of its keys were computed in an earlier batch.
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gpuscore.backends.torch.indices import Rows, index_of, rows_at, run_of
 from gpuscore.batch import PackedBatch, prefix_slots
-
-Rows: TypeAlias = Tensor | slice
 
 # With tiling, the numbers of rows and keys of a call are multiples of this. torch's CPU operator
 # puts the work spaces of its threads end to end, and MKL's products round differently at other
@@ -49,6 +47,7 @@ class DensePass:
 
     calls: tuple[DenseCall, ...]
     slots: Tensor  # [P]; without those outside of every row's window
+    run: slice | None  # the slots, if they are consecutive and may be read in place
     before: tuple[slice, ...]  # rows of a parent, and of earlier blocks of the same segment
 
 
@@ -58,13 +57,15 @@ class CausalGroup:
 
     Shorter blocks are padded by repeating their own last row, which no earlier row sees. In the
     last layer, query rows are numbered by their place among the scored ones; a row that is not
-    scored has a stand-in, which is computed and dropped.
+    scored has a stand-in, which is computed and dropped. Consecutive rows are slices, which are
+    read and written in place.
     """
 
-    gather: Tensor  # [n, length] rows of the batch
-    queries: Tensor  # [n, length] their query rows
-    keep: Tensor  # places in the flattened [n * length] whose results are kept
-    rows: Tensor  # query rows of those results
+    length: int  # rows of a block
+    gather: Rows  # [n, length], or a slice of n * length: rows of the batch
+    queries: Rows  # their query rows, in the same form
+    keep: Tensor | None  # places in the flattened [n * length] whose results are kept; None = all
+    rows: Rows  # query rows of those results
     first_key: Tensor | None  # [length]; None = no window
 
 
@@ -168,7 +169,8 @@ class _Builder:
             if len(slots) or before:
                 masked = self.window is not None if self.tiling else first.max() > reached
                 calls = tuple(self._dense_calls(members, first - reached if masked else None))
-                yield DensePass(calls, _index(slots, self.device), before)
+                run = None if self.tiling else run_of(slots)
+                yield DensePass(calls, index_of(slots, self.device), run, before)
 
     def _before(self, parent: int, block: int) -> list[slice]:
         """Rows of this batch that a block sees before its own: its parent's, then its segment's."""
@@ -182,12 +184,12 @@ class _Builder:
 
     def _dense_calls(self, members: np.ndarray, edge: np.ndarray | None) -> Iterator[DenseCall]:
         if self.tiling is None:
-            first_key = None if edge is None else _index(edge, self.device)
-            yield DenseCall(_rows(members, self.device), len(members), first_key)
+            first_key = None if edge is None else index_of(edge, self.device)
+            yield DenseCall(rows_at(members, self.device), len(members), first_key)
             return
         for chosen, count in _filled(np.arange(len(members)), self.tiling.rows):
-            first_key = None if edge is None else _index(edge[chosen], self.device)
-            yield DenseCall(_index(members[chosen], self.device), count, first_key)
+            first_key = None if edge is None else index_of(edge[chosen], self.device)
+            yield DenseCall(index_of(members[chosen], self.device), count, first_key)
 
     def causal_groups(self) -> Iterator[CausalGroup]:
         every = np.arange(self.batch.num_tokens)
@@ -210,14 +212,23 @@ class _Builder:
             keep = np.flatnonzero(((offsets < own) & (queries >= 0))[:count].reshape(-1))
             first = None
             if self.window is not None and size > self.window:
-                first = _index(_first_positions(offsets, self.window), self.device)
+                first = index_of(_first_positions(offsets, self.window), self.device)
             yield CausalGroup(
-                _index(gather, self.device),
-                _index(np.maximum(queries, 0), self.device),
-                _index(keep, self.device),
-                _index(queries.reshape(-1)[keep], self.device),
+                size,
+                self._in_place(gather),
+                self._in_place(np.maximum(queries, 0)),
+                None if len(keep) == gather.size else index_of(keep, self.device),
+                self._in_place(queries.reshape(-1)[keep]),
                 first,
             )
+
+    def _in_place(self, indices: np.ndarray) -> Rows:
+        """Return the slice of consecutive indices, else the indices as a tensor.
+
+        With tiling always a tensor: bits may depend on where rows lie.
+        """
+        run = None if self.tiling else run_of(indices.reshape(-1))
+        return index_of(indices, self.device) if run is None else run
 
     def scored_groups(self) -> Iterator[ScoredGroup]:
         alone = np.flatnonzero(~self.several[self.block_of[self.batch.score_rows]])
@@ -232,17 +243,17 @@ class _Builder:
             own = visible[rows, None]
             gather = starts[rows, None] + np.minimum(offsets, own - 1)
             yield ScoredGroup(
-                _index(alone[rows], self.device),
+                index_of(alone[rows], self.device),
                 count,
                 times,
-                _index(gather, self.device),
+                index_of(gather, self.device),
                 torch.from_numpy(offsets < own).to(self.device),
             )
 
     def _alike(self, lengths: np.ndarray) -> Iterator[tuple[int, np.ndarray, int]]:
         """Yield groups of one padded length: the length, indices into `lengths`, the real count.
 
-        With tiling, indices after the real count repeat the last one.
+        With tiling, indices after the real count repeat the last; without, equal lengths stay.
         """
         groups = defaultdict(list)
         unit = ALIGNED if self.tiling else 1
@@ -251,7 +262,8 @@ class _Builder:
         for size, members in groups.items():
             indices = np.asarray(members)
             if self.tiling is None:
-                yield size, indices, len(indices)
+                own = lengths[indices]
+                yield int(own[0]) if (own == own[0]).all() else size, indices, len(indices)
                 continue
             for chosen, count in _filled(indices, max(1, self.tiling.group // size)):
                 yield size, chosen, count
@@ -286,15 +298,3 @@ def padded_length(length: int) -> int:
     """Round up to a multiple of a quarter of the next lower power of two (at least of 4)."""
     step = max(4, 1 << max(0, length.bit_length() - 3))
     return -(-length // step) * step
-
-
-def _rows(indices: np.ndarray, device: torch.device) -> Rows:
-    """Return a slice if the rows are consecutive: slices are read and written without a copy."""
-    first, last = int(indices[0]), int(indices[-1])
-    if last - first + 1 == len(indices):
-        return slice(first, last + 1)
-    return _index(indices, device)
-
-
-def _index(values: np.ndarray, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)

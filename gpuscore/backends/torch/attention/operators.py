@@ -24,6 +24,7 @@ from gpuscore.backends.torch.attention.layout import (
     Tiling,
     lay_out_attention,
 )
+from gpuscore.backends.torch.indices import Rows
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import PackedBatch
 from gpuscore_kernels.partial_attention import partial_attention
@@ -107,12 +108,13 @@ class TorchPass:
     ) -> None:
         for group in groups:
             q_g, k_g, v_g = (
-                _by_head(x, rows)
+                _by_head(x, rows, group.length)
                 for x, rows in ((q, group.queries), (k, group.gather), (v, group.gather))
             )
-            o, log_sum = self._partial(q_g, k_g, v_g, causal=True, first_key=group.first_key)
-            out[group.rows] = o.transpose(1, 2).flatten(0, 1)[group.keep]
-            lse[group.rows] = log_sum.transpose(1, 2).flatten(0, 1)[group.keep]
+            results = self._partial(q_g, k_g, v_g, causal=True, first_key=group.first_key)
+            for side, found in zip((out, lse), results, strict=True):
+                flat = found.transpose(1, 2).flatten(0, 1)
+                side[group.rows] = flat if group.keep is None else flat[group.keep]
 
     def _add_scored(
         self,
@@ -124,7 +126,7 @@ class TorchPass:
         lse: Tensor,
     ) -> None:
         for group in groups:
-            k_g, v_g = (_by_head(x, group.gather) for x in (k, v))
+            k_g, v_g = (x[group.gather].transpose(1, 2) for x in (k, v))
             q_g = q[group.rows].unsqueeze(2).expand(-1, -1, group.times, -1)
             o, log_sum = self._partial(q_g, k_g, v_g, key_mask=group.key_mask)
             real = group.rows[: group.count]
@@ -152,16 +154,23 @@ class TorchPass:
 def shared_keys(
     pool: KVPool, layer: int, part: DensePass, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gather a dense pass's k and v, each [1, Hkv, P + rows before, D], contiguous."""
-    cached = pool.read(layer, part.slots) if len(part.slots) else None
+    """Gather a dense pass's k and v, each [1, Hkv, P + rows before, D], contiguous by head.
+
+    Consecutive slots are not copied, if they are all.
+    """
+    slots = part.slots if part.run is None else part.run
+    cached = pool.read(layer, slots) if len(part.slots) else None
     sides = []
     for side, own in enumerate((k, v)):
         parts = [] if cached is None else [cached[side]]
         parts += [own[rows].transpose(0, 1) for rows in part.before]
-        sides.append(torch.cat(parts, dim=1).contiguous().unsqueeze(0))
+        one = parts[0] if cached is not None and len(parts) == 1 else torch.cat(parts, dim=1)
+        sides.append(one.unsqueeze(0))
     return sides[0], sides[1]
 
 
-def _by_head(x: Tensor, gather: Tensor) -> Tensor:
-    """Gather rows by head: x [T, H, D] -> [n, H, length, D]."""
-    return x[gather].transpose(1, 2)
+def _by_head(x: Tensor, rows: Rows, length: int) -> Tensor:
+    """Gather rows by head: x [T, H, D] -> [n, H, length, D]; a slice is not copied."""
+    if isinstance(rows, slice):
+        return x[rows].view(-1, length, *x.shape[1:]).transpose(1, 2)
+    return x[rows].transpose(1, 2)
