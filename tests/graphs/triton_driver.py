@@ -118,7 +118,7 @@ def stub_triton(
     try:
         with (
             # Triton would hash its own files, 1.5 s of a core, to name what it keeps on disk.
-            mock.patch.object(cache, "triton_key", lambda: triton.__version__),
+            mock.patch.object(cache, "triton_key", return_value=triton.__version__),
             mock.patch.object(JITFunction, "run", through_triton),
             mock.patch.object(CachedLaunch, "__call__", remembered),
             mock.patch.object(cached_launch, "address", recorder.heap.address),
