@@ -202,7 +202,7 @@ def _float8_bits(path: Path, name: str) -> Any:
     """Return a tensor of float8_e4m3fn as a NumPy array of uint8.
 
     NumPy has no such dtype, so safetensors reads it for other frameworks only. A file begins with
-    the size of its header, 8 bytes, and the header; safetensors has checked both when it was opened.
+    the size of its header, 8 bytes, and the header; safetensors has checked both at its opening.
     """
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")

@@ -1,8 +1,7 @@
 """Eight-bit linear layers: what a checkpoint says of its own, and what is computed.
 
-`read_storage` reads `quantization_config` and refuses, by name, what would change scores in another
-way than the checkpoint's makers meant. Which layers are quantised is told by the files: a layer's
-weight has a scale beside it, or has none.
+`read_storage` reads `quantization_config` and refuses, by name, what is not computed as its makers
+meant. The files tell which layers are quantised: their weights have a scale beside them.
 """
 
 from collections.abc import Callable, Mapping
@@ -202,7 +201,7 @@ def _compressed_tensors(section: dict[str, Any]) -> Storage:
     )
 
 
-# Keys of both weights and activations; observers chose scales when the checkpoint was made.
+# Of weights and activations; observers chose scales when the checkpoint was made.
 _COMMON: dict[str, tuple[Any, ...]] = {
     "num_bits": (8,),
     "symmetric": (True,),
