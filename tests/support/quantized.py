@@ -14,7 +14,7 @@ NAMES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/expected.npz"))
 class Recorded:
     """Hold prompts and float32 log-probabilities [prompts, vocabulary] of their last positions.
 
-    `w8a8`: activations quantised, INT8 to -127..127. `w8a16`: weights dequantised, activations as
+    `w8a8`: activations quantised, INT8 by max / 127. `w8a16`: weights dequantised, activations as
     they are. `own`: for INT8, with compressed-tensors' own range of -128..127, where no two
     computations break a row's tie alike; fixtures/make/answers.py says more."""
 
