@@ -49,6 +49,7 @@ from gpuscore.config import ModelConfig
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
 CHECKED = Workload(200, 40, 9, seed=1)  # what all scorers have to agree on
+LONGEST = 4096  # tokens of a prompt; a full context would reserve gigabytes for its pages
 COMPARED = 8  # at least as many items are compared in the timed dtype
 COMPILING = Workload(300, 40, 20)  # the first request, in which engines compile
 DEFAULT = ("reports", "hundred", "separate", "single")
@@ -67,6 +68,7 @@ def main() -> None:
         compile=options.compile,
         threads=options.threads,
         max_batch_tokens=options.max_batch_tokens,
+        max_model_len=LONGEST,
     )
     plan = plan_backend(directory, config)
     dtype = str(plan.dtype).removeprefix("torch.")

@@ -120,6 +120,17 @@ def test_a_row_does_not_depend_on_the_others():
     assert torch.equal(products(layer, x[:1])[0], every[0])
 
 
+def test_deterministic_items_have_the_same_bits_alone(tiny_model):
+    rng = np.random.default_rng(1)
+    query, items = random_ids(rng, 40), [random_ids(rng, count) for count in (1, 30, 7, 12)]
+    ids = {"label_token_ids": [3, 9], "logprobs": True}
+    options = {"device": "cpu", "quantization": "int8", "deterministic": True}
+    with Scorer(str(tiny_model()[0]), **options) as scorer:
+        together = scorer.score(query, items, **ids).logprobs
+        alone = [scorer.score(query, [item], **ids).logprobs[0] for item in items]
+    assert np.array_equal(together, np.stack(alone))
+
+
 def test_layers_of_several_formats_are_stacked_and_cut():
     def layer(seed, quantized):
         weight = torch.randn(8, 16, generator=torch.Generator().manual_seed(seed))
