@@ -72,11 +72,15 @@ class Workload:
 
     def draw(self, vocab: int) -> Request:
         """Draw the first request."""
-        return self._one(np.random.default_rng(self.seed), vocab)
+        return self._one(self._rng(), vocab)
 
     def draw_all(self, vocab: int) -> list[Request]:
-        rng = np.random.default_rng(self.seed)
+        rng = self._rng()
         return [self._one(rng, vocab) for _ in range(self.requests)]
+
+    def _rng(self) -> np.random.Generator:
+        # Queries of two workloads begin differently, or the second one's would be cached.
+        return np.random.default_rng([self.seed, self.query_len, self.num_items, self.item_len])
 
     def _one(self, rng: np.random.Generator, vocab: int) -> Request:
         query = rng.integers(0, vocab, self.query_len).tolist()

@@ -173,6 +173,12 @@ def test_an_engine_that_ends_is_named(python, tmp_path):
         broken.score([([1], [[2]])])
 
 
+def test_queries_of_workloads_with_one_seed_begin_differently():
+    """Or the first workload's query would be the cached prefix of the next one's."""
+    begins = [str(workload.draw(1000)[0][:4]) for workload in WORKLOADS.values()]
+    assert len(set(begins)) == len(begins)
+
+
 def test_requests_of_a_workload_differ():
     requests = WORKLOADS["separate"].draw_all(1000)
     assert [(len(query), *map(len, items)) for query, items in requests] == [
