@@ -209,10 +209,14 @@ def test_no_batch_takes_more_than_was_measured(backend_of, longest, count):
 
 
 @linux_only
-@pytest.mark.parametrize("longest", [4096, *slow(16384)])
-def test_two_parts_take_as_much_as_the_largest_batches(backend_of, longest):
-    """Rows and keys are measured one after the other, and not too much is set aside for it."""
-    sizes = 300, longest, 16
+@pytest.mark.slow
+def test_two_parts_take_as_much_as_the_largest_batches(backend_of):
+    """Rows and keys are measured one after the other, and not too much is set aside for it.
+
+    Unlike an engine, the tests' process has an arena for each thread, whose upper ends are not
+    given back: peaks vary by 20 MiB from run to run, and the keys alone are 64 MiB.
+    """
+    sizes = 300, 16384, 16
     backend = backend_of(
         SetMemory(2**40, 0),
         overrides=WIDE | {"max_position_embeddings": sizes[1]},
@@ -223,7 +227,7 @@ def test_two_parts_take_as_much_as_the_largest_batches(backend_of, longest):
     parts = [memory._peak(partial(backend._run_all, part)) for part in largest_in_parts(*sizes)]
     assert len(parts) == 2
     keys = 2 * sizes[1] * WIDE["num_key_value_heads"] * WIDE["head_dim"] * 4
-    assert keys < whole < sum(parts) + 2 * MIB
+    assert keys < whole < sum(parts) + 32 * MIB
     assert sum(parts) < 3 * whole
 
 
