@@ -22,19 +22,12 @@ from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.batch import Prefix, Segment, pack
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from support.quantized import FOLDER, NAMES, recorded
 from support.slow import slow
 
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "quantized"
-ALL = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir())
-INT8 = [name for name in ALL if "int8" in name and "moe" not in name]
+INT8 = [name for name in NAMES if "int8" in name and "moe" not in name]
 # In log p. An activation that is rounded the other way costs 0.05 and more in models this small.
 CLOSE = 1e-4
-
-
-def expected(name):
-    """Return the prompts and compressed-tensors' log-probabilities, by kind."""
-    found = np.load(FIXTURES / name / "expected.npz")
-    return np.split(found["ids"], np.cumsum(found["lengths"])[:-1]), found
 
 
 def logprobs(backend, prompts, vocabulary=400):
@@ -66,33 +59,37 @@ def of_torch(directory, prompts, precision=None, **options):
         backend.close()
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", NAMES)
 def test_weights_are_those_of_the_library(name):
-    prompts, want = expected(name)
-    got = of_torch(FIXTURES / name, prompts, quantization="w8a16")
-    assert np.abs(got - want["w8a16"]).max() <= CLOSE
+    want = recorded(name)
+    prompts = want.prompts
+    got = of_torch(FOLDER / name, prompts, quantization="w8a16")
+    assert np.abs(got - want.w8a16).max() <= CLOSE
 
 
 @pytest.mark.parametrize("name", INT8)
 def test_activations_in_int8_are_those_of_the_library(name):
-    prompts, want = expected(name)
-    got = of_torch(FIXTURES / name, prompts)
-    assert but_one(got - want["w8a8"]) <= CLOSE
-    assert but_one(got - want["w8a16"]) > 100 * CLOSE  # they are quantised
+    want = recorded(name)
+    prompts = want.prompts
+    got = of_torch(FOLDER / name, prompts)
+    assert but_one(got - want.w8a8) <= CLOSE
+    assert but_one(got - want.w8a16) > 100 * CLOSE  # they are quantised
 
 
 def test_activations_in_fp8_are_those_of_the_library():
     """The reference, which CUDA's product is compared with; a CPU does not choose it."""
-    prompts, want = expected("qwen3-fp8-channel")
-    got = of_torch(FIXTURES / "qwen3-fp8-channel", prompts, precision="fp8")
-    assert but_one(got - want["w8a8"]) <= CLOSE
+    want = recorded("qwen3-fp8-channel")
+    prompts = want.prompts
+    got = of_torch(FOLDER / "qwen3-fp8-channel", prompts, precision="fp8")
+    assert but_one(got - want.w8a8) <= CLOSE
 
 
 @pytest.mark.parametrize("name", ["qwen3-int8", *slow("qwen3-fp8-block", "qwen3-fp8-channel")])
 def test_jax_computes_the_same(name):
     pytest.importorskip("jax")
-    prompts, want = expected(name)
-    with Scorer(str(FIXTURES / name), backend="jax", device="cpu", dtype="float32") as scorer:
+    want = recorded(name)
+    prompts = want.prompts
+    with Scorer(str(FOLDER / name), backend="jax", device="cpu", dtype="float32") as scorer:
         got = [
             scorer.score(
                 prompt[:-1].tolist(),
@@ -103,16 +100,16 @@ def test_jax_computes_the_same(name):
             for prompt in prompts[:4]
         ]
     kind = "w8a8" if "int8" in name else "w8a16"
-    assert but_one(np.stack(got) - want[kind][:4]) <= CLOSE
+    assert but_one(np.stack(got) - getattr(want, kind)[:4]) <= CLOSE
 
 
 def test_packed_is_alone():
     """At equal shapes bit for bit, and rows never differ by a rounding in eight bits."""
-    prompts, _ = expected("qwen3-int8")
+    prompts = recorded("qwen3-int8").prompts
     again = [prompts[3]] * 4
-    together = of_torch(FIXTURES / "qwen3-int8", again)
+    together = of_torch(FOLDER / "qwen3-int8", again)
     assert all(np.array_equal(row, together[0]) for row in together)
-    plan = plan_backend(FIXTURES / "qwen3-int8", ModelConfig(device="cpu", dtype="float32"))
+    plan = plan_backend(FOLDER / "qwen3-int8", ModelConfig(device="cpu", dtype="float32"))
     backend = TorchBackend(plan)
     try:
         alone = np.concatenate([logprobs(backend, [one]) for one in prompts])
@@ -134,19 +131,19 @@ def test_packed_is_alone():
 )
 def test_what_is_not_computed_is_refused(name, wanted, message):
     with pytest.raises(ConfigError, match=message):
-        plan_backend(FIXTURES / name, ModelConfig(device="cpu", quantization=wanted))
+        plan_backend(FOLDER / name, ModelConfig(device="cpu", quantization=wanted))
 
 
 def test_a_cpu_without_exact_sums_is_refused(monkeypatch):
     monkeypatch.setattr("gpuscore.backends.torch.eight_bits.exact_on_this_cpu", lambda: False)
     with pytest.raises(ConfigError, match="neither VNNI nor AMX"):
-        plan_backend(FIXTURES / "qwen3-int8", ModelConfig(device="cpu"))
+        plan_backend(FOLDER / "qwen3-int8", ModelConfig(device="cpu"))
 
 
 @pytest.fixture
 def copy(tmp_path):
     def make(name):
-        return Path(shutil.copytree(FIXTURES / name, tmp_path / name))
+        return Path(shutil.copytree(FOLDER / name, tmp_path / name))
 
     return make
 
@@ -275,11 +272,11 @@ def test_damaged_tensors_are_refused(copy, change, message):
 
 def test_a_layer_that_was_left_out_is_computed_as_it_is(copy):
     """`ignore` of compressed-tensors: such a weight has no scale, and its rows are not rounded."""
-    directory, (prompts, want) = copy("qwen3-int8"), expected("qwen3-int8")
+    directory, want = copy("qwen3-int8"), recorded("qwen3-int8")
     tensors = load_file(directory / "model.safetensors")
     scale = tensors.pop(Q + "weight_scale").float()
     tensors[Q + "weight"] = tensors[Q + "weight"].float() * scale
     save_file(tensors, directory / "model.safetensors")
-    got = of_torch(directory, prompts)
-    kinds = [np.abs(got - want[kind]).max() for kind in ("w8a8", "w8a16")]
+    got = of_torch(directory, want.prompts)
+    kinds = [np.abs(got - getattr(want, kind)).max() for kind in ("w8a8", "w8a16")]
     assert min(kinds) > 100 * CLOSE

@@ -19,7 +19,7 @@ class Recorded:
     computations break a row's tie alike; fixtures/make/answers.py says more."""
 
     directory: Path
-    prompts: list[list[int]]
+    prompts: list[NDArray[np.int32]]
     w8a8: NDArray[np.float32]
     w8a16: NDArray[np.float32]
     own: NDArray[np.float32] | None
@@ -31,7 +31,7 @@ def recorded(name: str) -> Recorded:
         prompts = np.split(record["ids"], np.cumsum(record["lengths"])[:-1])
         return Recorded(
             FOLDER / name,
-            [prompt.tolist() for prompt in prompts],
+            prompts,
             record["w8a8"],
             record["w8a16"],
             record.get("w8a8_own"),
