@@ -99,29 +99,27 @@ def _cpu_seconds(pid: int) -> float:
 def main(configs: dict[str, dict[str, Any]]) -> int:
     """Serve as gpuscore/serving.py does, with another backend."""
     from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+    from gpuscore.replicas.start import start_replicas
     from gpuscore.server.api.auth import ApiKeys
     from gpuscore.server.run import serve
     from gpuscore.server.service import LoadedModel
     from gpuscore.text.joining import PromptBuilder
-    from gpuscore.worker.client import EngineClient
-    from gpuscore.worker.messages import Start
-    from gpuscore.worker.process import command
 
     # The engine's process makes the backend and reads both.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     os.environ["BENCH_FAKE"] = json.dumps(configs.get("fake", {}))
-    start = Start("/nowhere", ModelConfig(), EngineConfig(**configs.get("engine", {})))
-    client = EngineClient(command("fake:prepare"), start)
+    engine = EngineConfig(**configs.get("engine", {}))
+    replicas = start_replicas(Path("/nowhere"), ModelConfig(), engine, "fake:prepare")
 
     def load() -> LoadedModel:
-        builder = PromptBuilder(None, client.wait_ready(), RequestLimits())
-        return LoadedModel(client, builder, client.wait_ended)
+        builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
+        return LoadedModel(replicas, builder, replicas.wait_ended)
 
     def announce(address: str) -> None:
         print(f"ready on http://{address} ", flush=True)
 
     server = ServerConfig(**{"port": 0, "log_requests": False} | configs.get("server", {}))
-    with closing(client):
+    with closing(replicas):
         return serve(("fake", "fake"), server, ApiKeys([]), load, announce)
 
 

@@ -21,6 +21,8 @@ from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.files import ClassifierHead, read_classifier_head
 from gpuscore.prompts.rendering import TemplateLimit
+from gpuscore.replicas.replicas import Replicas
+from gpuscore.replicas.start import start_replicas
 from gpuscore.server.api.auth import KeyReader, read_api_keys
 from gpuscore.server.api.cors import read_origins
 from gpuscore.server.observe.tracing import read_tracer
@@ -29,9 +31,6 @@ from gpuscore.server.service import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
-from gpuscore.worker.client import EngineClient
-from gpuscore.worker.messages import Start
-from gpuscore.worker.process import command
 
 STANDARD_OUTPUT = 1
 
@@ -53,17 +52,17 @@ def serve_model(
     tracer = read_tracer(server, os.environ)
     directory = model_directory(model.model, model.revision)
     names = (server.served_model_name or model.model, model.model)
-    client = EngineClient(command(), Start(str(directory), model, engine))
+    replicas = start_replicas(directory, model, engine)
     # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
-    with LogWriter(STANDARD_OUTPUT) as output, closing(client):
-        files = _read_files(directory, server.family, names)  # while the child imports torch
+    with LogWriter(STANDARD_OUTPUT) as output, closing(replicas):
+        files = _read_files(directory, server.family, names)  # while the children import torch
 
         def announce(address: str) -> None:
-            example = _example(address, client.wait_ready().classes)
+            example = _example(address, replicas.wait_ready().classes)
             _say(output, f"gpuscore: ready on http://{address} - try\n\n{example}\n")
 
-        _say(output, f"gpuscore: loading {model.model} as {client.wait_planned()}")
-        load = partial(_load, client, files, limits)
+        _say(output, f"gpuscore: loading {model.model} as {replicas.wait_planned()}")
+        load = partial(_load, replicas, files, limits)
         return serve(names, server, keys, load, announce, tracer)
 
 
@@ -89,9 +88,9 @@ def _read_files(directory: Path, family: str, names: tuple[str, ...]) -> _ModelF
     return _ModelFiles(encoder, specials, head, template, info, found)
 
 
-def _load(client: EngineClient, files: _ModelFiles, limits: RequestLimits) -> LoadedModel:
-    """Wait for the engine and prepare the model's prompts; runs in a thread."""
-    builder = PromptBuilder(files.encoder, client.wait_ready(), limits)
+def _load(replicas: Replicas, files: _ModelFiles, limits: RequestLimits) -> LoadedModel:
+    """Wait for the engines and prepare the model's prompts; runs in a thread."""
+    builder = PromptBuilder(files.encoder, replicas.wait_ready(), limits)
     prompts = None if files.family is None else FamilyPrompts(files.family, builder)
     try:
         decisions: DecisionPrompts | str = DecisionPrompts(files.template, files.specials, builder)
@@ -99,9 +98,9 @@ def _load(client: EngineClient, files: _ModelFiles, limits: RequestLimits) -> Lo
         raise
     except ConfigError as error:
         decisions = str(error)  # part of the error that callers get
-    about = client.wait_planned()
-    ended = client.wait_ended
-    return LoadedModel(client, builder, ended, prompts, files.head, about, decisions, files.info)
+    about = replicas.wait_planned()
+    ended = replicas.wait_ended
+    return LoadedModel(replicas, builder, ended, prompts, files.head, about, decisions, files.info)
 
 
 def _say(output: LogWriter, text: str) -> None:

@@ -73,5 +73,20 @@ class EngineStats:
     restarts: int = 0  # of its process; the counters continue after a restart
     heartbeat_age: float = 0.0  # seconds since its process last gave a sign of life
 
+    @property
+    def pages(self) -> int:
+        return self.pages_free + self.pages_cached + self.pages_used
+
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0.0, 0.0, NO_COUNTERS)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """A replica, as the server sees it."""
+
+    replica: str  # its number, from 0
+    device: str  # as in --devices
+    alive: bool
+    stats: EngineStats  # only counters and restarts count while it is not alive
+    rerun: int = 0  # requests that were in flight when it was lost, and were run again elsewhere

@@ -242,7 +242,7 @@ def check_drain(container: Container) -> None:
 
 def waiting_tokens(container: Container) -> float:
     _, text = request(container, "GET", "/metrics")
-    found = re.search(r"^gpuscore_tokens_waiting (\S+)", text, re.MULTILINE)
+    found = re.search(r"^gpuscore_tokens_waiting\{.*\} (\S+)", text, re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 

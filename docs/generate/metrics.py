@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 from generate.markdown import code, page, table
 from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.observe.record import RequestRecord
-from gpuscore.stats import NO_STATS
+from gpuscore.stats import NO_STATS, ReplicaState
 
 
 def page_of_metrics() -> str:
@@ -20,7 +20,8 @@ def page_of_metrics() -> str:
         "Times are in seconds, sizes in bytes. Labels never hold anything that a caller wrote. "
         "Counters of the engine come with its heartbeat and never go back, even if its process is "
         "replaced. They do not include the work of a lost process in its last quarter of a second. "
-        "Gauges of the engine are exposed only while it runs.",
+        "Gauges of an engine are exposed only while it runs. `replica` is the engine's number in "
+        "`--devices`, `0` if there is one; add up over it for the whole server.",
     )
 
 
@@ -32,8 +33,7 @@ def families() -> list[Metric]:
         running=0,
         log_lines_dropped=0,
         connections_refused=0,
-        engine=NO_STATS,
-        engine_alive=True,
+        replicas=[ReplicaState("0", "cpu", alive=True, stats=NO_STATS)],
     )
     metrics = Metrics(lambda: state)
     metrics.finished(RequestRecord("id"))  # or metrics per request would show no labels
@@ -49,7 +49,7 @@ def _labels(metric: Metric) -> str:
     names: dict[str, set[str]] = {}
     for sample in metric.samples:
         for name, value in sample.labels.items():
-            if name not in ("le", "version"):
+            if name not in ("le", "version", "device"):
                 names.setdefault(name, set()).add(value)
     return ", ".join(_label(name, values) for name, values in names.items())
 

@@ -300,8 +300,15 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Queue, prefix cache and engine timeouts."""
+    """Replicas, queue, prefix cache and engine timeouts."""
 
+    devices: str | None = option(
+        None,
+        "devices that run a replica of the model each, separated by commas, such as cuda:0,cuda:1 "
+        "or cpu,cpu; all: every CUDA device",
+        unset="the one of --device",
+        metavar="DEVICES",
+    )
     max_queued_requests: int = option(1024, "most requests in flight; more get 429", minimum=1)
     max_queued_tokens: int = option(
         4 * 1048576,

@@ -23,7 +23,7 @@ from gpuscore.server.large_bodies import LargeBodies
 from gpuscore.server.memory import LARGE, Trimmer
 from gpuscore.server.observe.record import ENGINE, RequestRecord
 from gpuscore.server.text_work import TextWork, permits_here
-from gpuscore.stats import EngineStats
+from gpuscore.stats import ReplicaState
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer_info import TokenizerInfo
 from gpuscore.text.turns import Turns
@@ -40,7 +40,7 @@ SMALL_ITEMS, SMALL_TOKENS = 64, 4096
 
 
 class ScoringEngine(Protocol):
-    """The part of `Engine` and `EngineClient` that the server uses."""
+    """The part of `Replicas` that the server uses."""
 
     @property
     def limits(self) -> BackendLimits: ...
@@ -55,7 +55,7 @@ class ScoringEngine(Protocol):
         self, requests: list[ScoreRequest]
     ) -> "list[Future[ScoreResult] | GpuscoreError]": ...
 
-    def stats(self) -> EngineStats: ...
+    def states(self) -> list[ReplicaState]: ...
 
     def close(self) -> None: ...
 

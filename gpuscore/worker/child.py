@@ -63,6 +63,8 @@ def run(sock: socket.socket, prepare: Prepare) -> int:
         start, *more = next(messages)
         if more or not isinstance(start, Start):
             raise ProtocolError("the first message is not Start alone")
+        if start.cores:  # before the framework counts them
+            os.sched_setaffinity(0, start.cores)
         _Worker(start, prepare, writer).serve(messages)
     except EOFError:
         return EXIT_FAILED  # at once: the parent, which would get the results, is gone

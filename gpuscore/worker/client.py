@@ -1,7 +1,7 @@
 """The server's side of an `Engine` that runs in a process of its own."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,24 @@ class _Waiting:
     future: "Future[ScoreResult]"
 
 
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Other engines that can compute the same requests.
+
+    Args:
+        ready: returns True while one of them is alive. Requests of a silent child then fail before
+            it is killed, so that they can be run there.
+        hopeful: returns True while one of them is alive or still counts on its next start. A child
+            that failed too often is then started again all the same.
+    """
+
+    ready: Callable[[], bool]
+    hopeful: Callable[[], bool]
+
+
+ALONE = Siblings(lambda: False, lambda: False)
+
+
 class EngineClient:
     """Thread-safe client of an engine process, which is restarted when it is lost.
 
@@ -40,10 +58,17 @@ class EngineClient:
         command: starts the child (`gpuscore.worker.process.command`).
         start: the model to load, and the engine's limits.
         patience: times and counts after which the supervisor gives up waiting or restarting.
+        environment: variables that the child gets besides this process's.
+        siblings: other engines for the same requests.
     """
 
     def __init__(
-        self, command: Sequence[str], start: Start, patience: Patience | None = None
+        self,
+        command: Sequence[str],
+        start: Start,
+        patience: Patience | None = None,
+        environment: Mapping[str, str] | None = None,
+        siblings: Siblings = ALONE,
     ) -> None:
         self._lock = threading.Lock()
         self._ids = count()
@@ -52,31 +77,33 @@ class EngineClient:
         self.backlog = Backlog(start.engine, lambda: self._supervisor.rate)
         self._send: Send | None = None  # None while no child is ready
         self._closing = False
-        self._supervisor = Supervisor(command, start, self, patience or Patience())
+        self._siblings, patience = siblings, patience or Patience()
+        self._max_failures = patience.max_failures
+        self._supervisor = Supervisor(
+            command, start, self, patience, environment or {}, lambda: not siblings.hopeful()
+        )
         self._supervisor.start()
 
-    def wait_planned(self) -> str:
-        """Return the child's description of the model; raises as `wait_ready`."""
-        return self._supervisor.planned.result()
+    @property
+    def planned(self) -> Future[str]:
+        """The child's description of the model; raises as `started`."""
+        return self._supervisor.planned
 
-    def wait_ready(self) -> BackendLimits:
-        """Block until the model is loaded and warm.
+    @property
+    def started(self) -> Future[BackendLimits]:
+        """The backend limits of the first child, once the model is loaded and warm.
 
         Raises:
             ConfigError: the model cannot be served.
             LoadTimeout: the child was not ready within the `load_timeout`.
             EngineFailed: the child was lost, or the client closed, before the child was ready.
         """
-        return self._supervisor.started.result()
-
-    def wait_ended(self) -> None:
-        """Block until `close`; raise EngineFailed if the child fails too often to be restarted."""
-        self._supervisor.ended.result()
+        return self._supervisor.started
 
     @property
-    def limits(self) -> BackendLimits:
-        """The backend limits of the first child; blocks until it is ready."""
-        return self.wait_ready()
+    def ended(self) -> Future[None]:
+        """Done after `close`; raises EngineFailed if the child fails too often to be restarted."""
+        return self._supervisor.ended
 
     @property
     def alive(self) -> bool:
@@ -91,6 +118,21 @@ class EngineClient:
     @property
     def restarts(self) -> int:
         return self._supervisor.restarts
+
+    @property
+    def hopeful(self) -> bool:
+        """True while a child is ready or did not fail too often in a row."""
+        return self.alive or self._supervisor.failures < self._max_failures
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second in well filled batches; 0 while unknown."""
+        return self._supervisor.rate
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds until a child may be ready."""
+        return MAX_RETRY_AFTER if self._closing else self._supervisor.retry_after
 
     def stats(self) -> EngineStats:
         """Return the child's last stats; only the counters and restarts while no child runs."""
@@ -122,7 +164,7 @@ class EngineClient:
             for request in requests:
                 try:
                     if send is None:
-                        after = self._retry_after()
+                        after = self.retry_after
                         raise Unavailable("the engine is not running", retry_after=after)
                     self.backlog.admit(request)  # here too, so that the pipe's queue is bounded
                 except GpuscoreError as error:
@@ -149,6 +191,15 @@ class EngineClient:
     def on_ready(self, send: Send) -> None:
         with self._lock:
             self._send = send
+
+    def on_silent(self) -> None:
+        if not self._siblings.ready():
+            return
+        with self._lock:
+            silent, send = list(self._waiting), self._send
+        self._fail_all()
+        if send is not None and silent:  # if it is heard again, it need not finish them
+            send(*(partial(encode, Cancel(id)) for id in silent))
 
     def on_lost(self) -> None:
         with self._lock:
@@ -191,8 +242,5 @@ class EngineClient:
         with self._lock:
             lost = list(self._waiting.values())
         for waiting in lost:
-            error = Unavailable("the engine stopped", retry_after=self._retry_after())
+            error = Unavailable("the engine stopped", retry_after=self.retry_after)
             resolve(waiting.future, error)
-
-    def _retry_after(self) -> int:
-        return MAX_RETRY_AFTER if self._closing else self._supervisor.retry_after

@@ -37,6 +37,7 @@ class Start(Message, frozen=True):
     directory: str
     model: ModelConfig
     engine: EngineConfig
+    cores: tuple[Natural, ...] = ()  # CPU cores that the child may use; empty: all
 
 
 class Score(Message, frozen=True):

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from subprocess import DEVNULL, Popen, TimeoutExpired
 
@@ -29,16 +29,20 @@ def _blocked(*signals: signal.Signals) -> Iterator[None]:
 class EngineProcess:
     """A running engine process, connected by a socket pair; `end` stops it and frees all it used.
 
+    Args:
+        command: its command line, to which the socket and this process's id are added.
+        more: its environment variables besides those of this process.
+
     On Linux, create it in a thread that lives as long as the process must. The child asks the
     kernel to kill it when its parent dies, and the kernel takes the starting thread as the parent.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], more: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         try:
             # The child serves no clients, so it gets no API keys. It inherits only its socket. Its
             # standard output is the server's standard error, because the server prints on stdout.
-            environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE}
+            environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE} | {**more}
             with _blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 self._process = Popen(
                     [*command, str(theirs.fileno()), str(os.getpid())],

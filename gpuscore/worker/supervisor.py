@@ -3,7 +3,7 @@
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -56,6 +56,9 @@ class ChildListener(Protocol):
     def on_answer(self, answer: Result | Failure) -> None:
         """Take an answer; raise ProtocolError if no request was sent with its id."""
 
+    def on_silent(self) -> None:
+        """Note that a ready child counts as unhealthy; called again until it is heard."""
+
     def on_lost(self) -> None:
         """Note that the child is lost, if there was one: it will send no further answers."""
 
@@ -68,10 +71,18 @@ class Supervisor:
         start: the model to load; its engine_timeout is the longest time that a batch may run.
         owner: receives the child's events.
         patience: times and counts after which a child is killed or not restarted.
+        environment: variables that the child gets besides this process's.
+        may_give_up: asked before a child that failed too often is not restarted any more.
     """
 
     def __init__(
-        self, command: Sequence[str], start: Start, owner: ChildListener, patience: Patience
+        self,
+        command: Sequence[str],
+        start: Start,
+        owner: ChildListener,
+        patience: Patience,
+        environment: Mapping[str, str],
+        may_give_up: Callable[[], bool],
     ) -> None:
         self.planned: Future[str] = Future()
         self.started: Future[BackendLimits] = Future()
@@ -79,7 +90,9 @@ class Supervisor:
         self.pid: int | None = None
         self.restarts = 0  # so far
         self._command, self._start, self._owner = command, start, owner
-        self._patience = patience
+        self._patience, self._environment = patience, environment
+        self._may_give_up = may_give_up
+        self._failures = 0  # in a row
         self._closing = threading.Event()
         self._stats = NO_STATS  # of the last heartbeat; the counters add up all children
         self._past = NO_COUNTERS  # of the earlier children
@@ -120,6 +133,13 @@ class Supervisor:
         return self._stats.capacity
 
     @property
+    def failures(self) -> int:
+        """Failures in a row; 0 once a child has served for `Patience.forgiven` seconds."""
+        ready_at = self._ready_at
+        served = 0.0 if ready_at is None else monotonic() - ready_at
+        return 0 if ready_at is not None and served >= self._patience.forgiven else self._failures
+
+    @property
     def retry_after(self) -> int:
         """Whole seconds until a child may be ready."""
         seconds = max(0.0, self._spawned + self._load_seconds - monotonic())
@@ -144,19 +164,21 @@ class Supervisor:
         Raises:
             ConfigError, EngineFailed: another start would not help.
         """
-        failures = 0
         while True:
             reason, served = self._run_once()
             if self._closing.is_set():
                 return
-            failures = 1 if served >= self._patience.forgiven else failures + 1
+            failures = 1 if served >= self._patience.forgiven else self._failures + 1
+            self._failures = failures
             if not self.started.done() and self._loading > self._start.engine.load_timeout:
                 raise LoadTimeout(reason)
             if not self.started.done():
                 raise EngineFailed(f"the engine's process was lost at start: {reason}")
-            if failures >= self._patience.max_failures:
+            if failures >= self._patience.max_failures and self._may_give_up():
                 raise EngineFailed(f"the engine failed {failures} times in a row, last: {reason}")
-            delay = min(self._patience.first_delay * 2 ** (failures - 1), self._patience.max_delay)
+            # The exponent is bounded, because beside other replicas failures may be countless.
+            delay = self._patience.first_delay * 2 ** min(failures - 1, 32)
+            delay = min(delay, self._patience.max_delay)
             logger.error("the engine's process was lost: %s; restart in %.1f s", reason, delay)
             self._spawned = monotonic() + delay
             if self._closing.wait(delay):
@@ -166,7 +188,7 @@ class Supervisor:
     def _run_once(self) -> tuple[str, float]:
         """Run one child; return why it ended, and for how many seconds it served."""
         try:
-            process = EngineProcess(self._command)
+            process = EngineProcess(self._command, self._environment)
         except OSError as error:
             return f"it cannot be started ({error})", 0.0
         self.pid, self._spawned = process.pid, monotonic()
@@ -218,6 +240,8 @@ class Supervisor:
         """Return a reason to end a silent or slowly loading process; empty if there is none."""
         limit = self._start.engine.load_timeout
         if self._ready_at is not None:
+            if self._silence > self._patience.silent:
+                self._owner.on_silent()
             late = self._silence > self._patience.stopped
             return f"no sign of life for {self._silence:.1f} s" if late else ""
         if self._loading <= limit:

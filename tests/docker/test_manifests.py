@@ -17,7 +17,7 @@ from gpuscore.config.sources import read_settings
 from gpuscore.server.api.paths import OPEN_PATHS
 from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.run import LAST_ANSWERS
-from gpuscore.stats import NO_STATS
+from gpuscore.stats import NO_STATS, ReplicaState
 from gpuscore.worker.supervisor import Patience
 
 DOCKER = Path(__file__).parents[2] / "docker"
@@ -202,7 +202,7 @@ def test_prometheus_reads_the_secret_that_compose_mounts(compose):
 
 def exposed_names():
     """Return the names of all samples that /metrics may have."""
-    state = ServerState(True, True, 0, 0, 0, NO_STATS, True)
+    state = ServerState(True, True, 0, 0, 0, [ReplicaState("0", "cpu", True, NO_STATS)])
     families = list(Metrics(lambda: state).registry.collect())
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
 

@@ -13,7 +13,14 @@ from gpuscore.request import ScoreResult, Timings
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.service import LoadedModel, ScoringService
-from gpuscore.stats import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, EngineStats, SizeCounts
+from gpuscore.stats import (
+    BATCH_ITEMS,
+    BATCH_TOKENS,
+    EngineCounters,
+    EngineStats,
+    ReplicaState,
+    SizeCounts,
+)
 from gpuscore.text.joining import PromptBuilder
 
 STATS = EngineStats(
@@ -52,8 +59,8 @@ class StubEngine:
         self.requests = []
         self.backlog = Backlog(EngineConfig(), lambda: STATS.capacity)
 
-    def stats(self):
-        return STATS
+    def states(self):
+        return [ReplicaState("0", "cpu", self.alive, STATS)]
 
     def score_all(self, requests):
         return [self._score(request) for request in requests]

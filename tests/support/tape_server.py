@@ -7,32 +7,36 @@ import json
 import logging
 import sys
 from contextlib import closing
+from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.errors import EngineFailed
+from gpuscore.replicas.start import start_replicas
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.run import serve
 from gpuscore.server.service import LoadedModel
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.worker.client import EngineClient
-from gpuscore.worker.messages import Start
-from gpuscore.worker.process import command
 from gpuscore.worker.supervisor import Patience
 
 
 def main(factory, patience, server, engine):
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    start = Start("/nowhere", ModelConfig(), EngineConfig(**json.loads(engine)))
-    client = EngineClient(command(factory), start, Patience(**json.loads(patience)))
+    replicas = start_replicas(
+        Path("/nowhere"),
+        ModelConfig(),
+        EngineConfig(**json.loads(engine)),
+        factory,
+        Patience(**json.loads(patience)),
+    )
 
     def load():
-        builder = PromptBuilder(None, client.wait_ready(), RequestLimits())
-        return LoadedModel(client, builder, client.wait_ended)
+        builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
+        return LoadedModel(replicas, builder, replicas.wait_ended)
 
     def announce(address):
-        print(f"ready on http://{address} engine {client.pid}", flush=True)
+        print(f"ready on http://{address} ", flush=True)
 
-    with closing(client):
+    with closing(replicas):
         try:
             config = ServerConfig(port=0, **json.loads(server))
             return serve(("tape",), config, ApiKeys([]), load, announce)

@@ -22,10 +22,13 @@ TIMEOUT = "X-Request-Timeout-Ms"
 
 
 def samples_of(client, only=None):
-    """Return {(name, labels as a sorted tuple): value} of /metrics, of the given types only."""
+    """Return {(name, labels as a sorted tuple): value} of /metrics, of the given types only.
+
+    The label of the first replica, which may be the only one, is left out.
+    """
     families = text_string_to_metric_families(client.get("/metrics").text)
     return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        (sample.name, tuple(sorted(sample.labels.items() - {("replica", "0")}))): sample.value
         for family in families
         if only is None or family.type in only
         for sample in family.samples

@@ -93,7 +93,7 @@ def same(one, other):
 
 
 def test_it_answers_as_an_engine_in_this_process(client, here):
-    assert client.limits == here.limits
+    assert client.started.result() == here.limits
     requests = [request_of(7, items=n, query=n % 5) for n in range(1, 30)]
     futures = [client.score(request) for request in requests]
     for request, future in zip(requests, futures, strict=True):
@@ -216,7 +216,7 @@ def test_it_is_given_up(make_client):
             client.score(request_of(tape_child.CRASH)).result(timeout=10)
     wait_until(lambda: client._supervisor.ended.done())
     with pytest.raises(EngineFailed, match="failed 3 times in a row, last: exit code 9"):
-        client.wait_ended()
+        client.ended.result()
     assert not client.alive
     with pytest.raises(Unavailable):
         client.score(request_of())
@@ -224,16 +224,16 @@ def test_it_is_given_up(make_client):
 
 def test_a_refused_model(make_client):
     client = make_client("refuse")
-    for waits in (client.wait_planned, client.wait_ready, client.wait_ended):
+    for waits in (client.planned.result, client.started.result, client.ended.result):
         with pytest.raises(ConfigError, match="^/nowhere is refused$"):
             waits()
 
 
 def test_a_child_that_is_lost_at_start(make_client):
     client = make_client("break_at_load")
-    assert client.wait_planned() == "broken"
+    assert client.planned.result() == "broken"
     with pytest.raises(EngineFailed, match="lost at start: exit code 5"):
-        client.wait_ready()
+        client.started.result()
 
 
 @pytest.mark.parametrize(
@@ -244,10 +244,10 @@ def test_a_load_that_hangs(make_client, factory, seconds, doing):
     client = make_client(factory, load_timeout=seconds)
     start = time.monotonic()
     with pytest.raises(LoadTimeout, match=f"did not {doing}.* within --load-timeout {seconds} s: "):
-        client.wait_ready()
+        client.started.result()
     assert seconds - 0.1 < time.monotonic() - start < seconds + 2.5
     with pytest.raises(LoadTimeout):
-        client.wait_ended()
+        client.ended.result()
     assert not running(client.pid)
 
 
@@ -256,28 +256,28 @@ def test_a_later_load_that_hangs_is_a_loss(make_client, tmp_path, monkeypatch):
     monkeypatch.setenv("TAPE_MARK", str(tmp_path / "mark"))
     patience = Patience(first_delay=0.05, max_failures=2)
     client = make_client("slow_second_load", patience, load_timeout=4)
-    client.wait_ready()
+    client.started.result()
     os.kill(client.pid, signal.SIGKILL)
     with pytest.raises(EngineFailed, match="2 times in a row, last: the engine did not load") as e:
-        client.wait_ended()
+        client.ended.result()
     assert not isinstance(e.value, LoadTimeout)
     assert client.restarts == 1
 
 
 def test_closing_while_loading_does_not_wait(make_client):
     client = make_client("slow_load")
-    client.wait_planned()
+    client.planned.result()
     start = time.monotonic()
     client.close()
     assert time.monotonic() - start < 5
     assert not running(client.pid)
     with pytest.raises(EngineFailed, match="closed"):
-        client.wait_ready()
+        client.started.result()
 
 
 def test_closing_answers_what_waits(make_client):
     client = make_client()
-    client.wait_ready()
+    client.started.result()
     futures = [client.score(request_of(tape_child.STUCK)) for _ in range(3)]
     start = time.monotonic()
     client.close()
@@ -285,7 +285,7 @@ def test_closing_answers_what_waits(make_client):
     for future in futures:
         with pytest.raises(Unavailable):
             future.result(timeout=0)
-    client.wait_ended()
+    client.ended.result()
     assert not running(client.pid)
 
 
@@ -296,7 +296,7 @@ def test_a_program_that_is_no_child(make_client):
     for program, reason in (["/nonexistent/program"], "cannot be started"), (["false"], "code 1"):
         client = EngineClient(program, start, patience)
         with pytest.raises(EngineFailed, match=reason):
-            client.wait_ready()
+            client.started.result()
         client.close()
 
 

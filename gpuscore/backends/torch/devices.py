@@ -36,6 +36,11 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
+def count_cuda() -> int:
+    """Return the number of CUDA devices that torch sees; CUDA_VISIBLE_DEVICES hides the others."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def _why_not() -> str:
     """Say why torch cannot use CUDA, and what it needs."""
     cuda = torch.version.cuda

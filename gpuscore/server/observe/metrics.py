@@ -1,15 +1,13 @@
 """Prometheus metrics. Labels are routes, methods, status and error codes: never an id, a path, a
 key or any other text of a caller."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     InfoMetricFamily,
     Metric,
 )
@@ -19,15 +17,9 @@ from prometheus_client.registry import Collector
 from gpuscore import __version__
 from gpuscore.errors import GpuscoreError
 from gpuscore.server.api.dialects.table import DIALECT_OF
+from gpuscore.server.observe.engine_metrics import engine_metrics
 from gpuscore.server.observe.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
-from gpuscore.stats import (
-    BATCH_ITEMS,
-    BATCH_TOKENS,
-    NO_STATS,
-    EngineCounters,
-    EngineStats,
-    SizeCounts,
-)
+from gpuscore.stats import ReplicaState
 
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # From 1 ms, for a cached classifier prompt, to 120 s, the default --request-timeout.
@@ -47,8 +39,7 @@ class ServerState:
     running: int  # requests in progress
     log_lines_dropped: int
     connections_refused: int
-    engine: EngineStats | None  # None until the model is loaded
-    engine_alive: bool
+    replicas: Sequence[ReplicaState]  # none until the model is loaded
 
 
 class Metrics:
@@ -170,68 +161,7 @@ class _StateCollector(Collector):
         yield _gauge("requests_running", "HTTP requests in progress", state.running)
         yield _count("log_lines_dropped", "Log lines not written", state.log_lines_dropped)
         yield _count("connections_refused", "Connections over the limit", state.connections_refused)
-        stats = state.engine or NO_STATS
-        yield from _engine_counters(stats.counters)
-        yield _count("engine_restarts", "Engine processes started after the first", stats.restarts)
-        if state.engine is not None:
-            what = "Time since the last sign of life of the engine's process, once it was ready"
-            yield _gauge("engine_heartbeat_age_seconds", what, stats.heartbeat_age)
-        if state.engine_alive:
-            yield from _engine_gauges(stats)
-
-
-def _engine_gauges(stats: EngineStats) -> Iterator[Metric]:
-    """Yield the gauges that have no meaning without an engine."""
-    pages = {"free": stats.pages_free, "cached": stats.pages_cached, "used": stats.pages_used}
-    yield _gauge(
-        "requests_waiting", "Requests admitted by the engine, not yet answered", stats.requests
-    )
-    yield _gauge("tokens_waiting", "Tokens of these requests", stats.tokens)
-    by_state = GaugeMetricFamily("gpuscore_kv_pages", "Pages of the KV cache", labels=["state"])
-    for state, count in pages.items():
-        by_state.add_metric([state], count)
-    yield by_state
-    ratio = stats.pages_used / max(1, sum(pages.values()))
-    yield _gauge("kv_usage_ratio", "Share of the pages in use", ratio)
-    yield _gauge(
-        "tokens_per_second", "Engine speed while working, smoothed", stats.tokens_per_second
-    )
-    yield _gauge(
-        "capacity_tokens_per_second",
-        "The same for batches at least a quarter full, from which waits are estimated; 0 before "
-        "the first",
-        stats.capacity,
-    )
-
-
-def _engine_counters(done: EngineCounters) -> Iterator[Metric]:
-    """Yield the engine's counters, which exist before the first engine and outlive restarts."""
-    yield _count("batches", "Forward passes", done.batches)
-    yield _count("computed_tokens", "Tokens computed", done.computed_tokens)
-    yield _count("prefix_cache_tokens", "Tokens found in the prefix cache", done.cached_tokens)
-    yield _count("evictions", "Cached pages freed for other requests", done.evicted_pages)
-    yield _count(
-        "nonfinite_scores",
-        "Items whose scores were not finite; each is computed once more before its request fails",
-        done.nonfinite_rows,
-    )
-    oom = CounterMetricFamily(
-        "gpuscore_oom",
-        "Forward passes that ran out of memory: retried in smaller batches, or failed with a "
-        "request",
-        labels=["outcome"],
-    )
-    oom.add_metric(["retried"], done.oom_retried)
-    oom.add_metric(["failed"], done.oom_failed)
-    yield oom
-    yield _histogram("batch_tokens", "Tokens of a forward pass", BATCH_TOKENS, done.batch_tokens)
-    yield _histogram("batch_items", "Items that a pass scored", BATCH_ITEMS, done.batch_items)
-
-
-def _histogram(name: str, what: str, bounds: tuple[int, ...], sizes: SizeCounts) -> Metric:
-    ends = [*(str(float(bound)) for bound in bounds), "+Inf"]
-    buckets = list(zip(ends, accumulate(sizes.counts), strict=True))
-    return HistogramMetricFamily(f"gpuscore_{name}", what, buckets, sizes.total)
+        yield from engine_metrics(state.replicas)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

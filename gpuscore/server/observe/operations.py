@@ -76,8 +76,7 @@ class Operations:
             running=self.running,
             log_lines_dropped=self.log.dropped if self.log is not None else 0,
             connections_refused=self._connections_refused,
-            engine=model.engine.stats() if model is not None else None,
-            engine_alive=model is not None and model.engine.alive,
+            replicas=model.engine.states() if model is not None else [],
         )
 
 
