@@ -168,8 +168,7 @@ class ReplicaWorld:
         assert (result.lse is not None) == request.need_lse
         if result.lse is not None:
             assert result.lse.tolist() == [hashed(state, LSE) for state in states]
-        sent = max(self.times[id(item)] for item in request.item_ids)
-        assert result.computed_tokens > 0 and sent >= 1
+        assert result.computed_tokens > 0
 
     def _request(self):
         rng = self.rng

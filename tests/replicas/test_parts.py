@@ -1,0 +1,74 @@
+"""Promise: a divided request's results are put together to those of the whole."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from gpuscore.arrays import NO_TOKENS
+from gpuscore.replicas.parts import join, split
+from gpuscore.request import ScoreRequest, ScoreResult, Timings
+
+
+def request_of(rng, count, every=False):
+    items = tuple(rng.integers(0, 99, n).astype(np.int32) for n in rng.integers(1, 30, count))
+    labels = tuple(
+        rng.integers(0, 99, len(item) if every else 2).astype(np.int32) for item in items
+    )
+    query = NO_TOKENS if every else rng.integers(0, 99, 7).astype(np.int32)
+    return ScoreRequest(
+        query, items, labels, True, need_top=True, salt="s", deadline=3.0, every_position=every
+    )
+
+
+def scored(request):
+    """Return a result whose numbers tell which item, row and label they belong to."""
+    lse = np.concatenate(
+        [item if request.every_position else item[-1:] for item in request.item_ids]
+    ).astype(np.float32)
+    logits = tuple(ids.astype(np.float32) for ids in request.label_ids)
+    timings = Timings(0.1, 0.2, float(len(request.item_ids)))
+    top = lse.astype(np.int32)
+    return ScoreResult(logits, lse, top, lse + 1, request.num_tokens, timings)
+
+
+def test_parts_together_are_the_whole():
+    rng = np.random.default_rng()
+    for _ in range(300):
+        request = request_of(rng, int(rng.integers(2, 40)), bool(rng.integers(2)))
+        sizes = rng.integers(1, 200, int(rng.integers(1, 9))).tolist()
+        parts = split(request, sizes)
+        assert 1 <= len(parts) <= len(sizes)
+        assert all(len(part.item_ids) for part in parts)
+        for part in parts:
+            whole = replace(part, item_ids=request.item_ids, label_ids=request.label_ids)
+            assert whole == request, "all else is the same, the deadline and the salt too"
+        together, expected = join([scored(part) for part in parts]), scored(request)
+        assert [row.tolist() for row in together.label_logits] == [
+            row.tolist() for row in expected.label_logits
+        ]
+        for name in ("lse", "top_ids", "top_logits"):
+            np.testing.assert_array_equal(
+                getattr(together, name), getattr(expected, name), strict=True
+            )
+        query = len(request.query_ids)
+        assert together.computed_tokens == request.num_tokens + query * (len(parts) - 1)
+        assert together.timings.device == max(len(part.item_ids) for part in parts)
+
+
+def test_parts_have_about_the_wanted_sizes():
+    rng = np.random.default_rng()
+    request = request_of(rng, 2000)
+    total = sum(map(len, request.item_ids))
+    sizes = [total // 2, total // 4, total - total // 2 - total // 4]
+    for part, size in zip(split(request, sizes), sizes, strict=True):
+        assert abs(sum(map(len, part.item_ids)) - size) <= 30
+
+
+def test_what_was_not_asked_for_stays_away():
+    request = replace(request_of(np.random.default_rng(), 9), need_lse=False, need_top=False)
+    bare = [
+        replace(scored(part), lse=None, top_ids=None, top_logits=None)
+        for part in split(request, [20, 20])
+    ]
+    together = join(bare)
+    assert together.lse is together.top_ids is together.top_logits is None

@@ -1,0 +1,83 @@
+"""Promise: every replica has a device and its share of the machine, and wrong devices are named."""
+
+import os
+
+import pytest
+
+from gpuscore.backends.common.plan import MEMORY_FRACTION
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from gpuscore.replicas import placement
+from gpuscore.replicas.placement import VISIBLE, placements
+
+MODEL = ModelConfig()
+
+
+@pytest.fixture(autouse=True)
+def a_machine(monkeypatch):
+    """Eight cores, not in a row."""
+    cores = {0, 1, 2, 3, 8, 9, 10, 11}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores, raising=False)
+    monkeypatch.delenv(VISIBLE, raising=False)
+
+
+def test_without_devices_there_is_one_replica_as_before():
+    (place,) = placements(ModelConfig(device="cpu", threads=3), None)
+    assert place.model == ModelConfig(device="cpu", threads=3)
+    assert (place.device, place.environment, place.cores) == ("cpu", {}, ())
+
+
+def test_cpus_share_cores_and_memory():
+    places = placements(MODEL, "cpu, cpu,cpu")
+    assert [place.cores for place in places] == [(0, 1), (2, 3, 8), (9, 10, 11)]
+    assert {place.model.device for place in places} == {"cpu"}
+    assert sum(p.model.memory_fraction for p in places) == pytest.approx(MEMORY_FRACTION["cpu"])
+    given = placements(ModelConfig(memory_fraction=0.4), "cpu,cpu")
+    assert [place.model.memory_fraction for place in given] == [0.2, 0.2]
+    sized = placements(ModelConfig(kv_cache_size=2**20), "cpu,cpu")
+    assert [p.model.kv_cache_size for p in sized] == [2**20, 2**20]
+    assert [p.model.memory_fraction for p in sized] == [None, None]
+
+
+def test_each_gpu_is_the_only_one_that_its_replica_sees(monkeypatch):
+    places = placements(MODEL, "cuda:0,cuda:3")
+    assert [place.device for place in places] == ["cuda:0", "cuda:3"]
+    assert [place.environment for place in places] == [{VISIBLE: "0"}, {VISIBLE: "3"}]
+    assert {(place.model.device, place.cores) for place in places} == {("cuda", ())}
+    monkeypatch.setenv(VISIBLE, "5, GPU-8a,7")
+    places = placements(MODEL, "cuda:1,cuda:2")
+    assert [place.environment for place in places] == [{VISIBLE: "GPU-8a"}, {VISIBLE: "7"}]
+
+
+def test_all_is_every_gpu_that_torch_sees(monkeypatch):
+    monkeypatch.setattr(placement, "_cuda_names", lambda: ["cuda:0", "cuda:1"])
+    assert [place.device for place in placements(MODEL, "all")] == ["cuda:0", "cuda:1"]
+
+
+def test_all_without_a_gpu_is_refused():
+    with pytest.raises(ConfigError, match="^--devices all: torch sees no CUDA device here$"):
+        placements(MODEL, "all")
+
+
+@pytest.mark.parametrize(
+    ("devices", "model", "message"),
+    [
+        ("cpu,gpu", MODEL, "'gpu' is not cpu or cuda:N"),
+        ("cuda", MODEL, "'cuda' is not cpu or cuda:N"),
+        ("cpu,", MODEL, "'' is not cpu or cuda:N"),
+        ("cuda:0,cpu", MODEL, "different kinds of devices"),
+        ("cuda:0,cuda:0", MODEL, "named twice"),
+        (",".join(["cpu"] * 9), MODEL, "names 9 replicas on CPUs, but .* may use 8 cores"),
+        ("cpu", ModelConfig(device="cpu"), "--devices cpu and --device cpu: set one of them"),
+        ("cuda:0", ModelConfig(backend="jax"), "needs --backend torch"),
+    ],
+)
+def test_wrong_devices(devices, model, message):
+    with pytest.raises(ConfigError, match=message):
+        placements(model, devices)
+
+
+def test_a_gpu_that_is_not_visible(monkeypatch):
+    monkeypatch.setenv(VISIBLE, "4")
+    with pytest.raises(ConfigError, match="there is no cuda:1, because .*=4 shows 1 devices"):
+        placements(MODEL, "cuda:0,cuda:1")

@@ -1,0 +1,216 @@
+"""Promise: a lost replica costs nobody an answer; the server ends when none can be kept."""
+
+import os
+import signal
+import time
+from concurrent.futures import wait
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.errors import ConfigError, EngineFailed, Overloaded, Unavailable
+from gpuscore.replicas.start import start_replicas
+from gpuscore.request import ScoreRequest
+from gpuscore.worker.supervisor import Patience
+from support import tape_engine as tape_child
+from support.serving import running, wait_until
+from support.tape_backend import tape_logit
+from support.tape_engine import MARK
+
+LABELS = np.array([3, 1, 500], dtype=np.int32)
+PATIENCE = Patience(stopped=4.0, first_delay=0.3, forgiven=0.0)
+
+
+def request_of(*tokens, items=1, query=3):
+    rows = tuple(np.array([i % 800, *tokens], dtype=np.int32) for i in range(items))
+    return ScoreRequest(np.arange(query, dtype=np.int32) % 800, rows, (LABELS,) * items, True)
+
+
+def check(request, result):
+    for item, logits in zip(request.item_ids, result.label_logits, strict=True):
+        prompt = [*request.query_ids.tolist(), *item.tolist()]
+        assert logits.tolist() == [tape_logit(prompt, int(label)) for label in LABELS]
+
+
+@pytest.fixture(scope="module")
+def make_replicas():
+    made = []
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", path)
+
+    def make(factory="prepare", patience=PATIENCE, devices="cpu,cpu", **config):
+        engine = EngineConfig(devices=devices, **config)
+        factory = f"support.tape_engine:{factory}"
+        made.append(start_replicas(Path("/nowhere"), ModelConfig(), engine, factory, patience))
+        return made[-1]
+
+    yield make
+    for replicas in made:
+        replicas.close()
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def shared(make_replicas):
+    return make_replicas(engine_timeout=3.0, max_queued_requests=60)
+
+
+@pytest.fixture
+def replicas(shared):
+    shared.wait_ready()
+    wait_until(lambda: all(state.alive for state in shared.states()))
+    MARK.unlink(missing_ok=True)
+    return shared
+
+
+def pids(replicas):
+    return [client.pid for client in replicas._replicas]
+
+
+def cores_of(pid):
+    return os.sched_getaffinity(pid)
+
+
+def test_each_engine_has_its_own_cores(replicas):
+    one, two = map(cores_of, pids(replicas))
+    assert one
+    assert two
+    assert not one & two
+    assert one | two == os.sched_getaffinity(0)
+
+
+def test_both_answer_and_a_query_stays_where_it_is(replicas):
+    requests = [request_of(7, items=3, query=n) for n in range(40)]
+    before = [state.stats.counters.batches for state in replicas.states()]
+    for request, future in zip(requests, replicas.score_all(requests), strict=True):
+        check(request, future.result(timeout=30))
+    wait_until(
+        lambda: all(
+            state.stats.counters.batches > count
+            for state, count in zip(replicas.states(), before, strict=True)
+        )
+    )
+    for _ in range(2):
+        again = request_of(9, query=320)
+        result = replicas.score_all([again])[0].result(timeout=30)
+        check(again, result)
+    assert result.computed_tokens == again.num_tokens - 320
+
+
+def test_a_long_list_is_divided_and_comes_back_in_order(replicas):
+    request = request_of(7, 8, 9, items=9_000, query=11)  # no full page that could be cached
+    (future,) = replicas.score_all([request])
+    result = future.result(timeout=60)
+    assert len(result.label_logits) == len(result.lse) == 9_000
+    query = request.query_ids.tolist()
+    for index in range(0, 9_000, 61):
+        prompt = [*query, *request.item_ids[index].tolist()]
+        assert result.label_logits[index][2] == tape_logit(prompt, 500)
+    assert result.computed_tokens == request.num_tokens + 11, "two parts computed the query"
+
+
+@pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_replica_that_dies_or_hangs(replicas, harm):
+    """It is out within 2 s, all its requests are answered elsewhere, and it comes back."""
+    victim = pids(replicas)[0]
+    rerun = sum(state.rerun for state in replicas.states())
+    requests = [request_of(tape_child.SLOW, n, query=n % 30) for n in range(40)]
+    futures = replicas.score_all(requests)
+    start = time.monotonic()
+    os.kill(victim, harm)
+    wait_until(lambda: not replicas.states()[0].alive, seconds=3)
+    assert time.monotonic() - start < 2.0
+    assert replicas.alive
+    # A hung one is not waited for: it would be killed after PATIENCE.stopped.
+    wait_until(lambda: sum(state.rerun for state in replicas.states()) > rerun, seconds=1)
+    later = request_of(7, items=2)
+    check(later, replicas.score_all([later])[0].result(timeout=30))
+    for request, future in zip(requests, futures, strict=True):
+        check(request, future.result(timeout=30))
+    wait_until(lambda: replicas.states()[0].alive)
+    assert not running(victim)
+
+
+def test_a_request_that_ends_engines_does_not_end_them_all(make_replicas):
+    replicas = make_replicas(patience=Patience(first_delay=0.2), devices="cpu,cpu")
+    replicas.wait_ready()
+    restarts = [state.stats.restarts for state in replicas.states()]
+    harmless = [request_of(tape_child.SLOW, n) for n in range(3)]
+    futures = replicas.score_all([request_of(tape_child.CRASH), *harmless])
+    assert not wait(futures, timeout=30).not_done
+    with pytest.raises(Unavailable):
+        futures[0].result()
+    wait_until(lambda: all(state.alive for state in replicas.states()))
+    grown = [
+        state.stats.restarts - before
+        for state, before in zip(replicas.states(), restarts, strict=True)
+    ]
+    assert grown == [1, 1], "each engine was lost once to it, and none a second time"
+    request = request_of(7)
+    check(request, replicas.score_all([request])[0].result(timeout=30))
+    assert replicas.backlog.requests == 0
+
+
+def test_cancelled_requests_are_dropped_and_leave_room(replicas):
+    held = replicas.score_all([request_of(tape_child.HELD, n, query=0) for n in range(60)])
+    (refused,) = replicas.score_all([request_of()])
+    assert isinstance(refused, Overloaded), "the limit is one of the whole server"
+    wait_until(MARK.exists)
+    for future in held:
+        future.cancel()
+    assert replicas.backlog.requests == 0
+    while not all(state.stats.requests == 0 for state in replicas.states()):
+        MARK.unlink(missing_ok=True)
+        time.sleep(0.02)
+
+
+def test_the_end_comes_when_no_replica_can_be_kept(make_replicas):
+    patience = Patience(first_delay=0.05, max_delay=0.05, max_failures=3)
+    replicas = make_replicas(patience=patience)
+    replicas.wait_ready()
+    clients = replicas._replicas
+    for _ in range(5):  # one of them alone may fail more often
+        wait_until(lambda: clients[0].alive)
+        os.kill(clients[0].pid, signal.SIGKILL)
+        wait_until(lambda: not clients[0].alive)
+    wait_until(lambda: clients[0].alive)
+    assert not clients[0].ended.done()
+    for _ in range(3):
+        wait_until(lambda: clients[1].alive)
+        os.kill(clients[1].pid, signal.SIGKILL)
+        wait_until(lambda: not clients[1].alive)
+    wait_until(lambda: clients[1].alive, seconds=20)
+    assert replicas.alive
+    assert not clients[1].ended.done(), "the first one serves"
+    for client in clients:
+        os.kill(client.pid, signal.SIGSTOP)  # neither may come back while the other is ended
+    for client in clients:
+        os.kill(client.pid, signal.SIGKILL)
+    wait_until(lambda: any(client.ended.done() for client in clients), seconds=20)
+    with pytest.raises(EngineFailed, match=r"replica \d on cpu: the engine failed \d+ times in a"):
+        replicas.wait_ended()
+
+
+def test_a_replica_that_cannot_start_is_named(make_replicas):
+    replicas = make_replicas("refuse")
+    with pytest.raises(ConfigError, match="^replica [01] on cpu: /nowhere is refused$"):
+        replicas.wait_ready()
+
+
+def test_closing_answers_what_waits(make_replicas):
+    replicas = make_replicas()
+    assert replicas.wait_planned() == "tape, 2 replicas"
+    replicas.wait_ready()
+    futures = replicas.score_all([request_of(tape_child.HELD, n, query=0) for n in range(6)])
+    victims, start = pids(replicas), time.monotonic()
+    replicas.close()
+    assert time.monotonic() - start < 5
+    for future in futures:
+        with pytest.raises(Unavailable):
+            future.result(timeout=0)
+    replicas.wait_ended()
+    assert not any(map(running, victims))
+    assert isinstance(replicas.score_all([request_of()])[0], Unavailable)
