@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -28,6 +28,9 @@ from gpuscore.config.sources import DEFAULT, Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout
 from gpuscore.hub import model_directory
 from gpuscore.parity.arguments import add_parity
+
+if TYPE_CHECKING:
+    from gpuscore.replicas.placement import Placement
 
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
 LONG_INPUT = 200  # items; with as many or more, a progress bar is shown
@@ -171,21 +174,24 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
 
 def _info(values: argparse.Namespace, settings: Settings) -> int:
     try:
-        _print_model(settings.make(ModelConfig))
+        _print_model(settings.make(ModelConfig), settings.make(EngineConfig).devices)
     finally:  # even if the model cannot be served, because a setting may be the reason
         _print_settings(settings)
     return EXIT_OK
 
 
-def _print_model(model: ModelConfig) -> None:
+def _print_model(model: ModelConfig, devices: str | None) -> None:
     from gpuscore.backends import plan_backend
     from gpuscore.backends.common.quantization import described
     from gpuscore.backends.common.shapes import count_parameters
     from gpuscore.backends.common.sizing import mebibytes
+    from gpuscore.replicas.placement import placements
     from gpuscore.text.tokenizer import TextEncoder
 
     directory = model_directory(model.model, model.revision)
-    plan = plan_backend(directory, model)
+    places = placements(model, devices)
+    os.environ.update(places[0].environment)
+    plan = plan_backend(directory, places[0].model)
     config, pages = plan.architecture.config, plan.pages
     num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
@@ -198,6 +204,7 @@ def _print_model(model: ModelConfig) -> None:
         f"{config.num_kv_heads}, {config.head_dim}",
         "valid token ids": f"0 to {config.vocab_size - 1}",
         "tokenizer": tokenizer,
+        "replicas": f"{len(places)}" + ("" if devices is None else f" on {_places(places)}"),
         "device, dtype": f"{plan.device_name}, {plan.dtype_name}",
         "linear layers": described(plan.precision, plan.architecture.storage),
         "longest prompt": f"{plan.max_model_len:,} tokens",
@@ -210,6 +217,14 @@ def _print_model(model: ModelConfig) -> None:
     width = max(map(len, rows))
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")
+
+
+def _places(places: "Sequence[Placement]") -> str:
+    """Name the replicas' devices; what is printed below them is the first one's."""
+    cores = [
+        f" (cores {', '.join(map(str, place.cores))})" if place.cores else "" for place in places
+    ]
+    return ", ".join(place.device + own for place, own in zip(places, cores, strict=True))
 
 
 def _head(classes: Sequence[str] | None) -> str:

@@ -53,6 +53,14 @@ ALLOWED = {
         "gpuscore.log",
         "gpuscore.worker",
     },
+    "gpuscore.replicas": {
+        *DATA,
+        "gpuscore.backends.common.plan",
+        "gpuscore.config",
+        "gpuscore.engine",
+        "gpuscore.replicas",
+        "gpuscore.worker",
+    },
     "gpuscore.text": {
         *DATA,
         "gpuscore.config",

@@ -1,0 +1,106 @@
+"""Promise: a server of two replicas answers as one of one does, also while a replica is lost."""
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from gpuscore import Scorer
+from gpuscore.cli import main
+from support.connections import connected
+from support.serving import QUICK, children, serving, wait_until
+from support.watched_server import samples_of
+
+QUERIES = [f"query: a blue chair, number {n}\nitem: " for n in range(12)]
+ITEMS = ["a chair in blue", "a red lamp", "a wool scarf"]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving("demo", "--devices", "cpu,cpu", *QUICK) as started:
+        yield started
+
+
+def ask(client, query):
+    body = {"query": query, "items": ITEMS, "labels": ["yes", "no"], "apply_softmax": True}
+    return client.post("/v1/score", json=body, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    with Scorer("demo", max_batch_tokens=512, threads=1) as scorer:
+        return {
+            query: scorer.score(query, ITEMS, labels=["yes", "no"], apply_softmax=True).scores
+            for query in QUERIES
+        }
+
+
+def alive(client):
+    samples = samples_of(client)
+    one = samples["gpuscore_replica_up", ()]
+    return one + samples["gpuscore_replica_up", (("replica", "1"),)]
+
+
+def test_all_requests_are_answered_while_a_replica_is_killed(server, expected):
+    with connected(server) as client:
+        wait_until(lambda: alive(client) == 2)
+        victim = children(server.process.pid)[0]
+        end = time.monotonic() + 3
+
+        def one_client(number):
+            answers = []
+            with httpx.Client(base_url=server.url) as own:
+                while time.monotonic() < end:
+                    query = QUERIES[(number + len(answers)) % len(QUERIES)]
+                    answers.append((query, ask(own, query), own.get("/health").status_code))
+            return answers
+
+        with ThreadPoolExecutor(6) as pool:
+            running = [pool.submit(one_client, number) for number in range(6)]
+            time.sleep(1)
+            os.kill(victim, signal.SIGKILL)
+            answers = [answer for future in running for answer in future.result()]
+        assert len(answers) > 12
+        for query, reply, health in answers:
+            assert reply.status_code == 200, reply.text
+            assert health == 200
+            for row, wanted in zip(reply.json()["scores"], expected[query], strict=True):
+                assert row == pytest.approx(wanted.tolist(), abs=1e-5)
+        wait_until(lambda: alive(client) == 2, seconds=60)
+        assert victim not in children(server.process.pid)
+        samples = samples_of(client)
+        restarts = [
+            samples["gpuscore_engine_restarts_total", labels]
+            for labels in ((), (("replica", "1"),))
+        ]
+        assert sum(restarts) == 1
+
+
+def test_one_process_of_each_replica_and_none_is_left(server):
+    assert len(children(server.process.pid)) == 2
+    with connected(server) as client:
+        names = {
+            sample.split("{")[0]
+            for sample in client.get("/metrics").text.splitlines()
+            if 'replica="1"' in sample
+        }
+    assert {"gpuscore_kv_pages", "gpuscore_batches_total", "gpuscore_replica_info"} <= names
+
+
+def test_info_names_the_replicas(capsys):
+    assert main(["info", "demo", "--devices", "cpu,cpu"]) == 0
+    shown = capsys.readouterr().out
+    cores = sorted(os.sched_getaffinity(0))
+    assert f"replicas                            2 on cpu (cores {cores[0]}" in shown
+    assert main(["info", "demo"]) == 0
+    alone = capsys.readouterr().out
+    pages = [
+        int(line.split("(")[1].split(" pages")[0].replace(",", ""))
+        for line in (shown + alone).splitlines()
+        if "memory for the KV cache" in line
+    ]
+    assert pages[0] <= pages[1], json.dumps(pages)
