@@ -5,6 +5,7 @@
     make bench-serve ARGS='--backend fake'            # the host side only
     make bench-serve ARGS='--backend fake --stages ladder --ladder 64 --requests 20000'
     make bench-serve ARGS='--backend fake --token-us 3'   # a simulated device: 3 us per token
+    make bench-serve ARGS='--backend fake --token-us 3 --devices cpu,cpu'    # two such replicas
 
 Stages: `ladder` keeps 1 to 1,024 requests in flight, cache cold and warm; `poisson` sends 50, 80,
 100 and 150 % of the ladder's best rate; `report003` sends 70 requests/s of 120 + 10 x 180;
@@ -156,6 +157,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-us", type=float, default=0.0, help="fake device time per batch")
     parser.add_argument("--token-us", type=float, default=0.0, help="fake device time per token")
     parser.add_argument("--max-queued-requests", type=int, default=1024, help="of the server")
+    parser.add_argument("--devices", default=None, help="one replica on each, such as cpu,cpu")
     return parser.parse_args()
 
 
@@ -184,7 +186,10 @@ def bench_of(backend: str, options: argparse.Namespace, plan: Plan) -> Iterator[
     if backend == "fake":
         command = fake_server(
             server={"max_inflight_per_key": inflight},
-            engine={"max_queued_requests": options.max_queued_requests},
+            engine={
+                "max_queued_requests": options.max_queued_requests,
+                "devices": options.devices,
+            },
             fake={
                 "max_tokens": options.max_batch_tokens,
                 "batch_us": options.batch_us,
@@ -197,6 +202,7 @@ def bench_of(backend: str, options: argparse.Namespace, plan: Plan) -> Iterator[
     with tiny_model() as (directory, vocab, oracle):
         flags = ["--threads", "1", "--max-inflight-per-key", str(inflight)]
         flags += ["--max-queued-requests", str(options.max_queued_requests)]
+        flags += ["--devices", options.devices] if options.devices else []
         with serving(real_server(directory, *flags)) as target:
             yield Bench(target, oracle, vocab, 1e-4, plan)
 

@@ -29,5 +29,6 @@ class Part:
     flight: Flight
     request: ScoreRequest
     replica: int
+    tokens: int  # that the replica probably computes for it
     inner: "Future[ScoreResult] | None" = None  # at the replica
     result: ScoreResult | None = None

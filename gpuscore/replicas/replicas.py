@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
@@ -14,48 +14,16 @@ from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalEr
 from gpuscore.limits import BackendLimits
 from gpuscore.replicas.flight import Flight, Part
 from gpuscore.replicas.parts import join, split
+from gpuscore.replicas.replica import Replica
 from gpuscore.replicas.router import Load, Router
 from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.stats import EngineStats, ReplicaState
+from gpuscore.stats import ReplicaState
 
 logger = logging.getLogger(__name__)
 
 MAX_LOSSES = 2  # of engines during one request: a request that ends engines must not end them all
 
 ValueT = TypeVar("ValueT")
-
-
-class Replica(Protocol):
-    """The part of `EngineClient` that is used here."""
-
-    @property
-    def planned(self) -> Future[str]: ...
-
-    @property
-    def started(self) -> Future[BackendLimits]: ...
-
-    @property
-    def ended(self) -> Future[None]: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def backlog(self) -> Backlog: ...
-
-    @property
-    def rate(self) -> float: ...
-
-    @property
-    def retry_after(self) -> int: ...
-
-    def score_all(
-        self, requests: Sequence[ScoreRequest]
-    ) -> "list[Future[ScoreResult] | GpuscoreError]": ...
-
-    def stats(self) -> EngineStats: ...
-
-    def close(self) -> None: ...
 
 
 class Replicas:
@@ -175,8 +143,9 @@ class Replicas:
                 shares = self._router_here().divide(flight.request, loads)
                 requests = split(flight.request, [size for _, size in shares])
                 for request, (load, _) in zip(requests, shares, strict=False):
-                    flight.parts.append(Part(flight, request, load.replica))
-                    self._tokens[load.replica] += request.num_tokens
+                    tokens = self._router_here().sent(request, load.replica)
+                    flight.parts.append(Part(flight, request, load.replica, tokens))
+                    self._tokens[load.replica] += tokens
                 parts += flight.parts
         for flight in flights:
             if not flight.parts:
@@ -189,9 +158,11 @@ class Replicas:
             loads = [load for load in self._loads() if load.replica not in refused]
             if not loads or self._closing:
                 return False
-            part.replica = self._router_here().choose(part.request, loads).replica
+            router = self._router_here()
+            part.replica = router.choose(part.request, loads).replica
+            part.tokens = router.sent(part.request, part.replica)
             part.inner = None
-            self._tokens[part.replica] += part.request.num_tokens
+            self._tokens[part.replica] += part.tokens
         return True
 
     def _send(self, parts: Iterable[Part], refused: tuple[int, ...] = ()) -> None:
@@ -242,6 +213,7 @@ class Replicas:
         with self._lock:
             flight.losses += 1
             self._rerun[part.replica] += 1
+            self._router_here().lost(part.replica)
             losses = flight.losses
         if flight.future.done():
             return
@@ -269,14 +241,16 @@ class Replicas:
 
     def _forget(self, part: Part) -> None:
         with self._lock:
-            self._tokens[part.replica] -= part.request.num_tokens
+            self._tokens[part.replica] -= part.tokens
 
     def _loads(self) -> list[Load]:
-        return [
-            Load(number, self._tokens[number], replica.rate)
-            for number, replica in enumerate(self._replicas)
-            if replica.alive
-        ]
+        loads = []
+        for number, replica in enumerate(self._replicas):
+            if replica.alive:
+                loads.append(Load(number, self._tokens[number], replica.rate))
+            else:
+                self._router_here().lost(number)
+        return loads
 
     def _router_here(self) -> Router:
         if self._router is None:

@@ -70,18 +70,46 @@ def test_the_salt_and_the_first_tokens_decide(rng):
 
 
 def test_a_request_leaves_home_when_the_wait_is_not_worth_its_prefix(rng):
-    request = request_of(rng, query=640 + 15)
+    request = request_of(rng, query=1600 + 15)
     idle = loads_of(0, 0)
     (home,) = homes([request], idle)
-    patience = 640 + LIMITS.max_tokens
 
-    def loaded(tokens):
-        return [replace(load, tokens=tokens if load.replica == home else 0) for load in idle]
+    def chosen(tokens, *sent, rate=1000.0):
+        router = Router(LIMITS)
+        for replica in sent:
+            router.sent(request, replica)
+        loads = [Load(n, tokens if n == home else 0, rate) for n in range(2)]
+        return router.choose(request, loads).replica
 
-    assert homes([request], loaded(patience)) == [home]
-    assert homes([request], loaded(patience + 1)) == [1 - home]
-    slow = [replace(load, rate=10.0) for load in loaded(patience + 1)]
-    assert homes([request], slow) == [1 - home], "the rule holds at any rate"
+    assert chosen(1600, home) == home
+    assert chosen(1601, home) == 1 - home
+    assert chosen(1601, home, rate=10.0) == 1 - home, "the rule holds at any rate"
+    assert chosen(1600, home, 1 - home) == 1 - home, "it is cached in both"
+    assert chosen(1001) == 1 - home, "it is cached in neither"
+
+
+def test_what_a_replica_will_compute(rng):
+    router = Router(replace(LIMITS, num_pages=10))  # of 16 tokens
+    first, second = request_of(rng, query=100, length=7), request_of(rng, query=70, length=9)
+    assert router.sent(first, 0) == 107
+    assert router.sent(first, 0) == 11, "six pages were sent there before"
+    assert router.sent(first, 1) == 107
+    assert router.sent(replace(first, salt="other"), 1) == 107
+    assert router.sent(second, 0) == 79
+    assert router.sent(first, 0) == 11, "six and four pages fit in ten"
+    assert router.sent(request_of(rng, query=16), 0) == 36
+    assert router.sent(second, 0) == 79, "the oldest one made room"
+    router.lost(0)
+    assert router.sent(first, 0) == 107
+
+
+def test_a_request_stays_if_it_runs_in_the_next_batch_at_home(rng):
+    request = request_of(rng, query=16)
+    idle = loads_of(0, 0)
+    (home,) = homes([request], idle)
+    for tokens, chosen in ((LIMITS.max_tokens - 1, home), (LIMITS.max_tokens, 1 - home)):
+        loads = [replace(load, tokens=tokens if load.replica == home else 0) for load in idle]
+        assert homes([request], loads) == [chosen]
 
 
 def test_without_a_full_page_the_least_loaded_takes_it_and_equal_ones_in_turn(rng):

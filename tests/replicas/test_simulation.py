@@ -27,7 +27,7 @@ def test_simulated_worlds(first, caplog):
 
 
 def test_the_worlds_hold_divided_requests_and_second_losses(monkeypatch, caplog):
-    """Nothing would be shown if requests were never divided, moved or given up."""
+    """See requests that are divided, moved and given up, or the worlds would show nothing."""
     seen = {"divided": 0, "moved": 0, "given up": 0}
     divide, reroute, end = parts.split, Replicas._reroute, Replicas._end
 
