@@ -1,4 +1,4 @@
-"""What `Replicas` needs of one of its engines."""
+"""The interface of one engine to `Replicas`."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
