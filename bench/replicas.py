@@ -44,7 +44,7 @@ LIMITS = BackendLimits(
 )
 LABELS = np.array([1, 2], np.int32)
 LOAD = 0.7
-IN_FLIGHT = 1024  # of work that is sent at once, as `gpuscore batch` does
+IN_FLIGHT = 128  # requests per replica, of work that is sent at once
 
 
 class Clock:
@@ -288,8 +288,8 @@ def main() -> int:
         number = replicas * options.requests
         rows.append(affinity(replicas, number, rng))
         print(rows[-1], flush=True)
-        for name, work in skewed(replicas, number // 4, rng):
-            rows.append(makespan(name, replicas, work, IN_FLIGHT))
+        for name, work in skewed(replicas, number // 2, rng):
+            rows.append(makespan(name, replicas, work, IN_FLIGHT * replicas))
             print(rows[-1], flush=True)
     print(f"\n{table(rows)}\n")
     keep("replicas", {"bench": "replicas", "options": vars(options), "rows": rows})
