@@ -6,8 +6,8 @@
 Everything that the host does up to the driver's call runs: the decoder, Triton's key and launcher
 in C, or our cache in their place. The driver's calls return at once (a library of our own, built
 with the C compiler), and tensors are torch's meta tensors. The operators of torch between the
-launches are timed on CPU tensors of a narrow model of as many layers, because many operators on meta
-tensors are written in Python. So these figures are for comparison with each other, not with a
+launches are timed on CPU tensors of a narrow model of as many layers, because many operators on
+meta tensors are written in Python. So these figures are for comparison with each other, not with a
 device's.
 """
 
