@@ -72,6 +72,7 @@ class EngineStats:
     counters: EngineCounters
     restarts: int = 0  # of its process; the counters continue after a restart
     heartbeat_age: float = 0.0  # seconds since its process last gave a sign of life
+    tokens_left: int = 0  # of `tokens`, those that are neither computed nor cached
 
     @property
     def pages(self) -> int:

@@ -89,6 +89,7 @@ class Engine:
                 tokens_per_second=self._rate.value,
                 capacity=self._capacity.value,
                 counters=self._runner.counters(),
+                tokens_left=self._runner.tokens_left(),
             )
 
     def score(

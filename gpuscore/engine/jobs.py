@@ -24,6 +24,7 @@ class Job:
     long_done: int = 0  # tokens that batches took of long[0], after `long_rest` query tokens
     retried: set[int] = field(default_factory=set)  # long items that had a non-finite row
     query_done: int = 0  # query tokens that are cached or that batches took
+    found: int = 0  # query tokens that were cached
     query_pages: Int32Array | None = None  # None until the job has its pages
     item_pages: Int32Array | None = None  # for long items
     keys: tuple[PageKey, ...] | None = None  # of the query's full pages; made when first needed

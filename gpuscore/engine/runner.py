@@ -73,6 +73,13 @@ class Runner:
         scheduler = self.scheduler
         return self.tally.counters(scheduler.cached_tokens, scheduler.pages.evicted)
 
+    def tokens_left(self) -> int:
+        """Return the tokens still to compute for all requests; any thread may call this."""
+        return sum(
+            max(0, ticket.tokens - ticket.computed_tokens - job.found)
+            for job, ticket in list(self._tickets.items())
+        )
+
     def fail_all(self, error: GpuscoreError) -> None:
         """Answer all unanswered requests with `error` and abandon the batch in flight."""
         for job in list(self._tickets):

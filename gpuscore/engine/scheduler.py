@@ -172,7 +172,8 @@ class Scheduler:
         job.item_pages = new[split:]
         job.published = len(found)
         job.query_done = len(found) * self.limits.page_size
-        self.cached_tokens += job.query_done
+        job.found = job.query_done
+        self.cached_tokens += job.found
         for key in keys[len(found) :]:
             self._computing[key.digest] = job
         return True

@@ -28,6 +28,7 @@ class Ticket:
     planned: float | None = None
     launched: float | None = None
     computed_tokens: int = 0
+    tokens: int = field(init=False)  # of the request
     rows_left: int = field(init=False)
     label_logits: list[Float32Array] = field(init=False)
     lse: Float32Array = field(init=False)
@@ -37,6 +38,7 @@ class Ticket:
 
     def __post_init__(self) -> None:
         request, count = self.request, self.request.num_rows
+        self.tokens = request.num_tokens
         self.rows_left = count
         self.label_logits = [NOTHING] * len(request.item_ids)
         self.lse = np.full(count, np.nan, dtype=np.float32)

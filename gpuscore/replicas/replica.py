@@ -33,6 +33,9 @@ class Replica(Protocol):
     def rate(self) -> float: ...
 
     @property
+    def reported(self) -> tuple[int, int]: ...
+
+    @property
     def retry_after(self) -> int: ...
 
     def score_all(

@@ -13,6 +13,7 @@ from gpuscore.engine.outcome import resolve
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
 from gpuscore.limits import BackendLimits
 from gpuscore.replicas.flight import Flight, Part
+from gpuscore.replicas.in_flight import InFlight
 from gpuscore.replicas.parts import join, split
 from gpuscore.replicas.replica import Replica
 from gpuscore.replicas.router import Load, Router
@@ -43,7 +44,7 @@ class Replicas:
     ) -> None:
         self._replicas, self._devices, self._config = replicas, devices, config
         self._lock = threading.Lock()
-        self._tokens = [0] * len(replicas)  # of the parts that each one has
+        self._work = [InFlight() for _ in replicas]
         self._rerun = [0] * len(replicas)  # parts that were run again after each one's losses
         self._router: Router | None = None
         self._closing = False
@@ -145,7 +146,7 @@ class Replicas:
                 for request, (load, _) in zip(requests, shares, strict=False):
                     tokens = self._router_here().sent(request, load.replica)
                     flight.parts.append(Part(flight, request, load.replica, tokens))
-                    self._tokens[load.replica] += tokens
+                    self._work[load.replica].add(tokens)
                 parts += flight.parts
         for flight in flights:
             if not flight.parts:
@@ -162,7 +163,7 @@ class Replicas:
             part.replica = router.choose(part.request, loads).replica
             part.tokens = router.sent(part.request, part.replica)
             part.inner = None
-            self._tokens[part.replica] += part.tokens
+            self._work[part.replica].add(part.tokens)
         return True
 
     def _send(self, parts: Iterable[Part], refused: tuple[int, ...] = ()) -> None:
@@ -241,13 +242,14 @@ class Replicas:
 
     def _forget(self, part: Part) -> None:
         with self._lock:
-            self._tokens[part.replica] -= part.tokens
+            self._work[part.replica].remove(part.tokens)
 
     def _loads(self) -> list[Load]:
         loads = []
         for number, replica in enumerate(self._replicas):
             if replica.alive:
-                loads.append(Load(number, self._tokens[number], replica.rate))
+                left = self._work[number].left(replica.reported)
+                loads.append(Load(number, left, replica.rate))
             else:
                 self._router_here().lost(number)
         return loads

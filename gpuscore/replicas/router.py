@@ -30,7 +30,7 @@ class Load:
 
     Args:
         replica: its number.
-        tokens: of the requests that it has not answered yet.
+        tokens: those that it has still to compute.
         rate: tokens that it computes per second; 0 while unknown.
     """
 

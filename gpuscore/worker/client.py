@@ -130,6 +130,11 @@ class EngineClient:
         return self._supervisor.rate
 
     @property
+    def reported(self) -> tuple[int, int]:
+        """The number of heartbeats so far, and the tokens that were left to compute at the last."""
+        return self._supervisor.heartbeats, self._supervisor.tokens_left
+
+    @property
     def retry_after(self) -> int:
         """Whole seconds until a child may be ready."""
         return MAX_RETRY_AFTER if self._closing else self._supervisor.retry_after

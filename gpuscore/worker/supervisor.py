@@ -94,6 +94,7 @@ class Supervisor:
         self._may_give_up = may_give_up
         self._failures = 0  # in a row
         self._closing = threading.Event()
+        self.heartbeats = 0  # so far, of all children
         self._stats = NO_STATS  # of the last heartbeat; the counters add up all children
         self._past = NO_COUNTERS  # of the earlier children
         self._heard = monotonic()  # time of the last data from a ready child
@@ -126,6 +127,11 @@ class Supervisor:
         """
         age = max(0.0, monotonic() - self._heard)
         return replace(self._stats, restarts=self.restarts, heartbeat_age=age)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that the child had still to compute at the last heartbeat."""
+        return self._stats.tokens_left
 
     @property
     def rate(self) -> float:
@@ -258,6 +264,7 @@ class Supervisor:
             case Heartbeat():
                 counters = self._past + message.stats.counters
                 self._stats = replace(message.stats, counters=counters)
+                self.heartbeats += 1
                 if message.stalled > self._start.engine.engine_timeout:
                     return f"the engine has made no progress for {message.stalled:.1f} s"
             case Result() | Failure():

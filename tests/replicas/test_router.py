@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gpuscore.limits import BackendLimits
+from gpuscore.replicas.in_flight import InFlight
 from gpuscore.replicas.router import BUSY_SHARE, HOME_TOKENS, Load, Router
 from gpuscore.request import ScoreRequest
 
@@ -150,3 +151,15 @@ def test_short_lists_and_expensive_queries_are_not_divided(rng):
     busy = LIMITS.max_tokens
     assert parts(300, 400, busy, busy) == 1, "it would take time from other requests"
     assert parts(300, 2 * 300 * BUSY_SHARE // 10, busy, busy) == 2
+
+
+def test_what_is_left_of_the_work_in_flight():
+    work = InFlight()
+    work.add(1000)
+    assert work.left((0, 0)) == 1000, "nothing was reported yet"
+    assert work.left((1, 700)) == 700
+    work.add(50)
+    assert work.left((1, 700)) == 750, "sent since the report"
+    assert work.left((2, 400)) == 400, "the next report counts it too"
+    work.remove(800)
+    assert work.left((2, 400)) == 250, "never more than is in flight"
