@@ -1,15 +1,30 @@
 """gpuscore: label probabilities for many items from one decoder-only model, without decoding.
 
-`Scorer` is imported on first use, so that `import gpuscore` does not pull in torch.
+`Scorer` and `AsyncScorer` are imported on first use, so that `import gpuscore` does not pull in
+torch. All errors that callers can get are in `gpuscore.errors`.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.questions import Choice, Decision, Predicate, Rating
+
 if TYPE_CHECKING:
+    from gpuscore.async_scorer import AsyncScorer
     from gpuscore.scorer import Scorer
 
 __version__ = "0.1.0"
-__all__ = ["Scorer", "__version__"]
+__all__ = [
+    "AsyncScorer",
+    "Choice",
+    "ConfigError",
+    "Decision",
+    "GpuscoreError",
+    "Predicate",
+    "Rating",
+    "Scorer",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +32,8 @@ def __getattr__(name: str) -> Any:
         from gpuscore.scorer import Scorer
 
         return Scorer
+    if name == "AsyncScorer":
+        from gpuscore.async_scorer import AsyncScorer
+
+        return AsyncScorer
     raise AttributeError(f"module 'gpuscore' has no attribute {name!r}")

@@ -1,85 +1,46 @@
 """`Scorer`: scoring in this process, without the server."""
 
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from types import TracebackType
+from typing import TypeVar
 
-import numpy as np
-
-from gpuscore.arrays import Float32Array, Float64Array
-from gpuscore.backends import create_backend, plan_backend
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
-from gpuscore.config.options import checked
-from gpuscore.engine.engine import Engine
 from gpuscore.engine.ticket import Progress
-from gpuscore.errors import InvalidRequest
-from gpuscore.hub import model_directory
-from gpuscore.probabilities import check_temperature, label_logprobs, label_mass, label_scores
-from gpuscore.text.joining import PromptBuilder, ScoreInput
-from gpuscore.text.tokenizer import TextEncoder
-
-_UNLIMITED = RequestLimits(
-    max_items=sys.maxsize, max_labels=sys.maxsize, max_request_tokens=sys.maxsize
+from gpuscore.offline.calls import (
+    Call,
+    CallOptions,
+    Items,
+    LabelIds,
+    Labels,
+    Text,
+    classify_call,
+    classify_input,
+    decide_call,
+    pairs_call,
+    rerank_call,
+    score_call,
 )
+from gpuscore.offline.loaded import LoadedScorer
+from gpuscore.offline.results import Classification, PairScores, Ranking, Scores
+from gpuscore.questions import Decision, Question
+from gpuscore.request import ScoreResult
+
+ValueT = TypeVar("ValueT")
+# `score_many` keeps this many batches' tokens in the engine, so that it never waits for texts.
+AHEAD = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Results of `Scorer.score`, float64: rows belong to items, columns to labels.
-
-    If items have different numbers of labels, `scores`, `logprobs` and `logits` are padded with NaN
-    on the right.
-
-    Attributes:
-        scores: [N, labels], probabilities.
-        logprobs: [N, labels], over the full vocabulary or all classes; None unless asked for.
-        label_mass: [N], the probability of all labels of an item together; None unless `logprobs`
-            was asked for.
-        prompt_tokens: tokens of all prompts, each counted as a whole.
-        cached_tokens: prompt tokens that were not computed again.
-        logits: [N, labels], as the model's head gives them; None unless asked for.
-    """
-
-    scores: Float64Array  # [N, labels]
-    logprobs: Float64Array | None  # [N, labels]
-    label_mass: Float64Array | None  # [N]
-    prompt_tokens: int
-    cached_tokens: int
-    logits: Float64Array | None = None  # [N, labels]
-
-
-class Scorer:
-    """Scores items with one model. A context manager; `close` frees the model.
-
-    Settings come from the arguments only; GPUSCORE_* variables and configuration files are read by
-    the `gpuscore` command, not here.
-
-    Args:
-        model: "demo", a model directory, a hub name, or a whole `ModelConfig`.
-        **options: further fields of `gpuscore.config.ModelConfig`, such as dtype="float32".
-
-    Raises:
-        ConfigError: an option has the wrong type or is out of range, or the model is not supported
-            or, quantised, has collapsed.
-    """
-
-    def __init__(self, model: str | ModelConfig = "demo", **options: object) -> None:
-        config = model if isinstance(model, ModelConfig) else ModelConfig(model, **options)  # type: ignore[arg-type]
-        config = checked(config)
-        directory = model_directory(config.model, config.revision)
-        backend = create_backend(plan_backend(directory, config))
-        self._backend = backend
-        self._engine = Engine(backend, EngineConfig(), allow_degenerate=config.allow_degenerate)
-        self._builder = PromptBuilder(TextEncoder.read(directory), backend.limits, _UNLIMITED)
+class Scorer(LoadedScorer):
+    """Scores items with one model. A context manager; `close` frees the model."""
 
     def score(
         self,
-        query: str | Sequence[int],
-        items: str | Sequence[str] | Sequence[Sequence[int]],
+        query: Text,
+        items: Items,
         *,
-        labels: Sequence[str] | None = None,
-        label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        labels: Labels = None,
+        label_token_ids: LabelIds = None,
         apply_softmax: bool = False,
         temperature: float = 1.0,
         item_first: bool = False,
@@ -108,42 +69,163 @@ class Scorer:
         Raises:
             GpuscoreError: as over HTTP, but without limits on the number of items or labels.
         """
-        check_temperature(temperature, apply_softmax)
-        if isinstance(labels, str):  # would be taken for a sequence of one-character labels
-            raise InvalidRequest("labels must be a list of texts, not one text", param="labels")
-        if isinstance(items, str):
-            items = [items]
-        given = ScoreInput(
-            query=query if isinstance(query, str) else list(query),
-            items=[item if isinstance(item, str) else list(item) for item in items],
-            labels=labels,
-            label_token_ids=label_token_ids,
-            item_first=item_first,
-            need_lse=logprobs or not apply_softmax,
+        options = CallOptions(
+            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, logits
         )
-        request = self._builder.build(given)
-        if request is None:
-            return Scores(np.empty((0, 0)), None, None, 0, 0)
-        result = self._engine.score(request, progress).result()
-        rows = label_scores(result, apply_softmax=apply_softmax, temperature=temperature)
-        return Scores(
-            scores=_rectangle(rows),
-            logprobs=_rectangle(label_logprobs(result)) if logprobs else None,
-            label_mass=label_mass(result, request.label_ids) if logprobs else None,
-            prompt_tokens=request.num_prompt_tokens,
-            cached_tokens=max(0, request.num_prompt_tokens - result.computed_tokens),
-            logits=_rectangle(result.label_logits) if logits else None,
-        )
+        call = score_call(self._prompts, query, items, options)
+        return call if isinstance(call, Scores) else self._run(call, progress)
 
-    def warmup(self) -> None:
-        """Do the lazy set-up that would delay the first score; on CUDA also capture the graphs of
-        small batches, which takes some seconds. Call it before the first `score`.
+    def score_many(
+        self,
+        requests: Iterable[tuple[Text, Items]],
+        *,
+        labels: Labels = None,
+        label_token_ids: LabelIds = None,
+        apply_softmax: bool = False,
+        temperature: float = 1.0,
+        item_first: bool = False,
+        logprobs: bool = False,
+        logits: bool = False,
+    ) -> Iterator[Scores]:
+        """Score many pairs of a query and its items, and yield their scores in the given order.
+
+        Faster than a loop over `score`: several batches of requests are in the engine at a time, so
+        it is never idle while texts are prepared. `requests` may be a generator of any length.
+
+        Args:
+            requests: queries and items, as in `score`.
+            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, logits: as in
+                `score`, for all requests.
+
+        Raises:
+            GpuscoreError: as `score`, when the scores of the request at fault are due.
         """
-        self._backend.warmup()
+        options = CallOptions(
+            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, logits
+        )
+        calls = (score_call(self._prompts, query, items, options) for query, items in requests)
+        most, ahead = AHEAD * self._backend.limits.max_tokens, 0
+        waiting: deque[tuple[Call[Scores] | Scores, Future[ScoreResult] | None]] = deque()
+        for call in calls:
+            future = self._engine.score(call.request) if isinstance(call, Call) else None
+            waiting.append((call, future))
+            ahead += _tokens(call)
+            while ahead > most and len(waiting) > 1:
+                ahead -= _tokens(waiting[0][0])
+                yield _finished(*waiting.popleft())
+        while waiting:
+            yield _finished(*waiting.popleft())
 
-    def close(self) -> None:
-        """Free the model and end the threads."""
-        self._engine.close()
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_n: int | None = None,
+        *,
+        instruction: str | None = None,
+        raw_scores: bool = False,
+        max_tokens_per_doc: int | None = None,
+        truncate: bool = False,
+    ) -> Ranking:
+        """Order documents by relevance, in the prompt of the model's family, as POST /rerank does.
+
+        Args:
+            query: the query.
+            documents: at least one text.
+            top_n: number of best documents to return; None: all.
+            instruction: replaces the family's own.
+            raw_scores: return raw scores instead of relevances from 0 to 1.
+            max_tokens_per_doc: cut longer documents at their end.
+            truncate: cut documents where their prompts would not fit the model.
+
+        Raises:
+            InvalidRequest: the model belongs to no known family of rerankers.
+            GpuscoreError: as over HTTP.
+        """
+        call = rerank_call(
+            self._prompts,
+            query,
+            documents,
+            top_n=top_n,
+            instruction=instruction,
+            raw_scores=raw_scores,
+            max_tokens_per_doc=max_tokens_per_doc,
+            truncate=truncate,
+        )
+        return self._run(call)
+
+    def score_pairs(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        instruction: str | None = None,
+        raw_scores: bool = False,
+        max_tokens_per_doc: int | None = None,
+        truncate: bool = False,
+    ) -> PairScores:
+        """Score pairs of a query and a document, in the prompt of the model's family.
+
+        Args:
+            pairs: queries and documents.
+            instruction, raw_scores, max_tokens_per_doc, truncate: as in `rerank`.
+
+        Raises:
+            GpuscoreError: as `rerank`.
+        """
+        call = pairs_call(
+            self._prompts,
+            pairs,
+            instruction=instruction,
+            raw_scores=raw_scores,
+            max_tokens_per_doc=max_tokens_per_doc,
+            truncate=truncate,
+        )
+        return self._run(call)
+
+    def classify(
+        self,
+        texts: str | Sequence[str],
+        *,
+        query: str | None = None,
+        labels: Labels = None,
+        max_tokens_per_doc: int | None = None,
+        truncate: bool = False,
+    ) -> Classification:
+        """Return the probability of each class, as POST /v1/classify does.
+
+        Args:
+            texts: for a guard, texts to judge in its own prompt; for other models, whole prompts.
+            query: for guards: the user's message that each text answers.
+            labels: the classes to choose from, if not all of the model's: names of classes, or
+                texts of one token each.
+            max_tokens_per_doc: for guards: cut longer texts at their end.
+            truncate: for guards: cut texts where their prompts would not fit the model.
+
+        Raises:
+            MissingLabels: neither the model nor the call names classes.
+            GpuscoreError: as over HTTP.
+        """
+        return self._run(
+            classify_call(
+                self._prompts, classify_input(texts, query, labels, max_tokens_per_doc, truncate)
+            )
+        )
+
+    def decide(self, text: str, questions: Sequence[Question]) -> list[Decision]:
+        """Answer typed questions about one text, as POST /v1/decisions does.
+
+        Args:
+            text: the text or conversation.
+            questions: `Predicate`, `Choice` or `Rating`, of `gpuscore`.
+
+        Raises:
+            InvalidRequest: the model cannot answer such questions, or a question has a wrong
+                number of answers.
+        """
+        return self._run(decide_call(self._prompts, text, questions))
+
+    def _run(self, call: Call[ValueT], progress: Progress | None = None) -> ValueT:
+        return call.finish(self._engine.score(call.request, progress).result())
 
     def __enter__(self) -> "Scorer":
         return self
@@ -157,8 +239,11 @@ class Scorer:
         self.close()
 
 
-def _rectangle(rows: Sequence[Float64Array | Float32Array]) -> Float64Array:
-    table = np.full((len(rows), max(map(len, rows))), np.nan)
-    for target, row in zip(table, rows, strict=True):
-        target[: len(row)] = row
-    return table
+def _tokens(call: Call[Scores] | Scores) -> int:
+    return call.request.num_tokens if isinstance(call, Call) else 0
+
+
+def _finished(call: Call[Scores] | Scores, future: "Future[ScoreResult] | None") -> Scores:
+    if isinstance(call, Scores) or future is None:
+        return call  # type: ignore[return-value]  # a call without a future is its result
+    return call.finish(future.result())

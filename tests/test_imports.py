@@ -68,7 +68,14 @@ ALLOWED = {
         "gpuscore.text",
         "tokenizers",
     },
-    "gpuscore.prompts": {*DATA, "gpuscore.model_files", "gpuscore.prompts", "gpuscore.text"},
+    "gpuscore.prompts": {
+        *DATA,
+        "gpuscore.config",
+        "gpuscore.model_files",
+        "gpuscore.probabilities",
+        "gpuscore.prompts",
+        "gpuscore.text",
+    },
     "gpuscore.server": {
         *DATA,
         "gpuscore",  # the package itself, for its version

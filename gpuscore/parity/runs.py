@@ -13,7 +13,8 @@ from gpuscore.config.options import options
 from gpuscore.errors import ConfigError
 from gpuscore.parity.metrics import Errors, errors
 from gpuscore.parity.workload import Case, Workload
-from gpuscore.scorer import Scorer, Scores
+from gpuscore.offline.results import Scores
+from gpuscore.scorer import Scorer
 
 _CHOICES = {item.name: item.choices for item in options(ModelConfig)}
 _FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]

@@ -17,6 +17,7 @@ from gpuscore.limits import BackendLimits
 from gpuscore.prompts.decisions import DecisionPrompts
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.files import ClassifierHead
+from gpuscore.prompts.model import ModelPrompts
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.bridge import Bridge
 from gpuscore.server.large_bodies import LargeBodies
@@ -75,6 +76,10 @@ class LoadedModel:
     about: str = ""  # number format and device, for people
     decisions: DecisionPrompts | str = "not prepared"  # or the reason why there are none
     tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
+
+    @property
+    def prompts(self) -> ModelPrompts:
+        return ModelPrompts(self.builder, self.family, self.head, self.decisions)
 
     @property
     def default_labels(self) -> list[int] | None:

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 import gpuscore
 from gpuscore import Scorer
+from gpuscore.prompts.classes import Classes
 from gpuscore.prompts.files import ClassifierHead, read_classifier_head
-from gpuscore.server.api.dialects.classify import probabilities
 from support.connections import check_error, connected
 from support.models import make_model, reference_logits
 from support.serving import QUICK, serving
@@ -147,6 +147,8 @@ def test_several_right_classes(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_classifier_head(tmp_path) == ClassifierHead(3, exclusive=False)
     logits = np.array([[3.0, -1.0, 0.5], [-800.0, 800.0, 0.0]])
-    np.testing.assert_allclose(probabilities(logits, exclusive=False)[0], sigmoid(logits[0]))
-    np.testing.assert_allclose(probabilities(logits, exclusive=False)[1], [0, 1, 0.5])
-    np.testing.assert_allclose(probabilities(logits, exclusive=True), softmax(logits))
+    np.testing.assert_allclose(
+        Classes([], exclusive=False).probabilities(logits)[0], sigmoid(logits[0])
+    )
+    np.testing.assert_allclose(Classes([], exclusive=False).probabilities(logits)[1], [0, 1, 0.5])
+    np.testing.assert_allclose(Classes([], exclusive=True).probabilities(logits), softmax(logits))

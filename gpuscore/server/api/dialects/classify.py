@@ -4,18 +4,15 @@ A guard's texts are put into its prompt. If the model has classes, or the body n
 text is a prompt of its own.
 """
 
-from dataclasses import dataclass
 from time import time
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
-from gpuscore.arrays import Float64Array
-from gpuscore.errors import InvalidRequest, MissingLabels
-from gpuscore.probabilities import label_mass, softmax
-from gpuscore.prompts.documents import RerankInput
-from gpuscore.prompts.family import sigmoid
+from gpuscore.errors import InvalidRequest
+from gpuscore.probabilities import label_mass
+from gpuscore.prompts.classes import ClassifyInput, build_classes
 from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.fields import (
     AnsweredModel,
@@ -33,13 +30,7 @@ from gpuscore.server.api.paths import CLASSIFY_PATHS
 from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.service import LoadedModel
-from gpuscore.text.joining import ScoreInput
 from gpuscore.text.turns import Turns
-
-NO_CLASSES = (
-    "this model has no classes and belongs to no known family of guards: send labels, or start the "
-    "server with --family"
-)
 
 
 class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -114,21 +105,6 @@ class ClassifyAnswer(msgspec.Struct):
     usage: ShortUsage
 
 
-@dataclass(frozen=True, slots=True)
-class Classes:
-    """The classes that the engine's logits belong to.
-
-    Args:
-        labels: names of the classes.
-        exclusive: the probabilities are a softmax over the classes; otherwise each is a sigmoid.
-        truncated: numbers of the texts that were cut.
-    """
-
-    labels: list[str]
-    exclusive: bool
-    truncated: tuple[int, ...] = ()
-
-
 _decoder = msgspec.json.Decoder(ClassifyBody)
 
 
@@ -148,43 +124,17 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
     Raises:
         GpuscoreError: the request is invalid, or neither the model nor the body names classes.
     """
-    guard = model.family
-    if guard is not None and not guard.family.ranks and body.labels is None:
-        built = guard.build(_guarded(body), turns)
-        classes = Classes(list(guard.family.classes), True, built.truncated)
-        return PreparedBody.of(built.request, body.cache_salt, classes)
-    for field in ("query", "truncate", "max_tokens_per_doc"):
-        if getattr(body, field):
-            raise InvalidRequest(f"{field} is for guards only, without labels", param=field)
-    known = model.engine.limits.classes
-    labels = body.labels if body.labels is not None or known is None else list(known)
-    if labels is None:
-        raise MissingLabels(NO_CLASSES, param="labels")
-    score = ScoreInput(
-        query="",
-        items=body.texts,
-        labels=body.labels,
-        label_token_ids=None if body.labels is not None else range(len(labels)),
-        need_lse=bool(body.return_label_mass),
-        priority=body.priority or 0,
-    )
-    request = model.builder.build(score, turns)
-    assert request is not None  # noqa: S101  (there is a text)
-    classes = Classes(labels, model.head is None or model.head.exclusive)
-    return PreparedBody.of(request, body.cache_salt, classes)
-
-
-def _guarded(body: ClassifyBody) -> RerankInput:
-    """Return the texts as documents for a guard's own prompt."""
-    return RerankInput(
+    given = ClassifyInput(
+        texts=body.texts,
         query=body.query,
-        documents=body.texts,
+        labels=body.labels,
         most_tokens=body.max_tokens_per_doc or None,
         fit=bool(body.truncate),
         priority=body.priority or 0,
         need_lse=bool(body.return_label_mass),
-        name="input",
     )
+    request, classes = build_classes(given, model.builder, model.family, model.head, turns)
+    return PreparedBody.of(request, body.cache_salt, classes)
 
 
 def encode_classify(scored: Scored[ClassifyBody]) -> bytes:
@@ -192,7 +142,7 @@ def encode_classify(scored: Scored[ClassifyBody]) -> bytes:
     logits = np.stack(result.label_logits).astype(np.float64)
     best = logits.argmax(axis=1).tolist()
     raw = body.use_activation is False
-    rows = logits if raw else probabilities(logits, classes.exclusive)
+    rows = logits if raw else classes.probabilities(logits)
     masses = [None] * len(best)
     if body.return_label_mass:
         masses = label_mass(result, scored.request.label_ids).tolist()
@@ -212,11 +162,6 @@ def encode_classify(scored: Scored[ClassifyBody]) -> bytes:
         ShortUsage(tokens, tokens),
     )
     return msgspec.json.encode(answer)
-
-
-def probabilities(logits: Float64Array, exclusive: bool) -> Float64Array:
-    """Return probabilities [N, classes], from 0 to 1."""
-    return softmax(logits) if exclusive else sigmoid(logits)
 
 
 CLASSIFY = Dialect(

@@ -8,7 +8,6 @@ from gpuscore.probabilities import label_mass, label_scores
 from gpuscore.prompts.decisions import (
     MAX_CHOICES,
     MAX_LEVELS,
-    DecisionPrompts,
     DecisionQuestion,
     choice,
     level,
@@ -60,9 +59,7 @@ def prepare_decisions(model: LoadedModel, body: DecisionsBody, turns: Turns) -> 
     Raises:
         GpuscoreError: the request is invalid, or the model cannot answer such questions.
     """
-    prompts = model.decisions
-    if not isinstance(prompts, DecisionPrompts):
-        raise InvalidRequest(f"this model cannot answer questions: {prompts}")
+    prompts = model.prompts.questions
     questions = [_asked(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
     request = prompts.build(_input_text(body.input), questions, body.priority or 0, turns)
     return PreparedBody.of(request, body.cache_salt)

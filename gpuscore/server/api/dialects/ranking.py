@@ -4,16 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpuscore.arrays import Float64Array
-from gpuscore.errors import InvalidRequest
-from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.documents import RerankInput
 from gpuscore.server.api.dialects.dialect import PreparedBody, Scored
 from gpuscore.server.service import LoadedModel
 from gpuscore.text.turns import Turns
-
-NO_RERANKER = (
-    "this model belongs to no known family of rerankers: start the server with --family, or use "
-    "/v1/score with query, items and labels"
-)
 
 
 class RankingFields(Protocol):
@@ -49,7 +43,7 @@ class CheckedRanking(Generic[FieldsT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Ranking:
+class DocumentScores:
     """Scores of a request's documents, in the order of the request.
 
     Args:
@@ -67,24 +61,13 @@ def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns)
     Raises:
         GpuscoreError: the request is invalid, or the model is of no known family of rerankers.
     """
-    prompts = _reranker_of(model)
+    prompts = model.prompts.reranker
     built = prompts.build(body.given, turns)
     return PreparedBody.of(built.request, body.fields.cache_salt, (prompts, built.truncated))
 
 
-def ranking_of(scored: Scored[CheckedRanking[Any]]) -> Ranking:
+def ranking_of(scored: Scored[CheckedRanking[Any]]) -> DocumentScores:
     prompts, truncated = scored.prepared.notes
     raw = prompts.raw_scores(scored.scores)
     wants_raw = scored.body.fields.wants_raw
-    return Ranking(raw if wants_raw else prompts.family.relevance(raw), truncated)
-
-
-def _reranker_of(model: LoadedModel) -> FamilyPrompts:
-    """Return the model's prompts; raise InvalidRequest unless its family is known and ranks."""
-    if model.family is None:
-        raise InvalidRequest(NO_RERANKER)
-    if not model.family.family.ranks:
-        raise InvalidRequest(
-            f"{model.family.family.name} is a guard and ranks nothing: use /v1/classify"
-        )
-    return model.family
+    return DocumentScores(raw if wants_raw else prompts.family.relevance(raw), truncated)

@@ -1,0 +1,1 @@
+"""Scoring in this process: calls of `Scorer` and `AsyncScorer`, and their results."""

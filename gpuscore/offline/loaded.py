@@ -1,0 +1,106 @@
+"""A model that is loaded in this process: what `Scorer` and `AsyncScorer` have in common."""
+
+import sys
+from dataclasses import fields
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config.options import checked
+from gpuscore.engine.engine import Engine
+from gpuscore.errors import ConfigError
+from gpuscore.hub import model_directory
+from gpuscore.prompts.model import ModelFiles
+
+_UNLIMITED = RequestLimits(
+    max_items=sys.maxsize, max_labels=sys.maxsize, max_request_tokens=sys.maxsize
+)
+# Callers in this process wait for their own calls; none is refused.
+_NO_QUEUE_LIMIT = EngineConfig(
+    max_queued_requests=sys.maxsize, max_queued_tokens=sys.maxsize, max_queued_items=sys.maxsize
+)
+
+
+class LoadedScorer:
+    """A model with its engine and its prompts. All methods may be called from several threads.
+
+    Settings come from the arguments only; GPUSCORE_* variables and configuration files are read by
+    the `gpuscore` command, not here.
+
+    Args:
+        model: "demo", a model directory, a hub name, or a whole `ModelConfig`, beside which no
+            other setting may be given.
+        family: the prompt family of `rerank`, `score_pairs` and guards, as `gpuscore serve
+            --family`.
+        revision: branch, tag or commit of a hub model.
+        backend: "torch" or "jax".
+        device: "auto", "cpu", "cuda" or "tpu".
+        dtype: "auto", "bfloat16", "float16" or "float32".
+        quantization: "auto", "int8", "fp8" or "w8a16".
+        attention: as `gpuscore serve --attention`.
+        compile: "auto", "on" or "off"; torch.compile on a CPU.
+        compile_cache: directory where backend="jax" keeps compiled programs.
+        kernels: "auto", "triton" or "torch".
+        max_batch_tokens: most tokens of one forward pass.
+        cuda_graph_tokens: tokens of the largest batch that runs as a CUDA graph.
+        max_model_len: longest prompt, in tokens.
+        memory_fraction: share of the free memory to use for keys and values of queries.
+        kv_cache_size: bytes for them instead.
+        deterministic: compute every score to the same bits, whatever else is batched.
+        allow_degenerate: load a quantised model although it has collapsed.
+        threads: CPU threads.
+
+    Raises:
+        ConfigError: a setting has the wrong type or is out of range, or the model is not supported
+            or, quantised, has collapsed.
+    """
+
+    def __init__(
+        self,
+        model: str | ModelConfig = "demo",
+        *,
+        family: str = "auto",
+        revision: str | None = None,
+        backend: str = "torch",
+        device: str = "auto",
+        dtype: str = "auto",
+        quantization: str = "auto",
+        attention: str = "auto",
+        compile: str = "auto",
+        compile_cache: str | None = None,
+        kernels: str = "auto",
+        max_batch_tokens: int | None = None,
+        cuda_graph_tokens: int | None = None,
+        max_model_len: int | None = None,
+        memory_fraction: float | None = None,
+        kv_cache_size: int | None = None,
+        deterministic: bool = False,
+        allow_degenerate: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        given = locals()
+        names = [item.name for item in fields(ModelConfig) if item.name != "model"]
+        settings = {name: given[name] for name in names}
+        if isinstance(model, ModelConfig):
+            changed = [n for n in names if settings[n] != getattr(ModelConfig(), n)]
+            if changed:
+                raise ConfigError(f"{changed[0]} is given beside a ModelConfig; set it there")
+            config = checked(model)
+        else:
+            config = checked(ModelConfig(model, **settings))
+        directory = model_directory(config.model, config.revision)
+        files = ModelFiles.read(directory, family, [config.model])
+        self._backend = create_backend(plan_backend(directory, config))
+        self._prompts = files.prompts(self._backend.limits, _UNLIMITED)
+        self._engine = Engine(
+            self._backend, _NO_QUEUE_LIMIT, allow_degenerate=config.allow_degenerate
+        )
+
+    def warmup(self) -> None:
+        """Do the lazy set-up that would delay the first score; on CUDA also capture the graphs of
+        small batches, which takes some seconds. Call it before the first score.
+        """
+        self._backend.warmup()
+
+    def close(self) -> None:
+        """Free the model and end the threads."""
+        self._engine.close()

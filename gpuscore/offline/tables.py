@@ -1,0 +1,49 @@
+"""Results as tables: for pandas, and as HTML for notebooks."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import import_module
+from typing import Any
+
+from gpuscore.errors import ConfigError
+
+SHOWN_ROWS = 20
+
+
+class Table:
+    """The base of results that are tables; `columns` gives name and values of each column."""
+
+    __slots__ = ()
+
+    def columns(self) -> Mapping[str, Sequence[Any]]:
+        raise NotImplementedError
+
+    def to_pandas(self) -> Any:
+        """Return a pandas.DataFrame with a row for each item or document.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as error:
+            raise ConfigError("to_pandas needs pandas: pip install pandas") from error
+        return pandas.DataFrame(dict(self.columns()))
+
+    def _repr_html_(self) -> str:
+        """Return the first SHOWN_ROWS rows as an HTML table, which notebooks show."""
+        columns = self.columns()
+        count = max((len(values) for values in columns.values()), default=0)
+        head = "".join(f"<th>{escape(str(name))}</th>" for name in columns)
+        rows = "".join(
+            "<tr>"
+            + "".join(f"<td>{_cell(values[i])}</td>" for values in columns.values())
+            + "</tr>"
+            for i in range(min(count, SHOWN_ROWS))
+        )
+        more = f"<p>{count - SHOWN_ROWS} more rows</p>" if count > SHOWN_ROWS else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{more}"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else escape(str(value))

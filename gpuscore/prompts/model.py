@@ -1,0 +1,104 @@
+"""A model's own prompts: what its directory says about them, and their builders once it is loaded.
+
+The server, the batch command and `Scorer` all begin here.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuscore.config import RequestLimits
+from gpuscore.errors import ConfigError, InvalidRequest
+from gpuscore.limits import BackendLimits
+from gpuscore.prompts.chat import ChatTemplate
+from gpuscore.prompts.decisions import DecisionPrompts
+from gpuscore.prompts.discovery import find_family
+from gpuscore.prompts.documents import FamilyPrompts
+from gpuscore.prompts.family import PromptFamily
+from gpuscore.prompts.files import ClassifierHead, read_classifier_head
+from gpuscore.prompts.rendering import TemplateLimit
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.tokenizer import TextEncoder
+
+NO_RERANKER = (
+    "this model belongs to no known family of rerankers: start the server with --family, or use "
+    "/v1/score with query, items and labels"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """The contents of a model's directory from which prompts are made."""
+
+    encoder: TextEncoder | None
+    specials: list[str]
+    head: ClassifierHead | None
+    template: ChatTemplate | None
+    family: PromptFamily | None
+
+    @classmethod
+    def read(cls, directory: Path, family: str, names: Iterable[str]) -> "ModelFiles":
+        """Read the files.
+
+        Args:
+            directory: the model's.
+            family: "auto", "none", or a name of the registry.
+            names: the names of the model, the best one first.
+
+        Raises:
+            ConfigError: a file is damaged or has unsupported content.
+        """
+        encoder = TextEncoder.read(directory)
+        specials = [] if encoder is None else encoder.specials
+        head, template = read_classifier_head(directory), ChatTemplate.read(directory)
+        found = find_family(family, directory, names, specials, head)
+        return cls(encoder, specials, head, template, found)
+
+    def prompts(self, backend: BackendLimits, limits: RequestLimits) -> "ModelPrompts":
+        """Return the builders for a loaded model; raises ConfigError if the family does not fit."""
+        builder = PromptBuilder(self.encoder, backend, limits)
+        family = None if self.family is None else FamilyPrompts(self.family, builder)
+        try:
+            decisions: DecisionPrompts | str = DecisionPrompts(
+                self.template, self.specials, builder
+            )
+        except TemplateLimit:
+            raise
+        except ConfigError as error:
+            decisions = str(error)  # part of the error that callers get
+        return ModelPrompts(builder, family, self.head, decisions)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPrompts:
+    """The builders of one loaded model's requests.
+
+    Args:
+        builder: of prompts that callers write.
+        family: of prompts of the model's family; None if it belongs to none.
+        head: the classifier head; None for a language model.
+        decisions: of typed questions, or the reason why the model answers none.
+    """
+
+    builder: PromptBuilder
+    family: FamilyPrompts | None = None
+    head: ClassifierHead | None = None
+    decisions: DecisionPrompts | str = "not prepared"
+
+    @property
+    def reranker(self) -> FamilyPrompts:
+        """The family's prompts; raises InvalidRequest unless it is known and ranks."""
+        if self.family is None:
+            raise InvalidRequest(NO_RERANKER)
+        if not self.family.family.ranks:
+            raise InvalidRequest(
+                f"{self.family.family.name} is a guard and ranks nothing: use /v1/classify"
+            )
+        return self.family
+
+    @property
+    def questions(self) -> DecisionPrompts:
+        """The prompts of typed questions; raises InvalidRequest if the model answers none."""
+        if not isinstance(self.decisions, DecisionPrompts):
+            raise InvalidRequest(f"this model cannot answer questions: {self.decisions}")
+        return self.decisions
