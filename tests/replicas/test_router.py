@@ -9,7 +9,7 @@ import pytest
 
 from gpuscore.limits import BackendLimits
 from gpuscore.replicas.in_flight import InFlight
-from gpuscore.replicas.router import BUSY_SHARE, HOME_TOKENS, Load, Router
+from gpuscore.replicas.router import AGAIN, BUSY_SHARE, HOME_TOKENS, Load, Router
 from gpuscore.request import ScoreRequest
 
 LIMITS = BackendLimits(
@@ -82,9 +82,9 @@ def test_a_request_leaves_home_when_the_wait_is_not_worth_its_prefix(rng):
         loads = [Load(n, tokens if n == home else 0, rate) for n in range(2)]
         return router.choose(request, loads).replica
 
-    assert chosen(1600, home) == home
-    assert chosen(1601, home) == 1 - home
-    assert chosen(1601, home, rate=10.0) == 1 - home, "the rule holds at any rate"
+    assert chosen(AGAIN * 1600, home) == home
+    assert chosen(AGAIN * 1600 + 1, home) == 1 - home
+    assert chosen(AGAIN * 1600 + 1, home, rate=10.0) == 1 - home, "the rule holds at any rate"
     assert chosen(1600, home, 1 - home) == 1 - home, "it is cached in both"
     assert chosen(1001) == 1 - home, "it is cached in neither"
 
