@@ -7,7 +7,11 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """A statement that is true or false of the text."""
+    """A statement that is true or false of the text.
+
+    Args:
+        statement: its text.
+    """
 
     statement: str
 

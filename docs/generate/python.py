@@ -9,15 +9,20 @@ from generate.settings import explained
 from gpuscore.config import ModelConfig
 from gpuscore.config.options import Option, options
 
+RESULTS = ("Scores", "Ranking", "PairScores", "Classification")
+QUESTIONS = ("Predicate", "Choice", "Rating", "Decision")
+
 
 def pages() -> Iterator[tuple[str, str]]:
     yield (
         "scorer.md",
         page(
             "Scorer in Python",
-            "`Scorer` computes scores in the same process, without a server.",
+            "`Scorer` and `AsyncScorer` score in the same process, without a server.",
             "::: gpuscore.scorer.Scorer",
-            "::: gpuscore.scorer.Scores",
+            "::: gpuscore.async_scorer.AsyncScorer",
+            *(f"::: gpuscore.offline.results.{name}" for name in RESULTS),
+            *(f"::: gpuscore.questions.{name}" for name in QUESTIONS),
             "## ModelConfig",
             "`gpuscore.config.ModelConfig` is a frozen dataclass with the settings of a model and "
             "its device. `Scorer` takes the same fields as keyword arguments.",

@@ -3,9 +3,8 @@
 A query's home is the replica with the highest hash of (replica, salt, first full pages of the
 query): rendezvous hashing (Thaler and Ravishankar, 1998), so that when a replica is lost only its
 own queries move, and several servers choose alike. A request stays at home if less than a batch of
-tokens waits there, because it will then run in the next batch. Else it goes where it would be done
-first: where the wait, and AGAIN times the time to compute its query if it was not sent there before,
-are shortest together.
+tokens waits there, because it will then run in the next batch. Else it goes where the wait, and
+AGAIN times the time to compute its query if it was not sent there before, are shortest together.
 """
 
 from collections import OrderedDict
@@ -19,8 +18,8 @@ from gpuscore.request import ScoreRequest
 # Tokens of a query that choose its home: longer than most instructions, so that queries that share
 # one are spread, and shorter than most histories, so that one that grows stays at home.
 HOME_TOKENS = 1024
-# To compute a query again takes time from all other requests, and waits are only estimates. With 1 instead
-# of 3, skewed work took 4 % longer (`make bench-replicas`).
+# To compute a query again takes time from all other requests, and waits are only estimates. With 1
+# instead of 3, skewed work took 4 % longer (`make bench-replicas`).
 AGAIN = 3
 # An item list is split if each part has at least a batch of tokens; and tokens of the query, which
 # every part computes, times this number while the replicas have other work.

@@ -1,0 +1,258 @@
+"""Promise: what the server answers, `Scorer` and `AsyncScorer` answer in this process, from any
+thread, and results become tables."""
+
+import asyncio
+import inspect
+import random
+import typing
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+import gpuscore
+from gpuscore import AsyncScorer, Choice, ConfigError, GpuscoreError, Predicate, Rating, Scorer
+from gpuscore.config import ModelConfig
+from gpuscore.errors import InvalidRequest, MissingLabels, TokenIdOutOfRange
+from gpuscore.offline.loaded import LoadedScorer
+from gpuscore.offline.results import Ranking
+from support.connections import connected
+from support.serving import QUICK, serving
+
+SETTINGS = {"threads": 1, "max_batch_tokens": 512}
+DOCUMENTS = ["A red steel lamp.", "A wooden chair in blue.", "A blue wool scarf.", "A chair."]
+QUERY = "a blue wooden chair"
+TEXT = "I ordered a red lamp and got a blue chair."
+QUESTIONS = [
+    Predicate("The customer is content."),
+    Choice("What is it about?", {"delivery": "the wrong thing came", "payment": ""}),
+    Rating("How angry is the customer?", ["not at all", "a little", "very"]),
+]
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    with Scorer("demo", **SETTINGS) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def client():
+    with serving("demo", *QUICK) as server, connected(server) as opened:
+        yield opened
+
+
+def ask(client, path, **body):
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def close(values, others):
+    np.testing.assert_allclose(values, others, atol=1e-5)
+
+
+def test_rerank_as_over_http(scorer, client):
+    answer = ask(client, "/rerank", query=QUERY, documents=DOCUMENTS, top_n=3)
+    ranking = scorer.rerank(QUERY, DOCUMENTS, 3)
+    assert ranking.indices.tolist() == [one["index"] for one in answer["results"]]
+    close(ranking.scores, [one["relevance_score"] for one in answer["results"]])
+    assert ranking.documents == tuple(DOCUMENTS[i] for i in ranking.indices)
+    assert ranking.prompt_tokens == answer["usage"]["total_tokens"]
+    raw = ask(client, "/rerank", query=QUERY, documents=DOCUMENTS, raw_scores=True)
+    whole = scorer.rerank(QUERY, DOCUMENTS, raw_scores=True)
+    close(whole.scores, [one["relevance_score"] for one in raw["results"]])
+    cut = scorer.rerank(QUERY, DOCUMENTS, max_tokens_per_doc=3)
+    body = {"query": QUERY, "documents": DOCUMENTS, "max_tokens_per_doc": 3}
+    expected = ask(client, "/rerank", **body)["results"]
+    assert cut.truncated.tolist() == [one.get("truncated", False) for one in expected]
+    assert cut.truncated.any()
+
+
+def test_pairs_as_over_http(scorer, client):
+    queries = [QUERY, "a lamp", QUERY, "wool"]
+    answer = ask(client, "/v1/score", queries=queries, documents=DOCUMENTS)
+    pairs = list(zip(queries, DOCUMENTS, strict=True))
+    close(scorer.score_pairs(pairs).scores, [one["score"] for one in answer["data"]])
+
+
+def test_classes_as_over_http(scorer, client):
+    texts = [f"query: {QUERY}\nitem: {document}" for document in DOCUMENTS]
+    answer = ask(client, "/v1/classify", input=texts, labels=["yes", "no"])
+    found = scorer.classify(texts, labels=["yes", "no"])
+    assert found.classes == ("yes", "no")
+    assert list(found.best) == [one["label"] for one in answer["data"]]
+    close(found.probabilities, [one["probs"] for one in answer["data"]])
+    assert scorer.classify(texts[0], labels=["yes", "no"]).best == found.best[:1]
+
+
+def test_decisions_as_over_http(scorer, client):
+    asked = [
+        {"type": "predicate", "instructions": QUESTIONS[0].statement},
+        {
+            "type": "choice",
+            "instructions": QUESTIONS[1].question,
+            "choices": [
+                {"value": name, "description": text} for name, text in QUESTIONS[1].choices.items()
+            ],
+        },
+        {
+            "type": "score",
+            "instructions": QUESTIONS[2].question,
+            "levels": [{"label": name} for name in QUESTIONS[2].levels],
+        },
+    ]
+    answers = ask(client, "/v1/decisions", input=TEXT, questions=asked)["answers"]
+    yes, about, anger = scorer.decide(TEXT, QUESTIONS)
+    close(yes.answer, answers[0]["probability"])
+    assert about.answer == answers[1]["choice"]
+    close(list(about.probabilities.values()), [c["probability"] for c in answers[1]["probabilities"]])
+    close(anger.answer, answers[2]["score"])
+    for decision, answer in zip((yes, about, anger), answers, strict=True):
+        close(decision.label_mass, answer["label_mass"])
+        close(sum(decision.probabilities.values()), 1)
+        close(decision.confidence, max(decision.probabilities.values()))
+
+
+def test_many_requests_in_the_given_order(scorer):
+    sizes = [1, 3, 0, 40, 2, 1] * 20
+    requests = [
+        (f"query: {QUERY}, number {i}\nitem: ", [f"{d} {i}" for d in DOCUMENTS * 10][:n])
+        for i, n in enumerate(sizes)
+    ]
+    drawn = []
+
+    def one_by_one():
+        for number, request in enumerate(requests):
+            drawn.append(number)
+            yield request
+
+    found = scorer.score_many(one_by_one(), labels=["yes", "no"], logprobs=True)
+    first = next(found)
+    assert len(drawn) < len(requests), "not all are prepared before the first is scored"
+    for request, many in zip(requests, [first, *found], strict=True):
+        alone = scorer.score(*request, labels=["yes", "no"], logprobs=True)
+        assert many.scores.shape == alone.scores.shape
+        if len(request[1]):
+            close(many.scores, alone.scores)
+            close(many.label_mass, alone.label_mass)
+
+
+def test_an_error_comes_at_its_place(scorer):
+    found = scorer.score_many([([1, 2], [[3]]), ([1, 2], [[10**6]])], label_token_ids=[5])
+    with pytest.raises(TokenIdOutOfRange, match="1000000"):
+        list(found)
+
+
+def test_any_thread_may_call(scorer):
+    expected = scorer.rerank(QUERY, DOCUMENTS)
+    yes = scorer.decide(TEXT, QUESTIONS)[0].answer
+
+    def call(number):
+        if number % 3 == 0:
+            return scorer.rerank(QUERY, DOCUMENTS).scores, expected.scores
+        if number % 3 == 1:
+            return scorer.decide(TEXT, QUESTIONS)[0].answer, yes
+        items = random.Random(number).choices(DOCUMENTS, k=9)
+        many = scorer.score("q: ", items, labels=["yes", "no"]).scores
+        return many[0], scorer.score("q: ", items[:1], labels=["yes", "no"]).scores[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        for found, wanted in pool.map(call, range(60)):
+            close(found, wanted)
+
+
+def test_the_same_methods_for_asyncio(scorer):
+    async def ask_all():
+        async with AsyncScorer("demo", **SETTINGS) as other:
+            calls = [
+                other.score("q: ", DOCUMENTS, labels=["yes", "no"]),
+                other.score("q: ", [], labels=["yes", "no"]),
+                other.rerank(QUERY, DOCUMENTS),
+                other.score_pairs([(QUERY, DOCUMENTS[0])]),
+                other.classify("a lamp", labels=["yes", "no"]),
+                other.decide(TEXT, QUESTIONS),
+            ]
+            found = await asyncio.gather(*calls)
+            task = asyncio.create_task(other.score("q: ", DOCUMENTS * 5000, labels=["yes", "no"]))
+            await asyncio.sleep(0.2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            # More calls at once than a server would take.
+            await asyncio.gather(*(other.rerank(QUERY, DOCUMENTS[:1]) for _ in range(1100)))
+            return found
+
+    scores, empty, ranking, pairs, classes, decisions = asyncio.run(ask_all())
+    close(scores.scores, scorer.score("q: ", DOCUMENTS, labels=["yes", "no"]).scores)
+    assert empty.scores.shape == (0, 0)
+    close(ranking.scores, scorer.rerank(QUERY, DOCUMENTS).scores)
+    close(pairs.scores, scorer.score_pairs([(QUERY, DOCUMENTS[0])]).scores)
+    close(classes.probabilities, scorer.classify("a lamp", labels=["yes", "no"]).probabilities)
+    close(decisions[2].answer, scorer.decide(TEXT, QUESTIONS)[2].answer)
+
+
+def test_both_have_the_same_methods_and_settings():
+    for name, method in inspect.getmembers(Scorer, inspect.isfunction):
+        if name.startswith("_") or name in ("warmup", "close", "score_many"):
+            continue
+        wanted = dict(inspect.signature(method).parameters)
+        wanted.pop("progress", None)
+        assert list(wanted) == list(inspect.signature(getattr(AsyncScorer, name)).parameters), name
+    own = inspect.signature(LoadedScorer.__init__).parameters
+    hints = typing.get_type_hints(LoadedScorer.__init__)
+    for setting in fields(ModelConfig)[1:]:
+        assert own[setting.name].default == setting.default, setting.name
+        assert hints[setting.name] == typing.get_type_hints(ModelConfig)[setting.name]
+    assert set(own) - {one.name for one in fields(ModelConfig)} == {"self", "family"}
+    with pytest.raises(TypeError, match="dtyp"):
+        Scorer("demo", dtyp="float32")
+    with pytest.raises(ConfigError, match="threads is given beside a ModelConfig"):
+        Scorer(ModelConfig(), threads=1)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda s: s.rerank(QUERY, "one text"), InvalidRequest, "documents must be a list"),
+        (lambda s: s.rerank(QUERY, []), InvalidRequest, "at least one document"),
+        (lambda s: s.rerank(QUERY, DOCUMENTS, 0), InvalidRequest, "top_n is 0"),
+        (lambda s: s.score_pairs([("a",)]), InvalidRequest, r"pairs\[0\] must be a query and a"),
+        (lambda s: s.score_pairs(["ab"]), InvalidRequest, r"pairs\[0\] must be a query and a"),
+        (lambda s: s.score("q", [None], labels=["yes"]), InvalidRequest, r"items\[0\] is a NoneT"),
+        (lambda s: s.score("q", ["a"], labels="yes"), InvalidRequest, "labels must be a list"),
+        (lambda s: s.classify("a"), MissingLabels, "this model has no classes"),
+        (lambda s: s.decide("a", []), InvalidRequest, "at least one question"),
+        (lambda s: s.decide("a", [Choice("b", ["c"])]), InvalidRequest, "1 answers; it needs 2"),
+        (lambda s: s.decide("a", [Rating("b", ["c", "c"])]), InvalidRequest, "2 different"[2:]),
+    ],
+)
+def test_wrong_calls(scorer, call, error, message):
+    with pytest.raises(error, match=message) as raised:
+        call(scorer)
+    assert isinstance(raised.value, GpuscoreError)
+
+
+def test_results_are_tables(scorer):
+    ranking = scorer.rerank(QUERY, ["<b>bold</b> & more", *DOCUMENTS])
+    shown = ranking._repr_html_()
+    assert "&lt;b&gt;bold&lt;/b&gt; &amp; more" in shown
+    assert "<b>" not in shown
+    scores = scorer.score("q: ", DOCUMENTS * 10, labels=["yes", "no"], logprobs=True)
+    assert list(scores.columns()) == ["yes", "no", "label_mass"]
+    assert "20 more rows" in scores._repr_html_()
+    assert scores._repr_html_().count("<tr>") == 21
+    ids = scorer.score([1], [[2], [3]], label_token_ids=[[5], [6, 7]])
+    assert list(ids.columns()) == ["label 0", "label 1"]
+    many = Ranking(*([np.arange(2)] * 3), ("a", "b"), 0, 0)
+    pandas = pytest.importorskip("pandas")
+    assert isinstance(many.to_pandas(), pandas.DataFrame)
+    assert many.to_pandas()["document"].tolist() == ["a", "b"]
+
+
+def test_public_names():
+    for name in gpuscore.__all__:
+        assert getattr(gpuscore, name) is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        gpuscore.nothing  # noqa: B018
