@@ -1,13 +1,16 @@
 """The server's side of an `Engine` that runs in a process of its own."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import Generic, TypeVar
 
+from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
+from gpuscore.engine.counts import Counts
 from gpuscore.engine.outcome import resolve
 from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
 from gpuscore.limits import BackendLimits
@@ -24,7 +27,8 @@ from gpuscore.worker.messages import (
     to_error,
     to_result,
 )
-from gpuscore.worker.supervisor import Patience, Supervisor
+from gpuscore.worker.process import EngineListener
+from gpuscore.worker.supervisor import ChildListener, EngineLink, Patience, Supervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +37,33 @@ class _Waiting:
     future: "Future[ScoreResult]"
 
 
-class EngineClient:
+LinkT = TypeVar("LinkT", bound=EngineLink)
+
+
+class LinkedEngine(Generic[LinkT]):
     """Thread-safe client of an engine process, which is restarted when it is lost.
 
     Args:
-        command: starts the child (`gpuscore.worker.process.command`).
-        start: the model to load, and the engine's limits.
-        patience: times and counts after which the supervisor gives up waiting or restarting.
+        config: the limits on the requests in flight.
+        connect: returns the way to the process, which tells its events to this client.
+        counts: of the backlog (`gpuscore.engine.admission.PLACES`), if several processes share
+            them.
     """
 
     def __init__(
-        self, command: Sequence[str], start: Start, patience: Patience | None = None
+        self,
+        config: EngineConfig,
+        connect: Callable[[ChildListener], LinkT],
+        counts: Counts | None = None,
     ) -> None:
         self._lock = threading.Lock()
         self._ids = count()
         self._issued = 0
         self._waiting: dict[int, _Waiting] = {}
-        self.backlog = Backlog(start.engine, lambda: self._supervisor.rate)
+        self.backlog = Backlog(config, lambda: self._supervisor.rate, counts)
         self._send: Send | None = None  # None while no child is ready
         self._closing = False
-        self._supervisor = Supervisor(command, start, self, patience or Patience())
+        self._supervisor = connect(self)
         self._supervisor.start()
 
     def wait_planned(self) -> str:
@@ -82,15 +93,6 @@ class EngineClient:
     def alive(self) -> bool:
         """True while a child is ready and sends heartbeats."""
         return self._supervisor.healthy and not self._closing
-
-    @property
-    def pid(self) -> int | None:
-        """The process id of the present child, or else of the last one."""
-        return self._supervisor.pid
-
-    @property
-    def restarts(self) -> int:
-        return self._supervisor.restarts
 
     def stats(self) -> EngineStats:
         """Return the child's last stats; only the counters and restarts while no child runs."""
@@ -196,3 +198,40 @@ class EngineClient:
 
     def _retry_after(self) -> int:
         return MAX_RETRY_AFTER if self._closing else self._supervisor.retry_after
+
+
+class EngineClient(LinkedEngine[Supervisor]):
+    """The client of an engine process that this process starts and supervises.
+
+    Args:
+        command: starts the child (`gpuscore.worker.process.command`).
+        start: the model to load, and the engine's limits.
+        patience: times and counts after which the supervisor gives up waiting or restarting.
+        listener: where other processes reach the child.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        start: Start,
+        patience: Patience | None = None,
+        listener: EngineListener | None = None,
+    ) -> None:
+        super().__init__(
+            start.engine,
+            lambda owner: Supervisor(command, start, owner, patience or Patience(), listener),
+        )
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the present child, or else of the last one."""
+        return self._supervisor.pid
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds until a child may be ready."""
+        return self._supervisor.retry_after

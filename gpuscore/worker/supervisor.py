@@ -27,7 +27,7 @@ from gpuscore.worker.messages import (
     decode_from_child,
     encode,
 )
-from gpuscore.worker.process import EngineProcess
+from gpuscore.worker.process import EngineListener, EngineProcess
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,30 @@ class ChildListener(Protocol):
         """Note that the child is lost, if there was one: it will send no further answers."""
 
 
+class EngineLink(Protocol):
+    """The way to an engine's process: a `Supervisor`, or the link of a front."""
+
+    planned: "Future[str]"
+    started: "Future[BackendLimits]"
+    ended: "Future[None]"
+
+    @property
+    def healthy(self) -> bool: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def retry_after(self) -> int: ...
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Supervisor:
     """The thread that starts and ends the child's process and reads its messages.
 
@@ -68,10 +92,16 @@ class Supervisor:
         start: the model to load; its engine_timeout is the longest time that a batch may run.
         owner: receives the child's events.
         patience: times and counts after which a child is killed or not restarted.
+        listener: the fronts' way to each child.
     """
 
     def __init__(
-        self, command: Sequence[str], start: Start, owner: ChildListener, patience: Patience
+        self,
+        command: Sequence[str],
+        start: Start,
+        owner: ChildListener,
+        patience: Patience,
+        listener: EngineListener | None = None,
     ) -> None:
         self.planned: Future[str] = Future()
         self.started: Future[BackendLimits] = Future()
@@ -79,7 +109,7 @@ class Supervisor:
         self.pid: int | None = None
         self.restarts = 0  # so far
         self._command, self._start, self._owner = command, start, owner
-        self._patience = patience
+        self._patience, self._listener = patience, listener
         self._closing = threading.Event()
         self._stats = NO_STATS  # of the last heartbeat; the counters add up all children
         self._past = NO_COUNTERS  # of the earlier children
@@ -166,7 +196,7 @@ class Supervisor:
     def _run_once(self) -> tuple[str, float]:
         """Run one child; return why it ended, and for how many seconds it served."""
         try:
-            process = EngineProcess(self._command)
+            process = EngineProcess(self._command, self._listener)
         except OSError as error:
             return f"it cannot be started ({error})", 0.0
         self.pid, self._spawned = process.pid, monotonic()
@@ -205,9 +235,9 @@ class Supervisor:
                 if self._ready_at is not None:
                     self._heard = monotonic()
             else:
-                self._silence += _passed(before)
+                self._silence += passed(before)
             if self._ready_at is None:
-                self._loading += _passed(before)
+                self._loading += passed(before)
             before = monotonic()
             if reason := self._overdue():
                 return reason
@@ -252,7 +282,7 @@ class Supervisor:
     def _on_ready(self, process: EngineProcess, limits: BackendLimits) -> str:
         if self._ready_at is not None:
             raise ProtocolError("Ready twice")
-        if self.started.done() and not _same_model(self.started.result(), limits):
+        if self.started.done() and not same_model(self.started.result(), limits):
             return "the restarted engine has loaded another model than the first one"
         self._ready_at = monotonic()
         self._load_seconds = self._ready_at - self._spawned
@@ -262,12 +292,12 @@ class Supervisor:
         return ""
 
 
-def _passed(since: float) -> float:
+def passed(since: float) -> float:
     """Return the seconds since then, capped: a pause of this process is not the child's silence."""
     return min(monotonic() - since, 2 * TICK)
 
 
-def _same_model(one: BackendLimits, other: BackendLimits) -> bool:
+def same_model(one: BackendLimits, other: BackendLimits) -> bool:
     """Return True if prompts checked against one model fit the other; memory may differ."""
     kept = (one.vocab_rows, one.classes, one.max_model_len)
     return kept == (other.vocab_rows, other.classes, other.max_model_len)
