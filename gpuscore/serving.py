@@ -4,16 +4,22 @@ import json
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.errors import ConfigError
+from gpuscore.fronts.board import Board
+from gpuscore.fronts.forker import Forker, FrontMain
+from gpuscore.fronts.front import FrontApp, run_front
+from gpuscore.fronts.parent import Fronts
 from gpuscore.hub import model_directory
-from gpuscore.log import LogWriter
+from gpuscore.log import LogWriter, json_logging
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.decisions import DecisionPrompts
 from gpuscore.prompts.discovery import find_family
@@ -21,17 +27,19 @@ from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.files import ClassifierHead, read_classifier_head
 from gpuscore.prompts.rendering import TemplateLimit
-from gpuscore.server.api.auth import KeyReader, read_api_keys
+from gpuscore.server.api.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.api.cors import read_origins
+from gpuscore.server.http.address import address_of, bind_all
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.server.service import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
-from gpuscore.worker.client import EngineClient
+from gpuscore.worker.client import EngineClient, LinkedEngine
+from gpuscore.worker.link import FrontLink
 from gpuscore.worker.messages import Start
-from gpuscore.worker.process import command
+from gpuscore.worker.process import EngineListener, command
 
 STANDARD_OUTPUT = 1
 
@@ -50,21 +58,66 @@ def serve_model(
     read_origins(server)
     if server.api_key_file is not None:
         signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
+    names = (server.served_model_name or model.model, model.model)
+    if server.http_workers > 1:
+        return _serve_by_fronts(names, model, server, limits, engine, keys)
     tracer = read_tracer(server, os.environ)
     directory = model_directory(model.model, model.revision)
-    names = (server.served_model_name or model.model, model.model)
     client = EngineClient(command(), Start(str(directory), model, engine))
     # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
     with LogWriter(STANDARD_OUTPUT) as output, closing(client):
         files = _read_files(directory, server.family, names)  # while the child imports torch
 
-        def announce(address: str) -> None:
-            example = _example(address, client.wait_ready().classes)
-            _say(output, f"gpuscore: ready on http://{address} - try\n\n{example}\n")
-
         _say(output, f"gpuscore: loading {model.model} as {client.wait_planned()}")
         load = partial(_load, client, files, limits)
+        announce = partial(_announce, output, client)
         return serve(names, server, keys, load, announce, tracer)
+
+
+def _serve_by_fronts(
+    names: tuple[str, str],
+    model: ModelConfig,
+    server: ServerConfig,
+    limits: RequestLimits,
+    engine: EngineConfig,
+    keys: ApiKeys,
+) -> int:
+    """Serve by several HTTP processes, which this process supervises beside the engine's."""
+    if sys.platform != "linux":
+        raise ConfigError("--http-workers over 1 needs Linux, whose kernel shares out connections")
+    board, way = Board(server.http_workers, engines=1), EngineListener()
+
+    def prepare(directory: str) -> FrontMain:
+        files = _read_files(Path(directory), server.family, names)
+        load = partial(_load_in_front, files, limits)
+        tracer = partial(read_tracer, server, os.environ)
+        app = FrontApp(names, server, engine, keys, load, tracer)
+        return partial(run_front, app, board, [way.address])
+
+    with closing(Forker(prepare)) as forker:  # before this process has threads
+        directory = model_directory(model.model, model.revision)
+        forker.prepare(str(directory))  # while the engine's process imports torch
+        client = EngineClient(command(), Start(str(directory), model, engine), listener=way)
+        with LogWriter(STANDARD_OUTPUT) as output, closing(client):
+            forker.prepared()
+            about = client.wait_planned()
+            _say(output, f"gpuscore: loading {model.model} as {about}")
+            listeners = bind_all(server, server.http_workers)
+            announce = partial(_announce, output, client, address_of(listeners[0]))
+            with LogWriter() as log, json_logging(log):
+                fronts = Fronts(forker, board, server, keys, listeners, [client], [about], announce)
+                return fronts.run()
+
+
+def _load_in_front(
+    files: "_ModelFiles", limits: RequestLimits, engines: list[LinkedEngine[FrontLink]]
+) -> LoadedModel:
+    return _load(engines[0], files, limits)
+
+
+def _announce(output: LogWriter, client: EngineClient, address: str) -> None:
+    example = _example(address, client.wait_ready().classes)
+    _say(output, f"gpuscore: ready on http://{address} - try\n\n{example}\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +142,7 @@ def _read_files(directory: Path, family: str, names: tuple[str, ...]) -> _ModelF
     return _ModelFiles(encoder, specials, head, template, info, found)
 
 
-def _load(client: EngineClient, files: _ModelFiles, limits: RequestLimits) -> LoadedModel:
+def _load(client: LinkedEngine[Any], files: _ModelFiles, limits: RequestLimits) -> LoadedModel:
     """Wait for the engine and prepare the model's prompts; runs in a thread."""
     builder = PromptBuilder(files.encoder, client.wait_ready(), limits)
     prompts = None if files.family is None else FamilyPrompts(files.family, builder)
