@@ -53,6 +53,15 @@ ALLOWED = {
         "gpuscore.log",
         "gpuscore.worker",
     },
+    # The parts of a server of several processes: both sides of what joins them.
+    "gpuscore.fronts": {
+        *DATA,
+        "gpuscore.config",
+        "gpuscore.engine",
+        "gpuscore.fronts",
+        "gpuscore.server",
+        "gpuscore.worker",
+    },
     "gpuscore.text": {
         *DATA,
         "gpuscore.config",
@@ -198,6 +207,9 @@ def test_imports_go_one_way():
         ("gpuscore.server.api.app", "import httpx"),
         ("gpuscore.worker.__main__", "from gpuscore.backends import prepare"),
         ("gpuscore.worker.child", "from gpuscore.server.service import ScoringService"),
+        ("gpuscore.server.run", "from gpuscore.fronts.front import Seat"),
+        ("gpuscore.worker.link", "from gpuscore.fronts.board import Board"),
+        ("gpuscore.fronts.front", "import torch"),
         ("gpuscore.batch", "from gpuscore.errors import InvalidRequest"),
         ("gpuscore_kernels.label_head.api", "from gpuscore.batch import PackedBatch"),
         ("gpuscore.backends.torch.backend", "from gpuscore.engine.draft import draft_batch"),

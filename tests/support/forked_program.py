@@ -102,6 +102,7 @@ class StandbyEngine:
             socket.send_fds(self._socket, [b" "], [null.fileno(), output, *pass_fds])
             request = {"arguments": command[4:], "environment": dict(env), "numbers": pass_fds}
             self._socket.sendall(json.dumps(request).encode())
+            self._socket.shutdown(socket.SHUT_WR)  # forks of the program hold it open as well
         return self
 
     def wait(self, timeout: float | None = None) -> int:
