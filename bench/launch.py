@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,11 @@ class Target:
     def cpu_seconds(self) -> float:
         """CPU seconds of the server and its running descendants."""
         return sum(map(_cpu_seconds, _family(self.pid)))
+
+    def cpu_by_kind(self) -> dict[str, float]:
+        """CPU seconds of the engine's process, and of all others together, which are for HTTP."""
+        engine = sum(_cpu_seconds(p) for p in _family(self.pid) if _is_engine(p))
+        return {"engine": engine, "http": self.cpu_seconds() - engine}
 
     def memory_mib(self) -> float:
         pages = sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in _family(self.pid))
@@ -91,6 +97,10 @@ def _family(pid: int) -> list[int]:
     return found
 
 
+def _is_engine(pid: int) -> bool:
+    return b"gpuscore.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICK
@@ -98,11 +108,9 @@ def _cpu_seconds(pid: int) -> float:
 
 def main(configs: dict[str, dict[str, Any]]) -> int:
     """Serve as gpuscore/serving.py does, with another backend."""
-    from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+    from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
     from gpuscore.server.api.auth import ApiKeys
     from gpuscore.server.run import serve
-    from gpuscore.server.service import LoadedModel
-    from gpuscore.text.joining import PromptBuilder
     from gpuscore.worker.client import EngineClient
     from gpuscore.worker.messages import Start
     from gpuscore.worker.process import command
@@ -111,18 +119,50 @@ def main(configs: dict[str, dict[str, Any]]) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     os.environ["BENCH_FAKE"] = json.dumps(configs.get("fake", {}))
     start = Start("/nowhere", ModelConfig(), EngineConfig(**configs.get("engine", {})))
-    client = EngineClient(command("fake:prepare"), start)
-
-    def load() -> LoadedModel:
-        builder = PromptBuilder(None, client.wait_ready(), RequestLimits())
-        return LoadedModel(client, builder, client.wait_ended)
-
-    def announce(address: str) -> None:
-        print(f"ready on http://{address} ", flush=True)
-
+    make_client = partial(EngineClient, command("fake:prepare"), start)
     server = ServerConfig(**{"port": 0, "log_requests": False} | configs.get("server", {}))
+    if server.http_workers > 1:
+        return _serve_by_fronts(make_client, server, start.engine)
+    client = make_client()
+    load = partial(_load, client)
     with closing(client):
-        return serve(("fake", "fake"), server, ApiKeys([]), load, announce)
+        return serve(("fake", "fake"), server, ApiKeys([]), load, _announce)
+
+
+def _serve_by_fronts(make_client: Any, server: Any, engine: Any) -> int:
+    from gpuscore.fronts.board import Board
+    from gpuscore.fronts.forker import Forker
+    from gpuscore.fronts.front import FrontApp, run_front
+    from gpuscore.fronts.parent import Fronts
+    from gpuscore.server.api.auth import ApiKeys
+    from gpuscore.server.http.address import address_of, bind_all
+    from gpuscore.worker.process import EngineListener
+
+    board, listener, keys = Board(server.http_workers, engines=1), EngineListener(), ApiKeys([])
+    app = FrontApp(("fake", "fake"), server, engine, keys, lambda engines: _load(engines[0]))
+    front = partial(run_front, app, board, [listener.address])
+    with (
+        closing(Forker(lambda text: front)) as forker,
+        closing(make_client(listener=listener)) as client,
+    ):
+        forker.prepare("")
+        forker.prepared()
+        about, sockets = [client.wait_planned()], bind_all(server, server.http_workers)
+        ready = partial(_announce, address_of(sockets[0]))
+        return Fronts(forker, board, server, keys, sockets, [client], about, ready).run()
+
+
+def _load(client: Any) -> Any:
+    from gpuscore.config import RequestLimits
+    from gpuscore.server.service import LoadedModel
+    from gpuscore.text.joining import PromptBuilder
+
+    builder = PromptBuilder(None, client.wait_ready(), RequestLimits())
+    return LoadedModel(client, builder, client.wait_ended)
+
+
+def _announce(address: str) -> None:
+    print(f"ready on http://{address} ", flush=True)
 
 
 if __name__ == "__main__":

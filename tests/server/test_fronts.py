@@ -1,4 +1,4 @@
-"""Promise: several HTTP workers are one server, with limits, keys, metrics and engine in common, and
+"""Promise: several HTTP workers are one server, with limits, keys, metrics and engine in common;
 one that is lost takes only its own connections along."""
 
 import asyncio
