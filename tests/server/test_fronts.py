@@ -19,6 +19,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gpuscore.config import ServerConfig
+from gpuscore.errors import ConfigError
+from gpuscore.server.http.address import bind_all
 from support.connections import Connection, check_error, post
 from support.many_callers import Crowd
 from support.serving import children, running, wait_until
@@ -35,7 +38,8 @@ ALICE, BOB = "key-of-alice", "key-of-bob"
 
 @pytest.fixture(scope="module")
 def shared():
-    with tape_server(PATIENCE, TWO) as started:
+    # Fronts that take a while until they can score.
+    with tape_server(PATIENCE, TWO, environment={"TAPE_LOADS": "0.3"}) as started:
         yield started
 
 
@@ -143,12 +147,10 @@ class TestOneServer:
             assert sum(map(open_connections, fronts_of(server))) >= 40
 
     def test_a_second_server_cannot_have_the_port(self, two):
-        server, _ = two
-        sock = socket.socket()
-        with sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with pytest.raises(OSError, match="in use"):
-                sock.bind(server.address)
+        host, port = two[0].address
+        for workers in (1, 2):
+            with pytest.raises(ConfigError, match=f"cannot bind --host .* --port {port}: .*use"):
+                bind_all(ServerConfig(host=host, port=port), workers)
 
 
 JSON = {"content-type": "application/json"}

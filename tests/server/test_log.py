@@ -112,6 +112,7 @@ class TestLog:
                 os._exit(0)
             pids.append(pid)
         os.close(writing)
+        time.sleep(0.3)  # until the pipe is full and all of them wait for it
         with open(reading, "rb") as reader:
             lines = reader.read().splitlines()
         assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import sys
+import time
 from contextlib import closing
 from functools import partial
 
@@ -65,6 +66,7 @@ def serve_by_fronts(make, config, engine, keys):
 
 
 def load_tape(client):
+    time.sleep(float(os.environ.get("TAPE_LOADS", "0")))
     builder = PromptBuilder(None, client.wait_ready(), RequestLimits())
     return LoadedModel(client, builder, client.wait_ended)
 
