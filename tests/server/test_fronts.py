@@ -210,13 +210,10 @@ class TestLosses:
     def test_whatever_a_front_sends_ends_its_connection_only(self, two):
         server, client = two
         address, engine = engine_address(engine_of(server)), engine_of(server)
-        score = b"\x9c\xa5Score"  # an array of 12, and no more
-        for sent in (
-            b"\x03\0\0\0\xc1\xc1\xc1",
-            b"\xff" * 64,
-            frame(b"\x91\xa5Close"),
-            frame(score),
-        ):
+        cut_off = frame(b"\x9c\xa5Score")  # an array of 12, and no more
+        twice = 2 * frame(encode(score_message(1, request_of(1))))
+        close, huge, wrong = frame(encode(Close())), b"\xff" * 64, frame(b"\xc1\xc1\xc1")
+        for sent in (wrong, huge, cut_off, close, twice):
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(10)
                 sock.connect(address)
