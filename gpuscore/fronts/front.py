@@ -20,11 +20,11 @@ from gpuscore.fronts.messages import (
     Began,
     Ended,
     GiveUp,
-    Keys,
     Serving,
     Stop,
     Sums,
     ToFront,
+    ValidKeys,
     counted,
     decode_to_front,
     listed,
@@ -34,7 +34,7 @@ from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.http.rounds import Listener
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
-from gpuscore.server.run import DrainingServer, Share, serve
+from gpuscore.server.run import DrainingServer, FrontShare, serve
 from gpuscore.server.service import LoadedModel
 from gpuscore.worker.client import LinkedEngine
 from gpuscore.worker.frames import FrameReader, FrameWriter
@@ -101,7 +101,7 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
         LinkedEngine(app.engine, partial(connect, i), board.backlog(seat.number, i))
         for i in range(len(addresses))
     ]
-    share = Share(
+    share = FrontShare(
         fronts=board.fronts,
         listener=Listener(fileno=seat.listener.detach()),
         counts=board.gate(seat.number),
@@ -193,7 +193,7 @@ class Control:
         match message:
             case Stop():
                 self._server.handle_exit(message.signal, None)
-            case Keys():
+            case ValidKeys():
                 self._keys.replace(ApiKeys.of_digests(message.digests))
             case GiveUp():
                 for link in self._links:

@@ -20,7 +20,7 @@ class Stop(Message, frozen=True):
     signal: int
 
 
-class Keys(Message, frozen=True):
+class ValidKeys(Message, frozen=True):
     """The digests of the API keys that are valid from now on; the first message to a front."""
 
     digests: list[bytes]
@@ -57,7 +57,7 @@ class Serving(Message, frozen=True):
 
 
 class Counted(Message, frozen=True):
-    """What a front has counted; answers an `AskCounts` if it has a number."""
+    """A report of what a front has counted; answers an `AskCounts` if it has a number."""
 
     growing: Listed
     present: Listed
@@ -80,7 +80,7 @@ class Ended(Message, frozen=True):
     refusal: str | None = None
 
 
-ToFront: TypeAlias = Stop | Keys | GiveUp | AskCounts | Sums
+ToFront: TypeAlias = Stop | ValidKeys | GiveUp | AskCounts | Sums
 FromFront: TypeAlias = Began | Serving | Counted | AskSums | Ended
 
 _to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)

@@ -24,10 +24,10 @@ from gpuscore.fronts.messages import (
     Ended,
     FromFront,
     GiveUp,
-    Keys,
     Serving,
     Stop,
     Sums,
+    ValidKeys,
     decode_from_front,
     listed,
     snapshot_of,
@@ -187,7 +187,7 @@ class Fronts:
             self._fail(self._failed.popleft())
         if self._new_keys.is_set():
             self._new_keys.clear()
-            self._tell_all(Keys(self._keys.digests))
+            self._tell_all(ValidKeys(self._keys.digests))
 
     def _stop(self, number: int) -> None:
         """Drain at the first signal; end at the second."""
@@ -219,7 +219,7 @@ class Fronts:
                 self._fail(error)
                 return
             self._fronts[seat] = RunningFront(seat, sock)
-            self._fronts[seat].send(Keys(self._keys.digests))
+            self._fronts[seat].send(ValidKeys(self._keys.digests))
             self._selector.register(sock, selectors.EVENT_READ, self._fronts[seat])
 
     def _read(self, front: RunningFront) -> None:

@@ -130,7 +130,7 @@ class DrainingServer(uvicorn.Server):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class FrontShare:
     """The part of a front: one of several processes that share a port and are one server.
 
     Args:
@@ -158,7 +158,7 @@ def serve(
     load: Callable[[], LoadedModel],
     announce: Callable[[str], None],
     tracer: "SpanTracer | None" = None,
-    share: Share | None = None,
+    share: FrontShare | None = None,
 ) -> int:
     """Serve until SIGTERM, SIGINT, or SIGHUP without a key file; return the exit code.
 

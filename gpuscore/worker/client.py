@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
@@ -28,13 +28,37 @@ from gpuscore.worker.messages import (
     to_result,
 )
 from gpuscore.worker.process import EngineListener
-from gpuscore.worker.supervisor import ChildListener, EngineLink, Patience, Supervisor
+from gpuscore.worker.supervisor import ChildListener, Patience, Supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     request: ScoreRequest
     future: "Future[ScoreResult]"
+
+
+class EngineLink(Protocol):
+    """The way to an engine's process: a `Supervisor`, or the link of a front."""
+
+    planned: "Future[str]"
+    started: "Future[BackendLimits]"
+    ended: "Future[None]"
+
+    @property
+    def healthy(self) -> bool: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def retry_after(self) -> int: ...
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 LinkT = TypeVar("LinkT", bound=EngineLink)

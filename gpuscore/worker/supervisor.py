@@ -60,30 +60,6 @@ class ChildListener(Protocol):
         """Note that the child is lost, if there was one: it will send no further answers."""
 
 
-class EngineLink(Protocol):
-    """The way to an engine's process: a `Supervisor`, or the link of a front."""
-
-    planned: "Future[str]"
-    started: "Future[BackendLimits]"
-    ended: "Future[None]"
-
-    @property
-    def healthy(self) -> bool: ...
-
-    @property
-    def stats(self) -> EngineStats: ...
-
-    @property
-    def rate(self) -> float: ...
-
-    @property
-    def retry_after(self) -> int: ...
-
-    def start(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Supervisor:
     """The thread that starts and ends the child's process and reads its messages.
 
