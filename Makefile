@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
-        check-kernels-all check-streams check-graphs simulate soak check format demo bench-cpu bench-heap bench-start \
+        check-kernels-all check-streams check-graphs simulate simulate-fronts soak check format demo bench-cpu bench-heap bench-start \
         bench-gpu bench-kernels bench-attention bench-host gpu-day gpu-day-trial bench-parity bench-tokenise \
         bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
@@ -149,6 +149,10 @@ SEEDS ?= 20000
 simulate: setup
 	SIMULATED_SEEDS=$(SEEDS) $(BIN)/pytest tests/engine/test_simulation.py -m 'not hostile' \
 	  --numprocesses auto --maxprocesses 4
+
+# Predicts what several HTTP workers and engines answer, from CPU times of make bench-serve.
+simulate-fronts: setup
+	$(BIN)/python -P bench/fronts.py $(ARGS)
 
 # Records every access of the CUDA launcher to memory, on a simulated device, and looks for
 # two without order; then plants defects. A minute on two cores. More: make check-streams

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +29,11 @@ class Target:
     def cpu_seconds(self) -> float:
         """CPU seconds of the server and its running descendants."""
         return sum(map(_cpu_seconds, _family(self.pid)))
+
+    def cpu_by_kind(self) -> dict[str, float]:
+        """CPU seconds of the engine's process, and of all others together, which are for HTTP."""
+        engine = sum(_cpu_seconds(p) for p in _family(self.pid) if _is_engine(p))
+        return {"engine": engine, "http": self.cpu_seconds() - engine}
 
     def memory_mib(self) -> float:
         pages = sum(int(Path(f"/proc/{p}/statm").read_text().split()[1]) for p in _family(self.pid))
@@ -91,6 +97,10 @@ def _family(pid: int) -> list[int]:
     return found
 
 
+def _is_engine(pid: int) -> bool:
+    return b"gpuscore.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICK
@@ -98,29 +108,57 @@ def _cpu_seconds(pid: int) -> float:
 
 def main(configs: dict[str, dict[str, Any]]) -> int:
     """Serve as gpuscore/serving.py does, with another backend."""
-    from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+    from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
     from gpuscore.replicas.start import start_replicas
     from gpuscore.server.api.auth import ApiKeys
     from gpuscore.server.run import serve
-    from gpuscore.server.service import LoadedModel
-    from gpuscore.text.joining import PromptBuilder
 
     # The engine's process makes the backend and reads both.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     os.environ["BENCH_FAKE"] = json.dumps(configs.get("fake", {}))
     engine = EngineConfig(**configs.get("engine", {}))
-    replicas = start_replicas(Path("/nowhere"), ModelConfig(), engine, "fake:prepare")
-
-    def load() -> LoadedModel:
-        builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
-        return LoadedModel(replicas, builder, replicas.wait_ended)
-
-    def announce(address: str) -> None:
-        print(f"ready on http://{address} ", flush=True)
-
+    make = partial(start_replicas, Path("/nowhere"), ModelConfig(), engine, "fake:prepare")
     server = ServerConfig(**{"port": 0, "log_requests": False} | configs.get("server", {}))
+    if server.http_workers > 1:
+        return _serve_by_fronts(make, server, engine)
+    replicas = make()
+    load = partial(_load, replicas)
     with closing(replicas):
-        return serve(("fake", "fake"), server, ApiKeys([]), load, announce)
+        return serve(("fake", "fake"), server, ApiKeys([]), load, _announce)
+
+
+def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
+    from gpuscore.config import ModelConfig
+    from gpuscore.fronts.front import FrontApp
+    from gpuscore.fronts.start import FrontSetup
+    from gpuscore.replicas.placement import placements
+    from gpuscore.server.api.auth import ApiKeys
+
+    keys = ApiKeys([])
+    devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
+    setup = FrontSetup(server.http_workers, len(devices))
+    app = FrontApp(("fake", "fake"), server, engine, keys, devices, _load)
+    with (
+        closing(setup.forker(lambda text: app)) as forker,
+        closing(make(listeners=setup.listeners)) as replicas,
+    ):
+        forker.prepare("")
+        forker.prepared()
+        replicas.wait_planned()
+        return setup.run(forker, server, keys, replicas, replicas.engines, _announce)
+
+
+def _load(replicas: Any) -> Any:
+    from gpuscore.config import RequestLimits
+    from gpuscore.server.service import LoadedModel
+    from gpuscore.text.joining import PromptBuilder
+
+    builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
+    return LoadedModel(replicas, builder, replicas.wait_ended)
+
+
+def _announce(address: str) -> None:
+    print(f"ready on http://{address} ", flush=True)
 
 
 if __name__ == "__main__":

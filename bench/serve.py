@@ -6,11 +6,13 @@
     make bench-serve ARGS='--backend fake --stages ladder --ladder 64 --requests 20000'
     make bench-serve ARGS='--backend fake --token-us 3'   # a simulated device: 3 us per token
     make bench-serve ARGS='--backend fake --token-us 3 --devices cpu,cpu'    # two such replicas
+    make bench-serve ARGS='--backend fake --stages ladder --ladder 64,1024 --http-workers 1,2'
 
 Stages: `ladder` keeps 1 to 1,024 requests in flight, cache cold and warm; `poisson` sends 50, 80,
 100 and 150 % of the ladder's best rate; `report003` sends 70 requests/s of 120 + 10 x 180;
 `report002` keeps 128, 512 and 1,024 of those in flight. Latency counts from the scheduled arrival.
-The client shares the machine with the server. The exit code is 1 if a score was wrong, a request
+With several numbers of HTTP workers, their servers take turns. The client shares the machine with
+the server. The exit code is 1 if a score was wrong, a request
 was lost, or an answer had an unexpected status.
 """
 
@@ -41,8 +43,18 @@ STAGES = ("ladder", "poisson", "report003", "report002")
 POOL = 32  # queries of a warm cache
 WARMUP = 2.0  # seconds of an open loop that do not count
 SHOWN = [
-    *("load", "cache", "requests", "req/s", "in flight", "p50 ms", "p90 ms", "p99 ms"),
-    *("server us", "refused", "refused p99 ms", "5xx", "other", "lost", "wrong", "hit rate"),
+    *("workers", "load", "cache", "requests", "req/s", "in flight", "p50 ms", "p90 ms", "p99 ms"),
+    *(
+        "server us",
+        "http us",
+        "refused",
+        "refused p99 ms",
+        "5xx",
+        "other",
+        "lost",
+        "wrong",
+        "hit rate",
+    ),
 ]
 
 
@@ -70,6 +82,7 @@ class Bench:
     plan: Plan
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng())
     rows: list[dict[str, Any]] = field(default_factory=list)
+    workers: int = 1  # HTTP processes of the server
 
     def closed(self, stage: str, clients: int, shape: Shape, warm: bool, measured: int) -> None:
         count = measured + 2 * clients  # the first and the last answers are not measured
@@ -102,18 +115,21 @@ class Bench:
     def _execute(
         self, stage: str, name: str, traffic: Traffic, run: Run, warm: bool, more: dict[str, Any]
     ) -> None:
-        load, cpu = os.getloadavg()[0], self.target.cpu_seconds()
+        load, before = os.getloadavg()[0], self.target.cpu_by_kind()
         record = run.execute()
-        cpu = self.target.cpu_seconds() - cpu
+        after = self.target.cpu_by_kind()
+        cpu = {kind: after[kind] - before[kind] for kind in after}
         answers = max(1, len(record.order))
         row = {
             "stage": stage,
+            "workers": self.workers,
             "load": name,
             "cache": "warm" if warm else "cold",
             "shape": str(traffic.shape),
             **more,
             **summary(traffic, record),
-            "server us": round(cpu / answers * 1e6),
+            "server us": round(sum(cpu.values()) / answers * 1e6),
+            "http us": round(cpu["http"] / answers * 1e6),
             "client us": round(record.client_cpu / answers * 1e6),
             "server MiB": round(self.target.memory_mib()),
             "load before": round(load, 2),
@@ -130,16 +146,25 @@ def main() -> int:
     for backend in ("fake", "model") if options.backend == "both" else (options.backend,):
         plan = plan_of(options, backend)
         print(f"\n{backend}:", flush=True)
-        with bench_of(backend, options, plan) as bench:
-            for stage in plan.stages:
-                run_stage(bench, stage)
-        print(f"\n{table([{key: row[key] for key in SHOWN} for row in bench.rows])}\n")
+        numbers = [int(number) for number in options.http_workers.split(",")]
+        rows = [row for number in numbers for row in rows_of(backend, options, plan, number)]
+        print(f"\n{table([{key: row[key] for key in SHOWN} for row in rows])}\n")
         found = {"bench": "serve", "backend": backend, "options": vars(options)}
-        keep("serve", found | {"rows": bench.rows})
-        if not options.quick or options.plot:
-            plots.draw(backend, bench.rows, RESULTS)
-        failed |= any(r["wrong"] or r["lost"] or r["5xx"] or r["other"] for r in bench.rows)
+        keep("serve", found | {"rows": rows})
+        if len(set(numbers)) == 1 and (not options.quick or options.plot):
+            plots.draw(backend, rows, RESULTS)
+        failed |= any(r["wrong"] or r["lost"] or r["5xx"] or r["other"] for r in rows)
     return int(failed)
+
+
+def rows_of(
+    backend: str, options: argparse.Namespace, plan: Plan, workers: int
+) -> list[dict[str, Any]]:
+    """Return the rows of all stages with a server of so many HTTP workers."""
+    with bench_of(backend, options, plan, workers) as bench:
+        for stage in plan.stages:
+            run_stage(bench, stage)
+    return bench.rows
 
 
 def arguments() -> argparse.Namespace:
@@ -156,6 +181,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-batch-tokens", type=int, default=16_384, help="fake backend")
     parser.add_argument("--batch-us", type=float, default=0.0, help="fake device time per batch")
     parser.add_argument("--token-us", type=float, default=0.0, help="fake device time per token")
+    parser.add_argument(
+        "--http-workers", default="1", metavar="N,N", help="processes of the server for HTTP"
+    )
     parser.add_argument("--max-queued-requests", type=int, default=1024, help="of the server")
     parser.add_argument("--devices", default=None, help="one replica on each, such as cpu,cpu")
     return parser.parse_args()
@@ -180,12 +208,14 @@ def plan_of(options: argparse.Namespace, backend: str) -> Plan:
 
 
 @contextmanager
-def bench_of(backend: str, options: argparse.Namespace, plan: Plan) -> Iterator[Bench]:
+def bench_of(
+    backend: str, options: argparse.Namespace, plan: Plan, workers: int
+) -> Iterator[Bench]:
     # All load uses one key, and the limit per key would hide the engine's limit.
-    inflight = 2 * options.max_queued_requests
+    inflight = 2 * options.max_queued_requests * workers
     if backend == "fake":
         command = fake_server(
-            server={"max_inflight_per_key": inflight},
+            server={"max_inflight_per_key": inflight, "http_workers": workers},
             engine={
                 "max_queued_requests": options.max_queued_requests,
                 "devices": options.devices,
@@ -197,14 +227,15 @@ def bench_of(backend: str, options: argparse.Namespace, plan: Plan) -> Iterator[
             },
         )
         with serving(command) as target:
-            yield Bench(target, fake.oracle, fake.VOCAB, 0.0, plan)
+            yield Bench(target, fake.oracle, fake.VOCAB, 0.0, plan, workers=workers)
         return
     with tiny_model() as (directory, vocab, oracle):
         flags = ["--threads", "1", "--max-inflight-per-key", str(inflight)]
         flags += ["--max-queued-requests", str(options.max_queued_requests)]
         flags += ["--devices", options.devices] if options.devices else []
+        flags += ["--http-workers", str(workers)]
         with serving(real_server(directory, *flags)) as target:
-            yield Bench(target, oracle, vocab, 1e-4, plan)
+            yield Bench(target, oracle, vocab, 1e-4, plan, workers=workers)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.stats import NO_STATS, EngineStats
 from gpuscore.worker.child import BEAT
+from gpuscore.worker.patience import Report
 
 # Roughly a model of 0.6 billion parameters on a large GPU.
 BATCH_SECONDS, TOKEN_SECONDS = 2e-3, 2e-6
@@ -80,12 +81,12 @@ class Engine:
         self._reports, self._left, self._next_report = 0, 0, BEAT
 
     @property
-    def reported(self) -> tuple[int, int]:
+    def reported(self) -> Report:
         """The last heartbeat; an idle engine has nothing to report."""
         if self._clock.now >= self._next_report:
             self._next_report = self._clock.now // BEAT * BEAT + BEAT
             self._reports, self._left = self._reports + 1, self._runner.tokens_left()
-        return self._reports, self._left
+        return Report(self._reports, self._left, alone=True)
 
     def score_all(
         self, requests: Sequence[ScoreRequest]

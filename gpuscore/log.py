@@ -6,11 +6,12 @@ of each request; `JsonFormatter` makes all other lines.
 
 import logging
 import os
+import select
 import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
@@ -96,8 +97,12 @@ class LogWriter:
 
     def _write_all(self) -> None:
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        for piece in _pieces(lines):
+            self._write_piece(piece)
+
+    def _write_piece(self, piece: bytes) -> None:
         # If a full disk has cut a line off, end that line before the next one.
-        whole = b"\n" * (self._torn and bool(lines)) + b"".join(lines)
+        whole = b"\n" * self._torn + piece
         rest = memoryview(whole)
         while rest:
             try:
@@ -110,6 +115,18 @@ class LogWriter:
                 self._torn |= len(rest) < len(whole)
                 return
         self._torn = False
+
+
+def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Join lines to pieces that a pipe takes whole: lines of several processes must not mix."""
+    piece = bytearray()
+    for line in lines:
+        if piece and len(piece) + len(line) > select.PIPE_BUF:
+            yield bytes(piece)
+            piece.clear()
+        piece += line
+    if piece:
+        yield bytes(piece)
 
 
 class _WriterHandler(logging.Handler):

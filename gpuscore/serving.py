@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,24 +13,19 @@ from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.errors import ConfigError
+from gpuscore.fronts.front import FrontApp
+from gpuscore.fronts.start import FrontSetup
 from gpuscore.hub import model_directory
-from gpuscore.log import LogWriter
-from gpuscore.prompts.chat import ChatTemplate
-from gpuscore.prompts.decisions import DecisionPrompts
-from gpuscore.prompts.discovery import find_family
-from gpuscore.prompts.documents import FamilyPrompts
-from gpuscore.prompts.family import PromptFamily
-from gpuscore.prompts.files import ClassifierHead, read_classifier_head
-from gpuscore.prompts.rendering import TemplateLimit
+from gpuscore.log import LogWriter, json_logging
+from gpuscore.prompts.model import ModelFiles
+from gpuscore.replicas.placement import placements
 from gpuscore.replicas.replicas import Replicas
 from gpuscore.replicas.start import start_replicas
-from gpuscore.server.api.auth import KeyReader, read_api_keys
+from gpuscore.server.api.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.api.cors import read_origins
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.server.service import LoadedModel
-from gpuscore.text.joining import PromptBuilder
-from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.tokenizer_info import TokenizerInfo, read_tokenizer_info
 
 STANDARD_OUTPUT = 1
@@ -49,58 +45,88 @@ def serve_model(
     read_origins(server)
     if server.api_key_file is not None:
         signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
+    names = (server.served_model_name or model.model, model.model)
+    if server.http_workers > 1:
+        return _serve_by_fronts(names, model, server, limits, engine, keys)
     tracer = read_tracer(server, os.environ)
     directory = model_directory(model.model, model.revision)
-    names = (server.served_model_name or model.model, model.model)
     replicas = start_replicas(directory, model, engine)
     # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
     with LogWriter(STANDARD_OUTPUT) as output, closing(replicas):
         files = _read_files(directory, server.family, names)  # while the children import torch
 
-        def announce(address: str) -> None:
-            example = _example(address, replicas.wait_ready().classes)
-            _say(output, f"gpuscore: ready on http://{address} - try\n\n{example}\n")
-
         _say(output, f"gpuscore: loading {model.model} as {replicas.wait_planned()}")
-        load = partial(_load, replicas, files, limits)
+        load = partial(_load, files, limits, replicas)
+        announce = partial(_announce, output, replicas)
         return serve(names, server, keys, load, announce, tracer)
+
+
+def _serve_by_fronts(
+    names: tuple[str, str],
+    model: ModelConfig,
+    server: ServerConfig,
+    limits: RequestLimits,
+    engine: EngineConfig,
+    keys: ApiKeys,
+) -> int:
+    """Serve by several HTTP processes, which this process supervises beside the engines'."""
+    if sys.platform != "linux":
+        raise ConfigError("--http-workers over 1 needs Linux, whose kernel shares out connections")
+    devices = tuple(place.device for place in placements(model, engine.devices))
+    setup = FrontSetup(server.http_workers, len(devices))
+
+    def prepare(directory: str) -> FrontApp:
+        files = _read_files(Path(directory), server.family, names)
+        tracer = partial(read_tracer, server, os.environ)
+        load = partial(_load, files, limits)
+        return FrontApp(names, server, engine, keys, devices, load, tracer)
+
+    with closing(setup.forker(prepare)) as forker:  # before this process has threads
+        directory = model_directory(model.model, model.revision)
+        forker.prepare(str(directory))  # while the engines' processes import torch
+        replicas = start_replicas(directory, model, engine, listeners=setup.listeners)
+        with LogWriter(STANDARD_OUTPUT) as output, closing(replicas):
+            forker.prepared()
+            _say(output, f"gpuscore: loading {model.model} as {replicas.wait_planned()}")
+            announce = partial(_announce, output, replicas)
+            with LogWriter() as log, json_logging(log):
+                return setup.run(forker, server, keys, replicas, replicas.engines, announce)
+
+
+def _announce(output: LogWriter, replicas: Replicas, address: str) -> None:
+    example = _example(address, replicas.wait_ready().classes)
+    _say(output, f"gpuscore: ready on http://{address} - try\n\n{example}\n")
 
 
 @dataclass(frozen=True, slots=True)
 class _ModelFiles:
     """The contents of a model's directory that the server itself needs."""
 
-    encoder: TextEncoder | None
-    specials: list[str]
-    head: ClassifierHead | None
-    template: ChatTemplate | None
+    prompts: ModelFiles
     info: TokenizerInfo | None
-    family: PromptFamily | None
 
 
 def _read_files(directory: Path, family: str, names: tuple[str, ...]) -> _ModelFiles:
-    encoder = TextEncoder.read(directory)
-    specials = [] if encoder is None else encoder.specials
-    head, template = read_classifier_head(directory), ChatTemplate.read(directory)
-    chat = None if template is None else template.text
+    prompts = ModelFiles.read(directory, family, reversed(names))
+    chat = None if prompts.template is None else prompts.template.text
+    encoder = prompts.encoder
     info = None if encoder is None else read_tokenizer_info(directory, encoder, chat)
-    found = find_family(family, directory, reversed(names), specials, head)
-    return _ModelFiles(encoder, specials, head, template, info, found)
+    return _ModelFiles(prompts, info)
 
 
-def _load(replicas: Replicas, files: _ModelFiles, limits: RequestLimits) -> LoadedModel:
+def _load(files: _ModelFiles, limits: RequestLimits, replicas: Replicas) -> LoadedModel:
     """Wait for the engines and prepare the model's prompts; runs in a thread."""
-    builder = PromptBuilder(files.encoder, replicas.wait_ready(), limits)
-    prompts = None if files.family is None else FamilyPrompts(files.family, builder)
-    try:
-        decisions: DecisionPrompts | str = DecisionPrompts(files.template, files.specials, builder)
-    except TemplateLimit:
-        raise
-    except ConfigError as error:
-        decisions = str(error)  # part of the error that callers get
-    about = replicas.wait_planned()
-    ended = replicas.wait_ended
-    return LoadedModel(replicas, builder, ended, prompts, files.head, about, decisions, files.info)
+    prompts = files.prompts.prompts(replicas.wait_ready(), limits)
+    return LoadedModel(
+        replicas,
+        prompts.builder,
+        replicas.wait_ended,
+        prompts.family,
+        prompts.head,
+        replicas.wait_planned(),
+        prompts.decisions,
+        files.info,
+    )
 
 
 def _say(output: LogWriter, text: str) -> None:

@@ -4,8 +4,9 @@ Each setting's default, help, type and range are written here and nowhere else; 
 for the command line (`flags`), the environment and the file (`sources`).
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+
+from gpuscore.config.field import option
 
 PREFIX = "GPUSCORE_"  # every environment variable starts with it
 API_KEY = "api_key"  # not a field: a key comes from the environment or a key file only
@@ -18,38 +19,6 @@ FAMILIES = (
     *("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma", "zerank", "instruct"),
     *("qwen3guard-gen", "llama-guard-3", "reward", "demo"),
 )
-
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    unset: str = "",
-    choices: tuple[str, ...] = (),
-    minimum: float | None = None,
-    maximum: float | None = None,
-    metavar: str = "",
-    positional: bool = False,
-    size: bool = False,
-    added: tuple[str, float] | None = None,
-) -> Any:
-    """Return a configuration field with its default, help and range.
-
-    `unset` describes the default None. A `size` is a number of bytes, and text may use KiB, MiB,
-    GiB or TiB. `added` is another field's name and a number: None stands for their sum.
-    """
-    metadata = {
-        "help": help,
-        "unset": unset,
-        "choices": choices,
-        "minimum": minimum,
-        "maximum": maximum,
-        "metavar": metavar or ("" if choices else "N"),
-        "positional": positional,
-        "size": size,
-        "added": added,
-    }
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +154,13 @@ class ServerConfig:
         "127.0.0.1", "address to bind; only loopback needs no API key", metavar="ADDRESS"
     )
     port: int = option(8000, "port to bind; 0: any free one", minimum=0, maximum=65535)
+    http_workers: int = option(
+        1,
+        "processes that share the port and answer HTTP, for more small requests per second than "
+        "one core can answer; over 1 on Linux only",
+        minimum=1,
+        maximum=64,
+    )
     served_model_name: str | None = option(
         None,
         "name of the model in requests and answers",

@@ -3,11 +3,16 @@
 from collections.abc import Callable
 
 from gpuscore.config import EngineConfig
+from gpuscore.engine.counts import Counts
 from gpuscore.errors import Overloaded
 from gpuscore.request import ScoreRequest
 
 MAX_RETRY_AFTER = 30  # seconds
 _SIZES = 48  # sizes are counted by their number of binary digits
+# Places of a backlog's counts: requests, items and tokens, then requests and tokens per size.
+_REQUESTS, _ITEMS, _TOKENS, _COUNT = range(4)
+_SUM = _COUNT + _SIZES
+PLACES = _SUM + _SIZES
 
 
 class Backlog:
@@ -18,13 +23,28 @@ class Backlog:
     Args:
         config: the limits on requests, items and tokens in flight.
         rate: returns the tokens computed per second; 0 while that is unknown.
+        counts: of PLACES places, which several processes may share; then all their requests count
+            together. None = of this process alone.
     """
 
-    def __init__(self, config: EngineConfig, rate: Callable[[], float]) -> None:
+    def __init__(
+        self, config: EngineConfig, rate: Callable[[], float], counts: Counts | None = None
+    ) -> None:
         self.config = config
-        self.requests = self.items = self.tokens = 0
         self._rate = rate
-        self._count, self._sum = [0] * _SIZES, [0] * _SIZES  # requests and their tokens, per size
+        self._counts = Counts.alone(PLACES) if counts is None else counts
+
+    @property
+    def requests(self) -> int:
+        return self._counts.total(_REQUESTS)
+
+    @property
+    def items(self) -> int:
+        return self._counts.total(_ITEMS)
+
+    @property
+    def tokens(self) -> int:
+        return self._counts.total(_TOKENS)
 
     def admit(self, request: ScoreRequest) -> None:
         """Add a request to the backlog. An empty backlog admits any request, whatever its size.
@@ -33,8 +53,8 @@ class Backlog:
             Overloaded: with this request, the backlog would exceed a limit.
         """
         tokens, items, config = request.num_tokens, len(request.item_ids), self.config
-        if self.requests:
-            if self.requests >= config.max_queued_requests:
+        if requests := self.requests:
+            if requests >= config.max_queued_requests:
                 raise self._full("")
             if self.tokens + tokens > config.max_queued_tokens:
                 raise self._full(f", the limit is {config.max_queued_tokens} tokens")
@@ -64,7 +84,8 @@ class Backlog:
         rate = self._rate()
         if rate <= 0:
             return 0.0
-        shares = (min(s, n * tokens) for n, s in zip(self._count, self._sum, strict=True))
+        counts = self._counts.totals(_COUNT, PLACES)
+        shares = (min(s, n * tokens) for n, s in zip(counts[:_SIZES], counts[_SIZES:], strict=True))
         return sum(shares) / rate
 
     def wait_refusal(self, tokens: int, seconds: float) -> Overloaded | None:
@@ -88,11 +109,14 @@ class Backlog:
 
     def _add(self, sign: int, items: int, tokens: int) -> None:
         size = min(abs(tokens).bit_length(), _SIZES - 1)
-        self.requests += sign
-        self.items += items
-        self.tokens += tokens
-        self._count[size] += sign
-        self._sum[size] += tokens
+        for place, number in (
+            (_REQUESTS, sign),
+            (_ITEMS, items),
+            (_TOKENS, tokens),
+            (_COUNT + size, sign),
+            (_SUM + size, tokens),
+        ):
+            self._counts.add(place, number)
 
 
 def whole_seconds(seconds: float) -> int:

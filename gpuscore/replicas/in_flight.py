@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gpuscore.worker.patience import Report
+
 
 @dataclass(slots=True)
 class InFlight:
@@ -22,13 +24,9 @@ class InFlight:
     def remove(self, tokens: int) -> None:
         self.tokens -= tokens
 
-    def left(self, reported: tuple[int, int]) -> int:
-        """Return the tokens that are probably left to compute.
-
-        Args:
-            reported: the number of reports so far, and the tokens left at the last one.
-        """
-        reports, left = reported
-        if reports != self._reports:
-            self._reports, self._since = reports, 0
-        return min(self.tokens, left + self._since)
+    def left(self, report: Report) -> int:
+        """Return the tokens that are probably left to compute, by the engine's last report."""
+        if report.number != self._reports:
+            self._reports, self._since = report.number, 0
+        left = report.tokens_left + self._since
+        return min(self.tokens, left) if report.alone else left

@@ -9,6 +9,7 @@ from gpuscore.errors import GpuscoreError
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.stats import EngineStats
+from gpuscore.worker.patience import Report
 
 
 class Replica(Protocol):
@@ -33,7 +34,7 @@ class Replica(Protocol):
     def rate(self) -> float: ...
 
     @property
-    def reported(self) -> tuple[int, int]: ...
+    def reported(self) -> Report: ...
 
     @property
     def retry_after(self) -> int: ...

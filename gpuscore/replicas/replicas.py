@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
+from gpuscore.engine.counts import Counts
 from gpuscore.engine.outcome import resolve
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
 from gpuscore.limits import BackendLimits
@@ -37,10 +38,16 @@ class Replicas:
         replicas: loaded or still loading; `score_all` needs them loaded.
         devices: their names.
         config: the limits on all requests in flight.
+        counts: of the backlog (`gpuscore.engine.admission.PLACES`), if several processes share
+            them.
     """
 
     def __init__(
-        self, replicas: Sequence[Replica], devices: Sequence[str], config: EngineConfig
+        self,
+        replicas: Sequence[Replica],
+        devices: Sequence[str],
+        config: EngineConfig,
+        counts: Counts | None = None,
     ) -> None:
         self._replicas, self._devices, self._config = replicas, devices, config
         self._lock = threading.Lock()
@@ -48,7 +55,9 @@ class Replicas:
         self._rerun = [0] * len(replicas)  # parts that were run again after each one's losses
         self._router: Router | None = None
         self._closing = False
-        self._backlog = Backlog(config, lambda: sum(one.rate for one in replicas if one.alive))
+        self._backlog = Backlog(
+            config, lambda: sum(one.rate for one in replicas if one.alive), counts
+        )
 
     def wait_planned(self) -> str:
         """Return what will be loaded, for people; raises as `wait_ready`."""
@@ -77,6 +86,10 @@ class Replicas:
     def wait_ended(self) -> None:
         """Block until `close`; raise EngineFailed once no replica can be kept running."""
         self._wait([one.ended for one in self._replicas])
+
+    @property
+    def engines(self) -> Sequence[Replica]:
+        return self._replicas
 
     @property
     def limits(self) -> BackendLimits:

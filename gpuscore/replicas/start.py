@@ -8,8 +8,8 @@ from gpuscore.replicas.placement import placements
 from gpuscore.replicas.replicas import Replicas
 from gpuscore.worker.client import EngineClient, Siblings
 from gpuscore.worker.messages import Start
-from gpuscore.worker.process import TORCH, command
-from gpuscore.worker.supervisor import Patience
+from gpuscore.worker.patience import Patience
+from gpuscore.worker.process import TORCH, EngineListener, command
 
 
 def start_replicas(
@@ -18,6 +18,7 @@ def start_replicas(
     engine: EngineConfig,
     factory: str = TORCH,
     patience: Patience | None = None,
+    listeners: Sequence[EngineListener] | None = None,
 ) -> Replicas:
     """Start an engine process on each device of `engine.devices`, or one on `model.device`.
 
@@ -26,6 +27,7 @@ def start_replicas(
         model, engine: the settings.
         factory: prepares a backend (`gpuscore.worker.__main__`).
         patience: when an engine counts as lost.
+        listeners: by which fronts reach each engine.
 
     Raises:
         ConfigError: the devices cannot be used together. Errors of the engines themselves are
@@ -36,7 +38,10 @@ def start_replicas(
     for number, place in enumerate(places):
         start = Start(str(directory), place.model, engine, place.cores)
         siblings = _siblings(clients, number)
-        clients.append(EngineClient(command(factory), start, patience, place.environment, siblings))
+        listener = listeners[number] if listeners else None
+        clients.append(
+            EngineClient(command(factory), start, patience, listener, place.environment, siblings)
+        )
     return Replicas(clients, [place.device for place in places], engine)
 
 

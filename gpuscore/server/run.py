@@ -5,10 +5,10 @@ import gc
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
 from types import FrameType
@@ -17,17 +17,19 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from gpuscore.config import ServerConfig
-from gpuscore.errors import ConfigError
+from gpuscore.engine.counts import Counts
 from gpuscore.heap import return_large_blocks
 from gpuscore.log import LogWriter, json_logging
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.api.cors import read_origins
+from gpuscore.server.http.address import address_of, bind
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
 from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.operations import Operations
+from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ANSWERS, LoadedModel, ScoringService
 
 if TYPE_CHECKING:
@@ -127,6 +129,28 @@ class DrainingServer(uvicorn.Server):
         os._exit(EXIT_SIGNAL + self._signal)
 
 
+@dataclass(frozen=True, slots=True)
+class FrontShare:
+    """The part of a front: one of several processes that share a port and are one server.
+
+    Args:
+        fronts: number of these processes.
+        listener: listens on the port; closed at the end.
+        counts: of the `Gate`, shared by the fronts.
+        others: gets this front's metrics and returns the sum of the other fronts'.
+        patience: seconds to wait for the model before connections are accepted.
+        begun: called before the event loop starts, with the server and its metrics. It replaces
+            signals, which the server's parent handles.
+    """
+
+    fronts: int
+    listener: Listener
+    counts: Counts
+    others: Callable[[Snapshot], Samples]
+    patience: float
+    begun: Callable[[DrainingServer, Operations], None]
+
+
 def serve(
     names: tuple[str, ...],
     config: ServerConfig,
@@ -134,6 +158,7 @@ def serve(
     load: Callable[[], LoadedModel],
     announce: Callable[[str], None],
     tracer: "SpanTracer | None" = None,
+    share: FrontShare | None = None,
 ) -> int:
     """Serve until SIGTERM, SIGINT, or SIGHUP without a key file; return the exit code.
 
@@ -144,6 +169,7 @@ def serve(
             server stops meanwhile, it does not wait for the thread: the caller must end the load.
         announce: called with the server's address once it is ready.
         tracer: makes the spans of requests (`read_tracer`), if traces are configured.
+        share: this process's part in a server of several; None = it is the whole server.
 
     Raises:
         ConfigError: the address cannot be bound, or `load` raised this.
@@ -151,10 +177,14 @@ def serve(
     """
     return_large_blocks(LARGE)
     rounds = Rounds()
-    service = ScoringService(names, config.max_queue_seconds, partial(rounds.pieces, ANSWERS))
-    gate = Gate(service, config, keys, rounds)
+    pieces = partial(rounds.pieces, ANSWERS)
+    fronts, counts, others = (
+        (share.fronts, share.counts, share.others) if share else (1, None, None)
+    )
+    service = ScoringService(names, config.max_queue_seconds, pieces, fronts)
+    gate = Gate(service, config, keys, rounds, counts)
     with LogWriter() as log, json_logging(log):
-        operations = Operations(service, log, tracer, config.log_requests)
+        operations = Operations(service, log, tracer, config.log_requests, others)
         app = create_app(service, config, keys, operations)
         protocol = partial(
             ScoreProtocol,
@@ -165,19 +195,22 @@ def serve(
             origins=read_origins(config),
         )
         uvicorn_config = _uvicorn_config(app, config, protocol)
+        stops = stop_signals(config) if share is None else []
         server = DrainingServer(
-            uvicorn_config, service, operations, config.drain_seconds, _stops(config), gate, rounds
+            uvicorn_config, service, operations, config.drain_seconds, stops, gate, rounds
         )
-        listener = _bind(config)
+        listener = bind(config) if share is None else share.listener
         listener.rounds = rounds
+        if share is not None:
+            share.begun(server, operations)
         try:
-            return _run(server, service, listener, load, announce)
+            return _run(server, service, listener, load, announce, share.patience if share else 0.0)
         finally:
             if tracer is not None:
                 tracer.close()
 
 
-def _stops(config: ServerConfig) -> list[signal.Signals]:
+def stop_signals(config: ServerConfig) -> list[signal.Signals]:
     """Return the signals that drain the server.
 
     SIGHUP is not among them with a key file, which it reads again (`KeyReader`), nor under nohup,
@@ -194,25 +227,26 @@ def _run(
     sock: Listener,
     load: Callable[[], LoadedModel],
     announce: Callable[[str], None],
+    patience: float,
 ) -> int:
-    host, port = sock.getsockname()[:2]
     outcome: list[BaseException] = []
+    loaded = threading.Event()
+
+    def on_loaded() -> None:
+        loaded.set()
+        announce(address_of(sock))
+
     thread = threading.Thread(
-        target=_load,
-        args=(service, server, load, partial(announce, _address(host, port)), outcome),
-        daemon=True,
+        target=_load, args=(service, server, load, on_loaded, outcome), daemon=True
     )
     thread.start()
+    loaded.wait(patience)
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(sock.rounds)) as runner:
         runner.run(server.serve(sockets=[sock]))
     service.close()
     if outcome:
         raise outcome[0]
     return EXIT_ERROR if service.failed else server.exit_code
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _load(
@@ -251,18 +285,3 @@ def _uvicorn_config(
         proxy_headers=False,
         timeout_graceful_shutdown=round(LAST_ANSWERS),
     )
-
-
-def _bind(config: ServerConfig) -> Listener:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        sock = socket.create_server((config.host, config.port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:  # OverflowError: a port over 65535
-        reason = getattr(error, "strerror", None) or "no such port"
-        raise ConfigError(
-            f"cannot bind --host {config.host} --port {config.port}: {reason}"
-        ) from error
-    # Connections inherit this option. asyncio sets it only on sockets made with an explicit
-    # protocol. Without it, an answer of more than one packet may wait 40 ms for an ACK.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Listener(fileno=sock.detach())

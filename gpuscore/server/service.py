@@ -115,6 +115,7 @@ class ScoringService:
         max_queue_seconds: the longest expected wait for the engine that a request is admitted with.
         answers_per_round: returns the number of the engine's answers that the current round of the
             event loop may deliver.
+        fronts: processes that serve this model together.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class ScoringService:
         names: tuple[str, ...],
         max_queue_seconds: float = math.inf,
         answers_per_round: Callable[[], int] = lambda: ANSWERS,
+        fronts: int = 1,
     ) -> None:
         self.names = names
         self.model: LoadedModel | None = None
@@ -132,7 +134,7 @@ class ScoringService:
         self._handlers: set[asyncio.Task[Any]] = set()
         self._bridge: Bridge | None = None
         # Text and large requests are worked on here, never on the event loop.
-        self._text = TextWork(self._text_ended, permits_here())
+        self._text = TextWork(self._text_ended, permits_here(fronts))
         self.memory = Trimmer(self._in_background)
         self.large_bodies = LargeBodies()
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that submits text work

@@ -1,10 +1,10 @@
 """The main program of the engine's process, which `gpuscore serve` starts.
 
-    python -P -m gpuscore.worker MODULE:FUNCTION SOCKET PARENT
+    python -P -m gpuscore.worker MODULE:FUNCTION SOCKET PARENT [LISTENER]
 
 FUNCTION turns a directory and a `ModelConfig` into a `Prepared`, so the device's framework is
 imported in this process only. SOCKET is the number of an inherited socket, PARENT the parent's
-process id.
+process id, LISTENER the number of an inherited socket to which the server's fronts connect.
 """
 
 import signal
@@ -17,23 +17,21 @@ if __name__ == "__main__":
         signal.signal(_number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS)
 
-import ctypes
 import logging
 import os
 import socket
 import sys
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from importlib import import_module
 
 from gpuscore.heap import use_one_arena
 from gpuscore.log import LogWriter, json_logging
 from gpuscore.worker.child import run
+from gpuscore.worker.process import die_with
 
-_PR_SET_PDEATHSIG = 1
 
-
-def main(factory: str, descriptor: str, parent: str) -> int:
-    _die_with(int(parent))
+def main(factory: str, descriptor: str, parent: str, listener: str = "") -> int:
+    die_with(int(parent))
     use_one_arena()
     logging.getLogger().setLevel(logging.WARNING)
     logging.getLogger("gpuscore").setLevel(logging.INFO)
@@ -44,16 +42,9 @@ def main(factory: str, descriptor: str, parent: str) -> int:
         LogWriter() as log,
         json_logging(log),
         socket.socket(fileno=int(descriptor)) as sock,
+        closing(socket.socket(fileno=int(listener))) if listener else nullcontext() as fronts,
     ):
-        return run(sock, getattr(import_module(module), function))
-
-
-def _die_with(parent: int) -> None:
-    """End this process with its parent; on Linux even if it is too busy to see its socket close."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+        return run(sock, getattr(import_module(module), function), fronts)
 
 
 if __name__ == "__main__":

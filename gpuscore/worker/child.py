@@ -5,11 +5,7 @@ import logging
 import os
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -17,30 +13,21 @@ from gpuscore.backends.base import Backend, Pending, Prepared
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.config import ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.errors import ConfigError
 from gpuscore.heap import collect_and_trim
 from gpuscore.limits import BackendLimits
-from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.stats import EngineStats
-from gpuscore.worker.frames import FrameReader, FrameWriter, Make, ProtocolError
+from gpuscore.worker.caller import Reception, messages_of
+from gpuscore.worker.frames import FrameReader, FrameWriter, ProtocolError
 from gpuscore.worker.messages import (
-    Cancel,
     Close,
-    Failure,
     Heartbeat,
     Message,
     Planned,
-    Ready,
     Refused,
-    Result,
-    Score,
     Start,
     ToChild,
-    decode_to_child,
     encode,
-    failure_message,
-    result_message,
-    to_request,
 )
 
 logger = logging.getLogger(__name__)
@@ -52,20 +39,21 @@ EXIT_OK, EXIT_FAILED = 0, 1
 Prepare = Callable[[Path, ModelConfig], Prepared]
 
 
-def run(sock: socket.socket, prepare: Prepare) -> int:
+def run(sock: socket.socket, prepare: Prepare, listener: socket.socket | None = None) -> int:
     """Load the model that `Start` names, then score until `Close`; return the exit code.
 
-    The process also ends when the parent's end of the socket closes.
+    The process also ends when the parent's end of the socket closes. Processes that connect to the
+    listener can score too.
     """
     writer = FrameWriter(sock, "answers")
-    messages = _messages(FrameReader(sock))
+    messages = messages_of(FrameReader(sock))
     try:
         start, *more = next(messages)
         if more or not isinstance(start, Start):
             raise ProtocolError("the first message is not Start alone")
         if start.cores:  # before the framework counts them
             os.sched_setaffinity(0, start.cores)
-        _Worker(start, prepare, writer).serve(messages)
+        _Worker(start, prepare, writer, listener).serve(messages)
     except EOFError:
         return EXIT_FAILED  # at once: the parent, which would get the results, is gone
     except ConfigError as error:
@@ -78,97 +66,50 @@ def run(sock: socket.socket, prepare: Prepare) -> int:
     return EXIT_OK
 
 
-def _messages(reader: FrameReader) -> Iterator[list[ToChild]]:
-    """Yield the messages of each receive together."""
-    while True:
-        if frames := reader.read():
-            yield [decode_to_child(frame) for frame in frames]
-
-
 def _send(writer: FrameWriter, message: Message) -> None:
     writer.put(lambda: encode(message))
 
 
 class _Worker:
-    """The engine, its heartbeat, and the futures of the requests in flight."""
+    """The engine, its callers and its heartbeat."""
 
-    def __init__(self, start: Start, prepare: Prepare, writer: FrameWriter) -> None:
+    def __init__(
+        self,
+        start: Start,
+        prepare: Prepare,
+        writer: FrameWriter,
+        listener: socket.socket | None,
+    ) -> None:
         prepared = prepare(Path(start.directory), start.model)
         _send(writer, Planned(prepared.about))
         backend = WatchedBackend(prepared.load())
         backend.warmup()
-        self._answers: deque[Make] = deque()  # of the current step
-        self._engine = Engine(
-            backend,
-            start.engine,
-            after_step=self._send_answers,
-            allow_degenerate=start.model.allow_degenerate,
+        degenerate = start.model.allow_degenerate
+        self._reception = Reception(
+            lambda after_step: Engine(
+                backend, start.engine, after_step=after_step, allow_degenerate=degenerate
+            )
         )
-        self._backend, self._writer = backend, writer
-        self._futures: dict[int, Future[ScoreResult]] = {}
+        self._engine, self._backend = self._reception.engine, backend
         self._closing = False
         # The objects made so far are permanent, so later garbage collections need not visit them.
         gc.collect()
         gc.freeze()
-        _send(writer, Ready(backend.limits))
+        self._supervisor = self._reception.add(writer)
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        if listener is not None:
+            threading.Thread(
+                target=self._reception.listen, args=(listener,), name="reception", daemon=True
+            ).start()
 
     def serve(self, messages: Iterator[list[ToChild]]) -> None:
+        """Serve the supervisor until its `Close`."""
         for together in messages:
-            scores: list[Score] = []
-            for message in together:
-                match message:
-                    case Score():
-                        scores.append(message)
-                    case Cancel():
-                        self._score(scores)
-                        scores = []
-                        if future := self._futures.get(message.id):
-                            future.cancel()
-                    case Close():
-                        self._closing = True
-                        self._engine.close()
-                        return
-                    case Start():
-                        raise ProtocolError("Start twice")
-            self._score(scores)
-
-    def _score(self, messages: list[Score]) -> None:
-        limits = self._engine.limits
-        known: list[int] = []
-        requests: list[ScoreRequest] = []
-        for message in messages:
-            try:
-                requests.append(to_request(message, limits.vocab_rows, limits.label_rows))
-                known.append(message.id)
-            except ProtocolError as error:
-                logger.error("a malformed request: %s", error)
-                _send(self._writer, failure_message(message.id, error))
-        for id, outcome in zip(known, self._engine.score_all(requests), strict=True):
-            if isinstance(outcome, GpuscoreError):
-                _send(self._writer, failure_message(id, outcome))
-            else:
-                self._futures[id] = outcome
-                outcome.add_done_callback(partial(self._answer, id))
-        self._send_answers()  # of futures that were done before their callback was added
-
-    def _answer(self, id: int, future: "Future[ScoreResult]") -> None:
-        """Queue the answer of a done future; the writer's thread encodes it.
-
-        Called in the engine's thread or from `_score`.
-        """
-        del self._futures[id]
-        if not future.cancelled():
-            self._answers.append(lambda: encode(_outcome(id, future)))
-
-    def _send_answers(self) -> None:
-        """Send all answers of a step at once, to wake the writer and the parent only once."""
-        answers = []
-        with suppress(IndexError):
-            while True:  # until empty: the engine's thread and `_score` may both be here
-                answers.append(self._answers.popleft())
-        if answers:
-            self._writer.put(*answers)
+            if isinstance(together[-1], Close):
+                self._closing = True
+                self._engine.close()
+                return
+            self._supervisor.take(together)
 
     def _beat(self) -> None:
         idle = IdleTrimmer()
@@ -176,8 +117,7 @@ class _Worker:
             stats = self._engine.stats()
             idle.seen(stats)
             stalled = self._backend.stalled(working=stats.requests > 0)
-            if self._writer.idle:  # else answers are being sent, or the parent does not read
-                _send(self._writer, Heartbeat(stats, stalled))
+            self._reception.beat(Heartbeat(stats, stalled))
             sleep(BEAT)
         if not self._closing:
             logger.critical("the engine's thread is dead")
@@ -198,11 +138,6 @@ class IdleTrimmer:
             return
         collect_and_trim()
         self._trimmed, self._batches = self._clock(), batches
-
-
-def _outcome(id: int, future: "Future[ScoreResult]") -> Result | Failure:
-    error = future.exception()
-    return result_message(id, future.result()) if error is None else failure_message(id, error)
 
 
 class WatchedBackend:

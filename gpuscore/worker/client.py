@@ -6,8 +6,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import Generic, TypeVar
 
+from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
+from gpuscore.engine.counts import Counts
 from gpuscore.engine.outcome import resolve
 from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
 from gpuscore.limits import BackendLimits
@@ -24,13 +27,18 @@ from gpuscore.worker.messages import (
     to_error,
     to_result,
 )
-from gpuscore.worker.supervisor import Patience, Supervisor
+from gpuscore.worker.patience import ChildListener, EngineLink, Patience, Report
+from gpuscore.worker.process import EngineListener
+from gpuscore.worker.supervisor import Supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     request: ScoreRequest
     future: "Future[ScoreResult]"
+
+
+LinkT = TypeVar("LinkT", bound=EngineLink)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +59,33 @@ class Siblings:
 ALONE = Siblings(lambda: False, lambda: False)
 
 
-class EngineClient:
+class LinkedEngine(Generic[LinkT]):
     """Thread-safe client of an engine process, which is restarted when it is lost.
 
     Args:
-        command: starts the child (`gpuscore.worker.process.command`).
-        start: the model to load, and the engine's limits.
-        patience: times and counts after which the supervisor gives up waiting or restarting.
-        environment: variables that the child gets besides this process's.
+        config: the limits on the requests in flight.
+        connect: returns the way to the process, which tells its events to this client.
+        counts: of the backlog (`gpuscore.engine.admission.PLACES`), if several processes share
+            them.
         siblings: other engines for the same requests.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
-        start: Start,
-        patience: Patience | None = None,
-        environment: Mapping[str, str] | None = None,
+        config: EngineConfig,
+        connect: Callable[[ChildListener], LinkT],
+        counts: Counts | None = None,
         siblings: Siblings = ALONE,
     ) -> None:
+        self._siblings = siblings
         self._lock = threading.Lock()
         self._ids = count()
         self._issued = 0
         self._waiting: dict[int, _Waiting] = {}
-        self.backlog = Backlog(start.engine, lambda: self._supervisor.rate)
+        self.backlog = Backlog(config, lambda: self._supervisor.rate, counts)
         self._send: Send | None = None  # None while no child is ready
         self._closing = False
-        self._siblings, patience = siblings, patience or Patience()
-        self._max_failures = patience.max_failures
-        self._supervisor = Supervisor(
-            command, start, self, patience, environment or {}, lambda: not siblings.hopeful()
-        )
+        self._supervisor = connect(self)
         self._supervisor.start()
 
     @property
@@ -111,28 +115,14 @@ class EngineClient:
         return self._supervisor.healthy and not self._closing
 
     @property
-    def pid(self) -> int | None:
-        """The process id of the present child, or else of the last one."""
-        return self._supervisor.pid
-
-    @property
-    def restarts(self) -> int:
-        return self._supervisor.restarts
-
-    @property
-    def hopeful(self) -> bool:
-        """True while a child is ready or did not fail too often in a row."""
-        return self.alive or self._supervisor.failures < self._max_failures
-
-    @property
     def rate(self) -> float:
         """Tokens per second in well filled batches; 0 while unknown."""
         return self._supervisor.rate
 
     @property
-    def reported(self) -> tuple[int, int]:
-        """The number of heartbeats so far, and the tokens that were left to compute at the last."""
-        return self._supervisor.heartbeats, self._supervisor.tokens_left
+    def reported(self) -> Report:
+        """The child's last account of its work."""
+        return self._supervisor.reported
 
     @property
     def retry_after(self) -> int:
@@ -249,3 +239,55 @@ class EngineClient:
         for waiting in lost:
             error = Unavailable("the engine stopped", retry_after=self.retry_after)
             resolve(waiting.future, error)
+
+
+class EngineClient(LinkedEngine[Supervisor]):
+    """The client of an engine process that this process starts and supervises.
+
+    Args:
+        command: starts the child (`gpuscore.worker.process.command`).
+        start: the model to load, and the engine's limits.
+        patience: times and counts after which the supervisor gives up waiting or restarting.
+        listener: where other processes reach the child.
+        environment: variables that the child gets besides this process's.
+        siblings: other engines for the same requests.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        start: Start,
+        patience: Patience | None = None,
+        listener: EngineListener | None = None,
+        environment: Mapping[str, str] | None = None,
+        siblings: Siblings = ALONE,
+    ) -> None:
+        limits = patience or Patience()
+        self._max_failures = limits.max_failures
+
+        def connect(owner: ChildListener) -> Supervisor:
+            return Supervisor(
+                command,
+                start,
+                owner,
+                limits,
+                environment or {},
+                lambda: not siblings.hopeful(),
+                listener,
+            )
+
+        super().__init__(start.engine, connect, siblings=siblings)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the present child, or else of the last one."""
+        return self._supervisor.pid
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    @property
+    def hopeful(self) -> bool:
+        """True while a child is ready or did not fail too often in a row."""
+        return self.alive or self._supervisor.failures < self._max_failures

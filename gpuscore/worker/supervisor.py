@@ -5,15 +5,14 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
-from typing import Protocol
 
 from gpuscore.engine.admission import MAX_RETRY_AFTER
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 from gpuscore.limits import BackendLimits
 from gpuscore.stats import NO_COUNTERS, NO_STATS, EngineStats
-from gpuscore.worker.frames import ProtocolError, Send
+from gpuscore.worker.frames import ProtocolError
 from gpuscore.worker.messages import (
     Close,
     Failure,
@@ -27,40 +26,10 @@ from gpuscore.worker.messages import (
     decode_from_child,
     encode,
 )
-from gpuscore.worker.process import EngineProcess
+from gpuscore.worker.patience import TICK, ChildListener, Patience, Report, passed, same_model
+from gpuscore.worker.process import EngineListener, EngineProcess
 
 logger = logging.getLogger(__name__)
-
-TICK = 0.1  # seconds between two checks of a silent child
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Limits in seconds, except `max_failures`. A ready child sends a heartbeat every 0.25 s."""
-
-    silent: float = 1.5  # of silence: the child counts as unhealthy
-    stopped: float = 5.0  # of silence: the child is killed
-    first_delay: float = 0.5  # before the first restart; doubled with each further failure
-    max_delay: float = 30.0
-    forgiven: float = 60.0  # of service, after which earlier failures do not count
-    max_failures: int = 5  # in a row; then the child is not restarted
-    close: float = 1.0  # for the child to end by itself
-
-
-class ChildListener(Protocol):
-    """The receiver of the child's events; the supervisor's thread makes all calls."""
-
-    def on_ready(self, send: Send) -> None:
-        """Note that a child is ready; `send` sends messages to it without blocking."""
-
-    def on_answer(self, answer: Result | Failure) -> None:
-        """Take an answer; raise ProtocolError if no request was sent with its id."""
-
-    def on_silent(self) -> None:
-        """Note that a ready child counts as unhealthy; called again until it is heard."""
-
-    def on_lost(self) -> None:
-        """Note that the child is lost, if there was one: it will send no further answers."""
 
 
 class Supervisor:
@@ -73,6 +42,7 @@ class Supervisor:
         patience: times and counts after which a child is killed or not restarted.
         environment: variables that the child gets besides this process's.
         may_give_up: asked before a child that failed too often is not restarted any more.
+        listener: the fronts' way to each child.
     """
 
     def __init__(
@@ -83,6 +53,7 @@ class Supervisor:
         patience: Patience,
         environment: Mapping[str, str],
         may_give_up: Callable[[], bool],
+        listener: EngineListener | None = None,
     ) -> None:
         self.planned: Future[str] = Future()
         self.started: Future[BackendLimits] = Future()
@@ -90,11 +61,11 @@ class Supervisor:
         self.pid: int | None = None
         self.restarts = 0  # so far
         self._command, self._start, self._owner = command, start, owner
-        self._patience, self._environment = patience, environment
-        self._may_give_up = may_give_up
+        self._patience, self._listener = patience, listener
+        self._environment, self._may_give_up = environment, may_give_up
         self._failures = 0  # in a row
         self._closing = threading.Event()
-        self.heartbeats = 0  # so far, of all children
+        self._heartbeats = 0  # so far, of all children
         self._stats = NO_STATS  # of the last heartbeat; the counters add up all children
         self._past = NO_COUNTERS  # of the earlier children
         self._heard = monotonic()  # time of the last data from a ready child
@@ -129,9 +100,9 @@ class Supervisor:
         return replace(self._stats, restarts=self.restarts, heartbeat_age=age)
 
     @property
-    def tokens_left(self) -> int:
-        """Tokens that the child had still to compute at the last heartbeat."""
-        return self._stats.tokens_left
+    def reported(self) -> Report:
+        """The last heartbeat's account of the child's work."""
+        return Report(self._heartbeats, self._stats.tokens_left, alone=True)
 
     @property
     def rate(self) -> float:
@@ -194,7 +165,7 @@ class Supervisor:
     def _run_once(self) -> tuple[str, float]:
         """Run one child; return why it ended, and for how many seconds it served."""
         try:
-            process = EngineProcess(self._command, self._environment)
+            process = EngineProcess(self._command, self._environment, self._listener)
         except OSError as error:
             return f"it cannot be started ({error})", 0.0
         self.pid, self._spawned = process.pid, monotonic()
@@ -233,9 +204,9 @@ class Supervisor:
                 if self._ready_at is not None:
                     self._heard = monotonic()
             else:
-                self._silence += _passed(before)
+                self._silence += passed(before)
             if self._ready_at is None:
-                self._loading += _passed(before)
+                self._loading += passed(before)
             before = monotonic()
             if reason := self._overdue():
                 return reason
@@ -264,7 +235,7 @@ class Supervisor:
             case Heartbeat():
                 counters = self._past + message.stats.counters
                 self._stats = replace(message.stats, counters=counters)
-                self.heartbeats += 1
+                self._heartbeats += 1
                 if message.stalled > self._start.engine.engine_timeout:
                     return f"the engine has made no progress for {message.stalled:.1f} s"
             case Result() | Failure():
@@ -283,7 +254,7 @@ class Supervisor:
     def _on_ready(self, process: EngineProcess, limits: BackendLimits) -> str:
         if self._ready_at is not None:
             raise ProtocolError("Ready twice")
-        if self.started.done() and not _same_model(self.started.result(), limits):
+        if self.started.done() and not same_model(self.started.result(), limits):
             return "the restarted engine has loaded another model than the first one"
         self._ready_at = monotonic()
         self._load_seconds = self._ready_at - self._spawned
@@ -291,14 +262,3 @@ class Supervisor:
         if not self.started.done():
             self.started.set_result(limits)
         return ""
-
-
-def _passed(since: float) -> float:
-    """Return the seconds since then, capped: a pause of this process is not the child's silence."""
-    return min(monotonic() - since, 2 * TICK)
-
-
-def _same_model(one: BackendLimits, other: BackendLimits) -> bool:
-    """Return True if prompts checked against one model fit the other; memory may differ."""
-    kept = (one.vocab_rows, one.classes, one.max_model_len)
-    return kept == (other.vocab_rows, other.classes, other.max_model_len)

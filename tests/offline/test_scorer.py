@@ -107,7 +107,9 @@ def test_decisions_as_over_http(scorer, client):
     yes, about, anger = scorer.decide(TEXT, QUESTIONS)
     close(yes.answer, answers[0]["probability"])
     assert about.answer == answers[1]["choice"]
-    close(list(about.probabilities.values()), [c["probability"] for c in answers[1]["probabilities"]])
+    close(
+        list(about.probabilities.values()), [c["probability"] for c in answers[1]["probabilities"]]
+    )
     close(anger.answer, answers[2]["score"])
     for decision, answer in zip((yes, about, anger), answers, strict=True):
         close(decision.label_mass, answer["label_mass"])

@@ -98,3 +98,23 @@ class TestLog:
             for number in range(500):
                 writer.write(b"%d\n" % number)
         assert (tmp_path / "log").read_text().split() == [str(n) for n in range(500)]
+
+    def test_lines_of_several_processes_do_not_mix(self):
+        """Each writes to one pipe, which is often full."""
+        reading, writing = os.pipe()
+        pids = []
+        for number in range(4):
+            if (pid := os.fork()) == 0:
+                writer = LogWriter(writing, capacity=2000)
+                for count in range(2000):
+                    writer.write(b"%d" % number * (50 + 7 * count % 300) + b"\n")
+                writer.close(20)
+                os._exit(0)
+            pids.append(pid)
+        os.close(writing)
+        time.sleep(0.3)  # until the pipe is full and all of them wait for it
+        with open(reading, "rb") as reader:
+            lines = reader.read().splitlines()
+        assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
+        assert len(lines) == 8000
+        assert all(len(set(line)) == 1 for line in lines)

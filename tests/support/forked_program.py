@@ -5,6 +5,7 @@ and end: the program's main module runs, with its arguments, streams, environmen
 engine's process is a child of the program's, too, with its own streams, environment and signals.
 """
 
+import fcntl
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from typing import IO, Any, NoReturn
 from gpuscore.worker import process as worker_process
 
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MOST = 4  # descriptors of an engine: standard input and output, its socket, the fronts' listener
 ENGINE = [sys.executable, "-P", "-m", "gpuscore.worker"]
 
 
@@ -94,12 +96,13 @@ class StandbyEngine:
         if self._started:
             return subprocess.Popen(command, stdin=stdin, stdout=stdout, pass_fds=pass_fds, env=env)
         self._started = True
-        assert (command[:4], stdin, len(pass_fds)) == (ENGINE, subprocess.DEVNULL, 1)
+        assert (command[:4], stdin) == (ENGINE, subprocess.DEVNULL)
         with self._socket, open(os.devnull, "r+b") as null:
             output = null.fileno() if stdout == subprocess.DEVNULL else stdout
             socket.send_fds(self._socket, [b" "], [null.fileno(), output, *pass_fds])
-            request = {"arguments": command[4:], "environment": dict(env), "number": pass_fds[0]}
+            request = {"arguments": command[4:], "environment": dict(env), "numbers": pass_fds}
             self._socket.sendall(json.dumps(request).encode())
+            self._socket.shutdown(socket.SHUT_WR)  # forks of the program hold it open as well
         return self
 
     def wait(self, timeout: float | None = None) -> int:
@@ -119,22 +122,27 @@ class StandbyEngine:
             os.kill(self.pid, signal.SIGKILL)
 
 
+def _move(descriptors: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give descriptors these numbers."""
+    above = max(*descriptors, *numbers) + 1  # so that none is overwritten before it has moved
+    copies = [fcntl.fcntl(one, fcntl.F_DUPFD, above) for one in descriptors]
+    for one in descriptors:
+        os.close(one)
+    for copy, number in zip(copies, numbers, strict=True):
+        os.dup2(copy, number)
+        os.close(copy)
+
+
 def _stand_by(connection: socket.socket) -> NoReturn:
     """Wait for `StandbyEngine.start`, or for the end of the program."""
     status = 1
     try:
         with connection, connection.makefile("rb") as file:
-            streams = socket.recv_fds(connection, 1, 3)[1]
+            streams = socket.recv_fds(connection, 1, MOST)[1]
             request = json.loads(file.read() or "null")
         if request is None:
             os._exit(0)
-        inherited = streams.pop()
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-            os.close(stream)
-        if inherited != request["number"]:
-            os.dup2(inherited, request["number"])
-            os.close(inherited)
+        _move(streams, [0, 1, *request["numbers"]])
         os.environ.clear()
         os.environ.update(request["environment"])
         status = _run("gpuscore.worker", request["arguments"])  # ends the process itself

@@ -17,6 +17,7 @@ from gpuscore.errors import DeadlineExceeded, Unavailable
 from gpuscore.replicas.replicas import MAX_LOSSES, Replicas
 from gpuscore.request import ScoreRequest
 from gpuscore.stats import NO_STATS
+from gpuscore.worker.patience import Report
 from support.simulation import LSE, SimulatedBackend, SimulatedRunner, World, hashed
 
 
@@ -27,7 +28,7 @@ class SimulatedReplica:
         self.world, self.seed = world, seed
         self.backlog = Backlog(EngineConfig(), lambda: self.rate)
         self.rate, self.retry_after = 0.0, 1
-        self.reported = (0, 0)
+        self.reported = Report(0, 0, alone=True)
         self.waiting: list[Ticket] = []
         self.alive = False
         self.start()
@@ -64,7 +65,7 @@ class SimulatedReplica:
             return
         self.runner.step()
         if self.world.rng.random() < 0.3:
-            self.reported = (self.reported[0] + 1, self.runner.tokens_left())
+            self.reported = Report(self.reported.number + 1, self.runner.tokens_left(), True)
         self.rate = self.rate or float(self.world.rng.integers(1, 3) * 1000)
 
     @property

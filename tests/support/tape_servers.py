@@ -17,7 +17,9 @@ PATIENCE = {"first_delay": 0.7, "max_delay": 0.7, "stopped": 2.5}
 
 
 @contextmanager
-def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare", fork=True):
+def tape_server(
+    patience=PATIENCE, server=None, engine=None, factory="prepare", fork=True, environment=None
+):
     """Start a server and yield it with a client; with `fork` it is a fork of the fork server,
     otherwise a new interpreter."""
     quiet = {"log_requests": False} | (server or {})
@@ -28,7 +30,7 @@ def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare", 
     process = start(
         "support.tape_server",
         [f"support.tape_engine:{factory}", *texts],
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path} | (environment or {}),
         **streams,
     )
     try:
@@ -45,10 +47,20 @@ def tape_server(patience=PATIENCE, server=None, engine=None, factory="prepare", 
                 stream.close()
 
 
+def engines_of(server):
+    """Return the process ids of the server's engines."""
+    return sorted(pid for pid in children(server.process.pid) if not children(pid))
+
+
 def engine_of(server):
-    """Return the process id of the server's child."""
-    (pid,) = children(server.process.pid)
+    """Return the process id of the server's engine."""
+    (pid,) = engines_of(server)
     return pid
+
+
+def fronts_of(server):
+    """Return the process ids of the server's fronts, which another child of it has forked."""
+    return sorted(pid for child in children(server.process.pid) for pid in children(child))
 
 
 def body_of(*tokens):

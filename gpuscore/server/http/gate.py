@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from gpuscore.config import ServerConfig
+from gpuscore.engine.counts import Counts
 from gpuscore.errors import Overloaded
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.http.exchange import Exchange
@@ -22,19 +23,31 @@ from gpuscore.server.service import ScoringService
 STARTS, START_BYTES = 8, 2**18
 BEHIND = 0.5  # seconds; a loop that is this late admits no more requests
 BYTES_PER_TOKEN = 4  # of a body, roughly; to estimate the wait of a request that was not read yet
+# Places of a gate's counts: open connections, requests in flight, bytes of bodies.
+_CONNECTIONS, _REQUESTS, _BYTES = range(3)
+PLACES = 3
 
 
 class Gate:
-    """The counts of scoring requests in flight and of the bytes of their bodies.
+    """The counts of connections, of scoring requests in flight and of the bytes of their bodies.
 
     A request counts from its complete body to the end of its answer; its bytes count from the first
     one received.
+
+    Args:
+        counts: of PLACES places, which the fronts of one server share. None = of this process
+            alone.
     """
 
     def __init__(
-        self, service: ScoringService, config: ServerConfig, keys: ApiKeys, rounds: Rounds
+        self,
+        service: ScoringService,
+        config: ServerConfig,
+        keys: ApiKeys,
+        rounds: Rounds,
+        counts: Counts | None = None,
     ) -> None:
-        self.bytes = 0
+        self._counts = Counts.alone(PLACES) if counts is None else counts
         self.tenant = keys.tenant
         self._tenants: Counter[str] = Counter()  # requests in flight of each tenant
         self._entered: set[Exchange] = set()  # requests in flight
@@ -53,7 +66,12 @@ class Gate:
     @property
     def requests(self) -> int:
         """Number of requests in flight."""
-        return len(self._entered)
+        return self._counts.total(_REQUESTS)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the bodies of requests in flight."""
+        return self._counts.total(_BYTES)
 
     @property
     def waiting(self) -> int:
@@ -63,6 +81,17 @@ class Gate:
     @property
     def draining(self) -> bool:
         return self._service.draining
+
+    def connect(self) -> bool:
+        """Count a new connection; return False, without counting it, if there are too many."""
+        if self._counts.total(_CONNECTIONS) >= self._config.max_connections:
+            return False
+        self._counts.add(_CONNECTIONS, 1)
+        return True
+
+    def disconnect(self) -> None:
+        """Stop counting a connection."""
+        self._counts.add(_CONNECTIONS, -1)
 
     def refusal(self, tenant: str, announced: int, own: int = 0) -> Overloaded | None:
         """Return the error for a request that must be refused now; None if it is admitted.
@@ -92,7 +121,7 @@ class Gate:
                 f"{self._tenants[tenant]} requests of this API key are in flight", retry_after=1
             )
         others, limit = self.bytes - own, self._config.max_queued_bytes
-        if others and self.bytes + announced > limit:
+        if others and others + own + announced > limit:
             return Overloaded(
                 f"{requests} requests and bodies of {others} bytes are in flight, the limit is "
                 f"{limit} bytes",
@@ -105,7 +134,7 @@ class Gate:
 
     def received(self, exchange: Exchange, size: int) -> Overloaded | None:
         """Count a part of a body; return an error if the bodies exceed `--max-queued-bytes`."""
-        self.bytes += size
+        self._counts.add(_BYTES, size)
         self._sizes[exchange] += size
         full = self.bytes > self._config.max_queued_bytes
         return self.refusal(exchange.tenant, 0, self._sizes[exchange]) if full else None
@@ -121,6 +150,7 @@ class Gate:
         later round, in order of arrival.
         """
         self._entered.add(exchange)
+        self._counts.add(_REQUESTS, 1)
         self._tenants[exchange.tenant] += 1
         if not self._turns and self._has_time():
             self._start(exchange, start)
@@ -133,10 +163,11 @@ class Gate:
         """Stop counting an exchange, however it ended."""
         if exchange in self._entered:
             self._entered.remove(exchange)
+            self._counts.add(_REQUESTS, -1)
             self._tenants[exchange.tenant] -= 1
             if not self._tenants[exchange.tenant]:
                 del self._tenants[exchange.tenant]
-        self.bytes -= self._sizes.pop(exchange, 0)
+        self._counts.add(_BYTES, -self._sizes.pop(exchange, 0))
 
     def _next(self) -> None:
         while self._turns and self._has_time():

@@ -85,7 +85,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101
-        if len(self._state.connections) >= self._config.max_connections:
+        if not self._gate.connect():
             self._operations.refuse_connection()
             transport.abort()
             return
@@ -120,6 +120,7 @@ class ScoreProtocol(asyncio.BufferedProtocol):
         if not self._open:  # refused in `connection_made`
             return
         self._open = False
+        self._gate.disconnect()
         self._state.connections.discard(self)
         self._deadline.close()
         self._parser.stop()

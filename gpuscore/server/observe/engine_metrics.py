@@ -66,18 +66,24 @@ def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     heard = _gauge(
         "engine_heartbeat_age_seconds", "Time since the last sign of life of the engine's process"
     )
-    rerun = _counter(
-        "rerun", "Requests, or parts of them, run again elsewhere after this replica was lost"
-    )
     for one in replicas:
         devices.add_metric([one.replica], {"device": one.device})
         up.add_metric([one.replica], one.alive)
         heard.add_metric([one.replica], one.stats.heartbeat_age)
-        rerun.add_metric([one.replica], one.rerun)
-    yield from (devices, up, heard, rerun)
+    yield from (devices, up, heard)
     yield from _counters(replicas)
     if alive := [one for one in replicas if one.alive]:
         yield from _gauges(alive)
+
+
+def rerun_metric(replicas: Sequence[ReplicaState]) -> Metric:
+    """Return what one process counts of its replicas; engines know nothing of it."""
+    rerun = _counter(
+        "rerun", "Requests, or parts of them, run again elsewhere after this replica was lost"
+    )
+    for one in replicas:
+        rerun.add_metric([one.replica], one.rerun)
+    return rerun
 
 
 def _counters(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:

@@ -17,8 +17,9 @@ from prometheus_client.registry import Collector
 from gpuscore import __version__
 from gpuscore.errors import GpuscoreError
 from gpuscore.server.api.dialects.table import DIALECT_OF
-from gpuscore.server.observe.engine_metrics import engine_metrics
+from gpuscore.server.observe.engine_metrics import engine_metrics, rerun_metric
 from gpuscore.server.observe.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
+from gpuscore.server.observe.sums import Samples, Snapshot, SummedCollector, take_snapshot
 from gpuscore.stats import ReplicaState
 
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -43,23 +44,34 @@ class ServerState:
 
 
 class Metrics:
-    """The metrics: counts of finished requests, and a state that is read at each scrape."""
+    """The metrics: counts of finished requests, and a state that is read at each scrape.
 
-    def __init__(self, state: Callable[[], ServerState]) -> None:
+    Args:
+        state: of this process and of the engine.
+        others: as in `SummedCollector`, if the server has other processes.
+    """
+
+    def __init__(
+        self, state: Callable[[], ServerState], others: Callable[[Snapshot], Samples] | None = None
+    ) -> None:
+        self._own = CollectorRegistry(auto_describe=False)  # of this process
+        self._own.register(_ProcessCollector(state))
         self.registry = CollectorRegistry(auto_describe=False)
+        # First, because asking the others also brings the engine's present statistics.
+        self.registry.register(SummedCollector(self._own, others) if others else self._own)
         self.registry.register(_StateCollector(state))
         self._requests = Counter(
             "gpuscore_requests",
             "Requests answered or given up; code is the error's, empty without an error",
             ("route", "method", "status", "code"),
-            registry=self.registry,
+            registry=self._own,
         )
         self._duration = Histogram(
             "gpuscore_request_duration_seconds",
             "Time from a request's head to the end of its answer",
             ("route",),
             buckets=SECONDS,
-            registry=self.registry,
+            registry=self._own,
         )
         self._stages = {name: self._stage(name) for name in STAGES}
         self._body = self._sizes("request_body_bytes", "Body of a score request, as read", BYTES)
@@ -112,6 +124,10 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
+    def snapshot(self) -> Snapshot:
+        """Return what this process has counted."""
+        return take_snapshot(self._own.collect())
+
     def _scored(self, items: int, tokens: int, cached: int) -> None:
         self._items.observe(items)
         self._tokens.observe(tokens)
@@ -130,7 +146,7 @@ class Metrics:
         return self._sizes(f"{name}_duration_seconds", what[name], SECONDS)
 
     def _sizes(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"gpuscore_{name}", what, buckets=buckets, registry=self.registry)
+        return Histogram(f"gpuscore_{name}", what, buckets=buckets, registry=self._own)
 
     def _counters(self, name: str, what: str, **labels: Iterable[str]) -> Counter:
         """Return a counter with one label, and a series for each of the label's values.
@@ -138,17 +154,32 @@ class Metrics:
         All series exist from the start: Prometheus cannot see the increase from none to 1.
         """
         ((label, values),) = labels.items()
-        counter = Counter(f"gpuscore_{name}", what, (label,), registry=self.registry)
+        counter = Counter(f"gpuscore_{name}", what, (label,), registry=self._own)
         for value in values:
             counter.labels(value)
         return counter
 
     def _counter(self, name: str, what: str) -> Counter:
-        return Counter(f"gpuscore_{name}", what, registry=self.registry)
+        return Counter(f"gpuscore_{name}", what, registry=self._own)
+
+
+class _ProcessCollector(Collector):
+    """The samples of this process that are read at the time of a scrape."""
+
+    def __init__(self, state: Callable[[], ServerState]) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._state()
+        yield _gauge("requests_running", "HTTP requests in progress", state.running)
+        yield _count("log_lines_dropped", "Log lines not written", state.log_lines_dropped)
+        yield _count("connections_refused", "Connections over the limit", state.connections_refused)
+        if state.replicas:
+            yield rerun_metric(state.replicas)
 
 
 class _StateCollector(Collector):
-    """The samples that are read at the time of a scrape."""
+    """The samples of the whole server that are read at the time of a scrape."""
 
     def __init__(self, state: Callable[[], ServerState]) -> None:
         self._state = state
@@ -158,9 +189,6 @@ class _StateCollector(Collector):
         yield InfoMetricFamily("gpuscore_build", "Version", {"version": __version__})
         yield _gauge("up", "1 while the process and its engine are alive", state.up)
         yield _gauge("ready", "1 while requests can be scored", state.ready)
-        yield _gauge("requests_running", "HTTP requests in progress", state.running)
-        yield _count("log_lines_dropped", "Log lines not written", state.log_lines_dropped)
-        yield _count("connections_refused", "Connections over the limit", state.connections_refused)
         yield from engine_metrics(state.replicas)
 
 

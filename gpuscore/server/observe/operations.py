@@ -2,7 +2,7 @@
 and trace."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from gpuscore.server.observe.record import (
     RequestRecord,
     record_of,
 )
+from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ScoringService
 
 LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
@@ -40,12 +41,13 @@ class Operations:
         log: LogWriter | None = None,
         tracer: Tracer | None = None,
         log_requests: bool = True,
+        others: Callable[[Snapshot], Samples] | None = None,
     ) -> None:
         self.service, self.log, self.tracer = service, log, tracer
         self.log_requests = log_requests
         self.running = 0
         self._connections_refused = 0
-        self.metrics = Metrics(self._state)
+        self.metrics = Metrics(self._state, others)
 
     def refuse_connection(self) -> None:
         """Count a connection over the limit."""

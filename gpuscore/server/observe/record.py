@@ -1,6 +1,7 @@
 """The record of one HTTP request: filled in while the request is served; counted, logged and
 traced when it is over."""
 
+import os
 import re
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
@@ -25,6 +26,15 @@ _METHODS = {
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 _PROCESS, _numbers = token_hex(10), count()
+
+
+def _renew() -> None:
+    """Give a forked process ids of its own."""
+    global _PROCESS
+    _PROCESS = token_hex(10)
+
+
+os.register_at_fork(after_in_child=_renew)
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 

@@ -1,0 +1,36 @@
+"""The declaration of one setting."""
+
+from dataclasses import field
+from typing import Any
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    unset: str = "",
+    choices: tuple[str, ...] = (),
+    minimum: float | None = None,
+    maximum: float | None = None,
+    metavar: str = "",
+    positional: bool = False,
+    size: bool = False,
+    added: tuple[str, float] | None = None,
+) -> Any:
+    """Return a configuration field with its default, help and range.
+
+    `unset` describes the default None. A `size` is a number of bytes, and text may use KiB, MiB,
+    GiB or TiB. `added` is another field's name and a number: None stands for their sum.
+    """
+    metadata = {
+        "help": help,
+        "unset": unset,
+        "choices": choices,
+        "minimum": minimum,
+        "maximum": maximum,
+        "metavar": metavar or ("" if choices else "N"),
+        "positional": positional,
+        "size": size,
+        "added": added,
+    }
+    return field(default=default, metadata=metadata)

@@ -1,0 +1,47 @@
+"""The memory that all fronts share: what limits are compared with, and the engines' state."""
+
+import mmap
+
+from gpuscore.engine import admission
+from gpuscore.engine.counts import Counts
+from gpuscore.server.http import gate
+
+
+class Board:
+    """A row of counts for each front, and for each engine the seconds until it may be ready.
+
+    Make it before the processes that share it are forked. The system frees it with the last of
+    them.
+    """
+
+    def __init__(self, fronts: int, engines: int) -> None:
+        self.fronts, self._engines = fronts, engines
+        self._width = gate.PLACES + (engines + 1) * admission.PLACES
+        self._rows = fronts * self._width
+        cells = memoryview(mmap.mmap(-1, 8 * (self._rows + engines))).cast("q")
+        self._table, self._waits = cells[: self._rows], cells[self._rows :]
+
+    def gate(self, front: int) -> Counts:
+        """Return the counts of a front's `Gate`."""
+        return Counts(self._table, self._width, front)
+
+    def backlog(self, front: int, engine: int) -> Counts:
+        """Return the counts of a front's requests to an engine."""
+        first = gate.PLACES + engine * admission.PLACES
+        return Counts(self._table, self._width, front, first)
+
+    def whole_backlog(self, front: int) -> Counts:
+        """Return the counts of a front's requests to all engines together."""
+        return self.backlog(front, self._engines)
+
+    def clear(self, front: int) -> None:
+        """Forget the counts of a front that has ended."""
+        for cell in range(front * self._width, (front + 1) * self._width):
+            self._table[cell] = 0
+
+    def retry_after(self, engine: int) -> int:
+        """Return whole seconds until a lost engine may be ready."""
+        return max(1, self._waits[engine])
+
+    def set_retry_after(self, engine: int, seconds: int) -> None:
+        self._waits[engine] = seconds

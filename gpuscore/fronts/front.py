@@ -1,0 +1,213 @@
+"""A front: one of the server's HTTP processes, controlled by the parent."""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from gpuscore.config import EngineConfig, ServerConfig
+from gpuscore.errors import ConfigError, EngineFailed, Unavailable
+from gpuscore.fronts.board import Board
+from gpuscore.fronts.messages import (
+    AskCounts,
+    AskSums,
+    Began,
+    Ended,
+    GiveUp,
+    Serving,
+    Stop,
+    Sums,
+    ToFront,
+    ValidKeys,
+    counted,
+    decode_to_front,
+    listed,
+    samples_of,
+)
+from gpuscore.replicas.replicas import Replicas
+from gpuscore.server.api.auth import ApiKeys
+from gpuscore.server.http.rounds import Listener
+from gpuscore.server.observe.operations import Operations
+from gpuscore.server.observe.sums import Samples, Snapshot
+from gpuscore.server.run import DrainingServer, FrontShare, serve
+from gpuscore.server.service import LoadedModel
+from gpuscore.worker.client import LinkedEngine, Siblings
+from gpuscore.worker.frames import FrameReader, FrameWriter
+from gpuscore.worker.link import FrontLink
+from gpuscore.worker.messages import Message, encode
+from gpuscore.worker.patience import ChildListener
+
+if TYPE_CHECKING:
+    from gpuscore.server.observe.spans import SpanTracer
+
+REPORT = 1.0  # seconds between two reports of what was counted
+ASK = 2.0  # seconds to wait for what the others have counted
+WARM = 1.0  # seconds to wait for an engine that was ready, before connections are accepted
+EXIT_ENGINE, EXIT_CONFIG = 70, 78  # as in `gpuscore.cli`; the parent prints the error
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A front's place: its number, its sockets, and what the parent knows of the engines."""
+
+    number: int
+    listener: socket.socket
+    control: socket.socket
+    about: tuple[str, ...]
+    warm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FrontApp:
+    """A server's own parts, the same in all fronts; `serve` explains most of them.
+
+    Args:
+        devices: of the engines.
+        load: prepares the model for the engines' clients.
+    """
+
+    names: tuple[str, ...]
+    config: ServerConfig
+    engine: EngineConfig
+    keys: ApiKeys
+    devices: tuple[str, ...]
+    load: Callable[[Replicas], LoadedModel]
+    tracer: "Callable[[], SpanTracer | None]" = lambda: None
+
+
+def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat) -> int:
+    """Serve until the parent's second `Stop` or the end of the drain; return the exit code.
+
+    Args:
+        app: the server.
+        board: the memory shared with the other fronts.
+        addresses: of the engines' listeners.
+        seat: this front's place.
+    """
+    each = -(-app.config.max_inflight_per_key // board.fronts)  # the other limits count together
+    config = replace(app.config, max_inflight_per_key=each)
+    control = Control(app, seat)
+    links: list[FrontLink] = []
+
+    def connect(index: int, owner: ChildListener) -> FrontLink:
+        wait = partial(board.retry_after, index)
+        links.append(FrontLink(addresses[index], seat.about[index], owner, wait))
+        return links[-1]
+
+    engines: list[LinkedEngine[FrontLink]] = []
+    siblings = Siblings(lambda: any(one.alive for one in engines), lambda: True)
+    for index in range(len(addresses)):
+        counts = board.backlog(seat.number, index)
+        engines.append(LinkedEngine(app.engine, partial(connect, index), counts, siblings))
+    replicas = Replicas(engines, app.devices, app.engine, board.whole_backlog(seat.number))
+    share = FrontShare(
+        fronts=board.fronts,
+        listener=Listener(fileno=seat.listener.detach()),
+        counts=board.gate(seat.number),
+        others=control.others,
+        patience=WARM if seat.warm else 0.0,
+        begun=partial(control.begin, links),
+    )
+    load = partial(app.load, replicas)
+    try:
+        code = serve(app.names, config, app.keys, load, control.serving, app.tracer(), share)
+    except EngineFailed:
+        code = EXIT_ENGINE
+    except ConfigError as error:
+        control.end(EXIT_CONFIG, str(error))
+        return EXIT_CONFIG
+    control.end(code)
+    return code
+
+
+class Control:
+    """A front's end of the control socket, with the thread that follows the parent's commands."""
+
+    def __init__(self, app: FrontApp, seat: Seat) -> None:
+        self._sock = seat.control
+        self._writer = FrameWriter(seat.control, "control-writer")
+        self._reader = FrameReader(seat.control)
+        self._keys = app.keys
+        self._asked: dict[int, Future[Sums]] = {}
+        self._numbers = count()
+        self._send(Began(os.getpid()))
+        self._unread: list[bytes] = []
+        while not self._unread:  # the keys, before anybody can use old ones
+            self._unread = self._reader.read()
+        self._follow(decode_to_front(self._unread.pop(0)))
+
+    def begin(self, links: list[FrontLink], server: DrainingServer, operations: Operations) -> None:
+        """Follow the parent's commands from now on, in a thread."""
+        self._links, self._server, self._operations = links, server, operations
+        threading.Thread(target=self._run, name="control", daemon=True).start()
+
+    def serving(self, address: str) -> None:
+        """Report that this front can score."""
+        self._send(Serving())
+
+    def end(self, code: int, refusal: str | None = None) -> None:
+        """Report what was counted last, and the end of this front."""
+        if hasattr(self, "_operations"):
+            self._send(counted(self._operations.metrics.snapshot()))
+        self._send(Ended(code, refusal))
+        self._writer.close()
+        self._writer.join(1.0)
+
+    def others(self, own: Snapshot) -> Samples:
+        """Return the sum of the other fronts' metrics, and note the engines' statistics.
+
+        Raises:
+            Unavailable: the parent has not answered in time.
+        """
+        number, answer = next(self._numbers), Future[Sums]()
+        self._asked[number] = answer
+        self._send(AskSums(number, listed(own.growing), listed(own.present)))
+        try:
+            sums = answer.result(ASK)
+        except TimeoutError:
+            raise Unavailable("the other fronts' metrics are late", retry_after=1) from None
+        finally:
+            del self._asked[number]
+        for link, stats in zip(self._links, sums.engines, strict=True):
+            link.tell(stats)
+        return samples_of(sums.samples)
+
+    def _run(self) -> None:
+        due = monotonic() + REPORT
+        for frame in self._unread:
+            self._follow(decode_to_front(frame))
+        while True:
+            try:
+                waiting = self._reader.wait(max(0.0, due - monotonic()))
+                frames = self._reader.read() if waiting else []
+            except (EOFError, OSError):
+                os._exit(EXIT_ENGINE)  # the parent is gone
+            for frame in frames:
+                self._follow(decode_to_front(frame))
+            if monotonic() >= due:
+                due = monotonic() + REPORT
+                self._send(counted(self._operations.metrics.snapshot()))
+
+    def _follow(self, message: ToFront) -> None:
+        match message:
+            case Stop():
+                self._server.handle_exit(message.signal, None)
+            case ValidKeys():
+                self._keys.replace(ApiKeys.of_digests(message.digests))
+            case GiveUp():
+                for link in self._links:
+                    link.fail(EngineFailed(message.reason))
+            case AskCounts():
+                self._send(counted(self._operations.metrics.snapshot(), message.number))
+            case Sums():
+                if answer := self._asked.get(message.number):
+                    answer.set_result(message)
+
+    def _send(self, message: Message) -> None:
+        self._writer.put(lambda: encode(message))

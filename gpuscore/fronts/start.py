@@ -1,0 +1,68 @@
+"""The start of a server of several fronts, which its programs have in common."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from gpuscore.config import ServerConfig
+from gpuscore.fronts.board import Board
+from gpuscore.fronts.forker import Forker, FrontMain
+from gpuscore.fronts.front import FrontApp, run_front
+from gpuscore.fronts.parent import Fronts, SupervisedEngine
+from gpuscore.replicas.replicas import Replicas
+from gpuscore.server.api.auth import ApiKeys
+from gpuscore.server.http.address import address_of, bind_all
+from gpuscore.worker.process import EngineListener
+
+
+class FrontSetup:
+    """Memory and sockets that fronts and engines share; make it before their processes.
+
+    Args:
+        fronts: number of HTTP processes.
+        engines: number of engines.
+    """
+
+    def __init__(self, fronts: int, engines: int) -> None:
+        self._board = Board(fronts, engines)
+        self.listeners = [EngineListener() for _ in range(engines)]
+
+    def forker(self, prepare: Callable[[str], FrontApp]) -> Forker:
+        """Start the process that forks fronts; call it in the main thread, before there are others.
+
+        Args:
+            prepare: makes the application, in that process, from the text that `Forker.prepare`
+                gets.
+        """
+        return Forker(partial(self._main, prepare))
+
+    def run(
+        self,
+        forker: Forker,
+        config: ServerConfig,
+        keys: ApiKeys,
+        replicas: Replicas,
+        engines: Sequence[SupervisedEngine],
+        announce: Callable[[str], None],
+    ) -> int:
+        """Serve until a signal or a failure; return the exit code.
+
+        Args:
+            forker: prepared.
+            config: of the server.
+            keys: the API keys.
+            replicas: of the engines; planned.
+            engines: started with `listeners`.
+            announce: called with the address once all fronts can score.
+
+        Raises:
+            ConfigError: the address cannot be bound, or the model cannot be served.
+            EngineFailed: the engines or the fronts were lost, at start or too often since.
+        """
+        sockets = bind_all(config, config.http_workers)
+        ready = partial(announce, address_of(sockets[0]))
+        board = self._board
+        return Fronts(forker, board, config, keys, sockets, replicas, engines, ready).run()
+
+    def _main(self, prepare: Callable[[str], FrontApp], text: str) -> FrontMain:
+        addresses = [listener.address for listener in self.listeners]
+        return partial(run_front, prepare(text), self._board, addresses)

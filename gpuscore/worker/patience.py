@@ -1,0 +1,95 @@
+"""Types of both ways to an engine's process: its supervisor's, and a front's link."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+
+from gpuscore.limits import BackendLimits
+from gpuscore.stats import EngineStats
+from gpuscore.worker.frames import Send
+from gpuscore.worker.messages import Failure, Result
+
+TICK = 0.1  # seconds between two checks of a silent child
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Limits in seconds, except `max_failures`. A ready child sends a heartbeat every 0.25 s."""
+
+    silent: float = 1.5  # of silence: the child counts as unhealthy
+    stopped: float = 5.0  # of silence: the child is killed
+    first_delay: float = 0.5  # before the first restart; doubled with each further failure
+    max_delay: float = 30.0
+    forgiven: float = 60.0  # of service, after which earlier failures do not count
+    max_failures: int = 5  # in a row; then the child is not restarted
+    close: float = 1.0  # for the child to end by itself
+
+
+class ChildListener(Protocol):
+    """The receiver of the child's events; the supervisor's thread makes all calls."""
+
+    def on_ready(self, send: Send) -> None:
+        """Note that a child is ready; `send` sends messages to it without blocking."""
+
+    def on_answer(self, answer: Result | Failure) -> None:
+        """Take an answer; raise ProtocolError if no request was sent with its id."""
+
+    def on_silent(self) -> None:
+        """Note that a ready child counts as unhealthy; called again until it is heard."""
+
+    def on_lost(self) -> None:
+        """Note that the child is lost, if there was one: it will send no further answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """An engine's account of its work.
+
+    Args:
+        number: of heartbeats so far.
+        tokens_left: tokens that it had still to compute then.
+        alone: nobody else sends it requests.
+    """
+
+    number: int
+    tokens_left: int
+    alone: bool
+
+
+class EngineLink(Protocol):
+    """The way to an engine's process: a `Supervisor`, or the link of a front."""
+
+    planned: "Future[str]"
+    started: "Future[BackendLimits]"
+    ended: "Future[None]"
+
+    @property
+    def healthy(self) -> bool: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def reported(self) -> Report: ...
+
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def retry_after(self) -> int: ...
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def passed(since: float) -> float:
+    """Return the seconds since then, capped: a pause of this process is not the child's silence."""
+    return min(monotonic() - since, 2 * TICK)
+
+
+def same_model(one: BackendLimits, other: BackendLimits) -> bool:
+    """Return True if prompts checked against one model fit the other; memory may differ."""
+    kept = (one.vocab_rows, one.classes, one.max_model_len)
+    return kept == (other.vocab_rows, other.classes, other.max_model_len)
