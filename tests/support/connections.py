@@ -200,7 +200,7 @@ def hold(client: httpx.Client, connection: Connection, body: bytes) -> None:
 def metric(client: httpx.Client, name: str) -> float:
     """Return the value of a metric without labels."""
     text = client.get("/metrics").text
-    (value,) = re.findall(rf"^gpuscore_{name} (\S+)$", text, re.MULTILINE)
+    (value,) = re.findall(rf"^gpuscore_{name}(?:{{replica=\"0\"}})? (\S+)$", text, re.MULTILINE)
     return float(value)
 
 
