@@ -56,11 +56,10 @@ def serve_model(
     """
     keys = read_api_keys(server)
     read_origins(server)
-    if server.api_key_file is not None:
-        signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
     names = (server.served_model_name or model.model, model.model)
     if server.http_workers > 1:
         return _serve_by_fronts(names, model, server, limits, engine, keys)
+    _read_keys_at_hangup(server, keys)
     tracer = read_tracer(server, os.environ)
     directory = model_directory(model.model, model.revision)
     client = EngineClient(command(), Start(str(directory), model, engine))
@@ -95,6 +94,7 @@ def _serve_by_fronts(
         return partial(run_front, app, board, [way.address])
 
     with closing(Forker(prepare)) as forker:  # before this process has threads
+        _read_keys_at_hangup(server, keys)
         directory = model_directory(model.model, model.revision)
         forker.prepare(str(directory))  # while the engine's process imports torch
         client = EngineClient(command(), Start(str(directory), model, engine), listener=way)
@@ -118,6 +118,11 @@ def _load_in_front(
 def _announce(output: LogWriter, client: EngineClient, address: str) -> None:
     example = _example(address, client.wait_ready().classes)
     _say(output, f"gpuscore: ready on http://{address} - try\n\n{example}\n")
+
+
+def _read_keys_at_hangup(server: ServerConfig, keys: ApiKeys) -> None:
+    if server.api_key_file is not None:
+        signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
 
 
 @dataclass(frozen=True, slots=True)
