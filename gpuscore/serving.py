@@ -43,11 +43,10 @@ def serve_model(
     """
     keys = read_api_keys(server)
     read_origins(server)
-    if server.api_key_file is not None:
-        signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
     names = (server.served_model_name or model.model, model.model)
     if server.http_workers > 1:
         return _serve_by_fronts(names, model, server, limits, engine, keys)
+    _read_keys_at_hangup(server, keys)
     tracer = read_tracer(server, os.environ)
     directory = model_directory(model.model, model.revision)
     replicas = start_replicas(directory, model, engine)
@@ -82,6 +81,7 @@ def _serve_by_fronts(
         return FrontApp(names, server, engine, keys, devices, load, tracer)
 
     with closing(setup.forker(prepare)) as forker:  # before this process has threads
+        _read_keys_at_hangup(server, keys)
         directory = model_directory(model.model, model.revision)
         forker.prepare(str(directory))  # while the engines' processes import torch
         replicas = start_replicas(directory, model, engine, listeners=setup.listeners)
@@ -96,6 +96,11 @@ def _serve_by_fronts(
 def _announce(output: LogWriter, replicas: Replicas, address: str) -> None:
     example = _example(address, replicas.wait_ready().classes)
     _say(output, f"gpuscore: ready on http://{address} - try\n\n{example}\n")
+
+
+def _read_keys_at_hangup(server: ServerConfig, keys: ApiKeys) -> None:
+    if server.api_key_file is not None:
+        signal.signal(signal.SIGHUP, KeyReader(server, keys).start)
 
 
 @dataclass(frozen=True, slots=True)

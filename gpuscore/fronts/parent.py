@@ -43,7 +43,7 @@ from gpuscore.worker.messages import Message
 
 logger = logging.getLogger(__name__)
 
-TICK = 0.1  # seconds between two looks at what is due
+TICK = 0.25  # seconds between two looks at what is due
 DELAY = 0.1  # seconds before a front is replaced that never served; doubled with each further one
 MAX_FAILURES = 5  # fronts in a row that ended before they served; then the server ends
 # Seconds that fronts may take to end after their own time limit, after one signal or a second one.
@@ -127,7 +127,7 @@ class Fronts:
         with self._handlers():
             while self._fronts or not self._ending:
                 self._start_due()
-                for key, _ in self._selector.select(TICK):
+                for key, _ in self._selector.select(self._patience):
                     if key.data is not None:
                         self._read(key.data)
                 with suppress(BlockingIOError):
@@ -136,6 +136,12 @@ class Fronts:
         if self._error is not None:
             raise self._error
         return max(self._codes, default=EXIT_OK)
+
+    @property
+    def _patience(self) -> float:
+        """Seconds until something may be due."""
+        starts = [] if self._ending else self._due.values()
+        return min([TICK, *(max(0.0, start - monotonic()) for start in starts)])
 
     @property
     def _ending(self) -> bool:
