@@ -56,19 +56,19 @@ def serve_model(
     client = EngineClient(command(), Start(str(directory), model, engine))
     # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
     with LogWriter(STANDARD_OUTPUT) as output, closing(client):
-        files = _read_files(directory, server.family, names)  # while the child imports torch
+        files = read_model_files(directory, server.family, names)  # while the child imports torch
 
         def announce(address: str) -> None:
             example = _example(address, client.wait_ready().classes)
             _say(output, f"gpuscore: ready on http://{address} - try\n\n{example}\n")
 
         _say(output, f"gpuscore: loading {model.model} as {client.wait_planned()}")
-        load = partial(_load, client, files, limits)
+        load = partial(load_model, client, files, limits)
         return serve(names, server, keys, load, announce, tracer)
 
 
 @dataclass(frozen=True, slots=True)
-class _ModelFiles:
+class ModelFiles:
     """The contents of a model's directory that the server itself needs."""
 
     encoder: TextEncoder | None
@@ -79,17 +79,17 @@ class _ModelFiles:
     family: PromptFamily | None
 
 
-def _read_files(directory: Path, family: str, names: tuple[str, ...]) -> _ModelFiles:
+def read_model_files(directory: Path, family: str, names: tuple[str, ...]) -> ModelFiles:
     encoder = TextEncoder.read(directory)
     specials = [] if encoder is None else encoder.specials
     head, template = read_classifier_head(directory), ChatTemplate.read(directory)
     chat = None if template is None else template.text
     info = None if encoder is None else read_tokenizer_info(directory, encoder, chat)
     found = find_family(family, directory, reversed(names), specials, head)
-    return _ModelFiles(encoder, specials, head, template, info, found)
+    return ModelFiles(encoder, specials, head, template, info, found)
 
 
-def _load(client: EngineClient, files: _ModelFiles, limits: RequestLimits) -> LoadedModel:
+def load_model(client: EngineClient, files: ModelFiles, limits: RequestLimits) -> LoadedModel:
     """Wait for the engine and prepare the model's prompts; runs in a thread."""
     builder = PromptBuilder(files.encoder, client.wait_ready(), limits)
     prompts = None if files.family is None else FamilyPrompts(files.family, builder)

@@ -1,0 +1,90 @@
+"""The composition of `gpuscore batch`: a job, and the engine that scores it."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from gpuscore import __version__
+from gpuscore.bulk.job import BatchJob, run_job
+from gpuscore.bulk.options import read_options
+from gpuscore.bulk.progress import Progress
+from gpuscore.bulk.writing import BatchOutcome
+from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config.sources import Settings
+from gpuscore.hub import model_directory
+from gpuscore.server.service import LoadedModel
+from gpuscore.serving import load_model, read_model_files
+from gpuscore.worker.client import EngineClient
+from gpuscore.worker.messages import Start
+from gpuscore.worker.process import command
+
+MODEL_FILES = (".json", ".safetensors", ".jinja")
+
+
+def start_engine(directory: Path, model: ModelConfig, engine: EngineConfig) -> EngineClient:
+    """Start the process that loads and runs the model; the caller closes the client."""
+    return EngineClient(command(), Start(str(directory), model, engine))
+
+
+def batch(values: argparse.Namespace, settings: Settings) -> int:
+    """Run or continue the job of the command line; return the exit code.
+
+    Raises:
+        ConfigError, GpuscoreError, EngineFailed: as `run_job`.
+    """
+    options = read_options(values)
+    model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
+    engine = settings.make(EngineConfig)
+    family: str = settings.chosen["family"].value
+    directory = model_directory(model.model, model.revision)
+
+    @contextmanager
+    def loading() -> Iterator[LoadedModel]:
+        with closing(start_engine(directory, model, engine)) as client:
+            files = read_model_files(directory, family, (model.model,))
+            yield load_model(client, files, limits)
+
+    job = BatchJob(
+        options,
+        {
+            "gpuscore": __version__,
+            **_settings_of(model),
+            **_settings_of(limits),
+            "--family": family,
+            **options.identity(),
+            "the model's files": _state_of(directory),
+        },
+        (model.model,),
+        engine.prefix_cache,
+    )
+    outcome = run_job(job, loading, Progress())
+    print(_summary(outcome, options.output, options.bad_rows))
+    return 0
+
+
+def _settings_of(config: Any) -> dict[str, Any]:
+    return {
+        f"--{item.name.replace('_', '-')}" if item.name != "model" else "MODEL": getattr(
+            config, item.name
+        )
+        for item in fields(config)
+    }
+
+
+def _state_of(directory: Path) -> str:
+    """Return names, sizes and times of the files that a score depends on, as text."""
+    paths = sorted(path for path in directory.iterdir() if path.suffix in MODEL_FILES)
+    found = ((path.name, path.stat()) for path in paths)
+    return ", ".join(f"{name} ({stat.st_size} bytes, {stat.st_mtime_ns})" for name, stat in found)
+
+
+def _summary(outcome: BatchOutcome, output: Path, bad_rows: Path) -> str:
+    lines = [f"{outcome.scored} rows in {output}"]
+    if outcome.failed:
+        lines.append(f"{outcome.failed} of them are answers with an error")
+    if outcome.bad:
+        lines.append(f"{outcome.bad} bad rows in {bad_rows}")
+    return "\n".join(lines)
