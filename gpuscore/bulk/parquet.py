@@ -107,14 +107,23 @@ class SchemaFinder:
     """The schema of all objects that were added: integers become floats beside floats, and null
     becomes any type; all else must agree.
 
+    Args:
+        names: of the texts.
+
     Attributes:
         promoted: True if some objects have another type than the final one, so that `table_of`
             must be tried on all of them before their values are known to survive.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.schema = schema_of_texts(names)
+        self._names = names
+        self._schema = pa.schema([])
         self.promoted = False
+
+    @property
+    def schema(self) -> Any:
+        """The schema; that of the texts if no object was added."""
+        return self._schema if len(self._schema) else schema_of_texts(self._names)
 
     def add(self, rows: Sequence[dict[str, Any]], place: str) -> None:
         """Add objects; raise ConfigError, with `place`, for one without a type in Parquet."""
@@ -122,12 +131,12 @@ class SchemaFinder:
         with _converting(place):
             arrays = [pa.array([row.get(name) for row in rows]) for name in names]
             found = pa.schema([(n, array.type) for n, array in zip(names, arrays, strict=True)])
-            together = pa.unify_schemas([self.schema, found], promote_options="permissive")
-        for one in (self.schema, found):
+            together = pa.unify_schemas([self._schema, found], promote_options="permissive")
+        for one in (self._schema, found):
             for field in one:
                 final = together.field(field.name).type
                 self.promoted |= field.type != final and not pa.types.is_null(field.type)
-        self.schema = together
+        self._schema = together
 
 
 def check_writable(schema: Any) -> None:
