@@ -6,43 +6,59 @@ from itertools import chain, pairwise
 from gpuscore.bulk.rows import TextRow
 
 GROUP_ROWS, GROUP_BYTES = 2048, 2**20  # most rows and bytes of text of one request
-# Bytes, a few pages of tokens: rows whose first text is the same go into separate requests if their
-# other texts begin alike for that much longer, so that each request's prompts share all of it.
+# Bytes, a few pages of tokens: neighbours go into separate requests if prompts on one side begin
+# alike for that much longer, so that each request's prompts share all of it.
 WORTHWHILE = 256
 _END = TextRow(b"", b"", -1)
 
 
 def grouped(
-    rows: Iterable[TextRow], most_rows: int = GROUP_ROWS, share_more: bool = True
+    rows: Iterable[TextRow],
+    most_rows: int = GROUP_ROWS,
+    free_cut: bool = True,
+    cached: bool = True,
 ) -> Iterator[list[TextRow]]:
-    """Yield rows that follow one another and have the same first text.
+    """Yield neighbouring rows whose prompts go into one request: those of one first text, or, to
+    save requests, rows of which each has a first text of its own.
 
     Args:
         rows: in order.
         most_rows: of one group.
-        share_more: separate rows whose other texts begin with different long texts; of use only if
-            the cut is where the prompts begin to differ, and if queries are cached.
+        free_cut: a request's prompts share all that they begin with, not only what their first text
+            alone determines; then rows of several first texts may be put together.
+        cached: what prompts share is kept for the next requests, so neighbours may be separated.
     """
     group: list[TextRow] = []
     size = before = here = 0  # bytes shared with the row before, for the last row and for this one
+    last, singles = _END, False  # the row before, and whether the group's first texts differ
     for row, following in pairwise(chain(rows, [_END])):
-        after = _shared(row, following) if share_more else 0
-        apart = here + WORTHWHILE <= max(before, after)
-        full = len(group) == most_rows or size + len(row.rest) > GROUP_BYTES
-        if group and (group[0].first != row.first or apart or full):
-            yield group
-            group, size = [], 0
+        after = _shared(row, following) if free_cut and cached else 0
+        single = free_cut and row.first not in (last.first, following.first)
+        length = len(row.rest) + (len(row.first) if single else 0)
+        if group:
+            fits = row.first == last.first or (single and singles)
+            full = len(group) == most_rows or size + length > GROUP_BYTES
+            if not fits or full or here + WORTHWHILE <= max(before, after):
+                yield group
+                group, size = [], 0
         group.append(row)
-        size += len(row.rest)
-        before, here = here, after
+        singles, size = single, size + length
+        last, before, here = row, here, after
     if group:
         yield group
 
 
 def _shared(one: TextRow, two: TextRow) -> int:
-    """Return the bytes with which the other texts of two rows begin alike; 0 if they are few."""
-    a, b = one.rest, two.rest
-    if a[:WORTHWHILE] != b[:WORTHWHILE] or one.first != two.first:
+    """Return the bytes with which two prompts begin alike; few count as none."""
+    if two is _END:
+        return 0
+    if one.first != two.first:
+        return _alike(one.first, two.first)
+    return len(one.first) + _alike(one.rest, two.rest)
+
+
+def _alike(a: bytes, b: bytes) -> int:
+    if a[:WORTHWHILE] != b[:WORTHWHILE]:
         return 0
     least, most = 0, min(len(a), len(b)) + 1  # alike up to `least`, not up to `most`
     while most - least > 1:

@@ -36,7 +36,7 @@ class BatchJob:
     Attributes:
         settings: all that a run which goes on must have in common with the first one, by name.
         names: the names by which requests may call the model.
-        prefix_cache: True if the engine keeps queries.
+        prefix_cache: True if the engine keeps what prompts share.
         memory: bytes of rows that are sorted in memory.
     """
 
@@ -74,7 +74,7 @@ def run_job(job: BatchJob, loading: Loading, progress: Progress) -> BatchOutcome
                 with loading() as model:
                     _score(job, inputs, work, model, progress)
             _write(job, inputs, work, progress)
-        else:
+        elif work.read(JOB) is not None:  # it is removed before the note that all is written
             _refuse_other(job, inputs, work)
         return publish(options, work)
 
@@ -152,8 +152,10 @@ def _groups(
     job: BatchJob, model: LoadedModel, rows: Iterator[TextRow]
 ) -> Iterator[Sequence[TextRow]]:
     most = min(GROUP_ROWS, model.builder.limits.max_items)
-    fixed_cut = model.builder.backend.deterministic_chunk > 0
-    return grouped(rows, most, share_more=job.prefix_cache and not fixed_cut)
+    # With a fixed cut, a row's bits depend on the text that its request shares, which must not
+    # depend on the rows that are left.
+    free_cut = not model.builder.backend.deterministic_chunk
+    return grouped(rows, most, free_cut, job.prefix_cache)
 
 
 def _unfinished(rows: Iterator[TextRow], store: ResultStore) -> Iterator[TextRow]:

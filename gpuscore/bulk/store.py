@@ -50,11 +50,7 @@ class ResultStore:
 
     def kind(self, number: int) -> int:
         """Return the kind of a row's result; 0 if there is none, or none that is whole."""
-        record = os.pread(self._rows, self._size, number * self._size)
-        kind = self._checked(number, record)
-        if kind in (0, SCORED) or self._text(number, record) is not None:
-            return kind
-        return 0
+        return self._kind(number, os.pread(self._rows, self._size, number * self._size))
 
     def scan(self, start: int, count: int) -> tuple[list[int], Float64Array]:
         """Return the kinds of consecutive rows, and their scores [count, width].
@@ -64,7 +60,7 @@ class ResultStore:
         found = os.pread(self._rows, self._size * count, self._size * start)
         found = found.ljust(self._size * count, b"\0")
         records = [found[i * self._size : (i + 1) * self._size] for i in range(count)]
-        kinds = [self._checked(start + i, record) for i, record in enumerate(records)]
+        kinds = [self._kind(start + i, record) for i, record in enumerate(records)]
         values = b"".join(record[1 : 1 + self._values] for record in records)
         return kinds, np.frombuffer(values, dtype="<f8").reshape(count, self.width)
 
@@ -100,6 +96,12 @@ class ResultStore:
         _write(self._texts, head + text, self._end)
         self._put(number, kind, self._end.to_bytes(8, "little").ljust(self._values, b"\0"))
         self._end += len(head) + len(text)
+
+    def _kind(self, number: int, record: bytes) -> int:
+        kind = self._checked(number, record)
+        if kind in (0, SCORED) or self._text(number, record) is not None:
+            return kind
+        return 0
 
     def _checked(self, number: int, record: bytes) -> int:
         if len(record) < self._size or not record[0]:

@@ -51,7 +51,7 @@ class TableTask:
 
     Args:
         width: number of scores of a row.
-        build: makes the request of rows with the same first text; raises GpuscoreError.
+        build: makes the request of a group of rows; raises GpuscoreError.
         scores: returns [rows, width] of a result.
     """
 
@@ -138,7 +138,10 @@ def _labels_task(
         return ScoreInput(first, items, labels=known, label_token_ids=numbers, need_lse=need_lse)
 
     def build(rows: Sequence[TextRow]) -> ScoreRequest:
-        request = builder.build(given(rows[0].first.decode(), [r.rest.decode() for r in rows]))
+        first, items = rows[0].first, [row.rest for row in rows]
+        if any(row.first != first for row in rows):
+            first, items = b"", [row.first + row.rest for row in rows]
+        request = builder.build(given(first.decode(), [item.decode() for item in items]))
         assert request is not None  # noqa: S101  (there is a row)
         return request
 
@@ -159,7 +162,7 @@ def _family_task(options: BatchOptions, prompts: FamilyPrompts) -> TableTask:
         raise ConfigError(f"--instruction: prompts of {family.name} have no instruction")
 
     def build(rows: Sequence[TextRow]) -> ScoreRequest:
-        query = rows[0].first.decode() if asks else None
+        query = [row.first.decode() for row in rows] if asks else None
         documents = [row.rest.decode() for row in rows]
         return prompts.build(RerankInput(query, documents, options.instruction)).request
 

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,10 @@ class WorkFolder:
         temporary.rename(self.path / name)
         sync_folder(self.path)
 
-    def clear(self) -> None:
-        """Remove everything but the lock and the job's description."""
+    def clear(self, but: Collection[str] = (LOCK,)) -> None:
+        """Remove everything but these files."""
         for path in self.path.iterdir():
-            if path.name in (LOCK, JOB):
+            if path.name in but:
                 continue
             if path.is_dir():
                 shutil.rmtree(path)
@@ -60,6 +60,9 @@ class WorkFolder:
                 path.unlink()
 
     def remove(self) -> None:
+        """Remove the folder; the note that the output is whole goes last, in case of a kill."""
+        self.clear(but=(LOCK, WRITTEN))
+        self.clear()
         shutil.rmtree(self.path)
 
 

@@ -56,8 +56,7 @@ def write_output(
         bad_rows = stack.enter_context((work.path / BAD_ROWS).open("wb", BUFFER))
         for block in read_blocks(inputs, options, every_column=True):
             kinds, scores = store.scan(start, block.count)
-            if 0 in kinds:
-                raise ValueError(f"row {start + kinds.index(0)} has no result")
+            _refuse_missing(kinds, start, work)
             bad += _write_bad(bad_rows, store, block, start, kinds)
             failed += kinds.count(FAILED)
             output(block, start, kinds, scores)
@@ -118,6 +117,15 @@ def _open(
             table.write(block.table(keep, table.schema), scores[keep])
 
     return write_table
+
+
+def _refuse_missing(kinds: list[int], start: int, work: WorkFolder) -> None:
+    """Raise ConfigError if a row has no result; every row had one when scoring ended."""
+    if 0 in kinds:
+        number = start + kinds.index(0) + 1
+        raise ConfigError(
+            f"row {number} of all has no result: {work.path} is damaged; remove it to begin anew"
+        )
 
 
 def _scored(kinds: list[int]) -> list[int]:
