@@ -95,8 +95,8 @@ class Feeder:
 
     @property
     def _room(self) -> bool:
-        few = len(self._flying) < MOST_REQUESTS
-        return few and (self._tokens < self._most_tokens or not self._flying)
+        """True if one more request may be in flight, whatever its size."""
+        return len(self._flying) < MOST_REQUESTS and self._tokens < self._most_tokens
 
     def _take(self, unit: Unit, units: list[Unit]) -> None:
         units.append(unit)
