@@ -1,5 +1,5 @@
-"""Promise: rows that share a query, or that begin alike, are grouped whatever their order, in memory
-that does not grow with the rows."""
+"""Promise: rows that share a query, or that begin alike, are grouped whatever their order, in
+memory that does not grow with the rows."""
 
 import json
 import random
