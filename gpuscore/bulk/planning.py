@@ -110,7 +110,7 @@ class _Schema(_NoChecks):
         self._finder.add(*_objects(block, texts))
 
     def finish(self, blocks: Iterator[Block]) -> None:
-        from gpuscore.bulk.parquet import check_writable, try_table
+        from gpuscore.bulk.parquet import check_writable, save_schema, try_table
 
         schema = self._finder.schema
         if self._finder.promoted:
@@ -118,7 +118,7 @@ class _Schema(_NoChecks):
                 rows, place = _objects(block, block.texts(self._options.columns))
                 try_table(rows, schema, place)
         check_writable(schema)
-        self._path.write_bytes(schema.serialize())
+        save_schema(self._path, schema)
 
 
 def _objects(block: Any, texts: list[tuple[str, ...] | Problem]) -> tuple[list[Any], str]:
@@ -140,6 +140,6 @@ def output_schema(inputs: InputFiles, options: BatchOptions, work: WorkFolder) -
     known = table_schema(inputs, options)
     if known is not None:
         return known
-    import pyarrow as pa
+    from gpuscore.bulk.parquet import load_schema
 
-    return pa.ipc.read_schema(pa.py_buffer((work.path / SCHEMA).read_bytes()))
+    return load_schema(work.path / SCHEMA)

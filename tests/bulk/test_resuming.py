@@ -219,7 +219,7 @@ def test_nothing_is_overwritten(tmp_path, name):
 
 
 def test_results_that_did_not_reach_the_disk_are_computed_again(tmp_path):
-    """As after a loss of power: places that were written hold zeros."""
+    """Places that were written hold zeros, as after a loss of power."""
     rows = make_rows(300, queries=60)
     source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     with pytest.raises(Killed):
