@@ -168,6 +168,7 @@ ALLOWED = {
         "gpuscore.bulk",
         "gpuscore.config",
         "gpuscore.config.sources",
+        "gpuscore.errors",
         "gpuscore.hub",
         "gpuscore.server.service",
         "gpuscore.serving",

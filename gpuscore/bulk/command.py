@@ -14,6 +14,7 @@ from gpuscore.bulk.progress import Progress
 from gpuscore.bulk.writing import BatchOutcome
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.config.sources import Settings
+from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
 from gpuscore.server.service import LoadedModel
 from gpuscore.serving import load_model, read_model_files
@@ -60,7 +61,12 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
         (model.model,),
         engine.prefix_cache,
     )
-    outcome = run_job(job, loading, Progress())
+    try:
+        outcome = run_job(job, loading, Progress())
+    except OSError as error:
+        if error.filename is None:  # such as a full disk, which `__main__` reports
+            raise
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
     print(_summary(outcome, options.output, options.bad_rows))
     return 0
 
@@ -82,9 +88,13 @@ def _state_of(directory: Path) -> str:
 
 
 def _summary(outcome: BatchOutcome, output: Path, bad_rows: Path) -> str:
-    lines = [f"{outcome.scored} rows in {output}"]
+    lines = [f"{_counted(outcome.scored, 'row')} in {output}"]
     if outcome.failed:
-        lines.append(f"{outcome.failed} of them are answers with an error")
+        lines.append(f"{outcome.failed} of them answered with an error")
     if outcome.bad:
-        lines.append(f"{outcome.bad} bad rows in {bad_rows}")
+        lines.append(f"{_counted(outcome.bad, 'bad row')} in {bad_rows}")
     return "\n".join(lines)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,95 @@
+"""Promise: `gpuscore batch` does what its page shows, tells what it refuses, and outlives its
+engine."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuscore.cli import main
+from support import programs
+from support.batch_jobs import make_rows, read_jsonl, write_jsonl
+from support.serving import QUICK, children
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "score-a-file.md"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_page_shows_what_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pairs, shown, *_ = blocks("json")
+    Path("pairs.jsonl").write_text(pairs)
+    program, *words = shlex.split(blocks("sh")[0])
+    assert program == "gpuscore"
+    done = programs.run(*words, *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == blocks("text")[0]
+    found, want = read_jsonl(Path("scored.jsonl")), [*map(json.loads, shown.splitlines())]
+    assert [row.pop("scores") for row in found] == [
+        pytest.approx(row.pop("scores"), abs=5e-4) for row in want
+    ]
+    assert found == want
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--output", "out.csv"], "--output out.csv: the name must end with .jsonl or .parquet"),
+        (["--input", "none.jsonl"], "--input none.jsonl: there is no such file or folder"),
+        (["--item-first"], "--item-first needs --labels"),
+        (["--labels", "yes", "--instruction", "x"], "--instruction is for prompt families"),
+        (["--query-column", "item"], "--query-column and --item-column are both item"),
+    ],
+)
+def test_refused_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").touch()
+    given = ["--input", "in.jsonl", "--output", "out.jsonl", *words]
+    assert main(["batch", *given]) == 78
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_bad_row_of_a_strict_job_is_exit_code_1(tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", [{"item": None}])
+    output = tmp_path / "out.jsonl"
+    done = programs.run(
+        "batch", "--input", source, "--output", output, "--labels", "yes", "--strict", *QUICK
+    )
+    assert done.returncode == 1
+    assert "in.jsonl, row 1: item is null, not text" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_lost_engine_loses_no_row_and_doubles_none(tmp_path):
+    rows = make_rows(4000, queries=1000)
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    named = ["--input", source, "--output", output, "--query-column", "query"]
+    words = ["batch", "demo", *map(str, named), "--labels", "yes,no", *QUICK]
+    with open(os.devnull, "wb") as null:
+        process = programs.start("gpuscore", words, stdout=null, stderr=null)
+        try:
+            results = tmp_path / "out.jsonl.work" / "results"
+            while not (results.exists() and results.stat().st_size):
+                assert process.poll() is None
+                time.sleep(0.005)
+            (engine,) = children(process.pid)
+            os.kill(engine, signal.SIGKILL)
+            assert process.wait(300) == 0
+        finally:
+            process.kill()
+            process.wait()
+    found = read_jsonl(output)
+    assert [row["id"] for row in found] == list(range(4000))
+    again = tmp_path / "again.jsonl"
+    assert programs.run(*[str(again) if w == str(output) else w for w in words]).returncode == 0
+    for one, two in zip(found, read_jsonl(again), strict=True):
+        assert one["scores"] == pytest.approx(two["scores"], abs=1e-5)
