@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 from gpuscore.bulk.rows import Settled, TextRow
 from gpuscore.bulk.tasks import Task, Unit
-from gpuscore.errors import EngineFailed, GpuscoreError, Overloaded, Unavailable
+from gpuscore.errors import GpuscoreError, Overloaded, Unavailable
 from gpuscore.request import ScoreResult
 from gpuscore.server.service import LoadedModel
 
@@ -18,8 +18,6 @@ BATCHES = 8  # full batches of tokens in flight, so that the engine always has a
 MOST_REQUESTS = 512  # in flight
 SENT_TOGETHER = 32
 PAUSE = 0.2  # seconds until a request that was refused for now is sent again
-
-Answer = "Future[ScoreResult]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class Feeder:
         self._flying: dict[Future[ScoreResult], Unit] = {}
         self._tokens = 0  # in flight
         self._again: deque[Unit] = deque()
-        self._done: SimpleQueue[Future[ScoreResult] | EngineFailed] = SimpleQueue()
+        self._done: SimpleQueue[Future[ScoreResult] | Exception] = SimpleQueue()
         watcher = threading.Thread(target=self._watch, args=(model.wait_ended,), daemon=True)
         watcher.start()
 
@@ -70,7 +68,7 @@ class Feeder:
         """Pass on that the engine has failed for good; runs in a thread."""
         try:
             wait_ended()
-        except EngineFailed as error:
+        except Exception as error:  # noqa: BLE001  (`run` raises it)
             self._done.put(error)
 
     def _fill(self, made: Iterator[Unit | Settled]) -> bool:
@@ -124,8 +122,8 @@ class Feeder:
         except Empty:
             return
 
-    def _take_answer(self, answer: "Future[ScoreResult] | EngineFailed") -> None:
-        if isinstance(answer, EngineFailed):
+    def _take_answer(self, answer: "Future[ScoreResult] | Exception") -> None:
+        if isinstance(answer, Exception):
             raise answer
         unit = self._flying.pop(answer)
         error = answer.exception()
