@@ -1,10 +1,13 @@
 """Promise: no row is lost: each is either scored or in OUTPUT.bad.jsonl, with its place, content
 and the reason; with --strict the first bad row ends the job."""
 
+import tracemalloc
+
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from gpuscore.bulk.json_lines import read_json_lines
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
 from support.batch_jobs import check, fake_model, make_rows, read_jsonl, run, write_jsonl
@@ -51,9 +54,16 @@ def test_bad_lines(tmp_path):
 
 def test_a_line_without_an_end_takes_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("gpuscore.bulk.json_lines.MAX_LINE", 100)
-    line = b'{"query": "q", "item": "%b"}' % (b"x" * 1000)
-    output = tmp_path / "out.jsonl"
-    run(write_jsonl(tmp_path / "in.jsonl", [line, GOOD, line]), output)
+    line = b'{"query": "q", "item": "%b"}' % (b"x" * 10**7)
+    source, output = write_jsonl(tmp_path / "in.jsonl", [line, GOOD, line]), tmp_path / "out.jsonl"
+    del line
+    tracemalloc.start()
+    try:
+        assert [block.count for block in read_json_lines(source)] == [3]
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()
+    run(source, output)
     assert [row["line"] for row in bad_rows(output)] == [1, 3]
     assert [row["reason"] for row in bad_rows(output)] == ["the line has over 100 bytes"] * 2
     assert len(read_jsonl(output)) == 1

@@ -1,19 +1,23 @@
 """Promise: `gpuscore batch` does what its page shows, tells what it refuses, and outlives its
 engine."""
 
+import fcntl
 import json
 import os
 import re
 import shlex
 import signal
+import struct
+import termios
 import time
 from pathlib import Path
 
 import pytest
 
+from gpuscore.bulk.progress import Progress
 from gpuscore.cli import main
 from support import programs
-from support.batch_jobs import make_rows, read_jsonl, write_jsonl
+from support.batch_jobs import make_rows, read_jsonl, run, write_jsonl
 from support.serving import QUICK, children
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "score-a-file.md"
@@ -93,3 +97,21 @@ def test_a_lost_engine_loses_no_row_and_doubles_none(tmp_path):
     assert programs.run(*[str(again) if w == str(output) else w for w in words]).returncode == 0
     for one, two in zip(found, read_jsonl(again), strict=True):
         assert one["scores"] == pytest.approx(two["scores"], abs=1e-5)
+
+
+def test_a_progress_bar_with_rate_time_left_and_cache_share(tmp_path, monkeypatch):
+    """The bar is shown on a terminal only."""
+    source = write_jsonl(tmp_path / "in.jsonl", make_rows(300, queries=20))
+    parent, child = os.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    with os.fdopen(child, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        run(source, tmp_path / "out.jsonl", progress=Progress())
+        terminal.flush()
+        shown = os.read(parent, 2**16).decode()
+    os.close(parent)
+    assert re.search(r"reading: 300row \[00:\d\d, [\d.]+row/s\]", shown)
+    assert re.search(
+        r"scoring: 100%\|█+\| 300/300 \[00:\d\d<00:\d\d, +[\d.]+row/s, cached 4\d%\]", shown
+    )
+    assert re.search(r"writing: 100%\|█+\| 300/300 ", shown)
