@@ -112,6 +112,6 @@ def test_a_progress_bar_with_rate_time_left_and_cache_share(tmp_path, monkeypatc
     os.close(parent)
     assert re.search(r"reading: 300row \[00:\d\d, [\d.]+row/s\]", shown)
     assert re.search(
-        r"scoring: 100%\|█+\| 300/300 \[00:\d\d<00:\d\d, +[\d.]+row/s, cached 4\d%\]", shown
+        r"scoring: 100%\|█+\| 300/300 \[00:\d\d<00:\d\d, +[\d.]+row/s, cached 5\d%\]", shown
     )
     assert re.search(r"writing: 100%\|█+\| 300/300 ", shown)
