@@ -54,13 +54,13 @@ def test_bad_lines(tmp_path):
 
 def test_a_line_without_an_end_takes_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("gpuscore.bulk.json_lines.MAX_LINE", 100)
-    line = b'{"query": "q", "item": "%b"}' % (b"x" * 10**7)
+    line = b'{"query": "q", "item": "%b"}' % (b"x" * 10**6)
     source, output = write_jsonl(tmp_path / "in.jsonl", [line, GOOD, line]), tmp_path / "out.jsonl"
     del line
     tracemalloc.start()
     try:
         assert [block.count for block in read_json_lines(source)] == [3]
-        assert tracemalloc.get_traced_memory()[1] < 10**6
+        assert tracemalloc.get_traced_memory()[1] < 10**5
     finally:
         tracemalloc.stop()
     run(source, output)
@@ -132,7 +132,7 @@ def test_rows_over_a_limit_leave_the_others_of_their_request(tmp_path, share):
     assert {row["reason"].split(":")[0] for row in bad_rows(output)} == {"too_many_tokens"}
 
 
-@pytest.mark.parametrize("line", [LINES[0], LINES[-1]], ids=["read", "scored"])
+@pytest.mark.parametrize("line", [LINES[0], LINES[-2]], ids=["read", "scored"])
 def test_strict(tmp_path, line):
     source = write_jsonl(tmp_path / "in.jsonl", [GOOD, line[0], GOOD])
     output = tmp_path / "out.jsonl"

@@ -84,6 +84,7 @@ def test_refused_requests_are_sent_again(tmp_path):
     assert not scored(tmp_path, troubled(refuse))
 
 
+@pytest.mark.slow
 def test_a_small_queue(tmp_path):
     """The real limits of an engine refuse most of what is sent."""
     assert not scored(tmp_path, lambda: fake_model(config=EngineConfig(max_queued_requests=2)))

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+from gpuscore import Scorer
+from gpuscore.cli import main
 from gpuscore.errors import ConfigError
 from support import programs
 from support.batch_jobs import check, fake_model, make_rows, read_jsonl, run, write_jsonl
@@ -86,43 +88,52 @@ def killed_command(arguments, work, seconds):
             process.wait()
 
 
-@pytest.mark.parametrize(
-    ("moments", "flags"),
-    [
-        ((0.0,), ()),
-        pytest.param(
-            (-0.4, 0.0, -0.8, 0.1, -1.2, 0.2, 0.3), ("--deterministic",), marks=pytest.mark.slow
-        ),
-    ],
-    ids=["once", "often"],
-)
-def test_the_command_killed_while_it_scores(tmp_path, moments, flags):
-    """Negative moments are seconds since the start."""
-    rows = make_rows(300 if len(moments) == 1 else 3000, queries=40)
+def arguments(source, output, *flags):
+    named = ["--input", source, "--output", output, "--query-column", "query"]
+    return [*map(str, ["batch", "demo", *named]), "--labels", "yes,no", *QUICK, *flags]
+
+
+def test_the_command_killed_while_it_scores(tmp_path, capsys):
+    """It does not go on with other settings, and goes on with the same ones."""
+    rows = make_rows(300, queries=40)
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet"
+    words, work = arguments(source, output), tmp_path / "out.parquet.work"
+    assert killed_command(words, work, 0.0), "it was not killed in time"
+    assert work.exists()
+    assert not output.exists()
+    for changed, message in (
+        (["--dtype", "float32"], "--dtype was auto when this job began and is float32"),
+        (["--threads", "2"], "--threads was 1 when this job began and is 2"),
+        (["--family", "none"], "--family was auto when this job began and is none"),
+        (["--max-items", "7"], "--max-items was 10000 when this job began and is 7"),
+    ):
+        assert main([*words, *changed]) == 78  # at once: no model is loaded
+        assert message in capsys.readouterr().err
+    done = programs.run(*words, "--engine-timeout", "50")
+    assert (done.returncode, work.exists()) == (0, False), done.stderr
+    found = parquet.read_table(output).to_pylist()
+    assert [row["id"] for row in found] == list(range(300))
+    with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
+        prompts = [row["query"] + row["item"] for row in rows]
+        want = scorer.score("", prompts, labels=["yes", "no"], apply_softmax=True).scores
+    np.testing.assert_allclose([row["scores"] for row in found], want, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_command_killed_often_gives_the_same_bits(tmp_path):
+    """Negative moments are seconds since the start, others since the first result."""
+    rows = make_rows(3000, queries=40)
     source = write_jsonl(tmp_path / "in.jsonl", rows)
-    outputs = [tmp_path / "whole.parquet", tmp_path / "killed.parquet"]
-
-    def arguments(output):
-        named = ["--input", source, "--output", output, "--query-column", "query"]
-        return [*map(str, ["batch", "demo", *named]), "--labels", "yes,no", *QUICK, *flags]
-
-    assert programs.run(*arguments(outputs[0])).returncode == 0
-    work = tmp_path / "killed.parquet.work"
-    for seconds in moments:
-        assert killed_command(arguments(outputs[1]), work, seconds), "it was not killed in time"
+    whole, output = tmp_path / "whole.parquet", tmp_path / "killed.parquet"
+    assert programs.run(*arguments(source, whole, "--deterministic")).returncode == 0
+    words, work = arguments(source, output, "--deterministic"), tmp_path / "killed.parquet.work"
+    for seconds in (-0.4, 0.0, -0.8, 0.1, -1.2, 0.2, 0.3):
+        assert killed_command(words, work, seconds), "it was not killed in time"
         assert work.exists() or seconds < 0
-        assert not outputs[1].exists()
-    done = programs.run(*arguments(outputs[1]))
-    assert done.returncode == 0, done.stderr
-    assert f"{len(rows)} rows in" in done.stdout
-    assert not work.exists()
-    if flags:
-        assert outputs[0].read_bytes() == outputs[1].read_bytes()
-        return
-    whole, killed = (parquet.read_table(output).to_pylist() for output in outputs)
-    assert [row["id"] for row in killed] == list(range(len(rows)))
-    scores = [[row["scores"] for row in found] for found in (whole, killed)]
-    np.testing.assert_allclose(*scores, atol=1e-5)
+        assert not output.exists()
+    done = programs.run(*words)
+    assert (done.returncode, work.exists()) == (0, False), done.stderr
+    assert whole.read_bytes() == output.read_bytes()
 
 
 def test_rows_that_are_scored_are_not_scored_again(tmp_path):

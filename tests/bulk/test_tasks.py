@@ -11,6 +11,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.prompts.documents import FamilyPrompts, RerankInput
 from gpuscore.prompts.family import PromptFamily
 from support.batch_jobs import fake_model, make_rows, read_jsonl, run, write_jsonl
+from support.slow import slow
 
 RANKER = PromptFamily(
     "ranker",
@@ -42,7 +43,7 @@ def alone(family, rows, instruction=None):
             yield model.family, future.result()
 
 
-@pytest.mark.parametrize("instruction", [None, "find lamps"])
+@pytest.mark.parametrize("instruction", [*slow(None), "find lamps"])
 def test_rerankers_give_relevances(tmp_path, instruction):
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
     run(source, tmp_path / "out.jsonl", model_of(RANKER), labels=None, instruction=instruction)
