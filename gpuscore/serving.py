@@ -80,6 +80,11 @@ class ModelFiles:
 
 
 def read_model_files(directory: Path, family: str, names: tuple[str, ...]) -> ModelFiles:
+    """Read a model's directory, with the prompt family by its name or one of the model's.
+
+    Raises:
+        ConfigError: a file cannot be used.
+    """
     encoder = TextEncoder.read(directory)
     specials = [] if encoder is None else encoder.specials
     head, template = read_classifier_head(directory), ChatTemplate.read(directory)

@@ -10,6 +10,7 @@ import signal
 import struct
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,26 @@ def test_a_progress_bar_with_rate_time_left_and_cache_share(tmp_path, monkeypatc
         r"scoring: 100%\|█+\| 300/300 \[00:\d\d<00:\d\d, +[\d.]+row/s, cached 5\d%\]", shown
     )
     assert re.search(r"writing: 100%\|█+\| 300/300 ", shown)
+
+
+@pytest.mark.slow
+def test_an_engine_that_never_runs_is_exit_code_70(tmp_path):
+    source, output = write_jsonl(tmp_path / "in.jsonl", make_rows(9)), tmp_path / "out.jsonl"
+    named = ["--input", source, "--output", output, "--query-column", "query"]
+    words = ["batch", "demo", *map(str, named), "--labels", "yes,no", *QUICK]
+    with open(os.devnull, "wb") as null:
+        process = programs.start("gpuscore", words, stdout=null, stderr=null)
+        try:
+            until = time.monotonic() + 120
+            while process.poll() is None and time.monotonic() < until:
+                for engine in children(process.pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(engine, signal.SIGKILL)
+                time.sleep(0.05)
+            assert process.wait(1) == 70
+        finally:
+            process.kill()
+            process.wait()
+    assert not output.exists()
+    assert (tmp_path / "out.jsonl.work" / "job.json").exists()
+    assert programs.run(*words).returncode == 0
