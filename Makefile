@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs simulate simulate-fronts soak check format demo bench-cpu bench-heap bench-start \
-        bench-gpu bench-kernels bench-attention bench-host gpu-day gpu-day-trial bench-parity bench-tokenise \
+        bench-gpu bench-kernels bench-attention bench-host gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
         bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
         docs-tools clean
@@ -217,6 +217,9 @@ bench-attention:
 # is not in .cache/kernels. ARGS=--search: choose attention's configuration, if the error permits it.
 predict: setup
 	$(BIN)/python -P bench/predict.py $(ARGS)
+
+bench-batch: setup
+	$(BIN)/python -P bench/batch.py $(ARGS)
 
 bench-parity: setup
 	$(BIN)/python -P bench/parity.py $(ARGS)

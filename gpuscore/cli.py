@@ -1,4 +1,4 @@
-"""The `gpuscore` command: serve, score, info and parity."""
+"""The `gpuscore` command: serve, score, batch, info and parity."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from gpuscore import __version__
+from gpuscore.bulk.arguments import add_batch
 from gpuscore.config import (
     CONFIGS,
     EngineConfig,
@@ -85,6 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
     score = _add_command(commands, "score", "score the lines of a file", _score, _SCORE_USAGE)
     _add_score_flags(score)
     add_flags(score, ModelConfig, FileConfig)
+    add_batch(commands)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
     )

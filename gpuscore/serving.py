@@ -52,10 +52,10 @@ def serve_model(
     replicas = start_replicas(directory, model, engine)
     # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
     with LogWriter(STANDARD_OUTPUT) as output, closing(replicas):
-        files = _read_files(directory, server.family, names)  # while the children import torch
+        files = read_files(directory, server.family, names)  # while the children import torch
 
         _say(output, f"gpuscore: loading {model.model} as {replicas.wait_planned()}")
-        load = partial(_load, files, limits, replicas)
+        load = partial(load_model, files, limits, replicas)
         announce = partial(_announce, output, replicas)
         return serve(names, server, keys, load, announce, tracer)
 
@@ -75,9 +75,9 @@ def _serve_by_fronts(
     setup = FrontSetup(server.http_workers, len(devices))
 
     def prepare(directory: str) -> FrontApp:
-        files = _read_files(Path(directory), server.family, names)
+        files = read_files(Path(directory), server.family, names)
         tracer = partial(read_tracer, server, os.environ)
-        load = partial(_load, files, limits)
+        load = partial(load_model, files, limits)
         return FrontApp(names, server, engine, keys, devices, load, tracer)
 
     with closing(setup.forker(prepare)) as forker:  # before this process has threads
@@ -104,22 +104,22 @@ def _read_keys_at_hangup(server: ServerConfig, keys: ApiKeys) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _ModelFiles:
+class ServedFiles:
     """The contents of a model's directory that the server itself needs."""
 
     prompts: ModelFiles
     info: TokenizerInfo | None
 
 
-def _read_files(directory: Path, family: str, names: tuple[str, ...]) -> _ModelFiles:
+def read_files(directory: Path, family: str, names: tuple[str, ...]) -> ServedFiles:
     prompts = ModelFiles.read(directory, family, reversed(names))
     chat = None if prompts.template is None else prompts.template.text
     encoder = prompts.encoder
     info = None if encoder is None else read_tokenizer_info(directory, encoder, chat)
-    return _ModelFiles(prompts, info)
+    return ServedFiles(prompts, info)
 
 
-def _load(files: _ModelFiles, limits: RequestLimits, replicas: Replicas) -> LoadedModel:
+def load_model(files: ServedFiles, limits: RequestLimits, replicas: Replicas) -> LoadedModel:
     """Wait for the engines and prepare the model's prompts; runs in a thread."""
     prompts = files.prompts.prompts(replicas.wait_ready(), limits)
     return LoadedModel(

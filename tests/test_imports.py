@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
-HEAVY |= {"prometheus_client", "opentelemetry", "httpx"}
+HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow"}
 
 # Plain data that crosses boundaries.
 DATA = {
@@ -193,6 +193,36 @@ ALLOWED = {
         "torch",
         "transformers",
     },
+    # Its composition root, `command`, starts the engine as `gpuscore.serving` does.
+    "gpuscore.bulk": {
+        *DATA,
+        "gpuscore.bulk",
+        "gpuscore.probabilities",
+        "gpuscore.prompts",
+        "gpuscore.server.api.dialects",
+        "gpuscore.server.api.errors",
+        "gpuscore.server.observe.record",
+        "gpuscore.server.service",
+        "gpuscore.text",
+    },
+    "gpuscore.bulk.arguments": {  # the command line imports this at every start
+        "gpuscore.bulk.command",
+        "gpuscore.config",
+        "gpuscore.config.flags",
+        "gpuscore.config.sources",
+    },
+    "gpuscore.bulk.command": {
+        "gpuscore",  # the package itself, for its version
+        "gpuscore.bulk",
+        "gpuscore.config",
+        "gpuscore.config.sources",
+        "gpuscore.errors",
+        "gpuscore.hub",
+        "gpuscore.server.service",
+        "gpuscore.serving",
+        "gpuscore.replicas",
+    },
+    "gpuscore.bulk.parquet": {"gpuscore.arrays", "gpuscore.bulk", "gpuscore.errors", "pyarrow"},
     "gpuscore_kernels": {"gpuscore_kernels", "torch", "triton"},
 }
 
@@ -258,6 +288,8 @@ def test_imports_go_one_way():
         ("gpuscore.parity.gates", "import torch"),
         ("gpuscore.client.calls", "from gpuscore.server.api.dialects.score import ScoreAnswer"),
         ("gpuscore.parity.oracle", "from gpuscore.scorer import Scorer"),
+        ("gpuscore.bulk.json_lines", "import pyarrow"),
+        ("gpuscore.bulk.job", "from gpuscore.worker.client import EngineClient"),
     ],
 )
 def test_a_wrong_import_is_seen(name, line):

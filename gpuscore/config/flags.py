@@ -2,7 +2,7 @@
 
 import argparse
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from gpuscore.config import API_KEY_VARIABLE
@@ -38,6 +38,16 @@ def add_flags(parser: argparse.ArgumentParser, *configs: type) -> None:
     for config in configs:
         group = parser.add_argument_group((config.__doc__ or "").rstrip("."))
         for item in options(config):
+            _add_flag(group, item)
+
+
+def add_some_flags(
+    parser: argparse.ArgumentParser, title: str, config: type, names: Collection[str]
+) -> None:
+    """Add a group of only these fields of a configuration dataclass, as `add_flags` does."""
+    group = parser.add_argument_group(title)
+    for item in options(config):
+        if item.name in names:
             _add_flag(group, item)
 
 

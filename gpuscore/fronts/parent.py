@@ -7,15 +7,14 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from time import monotonic
 from types import FrameType
-from typing import Protocol
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError, EngineFailed
 from gpuscore.fronts.board import Board
+from gpuscore.fronts.engines import SupervisedEngine, SupervisedReplicas
 from gpuscore.fronts.forker import Forker
 from gpuscore.fronts.messages import (
     AskCounts,
@@ -37,7 +36,6 @@ from gpuscore.fronts.running import RunningFront
 from gpuscore.fronts.totals import Totals
 from gpuscore.server.api.auth import ApiKeys, KeyReader
 from gpuscore.server.run import EXIT_OK, EXIT_SIGNAL, FORCED_EXIT, stop_signals
-from gpuscore.stats import EngineStats
 from gpuscore.worker.frames import ProtocolError
 from gpuscore.worker.messages import Message
 
@@ -48,23 +46,6 @@ DELAY = 0.1  # seconds before a front is replaced that never served; doubled wit
 MAX_FAILURES = 5  # fronts in a row that ended before they served; then the server ends
 # Seconds that fronts may take to end after their own time limit, after one signal or a second one.
 SPARE, FORCED_SPARE = 5.0, 0.5
-
-
-class SupervisedEngine(Protocol):
-    """The part of an `EngineClient` that the parent uses."""
-
-    @property
-    def planned(self) -> Future[str]: ...
-    @property
-    def retry_after(self) -> int: ...
-    def stats(self) -> EngineStats: ...
-
-
-class SupervisedReplicas(Protocol):
-    """The part of `Replicas` that the parent uses."""
-
-    def wait_ready(self) -> object: ...
-    def wait_ended(self) -> None: ...
 
 
 class Fronts:

@@ -5,9 +5,10 @@ from functools import partial
 
 from gpuscore.config import ServerConfig
 from gpuscore.fronts.board import Board
+from gpuscore.fronts.engines import SupervisedEngine
 from gpuscore.fronts.forker import Forker, FrontMain
 from gpuscore.fronts.front import FrontApp, run_front
-from gpuscore.fronts.parent import Fronts, SupervisedEngine
+from gpuscore.fronts.parent import Fronts
 from gpuscore.replicas.replicas import Replicas
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.http.address import address_of, bind_all

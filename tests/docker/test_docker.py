@@ -13,11 +13,11 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 LOCKS = ROOT / "docker" / "locks"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# Each Dockerfile with the locks that it installs and the extra of gpuscore that they must contain.
+# Each Dockerfile with the locks that it installs and the extras of gpuscore that they must contain.
 IMAGES = {
-    "Dockerfile.cpu": (["torch-cpu", "cpu"], None),
-    "Dockerfile": (["cuda"], "cuda"),
-    "Dockerfile.tpu": (["torch-cpu", "tpu"], "jax"),
+    "Dockerfile.cpu": (["torch-cpu", "cpu"], ["batch"]),
+    "Dockerfile": (["cuda"], ["cuda", "batch"]),
+    "Dockerfile.tpu": (["torch-cpu", "tpu"], ["jax", "batch"]),
 }
 LOCK_NAMES = ["build", "torch-cpu", "cpu", "cuda", "tpu"]
 ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)")
@@ -60,9 +60,11 @@ def test_locks_pin_and_hash_and_name_no_place(lock):
 @pytest.mark.parametrize("dockerfile", IMAGES)
 def test_locks_hold_what_pyproject_asks_for(dockerfile):
     """A dependency that was added or raised without `make locks` is found here."""
-    locks, extra = IMAGES[dockerfile]
+    locks, extras = IMAGES[dockerfile]
     locked = {name: version for lock in locks for name, version in entries(lock).items()}
-    wanted = PROJECT["dependencies"] + (PROJECT["optional-dependencies"][extra] if extra else [])
+    wanted = [*PROJECT["dependencies"]]
+    for extra in extras:
+        wanted += PROJECT["optional-dependencies"][extra]
     for requirement in map(Requirement, wanted):
         version = locked.get(canonicalize_name(requirement.name))
         assert version is not None, f"{requirement.name} is not locked; run make locks"

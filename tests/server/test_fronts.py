@@ -26,10 +26,9 @@ from gpuscore.worker.messages import Close, encode, score_message
 from support.connections import Connection, check_error, post
 from support.many_callers import Crowd
 from support.serving import children, running, wait_until
-from support.slow import slow
 from support.tape_backend import tape_logit, tape_lse
 from support.tape_engine import HELD, MARK
-from support.tape_servers import body_of, engine_of, engines_of, fronts_of, tape_server
+from support.tape_servers import body_of, engine_of, fronts_of, tape_server
 from support.watched_server import samples_of
 from worker.test_client import request_of
 
@@ -98,16 +97,6 @@ def open_connections(pid):
     sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists()}
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(row[3] == "01" and f"socket:[{row[9]}]" in sockets for row in rows)
-
-
-def replicas_up(client):
-    """Ask four times over new connections for the number of replicas that are up."""
-    found = []
-    for _ in range(4):
-        with connected_anew(client) as one:
-            up = [v for (n, _), v in samples_of(one).items() if n == "gpuscore_replica_up"]
-            found.append(sum(up))
-    return found
 
 
 class TestOneServer:
@@ -220,28 +209,6 @@ class TestLosses:
         for _ in range(4):
             with connected_anew(client) as one:
                 assert samples_of(one)["gpuscore_engine_restarts_total", ()] >= 1
-
-    @pytest.mark.parametrize("harm", [signal.SIGKILL, *slow(signal.SIGSTOP)])
-    def test_with_two_replicas_a_lost_one_costs_nobody_an_answer(self, known, harm):
-        """Both fronts run its requests again on the other one."""
-        with tape_server(PATIENCE, TWO, {"devices": "cpu,cpu"}) as (server, client):
-            lost = engines_of(server)[0]
-
-            def lose():
-                os.kill(lost, harm)
-                wait_until(lambda: lost not in engines_of(server) and len(engines_of(server)) == 2)
-                wait_until(lambda: replicas_up(client) == [2.0] * 4)
-
-            with watching_counters(client):
-                outcome = under_load(server, known, lose)
-            assert set(outcome.statuses) == {200}, outcome
-            assert not outcome.broken
-            samples = samples_of(client)
-            rerun = [v for (name, _), v in samples.items() if name == "gpuscore_rerun_total"]
-            assert len(rerun) == 2
-            assert sum(rerun) > 0
-            restarts = [v for (n, _), v in samples.items() if n == "gpuscore_engine_restarts_total"]
-            assert sorted(restarts) == [0, 1]
 
     def test_whatever_a_front_sends_ends_its_connection_only(self, two):
         server, client = two

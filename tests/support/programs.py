@@ -147,14 +147,14 @@ def run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[
 
 
 def run_module(
-    module: str, *arguments: object, **environment: str
+    module: str, *arguments: object, seconds: float = 120.0, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a main module to its end, on Linux in a fork, as `run` does."""
+    """Run a main module to its end, for at most some seconds; on Linux in a fork, as `run` does."""
     words = [str(argument) for argument in arguments]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         process = start(module, words, stdout=output, stderr=errors, env=os.environ | environment)
         try:
-            code = process.wait(120)
+            code = process.wait(seconds)
         finally:
             process.kill()
             process.wait()

@@ -1,0 +1,96 @@
+"""The command line of `gpuscore batch`."""
+
+import argparse
+from typing import Any
+
+from gpuscore.config import EngineConfig, FileConfig, ModelConfig, RequestLimits, ServerConfig
+from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, add_some_flags, refuse_api_key
+from gpuscore.config.sources import Settings
+
+EXAMPLES = """\
+Examples:
+
+  gpuscore batch Qwen/Qwen3-0.6B --input pairs.parquet --output scored.parquet \\
+    --query-column query --item-column item --labels yes,no
+  gpuscore batch Qwen/Qwen3-Reranker-0.6B --input pairs.jsonl --output scored.jsonl \\
+    --query-column query --item-column document
+  gpuscore batch Qwen/Qwen3-0.6B --input requests.jsonl --output answers.jsonl --requests
+
+The same command continues a job that was ended. Exit code 1: a label is not valid, or
+with --strict a row is bad.
+
+"""
+
+
+def add_batch(commands: Any) -> None:
+    """Add `batch` to the parser's commands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "batch",
+        allow_abbrev=False,
+        usage="gpuscore batch [MODEL] --input PATH --output PATH [OPTIONS]",
+        description="Score the rows of files; files in, files out.",
+        help="score the rows of files: JSON lines, CSV, Parquet",
+        epilog=EXAMPLES + EPILOG,
+        formatter_class=HelpFormatter,
+    )
+    parser.set_defaults(command=_batch)
+    refuse_api_key(parser)
+    _add_files(parser.add_argument_group("Input and output (command line only)"))
+    _add_rows(parser.add_argument_group("Rows (command line only)"))
+    add_some_flags(parser, "Prompt family", ServerConfig, ("family",))
+    add_flags(parser, ModelConfig, RequestLimits, EngineConfig, FileConfig)
+
+
+def _add_files(group: Any) -> None:
+    group.add_argument(
+        "--input",
+        required=True,
+        metavar="PATH",
+        help="a file (.jsonl, .csv or .parquet), or a folder of files of one format",
+    )
+    group.add_argument(
+        "--output",
+        required=True,
+        metavar="PATH",
+        help="a file (.jsonl or .parquet) with the input's columns and `scores`, in the input's "
+        "order; it appears when the job is complete. OUTPUT.work keeps the state until then, "
+        "OUTPUT.bad.jsonl gets the rows that cannot be scored",
+    )
+    group.add_argument("--strict", action="store_true", help="end at the first bad row")
+    group.add_argument(
+        "--requests",
+        action="store_true",
+        help="the input's lines are requests with custom_id, method, url and body, as OpenAI's "
+        "batch API takes them; the output's lines are their answers",
+    )
+
+
+def _add_rows(group: Any) -> None:
+    group.add_argument(
+        "--query-column", metavar="NAME", help="column of the queries (default: none, no query)"
+    )
+    group.add_argument(
+        "--item-column", metavar="NAME", help="column of the items or documents (default: item)"
+    )
+    group.add_argument(
+        "--labels",
+        metavar="A,B",
+        help="label texts of one token each, or names of a classification model's classes; "
+        "prompts are query + item (default: those of the model's prompt family, in its prompts)",
+    )
+    group.add_argument(
+        "--full-vocabulary",
+        action="store_true",
+        help="probabilities over the whole vocabulary, or over all classes, instead of a softmax "
+        "over the labels",
+    )
+    group.add_argument("--item-first", action="store_true", help="prompts are item + query")
+    group.add_argument(
+        "--instruction", metavar="TEXT", help="replaces the instruction of the prompt family"
+    )
+
+
+def _batch(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.bulk.command import batch
+
+    return batch(values, settings)

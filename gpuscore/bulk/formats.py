@@ -1,0 +1,73 @@
+"""The readers of all formats, by name."""
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from gpuscore.bulk.csv_rows import read_csv, read_header
+from gpuscore.bulk.inputs import InputFiles
+from gpuscore.bulk.json_lines import read_json_lines
+from gpuscore.bulk.options import CSV, JSON_LINES, PARQUET, BatchOptions
+from gpuscore.bulk.rows import Block
+from gpuscore.errors import ConfigError
+
+
+def check_inputs(inputs: InputFiles, options: BatchOptions) -> None:
+    """Check what can be known without reading all rows.
+
+    Raises:
+        ConfigError: a file lacks a column or has scores already, the files' columns differ, or
+            Parquet needs pyarrow, which is not installed.
+    """
+    if PARQUET in (inputs.format, options.output_format) and find_spec("pyarrow") is None:
+        raise ConfigError("Parquet needs pyarrow: pip install 'gpuscore[batch]'")
+    if inputs.format == JSON_LINES:
+        return
+    first, *others = (_columns(path, inputs, options) for path in inputs.paths)
+    for path, other in zip(inputs.paths[1:], others, strict=True):
+        if other != first:
+            raise ConfigError(
+                f"--input {path} has other columns than {inputs.paths[0].name}: "
+                f"{_shown(other)} instead of {_shown(first)}"
+            )
+
+
+def table_schema(inputs: InputFiles, options: BatchOptions) -> Any:
+    """Return the Arrow schema of the input's columns; None if all rows must be seen to know it."""
+    from gpuscore.bulk import parquet
+
+    if inputs.format == PARQUET:
+        return parquet.read_schema(inputs.paths[0])
+    if inputs.format == CSV:
+        return parquet.schema_of_texts(read_header(inputs.paths[0], options.columns))
+    return None
+
+
+def read_blocks(inputs: InputFiles, options: BatchOptions, every_column: bool) -> Iterator[Block]:
+    """Yield all rows of all files; without `every_column` those that are scored may be enough."""
+    for path in inputs.paths:
+        if inputs.format == PARQUET:
+            from gpuscore.bulk.parquet import read_parquet
+
+            yield from read_parquet(path, None if every_column else options.columns)
+        elif inputs.format == CSV:
+            yield from read_csv(path, options.columns)
+        else:
+            yield from read_json_lines(path)
+
+
+def _columns(path: Any, inputs: InputFiles, options: BatchOptions) -> Any:
+    """Return a table's columns, after a check of those that are needed."""
+    if inputs.format == CSV:
+        return read_header(path, options.columns)
+    from gpuscore.bulk.parquet import check_columns, read_schema
+
+    schema = read_schema(path)
+    check_columns(path, schema, options.columns)
+    return schema
+
+
+def _shown(columns: Any) -> str:
+    if isinstance(columns, Sequence):
+        return ", ".join(columns)
+    return ", ".join(f"{field.name} {field.type}" for field in columns)

@@ -1,0 +1,121 @@
+"""The options of a batch job that no other command has."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuscore.errors import ConfigError
+
+SCORES = "scores"  # the column that is added
+JSON_LINES, CSV, PARQUET = "JSON lines", "CSV", "Parquet"
+SUFFIXES = {".jsonl": JSON_LINES, ".ndjson": JSON_LINES, ".csv": CSV, ".parquet": PARQUET}
+DEFAULT_ITEM_COLUMN = "item"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOptions:
+    """The options of one job.
+
+    Attributes:
+        query_column: None: every query is empty.
+        labels: None: those of the model's prompt family, or all its classes.
+        requests: the input's lines are requests to the HTTP API.
+        strict: the first bad row ends the job.
+    """
+
+    input: Path
+    output: Path
+    query_column: str | None = None
+    item_column: str = DEFAULT_ITEM_COLUMN
+    labels: tuple[str, ...] | None = None
+    full_vocabulary: bool = False
+    item_first: bool = False
+    instruction: str | None = None
+    requests: bool = False
+    strict: bool = False
+
+    @property
+    def output_format(self) -> str:
+        return SUFFIXES[self.output.suffix]
+
+    @property
+    def bad_rows(self) -> Path:
+        return self.output.with_name(f"{self.output.name}.bad.jsonl")
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read, those of the text that prompts begin with first."""
+        columns = [self.item_column] if self.query_column is None else []
+        if self.query_column is not None:
+            columns = [self.query_column, self.item_column]
+        return columns[::-1] if self.item_first else columns
+
+    def identity(self) -> dict[str, Any]:
+        """Return the flags that a resumed run must repeat, by name."""
+        return {
+            "--query-column": self.query_column,
+            "--item-column": self.item_column,
+            "--labels": None if self.labels is None else ",".join(self.labels),
+            "--full-vocabulary": self.full_vocabulary,
+            "--item-first": self.item_first,
+            "--instruction": self.instruction,
+            "--requests": self.requests,
+        }
+
+
+def read_options(values: argparse.Namespace) -> BatchOptions:
+    """Return the command line's options.
+
+    Raises:
+        ConfigError: options that do not fit together.
+    """
+    labels = None if values.labels is None else tuple(values.labels.split(","))
+    item_column = values.item_column
+    options = BatchOptions(
+        input=Path(values.input),
+        output=Path(values.output),
+        query_column=values.query_column,
+        item_column=DEFAULT_ITEM_COLUMN if item_column is None else item_column,
+        labels=labels,
+        full_vocabulary=values.full_vocabulary,
+        item_first=values.item_first,
+        instruction=values.instruction,
+        requests=values.requests,
+        strict=values.strict,
+    )
+    check(options, item_column is not None)
+    return options
+
+
+def check(options: BatchOptions, names_items: bool = True) -> None:
+    """Raise ConfigError for options that do not fit together."""
+    if options.output.suffix not in {".jsonl", ".parquet"}:
+        raise ConfigError(f"--output {options.output}: the name must end with .jsonl or .parquet")
+    if options.requests:
+        _check_requests(options, names_items)
+        return
+    if options.query_column == options.item_column:
+        raise ConfigError(f"--query-column and --item-column are both {options.item_column}")
+    if options.labels is None:
+        for flag in ("full_vocabulary", "item_first"):
+            if getattr(options, flag):
+                raise ConfigError(f"--{flag.replace('_', '-')} needs --labels")
+    elif options.instruction is not None:
+        raise ConfigError("--instruction is for prompt families, without --labels")
+
+
+def _check_requests(options: BatchOptions, names_items: bool) -> None:
+    given = {
+        "--query-column": options.query_column,
+        "--item-column": names_items,
+        "--labels": options.labels,
+        "--full-vocabulary": options.full_vocabulary,
+        "--item-first": options.item_first,
+        "--instruction": options.instruction,
+    }
+    for flag, value in given.items():
+        if value:
+            raise ConfigError(f"--requests excludes {flag}: each line says what it asks for")
+    if options.output_format != JSON_LINES:
+        raise ConfigError(f"--output {options.output}: answers to requests are JSON lines (.jsonl)")

@@ -1,0 +1,140 @@
+"""Promise: `gpuscore batch` does what its page shows, tells what it refuses, and outlives its
+engine."""
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import signal
+import struct
+import termios
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from gpuscore.bulk.progress import Progress
+from gpuscore.cli import main
+from support import programs
+from support.batch_jobs import make_rows, read_jsonl, run, write_jsonl
+from support.serving import QUICK, children
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "score-a-file.md"
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_page_shows_what_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pairs, shown, *_ = blocks("json")
+    Path("pairs.jsonl").write_text(pairs)
+    program, *words = shlex.split(blocks("sh")[0])
+    assert program == "gpuscore"
+    done = programs.run(*words, *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == blocks("text")[0]
+    found, want = read_jsonl(Path("scored.jsonl")), [*map(json.loads, shown.splitlines())]
+    assert [row.pop("scores") for row in found] == [
+        pytest.approx(row.pop("scores"), abs=5e-4) for row in want
+    ]
+    assert found == want
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--output", "out.csv"], "--output out.csv: the name must end with .jsonl or .parquet"),
+        (["--input", "none.jsonl"], "--input none.jsonl: there is no such file or folder"),
+        (["--item-first"], "--item-first needs --labels"),
+        (["--labels", "yes", "--instruction", "x"], "--instruction is for prompt families"),
+        (["--query-column", "item"], "--query-column and --item-column are both item"),
+    ],
+)
+def test_refused_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").touch()
+    given = ["--input", "in.jsonl", "--output", "out.jsonl", *words]
+    assert main(["batch", *given]) == 78
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.slow
+def test_a_strict_job_ends_with_1(tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", [{"item": None}])
+    words = ["--input", source, "--output", tmp_path / "out.jsonl", "--labels", "yes", "--strict"]
+    done = programs.run("batch", *words, *QUICK)
+    assert done.returncode == 1
+    assert "in.jsonl, row 1: item is null, not text" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_lost_engine_loses_no_row_and_doubles_none(tmp_path):
+    rows = make_rows(4000, queries=1000)
+    source, output = write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    named = ["--input", source, "--output", output, "--query-column", "query"]
+    words = ["batch", "demo", *map(str, named), "--labels", "yes,no", *QUICK]
+    with open(os.devnull, "wb") as null:
+        process = programs.start("gpuscore", words, stdout=null, stderr=null)
+        try:
+            results = tmp_path / "out.jsonl.work" / "results"
+            while not (results.exists() and results.stat().st_size):
+                assert process.poll() is None
+                time.sleep(0.005)
+            (engine,) = children(process.pid)
+            os.kill(engine, signal.SIGKILL)
+            assert process.wait(300) == 0
+        finally:
+            process.kill()
+            process.wait()
+    found = read_jsonl(output)
+    assert [row["id"] for row in found] == list(range(4000))
+    again = tmp_path / "again.jsonl"
+    assert programs.run(*[str(again) if w == str(output) else w for w in words]).returncode == 0
+    for one, two in zip(found, read_jsonl(again), strict=True):
+        assert one["scores"] == pytest.approx(two["scores"], abs=1e-5)
+
+
+def test_a_progress_bar_with_rate_time_left_and_cache_share(tmp_path, monkeypatch):
+    """The bar is shown on a terminal only."""
+    source = write_jsonl(tmp_path / "in.jsonl", make_rows(300, queries=20))
+    parent, child = os.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    with os.fdopen(child, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        run(source, tmp_path / "out.jsonl", progress=Progress())
+        terminal.flush()
+        shown = os.read(parent, 2**16).decode()
+    os.close(parent)
+    assert re.search(r"reading: 300row \[00:\d\d, [\d.]+row/s\]", shown)
+    assert re.search(
+        r"scoring: 100%\|█+\| 300/300 \[00:\d\d<00:\d\d, +[\d.]+row/s, cached 5\d%\]", shown
+    )
+    assert re.search(r"writing: 100%\|█+\| 300/300 ", shown)
+
+
+@pytest.mark.slow
+def test_an_engine_that_never_runs_is_exit_code_70(tmp_path):
+    source, output = write_jsonl(tmp_path / "in.jsonl", make_rows(9)), tmp_path / "out.jsonl"
+    named = ["--input", source, "--output", output, "--query-column", "query"]
+    words = ["batch", "demo", *map(str, named), "--labels", "yes,no", *QUICK]
+    with open(os.devnull, "wb") as null:
+        process = programs.start("gpuscore", words, stdout=null, stderr=null)
+        try:
+            until = time.monotonic() + 120
+            while process.poll() is None and time.monotonic() < until:
+                for engine in children(process.pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(engine, signal.SIGKILL)
+                time.sleep(0.05)
+            assert process.wait(1) == 70
+        finally:
+            process.kill()
+            process.wait()
+    assert not output.exists()
+    assert (tmp_path / "out.jsonl.work" / "job.json").exists()
+    assert programs.run(*words).returncode == 0

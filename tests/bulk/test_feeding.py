@@ -1,0 +1,189 @@
+"""Promise: a batch job keeps the engine full within bounds, sends again what the engine refuses or
+loses, divides requests that fail, and ends when the engine has failed for good."""
+
+import threading
+from concurrent.futures import Future
+
+import pytest
+
+from gpuscore.config import EngineConfig
+from gpuscore.errors import EngineFailed, NonfiniteScore, Overloaded, Unavailable
+from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl, run, write_jsonl
+
+ROWS = make_rows(300, queries=50)
+
+
+@pytest.fixture(autouse=True)
+def _short_pause(monkeypatch):
+    monkeypatch.setattr("gpuscore.bulk.feeding.PAUSE", 0.01)
+
+
+def scored(tmp_path, loading):
+    source, output = write_jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    outcome = run(source, output, loading)
+    found = read_jsonl(output)
+    bad = (
+        {row["row"] - 1 for row in read_jsonl(tmp_path / "out.jsonl.bad.jsonl")}
+        if outcome.bad
+        else set()
+    )
+    good = [row for row in ROWS if row["id"] not in bad]
+    assert [row["id"] for row in found] == [row["id"] for row in good], "once each, in order"
+    check(good, [row["scores"] for row in found])
+    return bad
+
+
+class Troubled:
+    """An engine that asks `trouble` about each request before it takes it."""
+
+    def __init__(self, engine, trouble):
+        self._engine, self._trouble = engine, trouble
+        self.limits, self.sent, self.flying, self.most = engine.limits, 0, 0, 0
+        self._lock = threading.Lock()
+
+    def score_all(self, requests):
+        return [self._one(request) for request in requests]
+
+    def _one(self, request):
+        self.sent += 1
+        error = self._trouble(self.sent, request)
+        if error is not None:
+            return error
+        (future,) = self._engine.score_all([request])
+        with self._lock:
+            self.flying += request.num_tokens
+            self.most = max(self.most, self.flying)
+        future.add_done_callback(lambda _: self._landed(request))
+        return future
+
+    def _landed(self, request):
+        with self._lock:
+            self.flying -= request.num_tokens
+
+
+def troubled(trouble, made=None, **words):
+    def around(engine):
+        one = Troubled(engine, trouble)
+        if made is not None:
+            made.append(one)
+        return one
+
+    return lambda: fake_model(around, **words)
+
+
+def failed(error):
+    future = Future()
+    future.set_exception(error)
+    return future
+
+
+def test_refused_requests_are_sent_again(tmp_path):
+    def refuse(number, request):
+        return Overloaded("full") if number % 3 == 0 else None
+
+    assert not scored(tmp_path, troubled(refuse))
+
+
+@pytest.mark.slow
+def test_a_small_queue(tmp_path):
+    """The real limits of an engine refuse most of what is sent."""
+    assert not scored(tmp_path, lambda: fake_model(config=EngineConfig(max_queued_requests=2)))
+
+
+def test_lost_requests_are_sent_again(tmp_path):
+    seen = []
+
+    def lose(number, request):
+        """Lose every request once."""
+        first = all(request is not one for one in seen)
+        seen.append(request)
+        return failed(Unavailable("the engine stopped")) if first else None
+
+    assert not scored(tmp_path, troubled(lose))
+    assert len(seen) > 2
+
+
+def test_an_engine_that_is_away_for_a_while(tmp_path):
+    def away(number, request):
+        return Unavailable("the engine is not running") if 20 < number < 200 else None
+
+    assert not scored(tmp_path, troubled(away))
+
+
+def test_a_row_that_fails_leaves_the_others_of_its_request(tmp_path):
+    """The engine's error does not say which item it is about."""
+    poison = [ROWS[7], ROWS[8], ROWS[250]]
+    marks = set()
+
+    def fail(number, request):
+        whole = {(*request.query_ids.tolist(), *ids.tolist()) for ids in request.item_ids}
+        return failed(NonfiniteScore("not finite")) if whole & marks else None
+
+    from support.batch_jobs import encoder
+
+    for ids in encoder().prompts(row["query"] + row["item"] for row in poison):
+        marks.add(tuple(ids.tolist()))
+    bad = scored(tmp_path, troubled(fail))
+    assert bad >= {7, 8, 250}
+    same = {
+        row["id"]
+        for row in ROWS
+        for one in poison
+        if (row["query"], row["item"]) == (one["query"], one["item"])
+    }
+    assert bad == same
+
+
+def test_the_engine_is_full_and_no_more(tmp_path):
+    made = []
+    scored(tmp_path, troubled(lambda number, request: None, made, max_tokens=64, batch_us=2000))
+    largest = 200
+    assert 64 * 6 < made[0].most <= 64 * 8 + largest
+
+
+def test_an_engine_that_failed_for_good_ends_the_job_and_keeps_its_state(tmp_path):
+    lost = threading.Event()
+
+    def lose(number, request):
+        if number > 10:
+            lost.set()
+            return Unavailable("the engine is not running")
+        return None
+
+    def wait_ended():
+        lost.wait(30)
+        raise EngineFailed("five times in a row")
+
+    with pytest.raises(EngineFailed, match="five times"):
+        scored(tmp_path, troubled(lose, wait_ended=wait_ended))
+    assert not (tmp_path / "out.jsonl").exists()
+    assert not scored(tmp_path, fake_model)
+
+
+def test_a_bug_is_not_hidden(tmp_path):
+    def fail(number, request):
+        return failed(RuntimeError("a bug"))
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        scored(tmp_path, troubled(fail))
+
+
+def test_a_row_that_ends_every_engine_is_bad_and_the_others_are_scored(tmp_path):
+    """Requests that lose an engine are sent again, then divided until the row is alone."""
+    deadly = encoder().plain_ids(ROWS[17]["query"] + ROWS[17]["item"]).tolist()
+    assert (
+        sum(row["query"] + row["item"] == ROWS[17]["query"] + ROWS[17]["item"] for row in ROWS) == 1
+    )
+    losses = []
+
+    def lose(number, request):
+        query = request.query_ids.tolist()
+        if all(query + item.tolist() != deadly for item in request.item_ids):
+            return None
+        losses.append(len(request.item_ids))
+        return failed(Unavailable("the engine stopped", retry_after=1))
+
+    assert scored(tmp_path, troubled(lose)) == {ROWS[17]["id"]}
+    assert losses[-3:] == [1, 1, 1]
+    (bad,) = read_jsonl(tmp_path / "out.jsonl.bad.jsonl")
+    assert bad["reason"] == "internal_error: the engine was lost 3 times while it had this row"

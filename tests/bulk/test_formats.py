@@ -1,0 +1,254 @@
+"""Promise: a batch job keeps all columns and the order of its input, in every format, and adds the
+scores that each prompt has alone."""
+
+import datetime
+import decimal
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from gpuscore.errors import ConfigError, LabelNotSingleToken
+from support.batch_jobs import (
+    LABELS,
+    check,
+    make_rows,
+    read_jsonl,
+    run,
+    write_csv,
+    write_jsonl,
+)
+
+ROWS = make_rows(111)
+
+
+def write(folder, kind, rows=ROWS):
+    path = folder / f"input.{kind}"
+    if kind == "jsonl":
+        return write_jsonl(path, rows)
+    if kind == "csv":
+        return write_csv(path, rows)
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def read(path):
+    if path.suffix == ".jsonl":
+        return read_jsonl(path)
+    return parquet.read_table(path).to_pylist()
+
+
+@pytest.mark.parametrize("after", ["jsonl", "parquet"])
+@pytest.mark.parametrize("before", ["jsonl", "csv", "parquet"])
+def test_every_format_into_every_other(tmp_path, before, after):
+    output = tmp_path / f"scored.{after}"
+    outcome = run(write(tmp_path, before), output)
+    assert (outcome.scored, outcome.bad) == (111, 0)
+    found = read(output)
+    want = [{**row, "id": str(row["id"])} if before == "csv" else row for row in ROWS]
+    assert [{k: v for k, v in row.items() if k != "scores"} for row in found] == want
+    assert list(found[0]) == ["id", "query", "item", "scores"]
+    check(ROWS, [row["scores"] for row in found])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f"input.{before}", output.name])
+
+
+def test_json_lines_keep_their_bytes(tmp_path):
+    """Large and odd numbers, the order of fields and white space inside are not touched."""
+    line = b'{ "n": 123456789012345678901234567890, "x": 1.50,  "item":"caf\\u00e9", "query": "a" }'
+    output = tmp_path / "out.jsonl"
+    run(write_jsonl(tmp_path / "in.jsonl", [b"  " + line + b"\t\r", b"", line]), output)
+    first, second = output.read_bytes().splitlines()
+    assert first == second
+    assert first.startswith(line[:-2] + b',"scores":[')
+    check([json.loads(line)] * 2, [row["scores"] for row in read_jsonl(output)])
+
+
+def columns():
+    """Return one column of each kind that a simpler program would spoil."""
+    day = datetime.datetime(2026, 11, 22, 23, 59, 59, 999999)
+    return {
+        "large": pa.array([2**63 - 1, None, -(2**63)]),
+        "unsigned": pa.array([2**64 - 1, 0, None], pa.uint64()),
+        "nanoseconds": pa.array([1, None, 10**18 + 1], pa.timestamp("ns", "UTC")),
+        "days": pa.array([day.date(), None, day.date()]),
+        "exact": pa.array([decimal.Decimal("1.10"), None, None], pa.decimal128(10, 2)),
+        "nested": pa.array([[{"a": [1]}], [], None]),
+        "bytes": pa.array([b"\xff\x00", None, b""]),
+        "names": pa.array(["a", "b", "a"]).dictionary_encode(),
+        "map": pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int8())),
+    }
+
+
+def test_columns_of_parquet_keep_their_types(tmp_path):
+    texts = {"query": pa.array(["q"] * 3), "item": pa.array(["a", "b", "c"], pa.large_string())}
+    table = pa.table({**texts, **columns()}).replace_schema_metadata({"made by": "a test"})
+    parquet.write_table(table, tmp_path / "in.parquet", row_group_size=2)
+    run(tmp_path / "in.parquet", tmp_path / "out.parquet")
+    found = parquet.read_table(tmp_path / "out.parquet")
+    scores = found.column("scores").to_pylist()
+    found = found.drop_columns("scores")
+    assert found.equals(parquet.read_table(tmp_path / "in.parquet"))
+    assert found.schema.metadata[b"made by"] == b"a test"
+    check([{"query": "q", "item": item} for item in "abc"], scores)
+
+
+def test_columns_of_parquet_as_json(tmp_path):
+    texts = {"query": pa.array(["q"] * 3), "item": pa.array(["a", "b", "c"])}
+    parquet.write_table(pa.table({**texts, **columns()}), tmp_path / "in.parquet")
+    run(tmp_path / "in.parquet", tmp_path / "out.jsonl")
+    first, second, third = read_jsonl(tmp_path / "out.jsonl")
+    assert (first["large"], first["unsigned"]) == (2**63 - 1, 2**64 - 1)
+    assert third["nanoseconds"].startswith("2001-09-09 01:46:40.000000001")
+    assert (first["days"], first["exact"]) == ("2026-11-22", "1.10")
+    assert first["nested"] == [{"a": [1]}]
+    assert (first["bytes"], first["names"], first["map"]) == ("/wA=", "a", [["k", 1]])
+    assert second["large"] is None
+
+
+def test_types_of_json_in_parquet(tmp_path, monkeypatch):
+    """Fields come and go; integers become floats only where that loses nothing."""
+    monkeypatch.setattr("gpuscore.bulk.json_lines.BLOCK_ROWS", 2)
+    rows = [
+        {"query": "q", "item": "a", "n": 2**53, "list": [1]},
+        {"query": "q", "item": "b", "late": {"deep": True}, "n": None},
+        *({"query": "q", "item": "c", "n": 1.5} for _ in range(5)),
+    ]
+    run(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
+    found = parquet.read_table(tmp_path / "out.parquet")
+    assert found.num_rows == 7
+    assert found.slice(0, 2).drop_columns(["scores"]).to_pylist() == [
+        {"query": "q", "item": "a", "n": 2.0**53, "list": [1], "late": None},
+        {"query": "q", "item": "b", "n": None, "list": None, "late": {"deep": True}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1, "x"], "lines 1 to 2: Parquet cannot hold"),
+        ([2**64], "too large"),
+        ([2**53 + 1, 0, 0.5], "9007199254740993"),
+        ([{}], "no child field"),
+    ],
+)
+def test_json_that_parquet_cannot_hold(tmp_path, monkeypatch, values, message):
+    monkeypatch.setattr("gpuscore.bulk.json_lines.BLOCK_ROWS", 2)
+    rows = [{"query": "q", "item": "a", "value": value} for value in values]
+    with pytest.raises(ConfigError, match=message) as caught:
+        run(write_jsonl(tmp_path / "in.jsonl", rows), tmp_path / "out.parquet")
+    assert "write JSON lines" in str(caught.value)
+
+
+def test_a_folder_is_one_table(tmp_path):
+    folder = tmp_path / "table"
+    folder.mkdir()
+    for number, part in enumerate((ROWS[:40], ROWS[40:41], ROWS[41:])):
+        write_jsonl(folder / f"part-{number}.jsonl", part)
+    (folder / "_SUCCESS").touch()
+    run(folder, tmp_path / "out.jsonl")
+    found = read_jsonl(tmp_path / "out.jsonl")
+    assert [row["id"] for row in found] == list(range(111))
+    check(ROWS, [row["scores"] for row in found])
+
+
+def test_csv_as_spreadsheets_write_it(tmp_path):
+    text = '\ufeffitem,query,"a, b"\r\n"two\r\nlines, ""quoted""",q,007\r\n\r\nlast,q,\r\n'
+    (tmp_path / "in.csv").write_bytes(text.encode())
+    run(tmp_path / "in.csv", tmp_path / "out.jsonl")
+    found = read_jsonl(tmp_path / "out.jsonl")
+    assert [(row["item"], row["a, b"]) for row in found] == [
+        ('two\r\nlines, "quoted"', "007"),
+        ("last", ""),
+    ]
+    check(found, [row["scores"] for row in found])
+
+
+@pytest.mark.parametrize("after", ["jsonl", "parquet"])
+@pytest.mark.parametrize("before", ["jsonl", "csv", "parquet"])
+def test_no_rows(tmp_path, before, after):
+    source = tmp_path / f"in.{before}"
+    source.write_text("query,item\n" if before == "csv" else "")
+    if before == "parquet":
+        parquet.write_table(
+            pa.table({"query": pa.array([], pa.string()), "item": [""][:0]}).cast(
+                pa.schema([("query", pa.string()), ("item", pa.string())])
+            ),
+            source,
+        )
+    output = tmp_path / f"out.{after}"
+    assert run(source, output).scored == 0
+    if after == "jsonl":
+        assert output.read_bytes() == b""
+    else:
+        schema = parquet.read_schema(output)
+        assert schema.names == ["query", "item", "scores"]
+        assert schema.field("scores").type == pa.list_(pa.float64())
+
+
+def test_prompts_without_a_query_and_with_the_item_first(tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    run(source, tmp_path / "alone.jsonl", query_column=None)
+    scores = [row["scores"] for row in read_jsonl(tmp_path / "alone.jsonl")]
+    check([{"query": "", "item": row["item"]} for row in ROWS], scores)
+    run(source, tmp_path / "first.jsonl", item_first=True)
+    scores = [row["scores"] for row in read_jsonl(tmp_path / "first.jsonl")]
+    check([{"query": row["item"], "item": row["query"]} for row in ROWS], scores)
+
+
+def test_probabilities_over_the_whole_vocabulary(tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    run(source, tmp_path / "out.jsonl", full_vocabulary=True)
+    scores = np.array([row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")])
+    assert not np.isclose(scores.sum(axis=1), 1).any()
+    check(ROWS, scores / scores.sum(axis=1, keepdims=True))
+
+
+REFUSED = {
+    "no suffix": ("in.txt", "x", {}, "supported: files that end with"),
+    "no column": ("in.csv", "query,text\nq,i\n", {}, "has no column item: it has query, text"),
+    "scores in CSV": ("in.csv", "query,item,scores\n", {}, "has a column scores"),
+    "scores in JSON": ("in.jsonl", '{"query":"q","item":"i","scores":1}', {}, "line 1: .* scores"),
+    "a name twice": ("in.csv", "query,item,item\n", {}, "a name twice"),
+    "no header": ("in.csv", "", {}, "no header"),
+    "no Parquet": ("in.parquet", "PAR1", {}, "cannot be read as Parquet"),
+    "no prompts": ("in.jsonl", "", {"labels": None}, "--labels is missing"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_at_start(tmp_path, case):
+    name, text, options, message = REFUSED[case]
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path / name, tmp_path / "out.jsonl", **options)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_tables_that_do_not_fit_together(tmp_path):
+    write(tmp_path, "csv")
+    write(tmp_path, "jsonl")
+    with pytest.raises(ConfigError, match=r"mixes CSV and JSON lines"):
+        run(tmp_path, tmp_path.parent / "out.jsonl")
+    with pytest.raises(ConfigError, match="lies in the folder"):
+        run(tmp_path, tmp_path / "out.jsonl")
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    parquet.write_table(pa.table({"query": ["q"], "item": ["i"], "n": [1]}), folder / "a.parquet")
+    parquet.write_table(pa.table({"query": ["q"], "item": ["i"], "n": [""]}), folder / "b.parquet")
+    with pytest.raises(ConfigError, match="b.parquet has other columns .* n string instead of"):
+        run(folder, tmp_path / "out.jsonl")
+
+
+def test_labels_are_checked_before_the_rows_are_read(tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", [b"{bad"])
+    with pytest.raises(LabelNotSingleToken):
+        run(source, tmp_path / "out.jsonl", labels=(*LABELS, "a long label of many tokens"))
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpuscore.bulk.formats.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'gpuscore\[batch\]'"):
+        run(write(tmp_path, "jsonl"), tmp_path / "out.parquet")
+    assert run(write(tmp_path, "jsonl"), tmp_path / "out.jsonl").scored == 111

@@ -1,0 +1,78 @@
+"""Promise: without labels, rows go into the prompts of the model's family, or are scored for all of
+its classes; options that do not fit the model are refused before rows are read."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuscore.errors import ConfigError
+from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.family import PromptFamily
+from support.batch_jobs import fake_model, make_rows, read_jsonl, run, write_jsonl
+from support.slow import slow
+
+RANKER = PromptFamily(
+    "ranker",
+    "tests",
+    ("{instruction} {query} item: ", "{document}"),
+    ("yes", "no"),
+    instruction="judge",
+)
+GUARD = PromptFamily("guard", "tests", ("text: ", "{document}"), ("yes", "no"), ("safe", "unsafe"))
+ROWS = make_rows(60, queries=9)
+
+
+def model_of(family):
+    @contextmanager
+    def loading():
+        with fake_model() as model:
+            yield replace(model, family=FamilyPrompts(family, model.builder))
+
+    return loading
+
+
+def alone(family, rows, instruction=None):
+    """Return each row's result from a request of its own."""
+    with model_of(family)() as model:
+        for row in rows:
+            query = row["query"] if family.ranks else None
+            given = RerankInput(query, [row["item"]], instruction)
+            (future,) = model.engine.score_all([model.family.build(given).request])
+            yield model.family, future.result()
+
+
+@pytest.mark.parametrize("instruction", [*slow(None), "find lamps"])
+def test_rerankers_give_relevances(tmp_path, instruction):
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    run(source, tmp_path / "out.jsonl", model_of(RANKER), labels=None, instruction=instruction)
+    found = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
+    want = [
+        prompts.family.relevance(prompts.raw_scores(result)).tolist()
+        for prompts, result in alone(RANKER, ROWS, instruction)
+    ]
+    np.testing.assert_allclose(found, want, rtol=1e-9)
+
+
+def test_guards_give_the_probability_of_each_class(tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    run(source, tmp_path / "out.jsonl", model_of(GUARD), labels=None, query_column=None)
+    found = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
+    raw = np.concatenate([prompts.raw_scores(result) for prompts, result in alone(GUARD, ROWS)])
+    np.testing.assert_allclose(np.array(found)[:, 0], 1 / (1 + np.exp(-raw)), rtol=1e-9)
+    np.testing.assert_allclose(np.sum(found, axis=1), 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        (RANKER, {"query_column": None}, "--query-column is missing: prompts of ranker"),
+        (GUARD, {}, "--query-column: prompts of guard have no query"),
+        (GUARD, {"query_column": None, "instruction": "x"}, "--instruction: prompts of guard"),
+    ],
+)
+def test_options_that_do_not_fit_the_family(tmp_path, family, options, message):
+    source = write_jsonl(tmp_path / "in.jsonl", [b"{bad"])
+    with pytest.raises(ConfigError, match=message):
+        run(source, tmp_path / "out.jsonl", model_of(family), labels=None, **options)

@@ -1,0 +1,98 @@
+"""Promise: `gpuscore batch --requests` answers each line as the server answers the same body, and
+takes and writes OpenAI's batch format."""
+
+import json
+
+import pytest
+
+from support import programs
+from support.batch_jobs import read_jsonl, write_jsonl
+from support.serving import QUICK
+
+QUERY = "query: a blue lamp\nitem: "
+SCORE = {"query": QUERY, "items": ["A blue lamp.", "A chair."], "labels": ["yes", "no"]}
+RERANK = {"query": "a blue lamp", "documents": ["A red chair.", "A blue lamp."]}
+CALLS = [
+    ("/v1/score", SCORE),
+    ("/v1/rerank", RERANK),
+    ("/v1/score", {**SCORE, "items": ["A lamp."], "apply_softmax": True, "model": "demo"}),
+    ("/v1/score", {**SCORE, "items": []}),
+    ("/v1/score", {**SCORE, "labels": ["two words"]}),
+    ("/v1/score", {**SCORE, "unknown": 1}),
+    ("/rerank", {"query": "q", "texts": []}),
+    ("/rerank", {"query": "lamp", "texts": ["A lamp.", "A rug."], "raw_scores": True}),
+    ("/v1/classify", {"input": "query: lamp\nitem: A lamp.", "labels": ["yes", "no"]}),
+    ("/v1/score", {**SCORE, "model": "another"}),
+    ("/v1/chat/completions", {"messages": []}),
+    ("/v1/nowhere", {}),
+    ("/tokenize", {"prompt": "a lamp"}),
+]
+CHANGING = ("id", "created", "cached_tokens", "x-request-id")
+
+
+def same(got, want, path=""):
+    """Compare two answers, but for ids, times and what was cached; numbers may be rounded."""
+    if isinstance(want, dict):
+        assert got.keys() == want.keys(), path
+        for name in want:
+            if name not in CHANGING:
+                same(got[name], want[name], f"{path}.{name}")
+    elif isinstance(want, list):
+        assert len(got) == len(want), path
+        for index, pair in enumerate(zip(got, want, strict=True)):
+            same(*pair, f"{path}[{index}]")
+    else:
+        assert got == (pytest.approx(want, abs=1e-4) if isinstance(want, float) else want), path
+
+
+def test_answers_are_those_of_the_server(demo, tmp_path):
+    lines = [
+        {"custom_id": f"call {i}", "method": "POST", "url": url, "body": body}
+        for i, (url, body) in enumerate(CALLS)
+    ]
+    lines.append({**lines[0], "custom_id": "wrong method", "method": "GET"})
+    bad = [{"method": "POST"}, {**lines[0], "body": "text"}, b"no JSON"]
+    source = write_jsonl(tmp_path / "in.jsonl", [*lines, *bad])
+    output = tmp_path / "out.jsonl"
+    done = programs.run(
+        "batch", "demo", "--requests", "--input", source, "--output", output, *QUICK
+    )
+    assert done.returncode == 0, done.stderr
+    found = read_jsonl(output)
+    assert [line["custom_id"] for line in found] == [line["custom_id"] for line in lines]
+    for line, (url, body) in zip(found, CALLS, strict=False):
+        answer = demo.post(url, json=body)
+        assert line["response"]["status_code"] == answer.status_code, url
+        same(line["response"]["body"], answer.json(), url)
+    assert found[-1]["response"]["status_code"] == 405
+    for line in found:
+        assert set(line) == {"id", "custom_id", "response", "error"}
+        assert set(line["response"]) == {"status_code", "request_id", "body"}
+        assert line["error"] is None
+    assert len({line["id"] for line in found}) == len(found)
+    assert "14 rows in" in done.stdout
+    failed = sum(line["response"]["status_code"] != 200 for line in found)
+    assert f"{failed} of them answered with an error" in done.stdout
+    reasons = [row["reason"] for row in read_jsonl(tmp_path / "out.jsonl.bad.jsonl")]
+    assert reasons[:2] == ["custom_id must be text", "body must be an object"]
+    assert reasons[2].startswith("the line is not JSON")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--labels", "yes,no"), "--requests excludes --labels"),
+        (("--output", "out.parquet"), "answers to requests are JSON lines"),
+        (("--input", "in.csv"), "requests are JSON lines, not CSV"),
+    ],
+)
+def test_requests_exclude_the_flags_of_tables(tmp_path, flags, message):
+    for name in ("in.jsonl", "in.csv"):
+        (tmp_path / name).write_text(json.dumps({}))
+    given = {"--input": "in.jsonl", "--output": "out.jsonl"} | dict([flags])
+    words = []
+    for name, value in given.items():
+        words += [name, value if name == "--labels" else tmp_path / value]
+    done = programs.run("batch", "demo", "--requests", *words)
+    assert done.returncode == 78
+    assert message in done.stderr

@@ -1,0 +1,117 @@
+"""Batch jobs on the fake backend of bench/fake.py, whose scores an oracle knows."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gpuscore
+from gpuscore.bulk.job import BatchJob, run_job
+from gpuscore.bulk.options import BatchOptions
+from gpuscore.bulk.progress import Progress
+from gpuscore.bulk.writing import BatchOutcome
+from gpuscore.config import EngineConfig, RequestLimits
+from gpuscore.engine.engine import Engine
+from gpuscore.probabilities import softmax
+from gpuscore.server.service import LoadedModel
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.tokenizer import TextEncoder
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+import fake
+
+DEMO = Path(gpuscore.__file__).parent / "demo"
+LABELS = ("yes", "no")
+FIELDS = {"query_column": "query", "item_column": "item", "labels": LABELS}
+
+
+@cache
+def encoder() -> TextEncoder:
+    found = TextEncoder.read(DEMO)
+    assert found is not None
+    return found
+
+
+@contextmanager
+def fake_model(
+    around: Callable[[Any], Any] = lambda engine: engine,
+    wait_ended: Callable[[], None] = lambda: None,
+    limits: RequestLimits | None = None,
+    config: EngineConfig | None = None,
+    **backend: Any,
+) -> Iterator[LoadedModel]:
+    """Run the fake backend in this process; `around` may put itself before the engine."""
+    engine = Engine(fake.FakeBackend(**backend), config or EngineConfig())
+    try:
+        builder = PromptBuilder(encoder(), engine.limits, limits or RequestLimits())
+        yield LoadedModel(around(engine), builder, wait_ended)
+    finally:
+        engine.close()
+
+
+def run(
+    input: Path,
+    output: Path,
+    loading: Callable[[], Any] = fake_model,
+    settings: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+    memory: int = 2**26,
+    **options: Any,
+) -> BatchOutcome:
+    """Run a job of the columns `query` and `item` in this process."""
+    wanted = BatchOptions(input, output, **(FIELDS | options))
+    job = BatchJob(wanted, {**wanted.identity(), **(settings or {})}, ("demo",), memory=memory)
+    return run_job(job, loading, progress or Progress(shown=False))
+
+
+def make_rows(count: int, queries: int = 7, seed: int = 1) -> list[dict[str, Any]]:
+    """Return rows whose queries come in no order."""
+    rng = np.random.default_rng(seed)
+    words = ("blue", "red", "wool", "lamp", "chair", "naïve ☃", "steel")
+    return [
+        {
+            "id": number,
+            "query": f"query: a {words[q % 7]} {words[(q // 7) % 7]} {q}\nitem: ",
+            "item": f"A {words[int(rng.integers(7))]} scarf, {int(rng.integers(1000))}.",
+        }
+        for number, q in enumerate(rng.integers(0, queries, count).tolist())
+    ]
+
+
+def write_jsonl(path: Path, rows: Sequence[Any]) -> Path:
+    """Write rows as JSON lines; those that are bytes are lines already."""
+    lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def read_jsonl(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def expected(rows: Sequence[dict[str, Any]], labels: Sequence[str] = LABELS) -> Any:
+    """Return the softmax over the labels [rows, labels] of query + item, prompt by prompt."""
+    ids = np.array(encoder().label_ids(labels))
+    logits = []
+    for prompt in encoder().prompts(row["query"] + row["item"] for row in rows):
+        hashed = fake.token_values(prompt, np.arange(len(prompt))).sum()
+        logits.append(fake.logits_of(np.array([hashed] * len(ids)), ids))
+    return softmax(np.array(logits, dtype=np.float64).reshape(-1, len(ids)))
+
+
+def check(rows: Sequence[dict[str, Any]], scores: Any) -> None:
+    np.testing.assert_allclose(np.array(scores, dtype=np.float64), expected(rows), rtol=1e-9)

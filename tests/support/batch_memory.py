@@ -1,0 +1,50 @@
+"""Runs a batch job of short rows on the fake backend and prints its peak of resident memory.
+
+python -m support.batch_memory FOLDER ROWS
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from support.batch_jobs import check, read_jsonl, run
+
+QUERIES = 5000
+
+
+def status(name: str) -> float:
+    """Return a size from /proc/self/status, in MiB."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def write_rows(path: Path, rows: int) -> None:
+    """Write rows whose queries come in no order."""
+    with path.open("w") as file:
+        for number in range(rows):
+            query = number * 7919 % QUERIES
+            file.write(f'{{"n":{number},"query":"query {query}: ","item":"a lamp {number}"}}\n')
+
+
+def main(folder: Path, rows: int) -> None:
+    source, output = folder / f"{rows}.jsonl", folder / f"{rows}.out.jsonl"
+    write_rows(source, rows)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status("VmRSS")
+    outcome = run(source, output)
+    peak = status("VmHWM") - before
+    assert (outcome.scored, outcome.bad) == (rows, 0)
+    with output.open("rb") as file:
+        numbers = [int(line[5 : line.index(b",")]) for line in file]
+    assert numbers == list(range(rows))
+    head = folder / "head.jsonl"
+    with output.open("rb") as file:
+        head.write_bytes(b"".join(next(file) for _ in range(100)))
+    found = read_jsonl(head)
+    check(found, [row["scores"] for row in found])
+    print(f"peak: {peak:.1f}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
