@@ -1,13 +1,28 @@
-"""A running front, as its parent sees it."""
+"""A running front and an engine, as their parent sees them."""
 
 import os
 import signal
 import socket
 from contextlib import suppress
+from typing import Protocol
 
 from gpuscore.fronts.messages import Ended
+from gpuscore.stats import EngineStats
 from gpuscore.worker.frames import FrameReader, FrameWriter
 from gpuscore.worker.messages import Message, encode
+
+
+class SupervisedEngine(Protocol):
+    """The part of an `EngineClient` that the parent uses."""
+
+    @property
+    def retry_after(self) -> int: ...
+
+    def stats(self) -> EngineStats: ...
+
+    def wait_ready(self) -> object: ...
+
+    def wait_ended(self) -> None: ...
 
 
 class RunningFront:
@@ -18,6 +33,7 @@ class RunningFront:
         self.pid: int | None = None
         self.served = False
         self.ended: Ended | None = None
+        self.silence = 0.0  # seconds since its last message
         self.reader = FrameReader(sock)
         self._writer = FrameWriter(sock, "front-writer")
 
