@@ -136,6 +136,9 @@ class Control:
         self._keys = app.keys
         self._asked: dict[int, Future[Sums]] = {}
         self._numbers = count()
+        self._links: list[FrontLink] = []
+        self._server: DrainingServer | None = None  # until `begin`
+        self._operations: Operations | None = None
         self._send(Began(os.getpid()))
         self._unread: list[bytes] = []
         while not self._unread:  # the keys, before anybody can use old ones
@@ -153,8 +156,7 @@ class Control:
 
     def end(self, code: int, refusal: str | None = None) -> None:
         """Report what was counted last, and the end of this front."""
-        if hasattr(self, "_operations"):
-            self._send(counted(self._operations.metrics.snapshot()))
+        self._report()
         self._send(Ended(code, refusal))
         self._writer.close()
         self._writer.join(1.0)
@@ -192,11 +194,12 @@ class Control:
                 self._follow(decode_to_front(frame))
             if monotonic() >= due:
                 due = monotonic() + REPORT
-                self._send(counted(self._operations.metrics.snapshot()))
+                self._report()
 
     def _follow(self, message: ToFront) -> None:
         match message:
             case Stop():
+                assert self._server is not None  # noqa: S101  (`begin` starts the thread)
                 self._server.handle_exit(message.signal, None)
             case ValidKeys():
                 self._keys.replace(ApiKeys.of_digests(message.digests))
@@ -204,10 +207,14 @@ class Control:
                 for link in self._links:
                     link.fail(EngineFailed(message.reason))
             case AskCounts():
-                self._send(counted(self._operations.metrics.snapshot(), message.number))
+                self._report(message.number)
             case Sums():
                 if answer := self._asked.get(message.number):
                     answer.set_result(message)
+
+    def _report(self, number: int | None = None) -> None:
+        if self._operations is not None:
+            self._send(counted(self._operations.metrics.snapshot(), number))
 
     def _send(self, message: Message) -> None:
         self._writer.put(lambda: encode(message))

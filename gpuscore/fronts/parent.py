@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 TICK = 0.25  # seconds between two looks at what is due
 DELAY = 0.1  # seconds before a front is replaced that never served; doubled with each further one
+SILENT = 10.0  # seconds without a message, after which a front is killed; they report every second
 MAX_FAILURES = 5  # fronts in a row that ended before they served; then the server ends
 # Seconds that fronts may take to end after their own time limit, after one signal or a second one.
 SPARE, FORCED_SPARE = 5.0, 0.5
@@ -91,6 +92,7 @@ class Fronts:
         self._failed: deque[Exception] = deque()  # of the engines
         self._new_keys = threading.Event()
         self._engine_ready = False
+        self._looked = monotonic()
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         for end in (self._wake, self._woken):
@@ -215,6 +217,7 @@ class Fronts:
             self._selector.register(sock, selectors.EVENT_READ, self._fronts[seat])
 
     def _read(self, front: RunningFront) -> None:
+        front.silence = 0.0
         try:
             for frame in front.reader.read():
                 self._handle(front, decode_from_front(frame))
@@ -277,6 +280,7 @@ class Fronts:
             self._fronts[seat].send(Sums(number, listed(samples), stats))
         for index, engine in enumerate(self._engines):
             self._board.set_retry_after(index, engine.retry_after)
+        self._end_silent()
         if self._ending:
             for listener in self._listeners:  # from now on, each front closes its own at its end
                 listener.close()
@@ -284,3 +288,13 @@ class Fronts:
                 for front in self._fronts.values():
                     front.kill()
                 self._stop_by = float("inf")
+
+    def _end_silent(self) -> None:
+        # A pause of this process, or of the machine, is not the fronts' silence.
+        passed, self._looked = min(monotonic() - self._looked, 2 * TICK), monotonic()
+        for front in self._fronts.values():
+            front.silence += passed
+            if front.silence > SILENT:
+                logger.error("HTTP worker %s gives no sign of life", front.pid)
+                front.silence = 0.0
+                front.kill()

@@ -18,6 +18,7 @@ class RunningFront:
         self.pid: int | None = None
         self.served = False
         self.ended: Ended | None = None
+        self.silence = 0.0  # seconds since its last message
         self.reader = FrameReader(sock)
         self._writer = FrameWriter(sock, "front-writer")
 

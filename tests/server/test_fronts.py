@@ -21,6 +21,7 @@ import pytest
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
+from gpuscore.fronts.parent import SILENT
 from gpuscore.server.http.address import bind_all
 from gpuscore.worker.messages import Close, encode, score_message
 from support.connections import Connection, check_error, post
@@ -209,6 +210,16 @@ class TestLosses:
         for _ in range(4):
             with connected_anew(client) as one:
                 assert samples_of(one)["gpuscore_engine_restarts_total", ()] >= 1
+
+    @pytest.mark.slow
+    def test_a_front_that_hangs_is_replaced(self, two):
+        server, client = two
+        victim, other = fronts_of(server)
+        os.kill(victim, signal.SIGSTOP)
+        wait_until(lambda: not running(victim), seconds=SILENT + 5)
+        wait_until(lambda: len(fronts_of(server)) == 2)
+        assert other in fronts_of(server)
+        assert {status(client, "/ready") for _ in range(6)} == {200}
 
     def test_whatever_a_front_sends_ends_its_connection_only(self, two):
         server, client = two
