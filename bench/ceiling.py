@@ -2,13 +2,17 @@
 
 The operations are those of a packed forward pass without decoding: every linear layer for all
 tokens, except that the last layer computes queries, output projection and MLP for one row per item
-only; attention of every row over the keys it sees; the LM head for one row per item.
+only; attention of every row over the keys it sees; the LM head for one row per item. The experts
+that a row of a mixture chooses count as one MLP as wide as all of them, so that their division
+into products of a few rows each is not part of the floor.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from clock import median_seconds
+from torch import Tensor
 from torch.nn import functional
 
 ROWS = 2048  # rows of the measured products
@@ -27,11 +31,11 @@ def operations(
         length: tokens of an item.
         cached: tokens of the query that are cached.
     """
-    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    hidden, inner = shape["hidden_size"], _inner(shape)
     layers, dim = shape["num_hidden_layers"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     tokens, scored = query - cached + items * length, items
-    kv, rest = 2 * kv_heads * dim, 2 * heads * dim + 3 * inner
+    kv, rest = 2 * kv_heads * dim, 2 * heads * dim + 3 * inner + shape.get("num_experts", 0)
     per_pair = 4 * heads * dim
     own = (query**2 - cached**2) / 2 + items * length**2 / 2
     return {
@@ -43,8 +47,8 @@ def operations(
 
 
 def linear_sizes(shape: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """(columns in, columns out) of the products of one layer."""
-    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    """(columns in, columns out) of the products of one layer; of a mixture without its router."""
+    hidden, inner = shape["hidden_size"], _inner(shape)
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     dim = shape["head_dim"]
     return {
@@ -55,13 +59,30 @@ def linear_sizes(shape: Mapping[str, int]) -> dict[str, tuple[int, int]]:
     }
 
 
-def rates(shape: Mapping[str, int], dtype: torch.dtype, query: int) -> dict[str, float]:
-    """Measure operations per second of torch's own routines at these shapes on a CPU."""
+def _inner(shape: Mapping[str, int]) -> int:
+    """Width of what lies between an MLP's products; of all experts of a row together."""
+    if "num_experts" in shape:
+        return shape["num_experts_per_tok"] * shape["moe_intermediate_size"]
+    return shape["intermediate_size"]
+
+
+def rates(
+    shape: Mapping[str, int], dtype: torch.dtype, query: int, precision: str = "full"
+) -> dict[str, float]:
+    """Measure operations per second of torch's own routines at these shapes on a CPU.
+
+    Args:
+        shape: the model's configuration.
+        dtype: of the model.
+        query: tokens that every row of attention sees.
+        precision: of linear layers: "full", or "int8" with float32 results. Rows are quantised
+            before the clock starts, so that no way to quantise them is part of the floor.
+    """
     hidden, dim = shape["hidden_size"], shape["head_dim"]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     sizes = linear_sizes(shape).values()
-    x = [torch.randn(ROWS, a, dtype=dtype) for a, _ in sizes]
-    w = [torch.randn(b, a, dtype=dtype) for a, b in sizes]
+    product = _int8_product if precision == "int8" else _dense_product
+    products = [product(a, b, dtype) for a, b in sizes]
     group = heads // kv_heads
     q = torch.randn(1, kv_heads, group * ROWS, dim, dtype=dtype)
     k = torch.randn(1, kv_heads, query, dim, dtype=dtype)
@@ -71,10 +92,28 @@ def rates(shape: Mapping[str, int], dtype: torch.dtype, query: int) -> dict[str,
         "linear": 2
         * ROWS
         * sum(a * b for a, b in sizes)
-        / _cpu_seconds(lambda: [functional.linear(*p) for p in zip(x, w, strict=True)]),
+        / _cpu_seconds(lambda: [run() for run in products]),
         "attention": 4 * heads * ROWS * query * dim / _cpu_seconds(lambda: flash(q, k, k)),
         "head": 2 * 500 * hidden * 4096 / _cpu_seconds(lambda: rows @ vocab.T),
     }
+
+
+def _dense_product(columns: int, outputs: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+    """Return a product of `ROWS` random rows of `columns` numbers."""
+    x, w = torch.randn(ROWS, columns, dtype=dtype), torch.randn(outputs, columns, dtype=dtype)
+    return partial(functional.linear, x, w)
+
+
+def _int8_product(columns: int, outputs: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+    """Return the same in INT8 by oneDNN, with unsigned rows, packed weights and scales of these."""
+    q = torch.randint(256, (ROWS, columns), dtype=torch.uint8)
+    w = torch.randint(-127, 128, (outputs, columns), dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(w, None)
+    scales, zeros = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int32)
+    of_result = None, 1.0, 0, torch.float32, "none", [], ""
+    return partial(
+        torch.ops.onednn.qlinear_pointwise, q, 1.0, 128, packed, scales, zeros, *of_result
+    )
 
 
 def _cpu_seconds(run: Callable[[], object]) -> float:

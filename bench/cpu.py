@@ -16,20 +16,20 @@ system), which other work on the machine disturbs less.
 """
 
 import argparse
-import dataclasses
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -99,14 +99,13 @@ def results(
     if options.workload == ["growth"]:
         yield "growth", growth(scorer, options)
         return
-    model = Qwen3ForCausalLM.from_pretrained(config.model, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype).eval()
     workloads, vocab = [WORKLOADS[n] for n in options.workload], SHAPES[options.shape]["vocab_size"]
     check_agreement(Path(config.model), model, scorer, workloads, vocab)
     scorers = {"gpuscore, packed": timed(partial(packed, scorer))}
     if options.deterministic:
-        same_bits = Scorer(dataclasses.replace(config, deterministic=True))
-        run = partial(packed, stack.enter_context(same_bits))
-        scorers["gpuscore, --deterministic"] = timed(run)
+        same_bits = stack.enter_context(Scorer(replace(config, deterministic=True)))
+        scorers["gpuscore, --deterministic"] = timed(partial(packed, same_bits))
     if options.quantization:
         scorers |= in_eight_bits(scorer, config, options.quantization, vocab, stack)
     scorers |= of_transformers(model, options.sample)
@@ -121,12 +120,12 @@ def in_eight_bits(
     scorer: Scorer, config: ModelConfig, quantization: str, vocab: int, stack: ExitStack
 ) -> dict[str, Timed]:
     """Load the model again with `--quantization`, and print how far its scores are off."""
-    # Two models are in memory, and no prompt is as long as this.
-    short = dataclasses.replace(config, quantization=quantization, max_model_len=4096)
-    other, request = stack.enter_context(Scorer(short)), CHECKED.draw(vocab)
+    other = stack.enter_context(Scorer(replace(config, quantization=quantization)))
+    request = CHECKED.draw(vocab)
     off = np.abs(packed(scorer, *request) - packed(other, *request))
     print(f"{quantization}: |d log p| median {np.median(off):.2e}, max {off.max():.2e}")
-    return {f"gpuscore, --quantization {quantization}": timed(partial(packed, other))}
+    run = replace(timed(partial(packed, other)), precision=quantization)
+    return {f"gpuscore, --quantization {quantization}": run}
 
 
 def timed(score: Callable[[list[int], list[list[int]]], object], items: int | None = None) -> Timed:
@@ -142,7 +141,7 @@ def of_peer(peer: Peer, way: str, requests: Sequence[Request]) -> Spent:
     return peer.score(requests, way)[1]
 
 
-def of_transformers(model: Qwen3ForCausalLM, sample: int) -> dict[str, Timed]:
+def of_transformers(model: PreTrainedModel, sample: int) -> dict[str, Timed]:
     whole = f"transformers, whole prompts (at most {sample} items, extrapolated)"
     return {
         "transformers, hand-written packed mask": timed(partial(baselines.packed_mask, model)),
@@ -220,33 +219,34 @@ def packed(scorer: Scorer, query: list[int], items: list[list[int]]) -> Array:
 
 def check_exactness(options: argparse.Namespace) -> None:
     """Compare all scorers in float32 at a small shape; bfloat16 could hide a dropped token."""
-    directory = make_model("small", "float32", SCRATCH)
-    model = Qwen3ForCausalLM.from_pretrained(directory).eval()
-    query, items = CHECKED.draw(SHAPES["small"]["vocab_size"])
-    want = baselines.padded_batches(model, query, items)
+    shape = "small-moe" if "num_experts" in SHAPES[options.shape] else "small"
+    directory = make_model(shape, "float32", SCRATCH)
+    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    query, items = CHECKED.draw(SHAPES[shape]["vocab_size"])
+    want, others = baselines.padded_batches(model, query, items), {}
     with Scorer(str(directory), compile=options.compile) as scorer:
-        others = {"gpuscore": packed(scorer, query, items)}
+        others["gpuscore"] = packed(scorer, query, items)
     if options.deterministic:
         with Scorer(str(directory), compile=options.compile, deterministic=True) as scorer:
             others["gpuscore, --deterministic"] = packed(scorer, query, items)
     for run in (baselines.reused_query, baselines.packed_mask):
         others[run.__name__] = run(model, query, items)
-    rounded = set()
+    rounded: set[str] = set()
     with ExitStack() as stack:
         for peer in peers(directory, torch.float32, [CHECKED], options, stack):
+            rounded |= set(peer.rows) if peer.rounded else set()
             for name, way in peer.rows.items():
                 (others[name],), _ = peer.score([(query, items)], way)
-                rounded |= {name} if peer.rounded else set()
     for name, got in others.items():
-        difference = float(np.abs(got - want).max())
-        print(f"float32, small shape, {name}: max |d log p| {difference:.1e}")
-        if difference > 1e-4 and name not in rounded:
+        off = float(np.abs(got - want).max())
+        print(f"float32, {shape} shape, {name}: max |d log p| {off:.1e}")
+        if off > 1e-4 and name not in rounded:
             raise SystemExit(f"{name} does not agree with transformers: nothing is timed")
 
 
 def check_agreement(
     directory: Path,
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     scorer: Scorer,
     workloads: Sequence[Workload],
     vocab: int,
@@ -254,9 +254,9 @@ def check_agreement(
     """Check in the timed dtype, on the first items, that errors are at most twice transformers'."""
     if model.dtype == torch.float32:
         return  # check_exactness is stricter
-    exact_model = Qwen3ForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    exact_model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     for workload in workloads:
-        enough = dataclasses.replace(workload, requests=-(-COMPARED // workload.num_items))
+        enough = replace(workload, requests=-(-COMPARED // workload.num_items))
         ours, theirs = [], []
         for query, items in enough.draw_all(vocab):
             some = items[:COMPARED]
@@ -281,7 +281,7 @@ def growth(scorer: Scorer, options: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for turn in range(options.repeat):
         for workload in (WORKLOADS["reports"], WORKLOADS["growth"]):
-            fresh = dataclasses.replace(workload, seed=200 + turn)
+            fresh = replace(workload, seed=200 + turn)
             query, items = fresh.draw(SHAPES[options.shape]["vocab_size"])
             start = time.perf_counter()
             packed(scorer, query, items)

@@ -30,6 +30,24 @@ SMALL = QWEN3_06B | {
     "num_key_value_heads": 2,
     "head_dim": 64,
 }
+# Layers of Qwen3-30B-A3B, with a quarter of the experts and half of each row's choices.
+MIXTURE = QWEN3_06B | {
+    "vocab_size": 32768,
+    "hidden_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+SMALL_MIXTURE = SMALL | {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 192,
+    "norm_topk_prob": True,
+}
 TINY = SMALL | {
     "hidden_size": 64,
     "intermediate_size": 192,
@@ -39,7 +57,9 @@ TINY = SMALL | {
 SHAPES = {
     "qwen3-0.6b": QWEN3_06B,
     "qwen3-0.6b-4-layers": FOUR_LAYERS,
+    "qwen3-moe-4-layers": MIXTURE,
     "small": SMALL,
+    "small-moe": SMALL_MIXTURE,
     "tiny": TINY,
 }
 
@@ -103,22 +123,22 @@ def make_model(shape: str, dtype: str, scratch: Path) -> Path:
     Norm weights differ from 1, and logits have a standard deviation over 1.
     """
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
     directory = scratch / f"{shape}-{dtype}"
     if (directory / "model.safetensors").is_file():
         return directory
     torch.manual_seed(0)
-    config = Qwen3Config(**SHAPES[shape])
+    config = (Qwen3MoeConfig if "num_experts" in SHAPES[shape] else Qwen3Config)(**SHAPES[shape])
     with torch.device("meta"):
-        model = Qwen3ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     model = model.to(getattr(torch, dtype)).to_empty(device="cpu")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.copy_(1 + 0.2 * torch.randn(parameter.shape))
             else:
-                spread = 1.4 * parameter.shape[1] ** -0.5
+                spread = 1.4 * parameter.shape[-1] ** -0.5
                 parameter.copy_(spread * torch.randn(parameter.shape))
     model.tie_weights()
     model.save_pretrained(directory)

@@ -11,6 +11,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from peer_side import answer_jobs
 
+# transformers imports a package `kernels` if it finds one, and there is a kernels.py beside this.
+sys.path.remove(str(Path(__file__).parent))
+
 # The query alone before the items of its request, which then find it in the cache; or all prompts
 # at once, which saves a step where little is shared.
 QUERY_FIRST, AT_ONCE = "query first", "all prompts at once"

@@ -90,10 +90,14 @@ class LoadedScorer:
         directory = model_directory(config.model, config.revision)
         files = ModelFiles.read(directory, family, [config.model])
         self._backend = create_backend(plan_backend(directory, config))
-        self._prompts = files.prompts(self._backend.limits, _UNLIMITED)
-        self._engine = Engine(
-            self._backend, _NO_QUEUE_LIMIT, allow_degenerate=config.allow_degenerate
-        )
+        try:
+            self._prompts = files.prompts(self._backend.limits, _UNLIMITED)
+            self._engine = Engine(
+                self._backend, _NO_QUEUE_LIMIT, allow_degenerate=config.allow_degenerate
+            )
+        except BaseException:
+            self._backend.close()  # else its threads would stay
+            raise
 
     def warmup(self) -> None:
         """Do the lazy set-up that would delay the first score; on CUDA also capture the graphs of

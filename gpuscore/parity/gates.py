@@ -15,10 +15,11 @@ tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and 
 5. and 6. An item's scores alone and with other items differ by no more than gate 3 allows; with
    --deterministic they have the same bits.
 7. Linear layers in eight bits are judged against float32 by how items are ordered: tau-b at least
-   0.99 for 100 items or more whose scores are spread by 2 nats (standard deviation), the best label
-   another one for at most 1 % of items, no inversion among pairs that are twice the allowed error
-   apart, and an error in log p of at most 0.25 at p99. Gates 2 and 3 do not apply: the noise of
-   eight bits is larger than that of any dtype. Among fewer items a single swap costs over 0.01.
+   0.99 for 100 items or more whose log-odds are spread by 2 nats (standard deviation), the best
+   label another one for at most 1 % of items, no inversion among pairs that are twice the allowed
+   error apart, and an error in log p of at most 0.25 at p99. Gates 2 and 3 do not apply: the noise
+   of eight bits is larger than that of any dtype. Among fewer items a single swap costs over 0.01.
+   Log-odds, because a label's log p ends at 0: those of half the items are next to each other.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +28,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuscore.arrays import Float64Array
-from gpuscore.parity.metrics import Errors, RankAgreement, errors, kendall_tau_b, rank
+from gpuscore.parity.metrics import (
+    Errors,
+    RankAgreement,
+    errors,
+    kendall_tau_b,
+    log_odds,
+    rank,
+)
 from gpuscore.parity.runs import Run
 from gpuscore.parity.workload import Workload
 
@@ -152,7 +160,7 @@ def _judge_eight_bits(workload: Workload, exact: Run, run: Run) -> tuple[Compari
     taus = [
         kendall_tau_b(want, got)
         for want, got in _ranked(workload, exact, run)
-        if want.std() >= SPREAD and len(want) >= MANY
+        if log_odds(want).std() >= SPREAD and len(want) >= MANY
     ]
     if taus:
         detail = f"tau-b {min(taus):.4f}, at least {TAU}, of {len(taus)} rankings spread by 2 nats"

@@ -43,6 +43,13 @@ def errors(differences: Float64Array) -> Errors:
     return Errors(float(sizes.max()), p99, median, float(sizes.mean()))
 
 
+def log_odds(log_p: Float64Array) -> Float64Array:
+    """Return log(p / (1 - p)) of log-probabilities; of a probability of 1 that of the next less."""
+    below_one = np.minimum(log_p, -np.finfo(np.float64).epsneg)
+    odds: Float64Array = below_one - np.log(-np.expm1(below_one))
+    return odds
+
+
 def kendall_tau_b(a: Float64Array, b: Float64Array) -> float:
     """Return the rank correlation of two [n] (Kendall 1945), -1 to 1; NaN if one is constant.
 

@@ -100,6 +100,15 @@ ITEM_TEXTS = [
     " den, 3.14159 of 2026",
     "\tnaïve café",
 ]
+# More or less of what the query asks for: over 100 items of one ranking, whose scores are far apart
+# in a model that can judge them.
+GRADED_QUERY = "query: a small blue chair\nitem: "
+GRADED_ITEMS = [
+    f"A {size}{colour}{thing}."
+    for size in ("", "small ", "little ", "large ")
+    for colour in ("", "blue ", "navy ", "azure ", "red ", "green ")
+    for thing in ("chair", "seat", "table", "lamp", "scarf")
+]
 
 
 def make_workload(
@@ -198,16 +207,19 @@ def _text_cases(tokenizer: Tokenizer, vocab: int) -> tuple[tuple[Case, ...], tup
     if len(labels) < 2:
         return (), (f"text: fewer than two of {', '.join(LABEL_TEXTS)} are one token",)
     names = [text for text, _ in labels]
-    label_ids = [[id for _, id in labels] for _ in ITEM_TEXTS]
     cases = []
-    for name, item_first, softmax in (("text", False, False), ("text, item_first", True, True)):
-        joined = [item + QUERY_TEXT if item_first else QUERY_TEXT + item for item in ITEM_TEXTS]
+    for name, query, items, item_first in (
+        ("text", QUERY_TEXT, ITEM_TEXTS, False),
+        ("text, item_first", QUERY_TEXT, ITEM_TEXTS, True),
+        ("text, graded items", GRADED_QUERY, GRADED_ITEMS, False),
+    ):
+        joined = [item + query if item_first else query + item for item in items]
         prompts = [list(tokenizer.encode(text).ids) for text in joined]
         if max(map(max, prompts)) >= vocab:
             return (), ("text: the tokenizer has ids that the weights have not",)
+        label_ids = [[id for _, id in labels] for _ in items]
+        softmax = item_first
         cases.append(
-            Case(
-                name, QUERY_TEXT, ITEM_TEXTS, label_ids, names, item_first, softmax, prompts=prompts
-            )
+            Case(name, query, items, label_ids, names, item_first, softmax, prompts=prompts)
         )
     return tuple(cases), ()

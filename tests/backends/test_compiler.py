@@ -126,7 +126,9 @@ def test_a_failed_load_leaves_no_thread(tiny_model, tmp_path):
     directory, _ = tiny_model("qwen3")
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
     plan = plan_backend(tmp_path, ModelConfig(str(tmp_path), compile="on"))
+    before = set(threading.enumerate())
     with pytest.raises(ConfigError, match="has neither model.safetensors") as error:
         TorchBackend(plan)
     assert error.tb is not None  # it holds the backend, so nothing but `close` has ended the thread
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("torch-backend")]
+    new = set(threading.enumerate()) - before
+    assert not [thread.name for thread in new if thread.name.startswith("torch-backend")]

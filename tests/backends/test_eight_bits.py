@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
@@ -51,16 +52,35 @@ class Rounded(nn.Module):
         return functional.linear(in_steps(x), self.weight, self.bias)
 
 
+class RoundedExperts(nn.Module):
+    """Experts of transformers, with rows and weights rounded to int8's steps."""
+
+    def __init__(self, experts):
+        super().__init__()
+        self.gate_up = in_steps(experts.gate_up_proj.detach())
+        self.down = in_steps(experts.down_proj.detach())
+
+    def forward(self, x, chosen, weights):
+        every = []
+        for row, experts in zip(in_steps(x), chosen, strict=True):
+            gate, up = (self.gate_up[experts] @ row).chunk(2, dim=-1)  # [top_k, I]
+            inner = in_steps(functional.silu(gate) * up)
+            every.append((self.down[experts] @ inner[..., None])[..., 0])
+        return (torch.stack(every) * weights[..., None]).sum(dim=1)
+
+
 def rounded(model):
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Linear) and name not in ("lm_head", "score"):
                 setattr(module, name, Rounded(child))
+            if isinstance(child, Qwen3MoeExperts):
+                setattr(module, name, RoundedExperts(child))
     return model
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3", "llama", *slow("qwen2", "mistral", "gemma2", "gemma3")]
+    "family", ["qwen3", "llama", "qwen3_moe", *slow("qwen2", "mistral", "gemma2", "gemma3")]
 )
 def test_a_plain_model_is_quantised(tiny_model, family):
     directory, model = tiny_model(family)
@@ -165,11 +185,6 @@ def test_refusals(tiny_model, options, message):
         pytest.importorskip("jax")
     with pytest.raises(ConfigError, match=message):
         plan_backend(tiny_model()[0], ModelConfig(device="cpu", **options))
-
-
-def test_a_mixture_is_refused(tiny_model):
-    with pytest.raises(ConfigError, match="mixtures of experts are not computed in eight bits"):
-        plan_backend(tiny_model("qwen3_moe")[0], ModelConfig(device="cpu", quantization="int8"))
 
 
 def test_memory_of_the_weights(tiny_model):

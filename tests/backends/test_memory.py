@@ -210,7 +210,8 @@ def test_no_batch_takes_more_than_was_measured(backend_of, longest, count):
 
 @linux_only
 @pytest.mark.slow
-def test_two_parts_take_as_much_as_the_largest_batches(backend_of):
+@pytest.mark.parametrize(("masked", "copied"), [(True, False), (False, True), (False, False)])
+def test_two_parts_take_as_much_as_the_largest_batches(backend_of, masked, copied):
     """Rows and keys are measured one after the other, and not too much is set aside for it.
 
     Unlike an engine, the tests' process has an arena for each thread, whose upper ends are not
@@ -224,7 +225,8 @@ def test_two_parts_take_as_much_as_the_largest_batches(backend_of):
     )
     memory = HostMemory()
     whole = memory._peak(lambda: backend._run_all(largest_batches(*sizes)))
-    parts = [memory._peak(partial(backend._run_all, part)) for part in largest_in_parts(*sizes)]
+    made = largest_in_parts(*sizes, masked=masked, copied=copied)
+    parts = [memory._peak(partial(backend._run_all, part)) for part in made]
     assert len(parts) == 2
     keys = 2 * sizes[1] * WIDE["num_key_value_heads"] * WIDE["head_dim"] * 4
     aside = sum(parts) + min(sum(parts), _FRAGMENTS)  # as `HostMemory.growth`

@@ -25,7 +25,7 @@ from gpuscore.errors import ConfigError
 from support.quantized import FOLDER, NAMES, recorded
 from support.slow import slow
 
-INT8 = [name for name in NAMES if "int8" in name and "moe" not in name]
+INT8 = [name for name in NAMES if "int8" in name]
 # In log p. An activation that is rounded the other way costs 0.05 and more in models this small.
 CLOSE = 1e-4
 
@@ -126,7 +126,6 @@ def test_packed_is_alone():
         ("qwen3-fp8-channel", "fp8", "device cpu does not compute FP8; supported: w8a16"),
         ("qwen3-fp8-block", "fp8", "blocks of 128 x 128 are not computed"),
         ("qwen3-fp8-tensor-static", "fp8", "static scales of activations are not computed"),
-        ("qwen3-moe-int8", "auto", "mixtures of experts are not computed in eight bits"),
     ],
 )
 def test_what_is_not_computed_is_refused(name, wanted, message):

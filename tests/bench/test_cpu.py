@@ -23,8 +23,10 @@ from vllm_setup import BINDING, PRELOAD, cpus, vllm_setup
 BURN = "import time\nwhile time.process_time() < {}: pass\n"
 STUB = '''
 import os, subprocess, sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
+assert find_spec("kernels") is None, "a file of bench/ stands for a package"
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 
 class SamplingParams:

@@ -57,6 +57,7 @@ def test_the_wait_is_that_for_the_requests_of_all():
     assert one.retry_after == two.retry_after == alone.retry_after
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX; the child only counts
 def test_counts_of_another_process_are_seen_until_it_is_cleared():
     board, (one, two) = backlogs(2, max_queued_requests=1)
     if (pid := os.fork()) == 0:

@@ -6,7 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from gpuscore.parity.metrics import errors, inversions, kendall_tau_b, near_ties, rank, top_overlap
+from gpuscore.parity.metrics import (
+    errors,
+    inversions,
+    kendall_tau_b,
+    log_odds,
+    near_ties,
+    rank,
+    top_overlap,
+)
 
 
 def pairs(a, b):
@@ -54,6 +62,12 @@ def test_tau_at_its_ends():
     assert kendall_tau_b(a, a) == 1
     assert kendall_tau_b(a, -a) == -1
     assert math.isnan(kendall_tau_b(a, np.ones(7)))
+
+
+def test_log_odds():
+    p = np.array([0.5, 0.9, 1e-9, 1 - 1e-9])
+    np.testing.assert_allclose(log_odds(np.log(p)), np.log(p / (1 - p)), rtol=1e-6)
+    assert 30 < log_odds(np.zeros(1))[0] < 40, "a probability of 1 has finite odds"
 
 
 def test_errors():

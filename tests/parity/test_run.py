@@ -3,12 +3,15 @@
 import dataclasses
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import jax
 import numpy as np
 import pytest
 
+import gpuscore
+from gpuscore import Scorer
 from gpuscore.backends.jax import decoder as jax_model
 from gpuscore.backends.torch import decoder
 from gpuscore.cli import main
@@ -17,9 +20,9 @@ from gpuscore.engine import draft
 from gpuscore.errors import ConfigError
 from gpuscore.parity import arguments
 from gpuscore.parity import workload as workloads
-from gpuscore.parity.gates import judge, judge_pair
-from gpuscore.parity.metrics import Errors
-from gpuscore.parity.runs import BackendSpec, CaseResult, Run
+from gpuscore.parity.gates import MANY, SPREAD, judge, judge_pair
+from gpuscore.parity.metrics import Errors, log_odds
+from gpuscore.parity.runs import BackendSpec, CaseResult, Run, score_case
 from gpuscore.parity.workload import Case, Workload, make_workload, read_tokenizer
 
 
@@ -57,7 +60,7 @@ def test_float32_and_bfloat16_of_a_model_pass(tiny_model, few_items, capsys, tmp
     flags = ["--report", str(report), "--threads", "1"]
     assert run(directory, *flags, backends="torch:float32,torch:bfloat16") == 0
     shown = capsys.readouterr().out
-    assert "11 requests" in shown
+    assert "12 requests" in shown
     assert "\noracle: transformers on cpu\n" in shown
     for name in ("transformers:bfloat16 ", "torch:float32 ", "torch:bfloat16 "):
         assert f"\n{name}" in shown
@@ -203,6 +206,22 @@ class TestGates:
         one[7, 1] = np.nan
         assert "float32" in self.judged(workload, exact, noise, one, "float32")
 
+    @pytest.mark.parametrize(
+        ("spread", "noise", "want"),
+        [(4, 0.01, {"ok"}), (4, 0.3, {"failed"}), (1, 0.3, set())],
+    )
+    def test_eight_bits_judge_the_order_of_long_lists_that_are_spread(self, spread, noise, want):
+        """The log-odds of a label are; its log p end at 0, so that of half the items is alike."""
+        count = 120
+        odds = np.linspace(-spread, spread, count)[:, None] * [1, -1]
+        moved = odds + noise * np.random.default_rng(0).uniform(-1, 1, (count, 2))
+        exact, got = (-np.logaddexp(0, -x) for x in (odds, moved))
+        case = Case("ranked", [5], [[n] for n in range(count)], [[0, 1]] * count)
+        run = dataclasses.replace(self.made(got, "float32"), precision="int8")
+        workload = Workload("made up", 0, count, 9, (case,))
+        verdicts = judge(workload, self.made(exact, "float32"), None, run)[1]
+        assert {"ok" if v.passed else "failed" for v in verdicts if v.gate == "tau-b"} == want
+
     def test_rank_is_about_clear_pairs(self, workload, exact, noise):
         """An error of 0.02 is allowed: items 0.03 apart may swap, items 0.3 apart may not."""
         order = np.argsort(exact[:, 0])
@@ -344,6 +363,16 @@ class TestWorkload:
         modes = {(c.labels is None, c.apply_softmax, c.item_first) for c in made.cases}
         assert {(True, False, False), (False, False, False), (False, True, True)} <= modes
         assert max(len(case.items) for case in made.cases) == 500
+
+    def test_its_graded_items_are_spread_in_the_demo(self):
+        """So the gate on the order of long lists has something to judge."""
+        directory = Path(gpuscore.__file__).parent / "demo"
+        made = make_workload("quick", 0, 1792, 4096, read_tokenizer(directory))
+        case = next(case for case in made.cases if case.name == "text, graded items")
+        with Scorer(str(directory), dtype="float32") as scorer:
+            found = score_case(scorer, case).values
+        assert len(found) >= MANY
+        assert log_odds(found).std(axis=0).min() >= SPREAD
 
     def test_a_workload_lists_the_cases_that_it_leaves_out(self, capsys):
         assert make_workload("quick", 0, 400, 512, None).left_out == ("text: no tokenizer.json",)

@@ -9,6 +9,8 @@ import re
 import time
 from uuid import uuid4
 
+import pytest
+
 from gpuscore.log import JsonFormatter, LogWriter
 from gpuscore.server.observe.lines import request_line
 from gpuscore.server.observe.record import STAGES, RequestRecord
@@ -99,6 +101,7 @@ class TestLog:
                 writer.write(b"%d\n" % number)
         assert (tmp_path / "log").read_text().split() == [str(n) for n in range(500)]
 
+    @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX; the child only writes
     def test_lines_of_several_processes_do_not_mix(self):
         """Each writes to one pipe, which is often full."""
         reading, writing = os.pipe()

@@ -48,7 +48,7 @@ def ours(directory: Path) -> Answer:
     """Return our log-probabilities or class logits; or our refusal."""
     try:
         with Scorer(str(directory), dtype="float32", max_batch_tokens=64) as scorer:
-            rows = scorer._builder.backend.label_rows
+            rows = scorer._prompts.builder.backend.label_rows
             labels: Sequence[int] = list(range(rows))
             found = scorer.score([], PROMPTS, label_token_ids=labels, logprobs=True, logits=True)
             answer = found.logprobs if rows == VOCAB else found.logits

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from gpuscore.backends.common.architectures.names import layer_weights
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.common.quantization import LINEAR, Precision
+from gpuscore.backends.common.quantization import EXPERTS, LINEAR, Precision
 
 SCALE_BYTES = 8  # of a row of a quantised weight: a scale, and on a CPU a zero point beside it
 
@@ -63,7 +63,7 @@ def count_weight_bytes(config: DecoderConfig, itemsize: int, precision: Precisio
     if precision not in ("int8", "fp8"):
         return total
     for part, count in _in_layers(config):
-        if part in LINEAR:
+        if part in LINEAR | EXPERTS:
             rows, columns = shapes[part]
             total += count * (rows * columns * (1 - itemsize) + rows * SCALE_BYTES)
     return total

@@ -199,7 +199,14 @@ class TorchBackend:
 
         parts: Sequence[Iterable[PackedBatch]] = [self._largest()]
         if self.device.type == "cpu":
-            parts = largest_in_parts(plan.max_tokens, plan.max_model_len, pages.size)
+            config = plan.architecture.config
+            parts = largest_in_parts(
+                plan.max_tokens,
+                plan.max_model_len,
+                pages.size,
+                masked=set(config.windows) != {None} or config.attention_softcap is not None,
+                copied=plan.dtype != torch.float32,
+            )
         try:
             found = measure(memory, *(partial(run, part) for part in parts))
         except OutOfMemory as error:

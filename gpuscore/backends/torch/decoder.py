@@ -21,7 +21,7 @@ from gpuscore.backends.torch.layers import (
     rotary_tables,
 )
 from gpuscore.backends.torch.linear import Linear, Products, Rows, dense_weights, rows_of, split
-from gpuscore.backends.torch.mixture import MixtureWeights, mixture_mlp
+from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
 from gpuscore_kernels.fused_products import gated_product, heads_product
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
@@ -49,7 +49,7 @@ class LayerWeights:
     o: Linear  # [E, H D]
     post_attention_norm: Tensor | None  # [E]
     mlp_norm: Tensor  # [E]
-    mlp: MlpWeights | MixtureWeights
+    mlp: MlpWeights | MixtureWeights | EightBitMixture
     post_mlp_norm: Tensor | None  # [E]
 
 
@@ -247,9 +247,10 @@ class Decoder:
         """Return the residual stream after attention, and the MLP's output to be added to it."""
         delta = self._product(layer.o, attended)
         delta = self._post_norm(delta, layer.post_attention_norm)
-        if isinstance(layer.mlp, MixtureWeights):
+        if not isinstance(layer.mlp, MlpWeights):
             x, normed = self._residual(x, delta, layer.mlp_norm)
-            added = mixture_mlp(layer.mlp, normed, self.config.activation, filled, self._own)
+            how = self.config.activation, filled, self._own, self._product
+            added = mixture_mlp(layer.mlp, normed, *how)
         else:
             x, rows = self._rows_for(layer.mlp.gate_up, x, delta, layer.mlp_norm)
             added = self._mlp(layer.mlp, rows)

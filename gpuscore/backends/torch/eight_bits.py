@@ -20,8 +20,8 @@ def why_not_in_eight_bits(
         kernels: Triton's kernels run.
         kind: the format.
     """
-    if model.mixture is not None:
-        return "mixtures of experts are not computed in eight bits"
+    if model.mixture is not None and (device.type != "cpu" or kernels):
+        return "mixtures of experts are computed in eight bits on CPUs only, with --kernels torch"
     if device.type == "cuda" and not kernels:
         return "products in eight bits on CUDA need --kernels triton"
     if kind == "fp8":

@@ -63,14 +63,20 @@ Linear: TypeAlias = DenseLinear | QuantizedLinear | PackedLinear | LinearParts
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """Rows in eight bits, as `gpuscore_kernels.quantized` takes them."""
+    """Rows in eight bits, as `gpuscore_kernels.quantized` takes them, or packed weights do."""
 
-    q: Tensor  # [T, K], int8 or float8_e4m3fn
+    q: Tensor  # [T, K], int8 or float8_e4m3fn; for packed weights uint8 around `ZERO_POINT`
     scale: Tensor  # [T], float32
     dtype: torch.dtype  # of products with them
 
     def __len__(self) -> int:
         return len(self.scale)
+
+    def chosen(self, rows: Tensor) -> "QuantizedRows":
+        """Return the rows of these numbers, int32 [N]."""
+        return QuantizedRows(
+            self.q.index_select(0, rows), self.scale.index_select(0, rows), self.dtype
+        )
 
 
 Rows: TypeAlias = Tensor | QuantizedRows
@@ -107,13 +113,15 @@ class Products:
     def __call__(self, linear: Linear, x: Rows) -> Tensor:
         """Return the products [T, O] of x [T, K], in x's dtype, with the bias added."""
         if isinstance(x, QuantizedRows):
+            if isinstance(linear, PackedLinear):
+                return self._packed(linear, x)
             assert isinstance(linear, QuantizedLinear)  # noqa: S101  (see `takes_quantized`)
             return self._quantized(linear, x)
         match linear:
             case DenseLinear():
                 return functional.linear(x, linear.weight, linear.bias)
             case PackedLinear():
-                return self._packed(linear, x)
+                return self._packed(linear, self.unsigned(x))
             case QuantizedLinear():
                 q, scale = quantize_rows(x, linear.weight.dtype, pdl=self._pdl, impl=self._impl)
                 return self._quantized(linear, QuantizedRows(q, scale, x.dtype))
@@ -160,14 +168,18 @@ class Products:
         weights = linear.weight, linear.scale, linear.bias
         return quantized_product(x.q, x.scale, *weights, dtype=x.dtype, pdl=self._pdl, impl=impl)
 
-    def _packed(self, linear: PackedLinear, x: Tensor) -> Tensor:
-        if len(x) == 0:  # oneDNN takes no empty tensors
-            return x.new_empty(0, len(linear.scale))
+    def unsigned(self, x: Tensor) -> QuantizedRows:
+        """Return rows as packed weights take them."""
         q, scale = self._quantize(x)
-        y = _onednn(q, linear)
+        return QuantizedRows(q, scale, x.dtype)
+
+    def _packed(self, linear: PackedLinear, x: QuantizedRows) -> Tensor:
+        if len(x) == 0:  # oneDNN takes no empty tensors
+            return x.scale.new_empty(0, len(linear.scale), dtype=x.dtype)
+        y = _onednn(x.q, linear)
         if x.dtype == torch.float32:
-            return _scaled_in_place(y, scale, linear.bias)
-        scaled: Tensor = self._scaled(y, scale, linear.bias, x.dtype)
+            return _scaled_in_place(y, x.scale, linear.bias)
+        scaled: Tensor = self._scaled(y, x.scale, linear.bias, x.dtype)
         return scaled
 
 

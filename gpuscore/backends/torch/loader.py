@@ -21,7 +21,7 @@ from gpuscore.backends.torch.linear import (
     pack,
     stack,
 )
-from gpuscore.backends.torch.mixture import MixtureWeights
+from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized.reference import quantize_rows, spread
 
@@ -97,9 +97,11 @@ class _Checkpoint:
             post_mlp_norm=read("post_mlp_norm"),
         )
 
-    def _mlp(self, read: ReadPart, index: int) -> MlpWeights | MixtureWeights:
+    def _mlp(self, read: ReadPart, index: int) -> MlpWeights | MixtureWeights | EightBitMixture:
         mixture = self.architecture.config.mixture
         if mixture is not None and mixture.layers[index]:
+            if self.precision in EIGHT_BITS:
+                return self._eight_bit_mixture(read, mixture, index)
             return self._mixture(read, mixture)
         return MlpWeights(
             gate_up=self._linear(index, "gate", "up"),
@@ -116,13 +118,14 @@ class _Checkpoint:
             return self._linear(index, "q", "k", "v")
         return LinearParts((self._linear(index, "q"), self._linear(index, "k", "v")))
 
-    def _linear(self, index: int, *parts: str) -> Linear:
-        """Read parts of a layer that are multiplied with the same rows."""
-        linear = stack([self._one_linear(index, part) for part in parts])
+    def _linear(self, index: int, *parts: str, expert: int | None = None) -> Linear:
+        """Read parts of a layer, or of one of its experts, that are multiplied with the same
+        rows."""
+        linear = stack([self._one_linear(index, part, expert) for part in parts])
         return pack(linear) if self.device.type == "cpu" else linear
 
-    def _one_linear(self, index: int, part: str) -> Linear:
-        name, bias = self._name(index, part), self._part(index, f"{part}_bias")
+    def _one_linear(self, index: int, part: str, expert: int | None) -> Linear:
+        name, bias = self._name(index, part, expert), self._part(index, f"{part}_bias")
         if name is None:
             raise ConfigError(f"the weight table has no name for {part}")
         scale, weight = self._scale(part, name), self.files.tensor(part, name)
@@ -163,6 +166,15 @@ class _Checkpoint:
             gate_up[expert, gate[0] :] = _required(read, "expert_up", expert)
             down_all[expert] = _required(read, "expert_down", expert)
         return MixtureWeights(mixture, _required(read, "router"), gate_up, down_all)
+
+    def _eight_bit_mixture(self, read: ReadPart, mixture: Mixture, index: int) -> EightBitMixture:
+        experts = range(mixture.num_experts)
+        return EightBitMixture(
+            mixture,
+            _required(read, "router"),
+            tuple(self._linear(index, "expert_gate", "expert_up", expert=x) for x in experts),
+            tuple(self._linear(index, "expert_down", expert=x) for x in experts),
+        )
 
     def _name(self, index: int, part: str, expert: int | None = None) -> str | None:
         """Return the name of a part's tensor; None if the layer has no such part."""

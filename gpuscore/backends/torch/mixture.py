@@ -1,14 +1,18 @@
 """The MLP of a mixture of experts: every row goes through its own top-k experts."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 from torch.nn import functional
 
 from gpuscore.backends.common.hf_config import Mixture
+from gpuscore.backends.torch.layers import gated
+from gpuscore.backends.torch.linear import Linear, PackedLinear, Products
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.expert_mlp.api import Implementation
-from gpuscore_kernels.routing import route
+from gpuscore_kernels.expert_mlp.reference import by_tiles, mixed
+from gpuscore_kernels.routing import Routing, route
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +23,23 @@ class MixtureWeights:
     down: Tensor  # [experts, E, I]
 
 
+@dataclass(frozen=True, slots=True)
+class EightBitMixture:
+    """A mixture whose experts are linear layers, in eight bits or as the checkpoint left them."""
+
+    mixture: Mixture
+    router: Tensor  # [experts, E]
+    gate_up: tuple[Linear, ...]  # of each expert, [2 I, E]
+    down: tuple[Linear, ...]  # of each expert, [E, I]
+
+
 def mixture_mlp(
-    weights: MixtureWeights,
+    weights: MixtureWeights | EightBitMixture,
     x: Tensor,
     activation: str,
     filled: Tensor | None,
     impl: Implementation,
+    products: Products,
 ) -> Tensor:
     """Compute, per row, the sum over its chosen experts of weight * down(act(gate) * up).
 
@@ -33,7 +48,8 @@ def mixture_mlp(
         x: [T, E].
         activation: of the gate, see `gated`.
         filled: int32 [1]: rows that are no padding; None = all.
-        impl: of everything but the router's product.
+        impl: of everything but the router's product; with eight bits, of routing.
+        products: of experts in eight bits.
 
     Returns:
         [T, E] in x's dtype; weights and the sum over experts are float32.
@@ -46,4 +62,29 @@ def mixture_mlp(
         filled=filled,
         impl=impl,
     )
+    if isinstance(weights, EightBitMixture):
+        return _in_eight_bits(weights, x, routing, activation, products)
     return expert_mlp(x, routing, weights.gate_up, weights.down, activation, impl=impl)
+
+
+def _in_eight_bits(
+    weights: EightBitMixture, x: Tensor, routing: Routing, activation: str, products: Products
+) -> Tensor:
+    """Compute each expert's rows at once where its sums are exact, and tile by tile elsewhere.
+
+    The activation is not exact, so it always has tiles of one size.
+    """
+    rows = products.unsigned(x)  # once, and not for each of a row's experts
+
+    def one(expert: int, numbers: Tensor) -> Tensor:
+        gate_up, down = weights.gate_up[expert], weights.down[expert]
+        if isinstance(gate_up, PackedLinear) and isinstance(down, PackedLinear):
+            both = products(gate_up, rows.chosen(numbers))
+            return products(down, by_tiles(partial(gated, activation=activation), both))
+
+        def mlp(tile: Tensor) -> Tensor:
+            return products(down, gated(products(gate_up, tile), activation=activation))
+
+        return by_tiles(mlp, x.index_select(0, numbers))
+
+    return mixed(one, routing, x)

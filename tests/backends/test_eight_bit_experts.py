@@ -1,0 +1,193 @@
+"""Promise: experts of a mixture are computed in int8 as dense layers are, exactly, and a row's
+result does not depend on how many others chose its experts. The router is never quantised."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+from gpuscore import Scorer
+from gpuscore.backends import plan_backend
+from gpuscore.backends.common.architectures import read_architecture
+from gpuscore.backends.common.hf_config import Mixture, RawConfig
+from gpuscore.backends.torch import mixture
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.eight_bits import why_not_in_eight_bits
+from gpuscore.backends.torch.linear import (
+    DenseLinear,
+    PackedLinear,
+    Products,
+    QuantizedLinear,
+    exact_on_this_cpu,
+    pack,
+)
+from gpuscore.backends.torch.loader import load_weights
+from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from gpuscore_kernels.expert_mlp.reference import TILE
+from gpuscore_kernels.gated.reference import gated
+from gpuscore_kernels.quantized.reference import quantize_rows
+from support.models import random_ids
+from support.quantized import FOLDER
+
+pytestmark = pytest.mark.skipif(
+    not exact_on_this_cpu(), reason="sums of int8 overflow on this CPU, which is refused"
+)
+WIDTH, INNER, EXPERTS = 24, 40, 5
+
+
+def random_weight(rows, columns, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator) / columns**0.5
+
+
+def plain_mixture(router, top_k=2, left_out=(), dtype=torch.float32):
+    """Return a mixture whose experts are in int8, but for those that are left out."""
+
+    def linears(rows, columns, seed):
+        weights = [random_weight(rows, columns, seed + x) for x in range(EXPERTS)]
+        return tuple(
+            DenseLinear(w.to(dtype), None)
+            if x in left_out
+            else QuantizedLinear(*quantize_rows(w, torch.int8), None)
+            for x, w in enumerate(weights)
+        )
+
+    sizes = Mixture(EXPERTS, top_k, INNER, norm_top_k=True, layers=(True,))
+    gate_up, down = linears(2 * INNER, WIDTH, 100), linears(WIDTH, INNER, 200)
+    return EightBitMixture(sizes, router.to(dtype), gate_up, down)
+
+
+def packed(weights):
+    gate_up, down = (tuple(map(pack, linears)) for linears in (weights.gate_up, weights.down))
+    return EightBitMixture(weights.mixture, weights.router, gate_up, down)
+
+
+def computed(weights, x):
+    return mixture_mlp(weights, x, "silu", None, "reference", Products())
+
+
+def product(linear, x):
+    """Compute one linear layer on one row, with sums of whole numbers."""
+    if isinstance(linear, DenseLinear):
+        return functional.linear(x, linear.weight)
+    q, scale = quantize_rows(x[None], torch.int8)
+    sums = (q.long() @ linear.weight.long().T).float()[0]
+    return (sums * linear.scale * scale).to(x.dtype)
+
+
+def by_hand(weights, x):
+    """Compute row by row, and expert by expert."""
+    results = []
+    for row, logits in zip(x, functional.linear(x, weights.router).float(), strict=True):
+        probable, experts = logits.softmax(0).topk(weights.mixture.top_k)
+        total = torch.zeros(WIDTH)
+        for share, expert in zip(probable / probable.sum(), experts, strict=True):
+            gate, up = product(weights.gate_up[expert], row).chunk(2)
+            total += share * product(weights.down[expert], functional.silu(gate) * up).float()
+        results.append(total.to(x.dtype))
+    return torch.stack(results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("left_out", [(), (1, 3)])
+def test_experts_are_computed_as_documented(dtype, left_out):
+    x = random_weight(77, WIDTH, 1).to(dtype) * 4
+    plain = plain_mixture(random_weight(EXPERTS, WIDTH, 2), left_out=left_out, dtype=dtype)
+    got, want = computed(packed(plain), x), by_hand(plain, x)
+    assert got.dtype == dtype
+    # The last bit of an activation may decide how it is rounded, in some row.
+    errors = (got.float() - want.float()).abs().amax(dim=1)
+    assert errors.sort().values[-3] <= (1e-6 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("left_out", [(), (0, 1)])
+def test_a_row_does_not_depend_on_how_many_others_chose_its_expert(left_out, monkeypatch):
+    """One row has an expert alone, then with strangers; the other expert loses these."""
+    sizes = set()
+
+    def seen(rows, **how):
+        sizes.add(len(rows))
+        return gated(rows, **how)
+
+    # Threads may round the activation otherwise where their shares end, which a test of results
+    # meets too rarely: so every call has the same number of rows.
+    monkeypatch.setattr(mixture, "gated", seen)
+    router = torch.zeros(EXPERTS, WIDTH)
+    router[0, 0], router[1, 0] = 9, -9  # the sign of a row's first number chooses its expert
+    weights = packed(plain_mixture(router, top_k=1, left_out=left_out))
+    strangers = torch.arange(102) % 4 == 3
+    x = random_weight(102, WIDTH, 3) * 10
+    x[:, 0] = x[:, 0].abs()
+    x[5, 0] = -1.0
+    together = computed(weights, x)
+    x[strangers, 0] = -1.0
+    moved = computed(weights, x)
+    assert torch.equal(moved[~strangers], together[~strangers])
+    assert not torch.equal(moved[strangers], together[strangers])
+    assert sizes == {TILE}
+
+
+def test_no_rows():
+    weights = packed(plain_mixture(random_weight(EXPERTS, WIDTH, 2)))
+    assert computed(weights, torch.empty(0, WIDTH)).shape == (0, WIDTH)
+
+
+def test_the_router_is_not_quantised(tiny_model):
+    directory, model = tiny_model("qwen3_moe")
+    architecture = read_architecture(RawConfig.read(directory))
+    weights = load_weights(
+        directory, architecture, torch.float32, torch.device("cpu"), precision="int8"
+    )
+    mixtures = [x.mlp for x in weights.layers if isinstance(x.mlp, EightBitMixture)]
+    assert len(mixtures) == sum(architecture.config.mixture.layers)
+    assert not any(isinstance(x.mlp, MixtureWeights) for x in weights.layers)
+    for mlp in mixtures:
+        assert all(isinstance(one, PackedLinear) for one in (*mlp.gate_up, *mlp.down))
+    assert torch.equal(mixtures[0].router, model.model.layers[0].mlp.gate.weight)
+
+
+def test_deterministic_items_have_the_same_bits_alone(tiny_model):
+    rng = np.random.default_rng(1)
+    query, items = random_ids(rng, 40), [random_ids(rng, count) for count in (1, 30, 7, 12)]
+    ids = {"label_token_ids": [3, 9], "logprobs": True}
+    options = {"device": "cpu", "quantization": "int8", "deterministic": True}
+    with Scorer(str(tiny_model("qwen3_moe")[0]), **options) as scorer:
+        together = scorer.score(query, items, **ids).logprobs
+        alone = [scorer.score(query, [item], **ids).logprobs[0] for item in items]
+    assert np.array_equal(together, np.stack(alone))
+
+
+def test_memory_of_the_weights():
+    """Experts have a byte per number, and scales; the plan says so."""
+    directory = FOLDER / "qwen3-moe-int8"
+    planned = plan_backend(directory, ModelConfig(device="cpu", dtype="bfloat16")).weight_bytes
+    stored = sum(x.nbytes for x in load_file(directory / "model.safetensors").values())
+    assert stored < planned < 1.1 * stored  # scales are in float32, and have zero points
+
+
+@pytest.mark.parametrize(("device", "kernels"), [("cuda", True), ("cpu", True)])
+def test_elsewhere_experts_are_refused(device, kernels):
+    model = read_architecture(RawConfig.read(FOLDER / "qwen3-moe-int8")).config
+    reason = why_not_in_eight_bits(model, torch.device(device), torch.float32, kernels, "int8")
+    assert reason == (
+        "mixtures of experts are computed in eight bits on CPUs only, with --kernels torch"
+    )
+
+
+def test_a_quantised_router_is_refused(tmp_path):
+    directory = shutil.copytree(FOLDER / "qwen3-moe-int8", tmp_path / "model")
+    tensors, name = load_file(directory / "model.safetensors"), "model.layers.0.mlp.gate.weight"
+    q, scale = quantize_rows(tensors[name].float(), torch.int8)
+    tensors |= {name: q, f"{name}_scale": scale[:, None]}
+    save_file(tensors, directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["lm_head"]
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="mlp.gate.weight is I8; supported: bfloat16"):
+        TorchBackend(plan_backend(directory, ModelConfig(device="cpu")))
