@@ -18,7 +18,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs simulate simulate-fronts soak check format demo bench-cpu bench-heap bench-start \
         bench-gpu bench-kernels bench-attention bench-host gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
-        bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
+        bench-in-process bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
         docs-tools clean
 
@@ -230,6 +230,10 @@ bench-tokenise: setup
 bench-serve: setup
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[bench]'
 	$(BIN)/python -P bench/serve.py $(ARGS)
+
+# Many queries in one process, against one query's many items.
+bench-in-process: setup
+	$(BIN)/python -P bench/in_process.py $(ARGS)
 
 # Routing over 8 and 64 replicas in simulated time; no machine's speed is in its figures.
 bench-replicas: setup

@@ -49,7 +49,9 @@ class SimulatedReplica:
         return [self._score(request) for request in requests]
 
     def _score(self, request):
-        if not self.alive or self.world.rng.random() < 0.02:  # lost since the router has looked
+        if not self.alive or (
+            self.world.faults and self.world.rng.random() < 0.02
+        ):  # lost just now
             return Unavailable("simulated refusal", retry_after=1)
         self.world.seen(request)
         ticket = Ticket(request, Future(), None, arrived=self.world.now)
