@@ -54,6 +54,7 @@ def test_all_is_every_gpu_that_torch_sees(monkeypatch):
     assert [place.device for place in placements(MODEL, "all")] == ["cuda:0", "cuda:1"]
 
 
+@pytest.mark.slow  # it imports torch in a process of its own
 def test_all_without_a_gpu_is_refused():
     with pytest.raises(ConfigError, match="^--devices all: torch sees no CUDA device here$"):
         placements(MODEL, "all")

@@ -49,15 +49,20 @@ class SimulatedReplica:
         return [self._score(request) for request in requests]
 
     def _score(self, request):
-        if not self.alive or (
-            self.world.faults and self.world.rng.random() < 0.02
-        ):  # lost just now
+        if not self.alive or self.refuses(request):
             return Unavailable("simulated refusal", retry_after=1)
         self.world.seen(request)
         ticket = Ticket(request, Future(), None, arrived=self.world.now)
         self.waiting.append(ticket)
         self.runner.add(ticket)
         return ticket.future
+
+    def refuses(self, request):
+        """Return True now and then, as if lost since the router has looked; once for a request."""
+        if self.world.rng.random() > 0.02 or id(request) in self.world.refused:
+            return False
+        self.world.refused.add(id(request))
+        return True
 
     def step(self):
         if not self.alive:
@@ -92,6 +97,7 @@ class ReplicaWorld:
         count = int(self.rng.integers(2, 6))
         self.times = Counter()  # an item's identity -> how often it was sent to a replica
         self.lonely = 0  # moments in which no replica was alive
+        self.refused = set()  # the identity of requests that a replica has refused
         self.fatal = set()  # the identity of items that end the engine that gets them first
         self.replicas = [SimulatedReplica(self, seed) for _ in range(count)]
         self.front = Replicas(self.replicas, ["cpu"] * count, EngineConfig())
