@@ -1,7 +1,6 @@
 """Many queries in this process: `Scorer.score_many`, a loop over `score`, and one query's items.
 
-    make bench-in-process                                    # the demo; a minute
-    make bench-in-process ARGS='--shape small --count 300'
+    make bench-in-process    # the demo; a minute
 
 All prompts are equally long and their tokens random; every text is another one in every round. What
 counts is the time per computed token, because one query is computed once for all its items. The
@@ -20,12 +19,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report import keep, table
-from scenarios import SHAPES, make_model
 
 from gpuscore import Scorer
 from gpuscore.offline.results import Scores
 
-SCRATCH = Path(__file__).parents[1] / "scratch"
 QUERY_WORDS, ITEM_WORDS = 12, 6
 LABELS = [3, 5]
 
@@ -95,14 +92,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", choices=("demo", *SHAPES), default="demo")
     parser.add_argument("--count", type=int, default=1000, help="queries, and items of one query")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
-    model = "demo"
-    if options.shape != "demo":
-        model = str(make_model(options.shape, "float32", SCRATCH))
-    with Scorer(model) as scorer:
+    with Scorer("demo") as scorer:
         scorer.warmup()
         rows = measure(scorer, options.count, options.repeat)
     print(f"\n{table(rows)}\n")
