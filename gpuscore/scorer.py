@@ -98,7 +98,7 @@ class Scorer(LoadedScorer):
                 `score`, for all requests.
 
         Raises:
-            GpuscoreError: as `score`, when the scores of the request at fault are due.
+            GpuscoreError: as `score`; once a request is at fault, no more scores come.
         """
         options = CallOptions(
             labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, logits

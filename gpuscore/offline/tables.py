@@ -1,5 +1,6 @@
 """Results as tables: for pandas, and as HTML for notebooks."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import import_module
@@ -10,13 +11,14 @@ from gpuscore.errors import ConfigError
 SHOWN_ROWS = 20
 
 
-class Table:
-    """The base of results that are tables; `columns` gives name and values of each column."""
+class Table(ABC):
+    """The base of results that are tables."""
 
     __slots__ = ()
 
+    @abstractmethod
     def columns(self) -> Mapping[str, Sequence[Any]]:
-        raise NotImplementedError
+        """Return the name and the values of each column."""
 
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame with a row for each item or document.

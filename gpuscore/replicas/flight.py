@@ -21,6 +21,12 @@ class Flight:
         results = [part.result for part in self.parts if part.result is not None]
         return results if len(results) == len(self.parts) else None
 
+    def give_up(self) -> None:
+        """Cancel what replicas have of it."""
+        for part in self.parts:
+            if part.inner is not None:
+                part.inner.cancel()
+
 
 @dataclass(slots=True, eq=False)
 class Part:

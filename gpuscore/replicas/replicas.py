@@ -241,17 +241,13 @@ class Replicas:
     def _end(self, flight: Flight, error: GpuscoreError) -> None:
         """Fail a request, and give up its other parts."""
         resolve(flight.future, error)
-        for part in flight.parts:
-            if part.inner is not None:
-                part.inner.cancel()
+        flight.give_up()
 
     def _leave(self, flight: Flight, future: "Future[ScoreResult]") -> None:
         with self._lock:
             self._backlog.leave(flight.request)
         if future.cancelled():
-            for part in flight.parts:
-                if part.inner is not None:
-                    part.inner.cancel()
+            flight.give_up()
 
     def _forget(self, part: Part) -> None:
         with self._lock:
