@@ -2,8 +2,10 @@
 and no other takes more."""
 
 import logging
+import multiprocessing
 import re
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.backends.common.batches import largest_batches, largest_in_parts
+from gpuscore.backends.common.batches import largest_batches
 from gpuscore.backends.common.memory import _FRAGMENTS, HostMemory, available_bytes, cgroup_bytes
 from gpuscore.backends.torch import plan as plan_module
 from gpuscore.backends.torch.backend import TorchBackend
@@ -24,6 +26,7 @@ from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.batches import int32, item_segments
+from support.memory import peaks
 from support.models import random_ids
 from support.slow import slow
 
@@ -211,22 +214,13 @@ def test_no_batch_takes_more_than_was_measured(backend_of, longest, count):
 @linux_only
 @pytest.mark.slow
 @pytest.mark.parametrize(("masked", "copied"), [(True, False), (False, True), (False, False)])
-def test_two_parts_take_as_much_as_the_largest_batches(backend_of, masked, copied):
-    """Rows and keys are measured one after the other, and not too much is set aside for it.
-
-    Unlike an engine, the tests' process has an arena for each thread, whose upper ends are not
-    given back: peaks vary by 20 MiB from run to run, and the keys alone are 64 MiB.
-    """
+def test_two_parts_take_as_much_as_the_largest_batches(tiny_model, masked, copied):
+    """Rows and keys are measured one after the other, and not too much is set aside for it."""
     sizes = 300, 16384, 16
-    backend = backend_of(
-        SetMemory(2**40, 0),
-        overrides=WIDE | {"max_position_embeddings": sizes[1]},
-        max_batch_tokens=sizes[0],
-    )
-    memory = HostMemory()
-    whole = memory._peak(lambda: backend._run_all(largest_batches(*sizes)))
-    made = largest_in_parts(*sizes, masked=masked, copied=copied)
-    parts = [memory._peak(partial(backend._run_all, part)) for part in made]
+    directory, _ = tiny_model("qwen3", **WIDE | {"max_position_embeddings": sizes[1]})
+    # A process of its own: in that of the tests, peaks depend on what other tests left in the heap.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
+        whole, parts = own.submit(peaks, directory, sizes, masked, copied).result()
     assert len(parts) == 2
     keys = 2 * sizes[1] * WIDE["num_key_value_heads"] * WIDE["head_dim"] * 4
     aside = sum(parts) + min(sum(parts), _FRAGMENTS)  # as `HostMemory.growth`
