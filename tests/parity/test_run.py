@@ -145,6 +145,7 @@ class TestJax:
         assert "ok    jax:float32, float32: max |d log p|" in shown
         assert "ok    jax:float32 against torch:float32, float32: max |d log p|" in shown
 
+    @pytest.mark.slow
     def test_a_position_of_its_model_that_is_shifted_fails(
         self, tiny_model, few_items, capsys, monkeypatch
     ):

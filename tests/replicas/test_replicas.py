@@ -169,17 +169,17 @@ def test_cancelled_requests_are_dropped_and_leave_room(replicas):
 
 
 def test_the_end_comes_when_no_replica_can_be_kept(make_replicas):
-    patience = Patience(first_delay=0.05, max_delay=0.05, max_failures=3)
+    patience = Patience(first_delay=0.05, max_delay=0.05, max_failures=2)
     replicas = make_replicas(patience=patience)
     replicas.wait_ready()
     clients = replicas._replicas
-    for _ in range(5):  # one of them alone may fail more often
+    for _ in range(3):  # one of them alone may fail more often
         wait_until(lambda: clients[0].alive)
         os.kill(clients[0].pid, signal.SIGKILL)
         wait_until(lambda: not clients[0].alive)
     wait_until(lambda: clients[0].alive)
     assert not clients[0].ended.done()
-    for _ in range(3):
+    for _ in range(2):
         wait_until(lambda: clients[1].alive)
         os.kill(clients[1].pid, signal.SIGKILL)
         wait_until(lambda: not clients[1].alive)

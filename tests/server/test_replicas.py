@@ -49,7 +49,7 @@ def test_all_requests_are_answered_while_a_replica_is_killed(server, expected):
     with connected(server) as client:
         wait_until(lambda: alive(client) == 2)
         victim = children(server.process.pid)[0]
-        end = time.monotonic() + 3
+        end = time.monotonic() + 2
 
         def one_client(number):
             answers = []
@@ -57,11 +57,12 @@ def test_all_requests_are_answered_while_a_replica_is_killed(server, expected):
                 while time.monotonic() < end:
                     query = QUERIES[(number + len(answers)) % len(QUERIES)]
                     answers.append((query, ask(own, query), own.get("/health").status_code))
+                    time.sleep(0.02)  # leaves the cores to the other tests
             return answers
 
         with ThreadPoolExecutor(6) as pool:
             running = [pool.submit(one_client, number) for number in range(6)]
-            time.sleep(1)
+            time.sleep(0.5)
             os.kill(victim, signal.SIGKILL)
             answers = [answer for future in running for answer in future.result()]
         assert len(answers) > 12
