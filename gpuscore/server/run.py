@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_ERROR = 0, 1
 EXIT_SIGNAL = 128  # plus the signal's number: ended with work in flight
+LAST_READS = 2.0  # seconds, once nothing is in flight, for refusing what the kernel has received
 LAST_ANSWERS = 1.0  # seconds for writing answers once all are known
 FORCED_ANSWERS = 2.0  # seconds after a second signal for refusing all that is in flight
 FORCED_EXIT = 3.0  # seconds after a second signal, whatever hangs
@@ -48,7 +49,7 @@ class DrainingServer(uvicorn.Server):
     """uvicorn's server with a drain, during which it still listens and answers 503 to new requests.
 
     uvicorn's own shutdown, which closes the listener, begins once nothing is in flight and no bytes
-    or connections of clients wait to be read, or LAST_ANSWERS seconds after nothing was in flight.
+    or connections of clients wait to be read, or LAST_READS seconds after nothing was in flight.
     Closing a socket with unread bytes resets its connection.
     """
 
@@ -115,7 +116,7 @@ class DrainingServer(uvicorn.Server):
         if busy:
             self.exit_code = EXIT_SIGNAL + self._signal
             self.service.abandon()
-        self._last_look = self._last_look or monotonic() + LAST_ANSWERS
+        self._last_look = self._last_look or monotonic() + LAST_READS
         if self.force_exit:  # uvicorn would not wait until the last answers are written
             unanswered = busy or bool(self.server_state.tasks) or self._rounds.ready
             self.config.timeout_graceful_shutdown = round(LAST_ANSWERS)

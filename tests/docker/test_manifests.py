@@ -16,7 +16,7 @@ from gpuscore.config import EngineConfig, ServerConfig
 from gpuscore.config.sources import read_settings
 from gpuscore.server.api.paths import OPEN_PATHS
 from gpuscore.server.observe.metrics import Metrics, ServerState
-from gpuscore.server.run import LAST_ANSWERS
+from gpuscore.server.run import LAST_ANSWERS, LAST_READS
 from gpuscore.stats import NO_STATS, ReplicaState
 from gpuscore.worker.supervisor import Patience
 
@@ -24,9 +24,9 @@ DOCKER = Path(__file__).parents[2] / "docker"
 KUBERNETES, OBSERVABILITY = DOCKER / "kubernetes", DOCKER / "observability"
 MACHINES = {"l4": "nvidia.com/gpu", "rtx-pro-6000": "nvidia.com/gpu", "tpu-v6e": "google.com/tpu"}
 # The last look, the last answers; the engine's process ends a little later.
-AFTER_THE_DRAIN = 2 * LAST_ANSWERS + 2 * Patience().close
-SPARE = 10.0  # seconds of a stop after the drain, of which 4 are planned for
-assert AFTER_THE_DRAIN < SPARE / 2
+AFTER_THE_DRAIN = LAST_READS + LAST_ANSWERS + 2 * Patience().close
+SPARE = 10.0  # seconds of a stop after the drain, of which half are planned for
+assert AFTER_THE_DRAIN <= SPARE / 2
 SUFFIXES = {
     "counter": ("_total",),
     "histogram": ("_bucket", "_sum", "_count"),
