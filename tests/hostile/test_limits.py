@@ -14,6 +14,7 @@ import pytest
 
 from support.connections import canary, check_error, connected, large_request, metric, retry_after
 from support.serving import children, serving, wait_until
+from support.watched_server import samples_of
 
 MIB = 2**20
 JSON = {"content-type": "application/json"}
@@ -101,11 +102,7 @@ def test_a_request_that_does_not_fit_at_all_fails_alone(served):
 
 
 def metric_of(client, outcome):
-    return float(
-        client.get("/metrics")
-        .text.split(f'gpuscore_oom_total{{outcome="{outcome}"}} ')[1]
-        .split()[0]
-    )
+    return samples_of(client)["gpuscore_oom_total", (("outcome", outcome),)]
 
 
 @contextmanager
