@@ -5,7 +5,8 @@
     | parent segment | item 0  | item 1 | item 2   |      one request, one batch
     +----------------+---------+--------+----------+
 
-A part of the query that ran in an earlier batch is a cached prefix and has no rows here.
+A part of the query that ran in an earlier batch is a cached prefix and has no rows here. Segments
+form trees of any depth: an item may itself be the parent of segments that continue it.
 
 Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labels in all, P pages.
 """
@@ -22,15 +23,18 @@ from gpuscore.arrays import BoolArray, Float32Array, Int32Array
 class PackedBatch:
     """One forward pass over many segments, int32 throughout.
 
-    The mask rule: a token sees its request's cached prefix, all of its segment's parent, and the
-    earlier tokens of its own segment, itself included. It sees nothing else; there is no delimiter
-    token. `visible_rows` and `prefix_slots` are that rule as code.
+    The mask rule: a token sees its request's cached prefix, all tokens of its segment's ancestors,
+    and the earlier tokens of its own segment, itself included. It sees nothing else; there is no
+    delimiter token. `visible_rows` and `prefix_slots` are that rule as code.
+
+    A tree's segments stand in preorder: each after its parent, and before the next segment that is
+    not its descendant. Its first position is the number of tokens that it sees before its own.
     """
 
     token_ids: Int32Array  # [T]
     positions: Int32Array  # [T] an item's positions start at the query's length
     cu_seqlens: Int32Array  # [S+1] segment boundaries
-    parent: Int32Array  # [S] segment of this batch that is fully visible, -1 = none
+    parent: Int32Array  # [S] segment of this batch that it continues, -1 = none
     request_of: Int32Array  # [S] row of prefix_lens and page_table
     prefix_lens: Int32Array  # [R] cached tokens
     page_table: Int32Array  # [R, P] pages of the cached tokens, -1 padded
@@ -55,8 +59,20 @@ def visible_rows(batch: PackedBatch) -> BoolArray:
     segment = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))  # [T]
     row = np.arange(len(segment))
     own = (segment[:, None] == segment) & (row[:, None] >= row)
-    seen: BoolArray = own | (batch.parent[segment][:, None] == segment)
+    seen: BoolArray = own
+    above = batch.parent
+    while (above >= 0).any():
+        seen |= above[segment][:, None] == segment
+        above = np.where(above >= 0, batch.parent[above], -1)
     return seen
+
+
+def lineage(batch: PackedBatch, segment: int) -> list[int]:
+    """Return a segment's ancestors, from the root to its parent."""
+    found: list[int] = []
+    while (segment := int(batch.parent[segment])) >= 0:
+        found.append(segment)
+    return found[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +103,7 @@ class Segment:
     token_ids: Int32Array
     start: int  # position of the first token
     prefix: int  # index of its `Prefix`
-    parent: int = -1  # index of the segment that is fully visible; -1 = none
+    parent: int = -1  # index of the segment that it continues; -1 = none
     slots: Int32Array | None = None  # KV slots of its tokens; None = keys and values are not kept
     label_ids: Int32Array | None = None  # labels for which its last token is scored
     need_lse: bool = False

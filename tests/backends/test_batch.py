@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gpuscore.batch import Prefix, Segment, pack, page_slots, prefix_slots, visible_rows
+from gpuscore.batch import Prefix, Segment, lineage, pack, page_slots, prefix_slots, visible_rows
 from support.batches import NO_PAGES, int32, random_batch
 
 
@@ -61,23 +61,41 @@ def test_the_mask_rule_by_hand():
     segments = [
         Segment(int32([1, 2]), 3, 0),  # the query's last part, behind three cached tokens
         Segment(int32([3, 4, 5]), 5, 0, parent=0),
+        Segment(int32([9]), 8, 0, parent=1),  # continues the segment before
         Segment(int32([6]), 5, 0, parent=0),
         Segment(int32([7, 8]), 0, 1),  # of another request
     ]
     batch = pack(segments, [Prefix(3, pages), Prefix(0, NO_PAGES)])
     shown = ["".join(".#"[int(seen)] for seen in row) for row in visible_rows(batch)]
     assert shown == [
-        "#.......",
-        "##......",
-        "###.....",
-        "####....",
-        "#####...",
-        "##...#..",
-        "......#.",
-        "......##",
+        "#........",
+        "##.......",
+        "###......",
+        "####.....",
+        "#####....",
+        "######...",
+        "##....#..",
+        ".......#.",
+        ".......##",
     ]
     assert prefix_slots(batch, 0, page_size=2).tolist() == [10, 11, 4]
     assert prefix_slots(batch, 1, page_size=2).tolist() == []
+
+
+def test_random_batches_hold_trees_in_preorder():
+    """Each segment follows its parent or a descendant of it."""
+    depths = set()
+    for seed in range(30):
+        batch = random_batch(np.random.default_rng(seed), 4096, 16)
+        for segment, parent in enumerate(batch.parent.tolist()):
+            above = lineage(batch, segment)
+            depths.add(len(above))
+            assert above[-1:] == ([parent] if parent >= 0 else [])
+            assert segment == 0 or parent in (-1, segment - 1, *lineage(batch, segment - 1))
+            seen = sum(batch.cu_seqlens[s + 1] - batch.cu_seqlens[s] for s in above)
+            start = batch.positions[batch.cu_seqlens[segment]]
+            assert start == batch.prefix_lens[batch.request_of[segment]] + seen
+    assert {0, 1, 2, 3, 4} <= depths
 
 
 def test_the_mask_rule_row_by_row():
@@ -86,7 +104,8 @@ def test_the_mask_rule_row_by_row():
         bounds, seen = batch.cu_seqlens, visible_rows(batch)
         for segment, parent in enumerate(batch.parent):
             for row in range(bounds[segment], bounds[segment + 1]):
-                want = set(range(bounds[segment], row + 1))
-                if parent >= 0:
-                    want |= set(range(bounds[parent], bounds[parent + 1]))
+                want, above = set(range(bounds[segment], row + 1)), parent
+                while above >= 0:
+                    want |= set(range(bounds[above], bounds[above + 1]))
+                    above = batch.parent[above]
                 assert set(np.flatnonzero(seen[row])) == want

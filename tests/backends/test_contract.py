@@ -84,6 +84,28 @@ def test_any_layout_gives_the_same_scores(make_backend, tiny_model, rng):
         close_to(run(backend, partly), want)
 
 
+TREE = [-1, 0, 1, 2, 3, 2, 0, -1, 7, 7]  # parents; five segments below one another
+
+
+@pytest.mark.parametrize("cached", [0, 17, 45])
+def test_segments_form_trees(make_backend, tiny_model, rng, cached):
+    """The query is the root of the first and the last tree, or a cached prefix, or both."""
+    backend = make_backend()
+    size, query = backend.limits.page_size, random_ids(rng, 45)
+    pages = Pages.shuffled(rng, 64, size).of(0, 45)
+    for chunk in query_chunks(query, [cached], pages, size) if cached else ():
+        run(backend, chunk)
+    segments = [Segment(int32(query[cached:]), cached, 0)] if cached < 45 else []
+    shift, prompts = len(segments), []
+    for parent, length in zip(TREE, (20, 1, 3, 1, 40, 2, 5, 7, 1, 1), strict=True):
+        above = prompts[parent] if parent >= 0 else query
+        prompts.append(above + random_ids(rng, length))
+        place = parent + shift if parent >= 0 else shift - 1
+        segments += item_segments([prompts[-1][len(above) :]], len(above), 0, place, LABELS)
+    batch = pack(segments, [Prefix(cached, pages)])
+    close_to(run(backend, batch), reference_logprobs(tiny_model()[1], prompts))
+
+
 def test_requests_share_a_batch(make_backend, tiny_model, rng):
     backend, size = make_backend(), make_backend().limits.page_size
     pages = Pages.shuffled(rng, 64, size)

@@ -89,20 +89,43 @@ def random_batch(rng: np.random.Generator, num_slots: int, page_size: int) -> Pa
         lengths = rng.choice([1, 2, 3, 5, 8, 20, 21, 111], int(rng.integers(0, 9)))
         items = [rng.integers(0, 9, n).tolist() for n in lengths]
         segments += item_segments(items, cached + query_len, request, parent, [1])
+        segments += continuations(rng, segments, len(items))
     segments = [
         replace(s, every_row=True, label_ids=s.token_ids)
         if s.label_ids is not None and rng.random() < 0.3
         else s
         for s in segments
     ]
-    order = rng.permutation(len(segments))
-    return pack(_reordered(segments, order), prefixes)
+    return pack(_reordered(segments, preorder(rng, [s.parent for s in segments])), prefixes)
 
 
-def _reordered(segments: list[Segment], order: np.ndarray) -> list[Segment]:
+def continuations(
+    rng: np.random.Generator, segments: Sequence[Segment], items: int
+) -> list[Segment]:
+    """Return segments that continue some of the last `items` segments, and each other."""
+    tree = list(segments)
+    for _ in range(int(rng.choice([0, 0, 1, 4])) if items else 0):
+        parent = int(rng.integers(len(segments) - items, len(tree)))
+        above, length = tree[parent], int(rng.choice([1, 1, 2, 5, 17, 40]))
+        tree.append(replace(above, token_ids=int32(rng.integers(0, 9, length)), parent=parent))
+        tree[-1] = replace(tree[-1], start=above.start + len(above.token_ids))
+    return tree[len(segments) :]
+
+
+def preorder(rng: np.random.Generator, parents: Sequence[int]) -> list[int]:
+    """Return the segments of trees in a preorder in which siblings are shuffled."""
+    children: dict[int, list[int]] = {}
+    for index in rng.permutation(len(parents)).tolist():
+        children.setdefault(parents[index], []).append(index)
+    found, waiting = [], list(children.get(-1, []))
+    while waiting:
+        found.append(waiting.pop())
+        waiting += children.get(found[-1], [])
+    return found
+
+
+def _reordered(segments: list[Segment], order: Sequence[int]) -> list[Segment]:
     """Return the same segments in another order, with parents renumbered."""
-    from dataclasses import replace
-
-    place = {int(old): new for new, old in enumerate(order)}
+    place = {old: new for new, old in enumerate(order)}
     place[-1] = -1
     return [replace(segments[i], parent=place[segments[i].parent]) for i in order]

@@ -121,26 +121,30 @@ def merge(out: Array, lse: Array, other: Array, other_lse: Array) -> Array:
 def own_pass(
     attention: Attention, tables: Tables, tile: Tile, window: Array, q: Array, k: Array, v: Array
 ) -> tuple[Array, Array]:
-    """Attend to rows of the batch: the whole parent, and the row's own segment up to itself."""
+    """Attend to rows of the batch: the whole root, and the row's branch up to itself.
+
+    Of the branch, a row sees its own segment and those that it continues.
+    """
     step, rows, bounds = attention.tiling.own_keys, tile.rows, tile.bounds
-    in_parent = jnp.maximum(bounds.parent_stop - bounds.parent_start, 0)
-    in_own = bounds.own_stop - bounds.own_start
+    in_root = jnp.maximum(bounds.root_stop - bounds.root_start, 0)
+    in_branch = bounds.branch_stop - bounds.branch_start
     queries = by_kv_head(q, attention.group)
 
     def add(index: Array, state: Softmax) -> Softmax:
-        of_parent = index < in_parent
-        block = jnp.where(of_parent, bounds.parent_start, bounds.own_start - in_parent) + index
-        first = jnp.where(of_parent, rows.parent_start, rows.own_start)
-        stop = jnp.where(of_parent, rows.parent_stop, rows.place + 1)
+        of_root = index < in_root
+        block = jnp.where(of_root, bounds.root_start, bounds.branch_start - in_root) + index
+        first = jnp.where(of_root, rows.root_start, rows.branch_start)
+        stop = jnp.where(of_root, rows.root_stop, rows.place + 1)
         keys = block * step + jnp.arange(step)
         seen = (keys >= first[:, None]) & (keys < stop[:, None])
+        seen &= part(tables.seen_until, block * step, step) > rows.place[:, None]
         if attention.windowed:
             positions = part(tables.positions, block * step, step)
             seen &= positions > (rows.position - window)[:, None]
         k_block, v_block = (part(x, block * step, step) for x in (k, v))
         return update(attention, state, queries, k_block, v_block, seen)
 
-    return finished(lax.fori_loop(0, in_parent + in_own, add, fresh(queries)), attention.group)
+    return finished(lax.fori_loop(0, in_root + in_branch, add, fresh(queries)), attention.group)
 
 
 def prefix_pass(

@@ -43,19 +43,19 @@ class Rows(NamedTuple):
 
     place: Ints  # in the batch
     position: Ints
-    own_start: Ints  # first row of the row's own segment
-    parent_start: Ints  # rows of its parent; an empty range if there is none
-    parent_stop: Ints
+    branch_start: Ints  # first row of its own segment, or of its ancestor below the root
+    root_start: Ints  # rows of its root; an empty range if there is none
+    root_stop: Ints
     request: Ints  # entry of the prefixes' tables
 
 
 class Bounds(NamedTuple):
     """Half-open ranges that hold everything that the rows of a tile may see, each [tiles]."""
 
-    own_start: Ints  # blocks of the batch's rows: their own segments
-    own_stop: Ints
-    parent_start: Ints  # blocks of the batch's rows: their parents
-    parent_stop: Ints
+    branch_start: Ints  # blocks of the batch's rows: their branches, up to themselves
+    branch_stop: Ints
+    root_start: Ints  # blocks of the batch's rows: their roots
+    root_stop: Ints
     request_start: Ints  # requests with a prefix
     request_stop: Ints
     position: Ints  # smallest position of its rows
@@ -81,6 +81,7 @@ class Tables(NamedTuple):
 
     token_ids: Ints  # [T]
     positions: Ints  # [T]
+    seen_until: Ints  # [T] first later row that does not continue the row's segment
     slots: Ints  # [T] KV slots; one past the last slot = not kept
     prefix_lens: Ints  # [T] cached tokens of each request
     prefix_blocks: Ints  # [T] blocks of pages that they take
@@ -120,6 +121,7 @@ def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, num_slots: i
     return Tables(
         token_ids=_filled(batch.token_ids, bucket),
         positions=_filled(batch.positions, bucket),
+        seen_until=_filled(_seen_until(batch), bucket),
         slots=_filled(slots, bucket, num_slots),
         prefix_lens=_filled(lens, bucket),
         prefix_blocks=_filled(-(-lens // (tiling.prefix_pages * page_size)), bucket),
@@ -136,17 +138,39 @@ def _rows(
     """Return all rows of the batch, and a mask of those that see a prefix."""
     lengths = np.diff(batch.cu_seqlens)
     segment_of = np.repeat(np.arange(len(lengths)), lengths)  # [T]
-    parent = batch.parent[segment_of]
+    root, branch = (x[segment_of] for x in _roots(batch))
     starts, stops = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
     rows = Rows(
         place=np.arange(batch.num_tokens, dtype=np.int32),
         position=batch.positions,
-        own_start=starts[segment_of],
-        parent_start=np.where(parent < 0, 0, starts[parent]),
-        parent_stop=np.where(parent < 0, 0, stops[parent]),
+        branch_start=starts[branch],
+        root_start=np.where(root < 0, 0, starts[root]),
+        root_stop=np.where(root < 0, 0, stops[root]),
         request=request_of[segment_of],
     )
     return rows, prefix_lens[rows.request] > 0
+
+
+def _roots(batch: PackedBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Return the root of each segment (-1 = none), and its ancestor below that, or itself; [S]."""
+    root, branch = batch.parent, np.arange(len(batch.parent))
+    while (deeper := (root >= 0) & (batch.parent[root] >= 0)).any():
+        branch = np.where(deeper, root, branch)
+        root = np.where(deeper, batch.parent[root], root)
+    return root, branch
+
+
+def _seen_until(batch: PackedBatch) -> np.ndarray:
+    """Return for each row [T] the end of its segment's descendants, which see all of the segment.
+
+    In preorder they follow it directly.
+    """
+    own, above = batch.cu_seqlens[1:], batch.parent
+    ends = own.copy()
+    while (above >= 0).any():
+        np.maximum.at(ends, above[above >= 0], own[above >= 0])
+        above = np.where(above >= 0, batch.parent[above], -1)
+    return np.repeat(ends, np.diff(batch.cu_seqlens))
 
 
 def _tiles(every: Rows, sees_prefix: np.ndarray, chosen: np.ndarray, sizes: ProgramSizes) -> Tiles:
@@ -165,12 +189,12 @@ def _tiles(every: Rows, sees_prefix: np.ndarray, chosen: np.ndarray, sizes: Prog
         return _filled(np.maximum.reduceat(values, starts) if len(starts) else starts, room)
 
     room = sizes.tokens // tile
-    has_prefix, has_parent = sees_prefix[chosen], rows.parent_stop > 0
+    has_prefix, has_root = sees_prefix[chosen], rows.root_stop > 0
     bounds = Bounds(
-        own_start=least(rows.own_start // keys),
-        own_stop=most(rows.place // keys + 1),
-        parent_start=least(rows.parent_start // keys, has_parent),
-        parent_stop=most(-(-rows.parent_stop // keys), has_parent),
+        branch_start=least(rows.branch_start // keys),
+        branch_stop=most(rows.place // keys + 1),
+        root_start=least(rows.root_start // keys, has_root),
+        root_stop=most(-(-rows.root_stop // keys), has_root),
         request_start=least(rows.request, has_prefix),
         request_stop=most(rows.request + 1, has_prefix),
         position=least(rows.position),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch.attention.layout import Tiling
+from gpuscore.backends.torch.attention.passes import Tiling
 from gpuscore_kernels.expert_mlp.reference import TILE
 from gpuscore_kernels.label_head import tile_shapes
 

@@ -43,6 +43,7 @@ ROWS = 33  # rows of the inputs of kernels
 
 # Requests: cached tokens, tokens of the query beside its items, lengths of the items.
 REQUESTS = ((70, 0, (1, 9)), (0, 37, (3, 20)), (64, 6, (5,)))
+CONTINUED = (3, 2)  # lengths of segments below the last item of each request, one below the other
 
 
 def check_known_answer(
@@ -280,6 +281,10 @@ def _batch(page_size: int) -> PackedBatch:
             segments.append(replace(_segment(query, cached, request), slots=kept))
         start = cached + query
         segments += [replace(_segment(n, start, request), parent=parent) for n in items]
+        for length in CONTINUED if items else ():
+            last = segments[-1]
+            below = _segment(length, last.start + len(last.token_ids), request)
+            segments.append(replace(below, parent=len(segments) - 1))
     prefixes = [Prefix(cached, own) for (cached, _, _), own in zip(REQUESTS, pages, strict=True)]
     return pack(segments, prefixes)
 

@@ -1,6 +1,6 @@
 """Attention of a packed batch over cached pages and over itself, in one launch.
 
-The mask rule: a row sees its request's cached prefix, all of its segment's parent and its own
+The mask rule: a row sees its request's cached prefix, all of its segment's ancestors and its own
 segment up to itself. A tile table (`tiles`), built once per batch, lists the keys that rows see.
 """
 

@@ -18,8 +18,8 @@ Ints: TypeAlias = NDArray[np.int32]
     POOL_START,  # in `pool_tiles`: full tiles of the cached prefix
     POOL_END,
     NUM_PACKED,  # full tiles of this batch: the i-th starts at row
-    NUM_PARENT,  # (i < NUM_PARENT ? PARENT_BASE : OWN_BASE) + i * keys
-    PARENT_BASE,
+    NUM_ROOT,  # (i < NUM_ROOT ? ROOT_BASE : OWN_BASE) + i * keys
+    ROOT_BASE,
     OWN_BASE,
 ) = range(11)
 TILE_FIELDS = 11
@@ -42,8 +42,8 @@ class TileShape:
 class Layout:
     """Lengths of a packed batch: T tokens, S segments, R requests, P pages. All int32.
 
-    A row sees its request's cached prefix, all of its segment's parent (but not the parent's own
-    parent) and its segment up to itself. In this order the keys are at positions 0, 1, 2, ...
+    A row sees its request's cached prefix, all of its segment's ancestors from the root down, and
+    its segment up to itself. In this order the keys are at positions 0, 1, 2, ...
     """
 
     positions: Ints  # [T]
@@ -61,8 +61,27 @@ class TileTable:
 
     shape: TileShape
     window: int | None
-    own_only: bool  # without prefix and parent
+    own_only: bool  # without prefix and ancestors
     rows: Ints  # [3, M] in the order of tiles: query row, its position, its segment
     tiles: Ints  # [n, TILE_FIELDS], tiles with most keys first
     pool_tiles: Ints  # first slot of every full tile of a cached prefix
     masked: Ints  # [*, MASKED_FIELDS]
+
+
+def ancestors_from_root(parent: Ints) -> list[NDArray[np.int64]]:
+    """Return the roots of all segments, then the ancestors below them, and so on to the parents.
+
+    Each is [S], -1 = none; there are as many as the deepest segment has ancestors.
+    """
+    upwards = []
+    above = parent.astype(np.int64)
+    while (above >= 0).any():
+        upwards.append(above)
+        above = np.where(above >= 0, parent[above], -1)
+    if len(upwards) < 2:
+        return upwards
+    chain = np.stack(upwards)
+    depth = np.count_nonzero(chain >= 0, axis=0)
+    level = np.arange(len(chain))[:, None]
+    found = np.take_along_axis(chain, np.maximum(depth - 1 - level, 0), axis=0)
+    return [*np.where(level < depth, found, -1)]

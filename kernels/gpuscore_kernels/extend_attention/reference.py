@@ -51,11 +51,11 @@ def _keys(
     tiles: DeviceTiles, tile: list[int], position: Tensor, segment: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Slots and rows of a tile's keys, and bool [rows, keys], true for visible keys."""
-    _, _, begin, _, end, pool_begin, pool_end, num_packed, num_parent, parent, own = tile
+    _, _, begin, _, end, pool_begin, pool_end, num_packed, num_root, root, own = tile
     size, device = tiles.shape.keys, position.device
     offsets = torch.arange(size, device=device)
     slots = [int(slot) + offsets for slot in tiles.pool_tiles[pool_begin:pool_end]]
-    packed = [(parent if i < num_parent else own) + i * size + offsets for i in range(num_packed)]
+    packed = [(root if i < num_root else own) + i * size + offsets for i in range(num_packed)]
     # Keys of full tiles are visible to all rows.
     seen = {
         False: [torch.ones(len(position), size * len(slots), dtype=torch.bool, device=device)],

@@ -35,7 +35,7 @@ class DeviceTiles:
 
     shape: TileShape
     window: int | None
-    own_only: bool  # without prefix and parent
+    own_only: bool  # without prefix and ancestors
     rows: Tensor  # [3, M]
     tiles: Tensor  # [n, TILE_FIELDS]
     pool_tiles: Tensor

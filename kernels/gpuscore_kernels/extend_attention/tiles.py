@@ -1,13 +1,13 @@
 """Tile tables of `extend_attention`: the keys that each tile of query rows reads.
 
 A table is built once per batch on the host, from lengths alone, and shared by all layers with one
-window. The keys of a row come from three sources, in this order: its request's cached prefix (pages
-of a pool), its segment's parent and its own segment (rows of this batch). From each source a tile
-of query rows reads
+window. The keys of a row come from these sources, in this order: its request's cached prefix (pages
+of a pool), its segment's ancestors from the root down and its own segment (rows of this batch). The
+rows of a tile share their prefix and root. From each source a tile of query rows reads
 
 - *full* tiles of keys, which all its rows see completely: no mask;
 - *masked* tiles of keys, cut off by a prefix's end, the diagonal, a window's edge or the border to
-  another segment.
+  another segment. Ancestors below the root, which are short, have masked tiles only.
 
 Tiles of keys that no row sees are left out.
 
@@ -17,25 +17,20 @@ row depend neither on the rest of the batch nor on which of its keys were cached
 leaves a row's sums as they are, bit for bit.)
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
+from gpuscore_kernels.extend_attention.key_tiles import FullRuns, SourceKeys, Wide
 from gpuscore_kernels.extend_attention.layout import (
-    MASKED_AFTER,
     MASKED_END,
     MASKED_FIELDS,
     MASKED_START,
     NUM_PACKED,
-    NUM_PARENT,
+    NUM_ROOT,
     NUM_ROWS,
     OWN_BASE,
-    PARENT_BASE,
     POOL_END,
     POOL_START,
+    ROOT_BASE,
     ROW_START,
     SHARED,
     TILE_FIELDS,
@@ -43,11 +38,8 @@ from gpuscore_kernels.extend_attention.layout import (
     Layout,
     TileShape,
     TileTable,
+    ancestors_from_root,
 )
-
-_Wide: TypeAlias = NDArray[np.int64]
-_Flags: TypeAlias = NDArray[np.bool_]
-_StartOf: TypeAlias = Callable[[_Wide, _Wide], _Wide]  # of (carrier, key)
 
 
 def build_tiles(
@@ -65,7 +57,7 @@ def build_tiles(
         shape: sizes of tiles.
         rows: [M] rows of the batch that are query rows, in any order; None = all.
         window: a row sees only keys at positions above its own minus this; None = all.
-        shared: False leaves out prefix and parent, the keys that rows share.
+        shared: False leaves out prefix and ancestors, the keys that rows share.
 
     Raises:
         ValueError: a tile of keys would not lie within one page.
@@ -77,34 +69,25 @@ def build_tiles(
     return tiling.table()
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Keys of one source, by carrier: a query tile, or a piece (rows of one segment in a tile)."""
-
-    tile: _Wide  # of each carrier
-    length: _Wide  # the most keys that a row of the carrier sees
-    full: _Wide  # number of first keys that come before every row of the tile
-    position: _Wide  # of key 0
-    segment: _Wide  # SHARED, or the segment whose rows see them
-
-
 class _Tiling:
     def __init__(
-        self, layout: Layout, shape: TileShape, packed: _Wide, window: int | None, shared: bool
+        self, layout: Layout, shape: TileShape, packed: Wide, window: int | None, shared: bool
     ) -> None:
         self.layout, self.shape, self.window, self.shared = layout, shape, window, shared
         starts = layout.cu_seqlens.astype(np.int64)
         segment_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))[packed]
         group_of = np.zeros(len(starts) - 1, np.int64)
-        if shared:  # rows of a tile share their prefix and parent
-            group_of = layout.request_of.astype(np.int64) * len(starts) + layout.parent + 1
+        self.lineage = ancestors_from_root(layout.parent) if shared else []
+        if shared:  # rows of a tile share their prefix and root
+            root = self.lineage[0] if self.lineage else layout.parent
+            group_of = layout.request_of.astype(np.int64) * len(starts) + root + 1
         self.order = np.lexsort((packed, group_of[segment_of]))
         self.segment = segment_of[self.order]
         self.position = layout.positions[packed[self.order]].astype(np.int64)
         self.offset = packed[self.order] - starts[self.segment]  # of each row in its segment
         self._cut(group_of[self.segment])
 
-    def _cut(self, group: _Wide) -> None:
+    def _cut(self, group: Wide) -> None:
         """Divide rows into tiles; segments that fill a tile share their tiles with no other."""
         count = len(group)
         new_segment = np.diff(self.segment, prepend=-1) != 0
@@ -140,12 +123,12 @@ class _Tiling:
             masked=masked.astype(np.int32),
         )
 
-    def _work(self, tiles: _Wide) -> _Wide:
+    def _work(self, tiles: Wide) -> Wide:
         full = tiles[:, POOL_END] - tiles[:, POOL_START] + tiles[:, NUM_PACKED]
         masked = tiles[:, MASKED_END] - tiles[:, MASKED_START]
         return full * self.shape.keys + masked * self.shape.own
 
-    def _pool_tiles(self) -> tuple[_Wide, _Wide]:
+    def _pool_tiles(self) -> tuple[Wide, Wide]:
         """First slots of all full tiles of all prefixes, and the first entry of each request."""
         lengths = self.layout.prefix_lens.astype(np.int64)
         counts = lengths // self.shape.keys if self.shared else np.zeros_like(lengths)
@@ -154,15 +137,15 @@ class _Tiling:
         tile = np.arange(counts.sum()) - starts[request]
         return self._slots(request, tile * self.shape.keys), starts
 
-    def _slots(self, request: _Wide, position: _Wide) -> _Wide:
+    def _slots(self, request: Wide, position: Wide) -> Wide:
         size = self.layout.page_size
         pages = self.layout.page_table[request, position // size].astype(np.int64)
         return pages * size + position % size
 
-    def _fill(self, tiles: _Wide, pool_start: _Wide) -> _Wide:
+    def _fill(self, tiles: Wide, pool_start: Wide) -> Wide:
         """Set all columns of `tiles` that are about keys; return the masked tiles."""
         layout, keys = self.layout, self.shape.keys
-        run = _FullRuns(self, tiles)
+        run = FullRuns(tiles, self.shape, self.window, self._edges())
         segment = self.segment[self.first]
         request = layout.request_of[segment].astype(np.int64)
         # Sources that a batch does not have are skipped, which matters for small batches.
@@ -170,39 +153,52 @@ class _Tiling:
             begin, end = run.add(self._prefix(request), lambda t, at: self._slots(request[t], at))
             tiles[:, POOL_START] = pool_start[request] + begin
             tiles[:, POOL_END] = pool_start[request] + end
-        if self.shared and (layout.parent >= 0).any():
-            parent = layout.parent[segment].astype(np.int64)
-            rows = layout.cu_seqlens[np.maximum(parent, 0)].astype(np.int64)
-            begin, end = run.add(self._parent(parent), lambda t, at: rows[t] + at, packed=True)
-            tiles[:, NUM_PARENT] = end - begin
-            tiles[:, PARENT_BASE] = rows + begin * keys
+        if self.lineage:
+            root = self.lineage[0][segment]
+            rows = layout.cu_seqlens[np.maximum(root, 0)].astype(np.int64)
+            begin, end = run.add(self._root(root), lambda t, at: rows[t] + at, packed=True)
+            tiles[:, NUM_ROOT] = end - begin
+            tiles[:, ROOT_BASE] = rows + begin * keys
+        for ancestors in self.lineage[1:]:
+            self._add_ancestors(run, ancestors[self.segment[self.piece]])
         own_rows = layout.cu_seqlens[self.segment[self.piece]].astype(np.int64)
         begin, end = run.add(self._own(), lambda c, at: own_rows[c] + at, packed=True)
         # Only the single piece of a tile has full tiles; for other pieces begin equals end.
         last = np.flatnonzero(np.diff(self.tile_of_piece, append=self.num_tiles))
         begin, end = begin[last], end[last]
-        tiles[:, NUM_PACKED] = tiles[:, NUM_PARENT] + end - begin
-        tiles[:, OWN_BASE] = own_rows[last] + (begin - tiles[:, NUM_PARENT]) * keys
+        tiles[:, NUM_PACKED] = tiles[:, NUM_ROOT] + end - begin
+        tiles[:, OWN_BASE] = own_rows[last] + (begin - tiles[:, NUM_ROOT]) * keys
         return run.masked()
 
-    def _prefix(self, request: _Wide) -> _Keys:
+    def _prefix(self, request: Wide) -> SourceKeys:
         length = self.layout.prefix_lens[request].astype(np.int64)
         every = np.arange(self.num_tiles)
-        return _Keys(every, length, length, every * 0, every * 0 + SHARED)
+        return SourceKeys(every, length, length, every * 0, every * 0 + SHARED)
 
-    def _parent(self, parent: _Wide) -> _Keys:
-        starts = self.layout.cu_seqlens.astype(np.int64)
-        some = np.maximum(parent, 0)
-        length = np.where(parent < 0, 0, starts[some + 1] - starts[some])
-        first = np.minimum(starts[some], len(self.layout.positions) - 1)
+    def _root(self, root: Wide) -> SourceKeys:
+        _, length, position = self._whole(root)
         every = np.arange(self.num_tiles)
-        position = self.layout.positions[first].astype(np.int64)
-        return _Keys(every, length, length, position, every * 0 + SHARED)
+        return SourceKeys(every, length, length, position, every * 0 + SHARED)
 
-    def _own(self) -> _Keys:
+    def _add_ancestors(self, run: "FullRuns", ancestor: Wide) -> None:
+        """Add the ancestors of all pieces at one level below the root."""
+        rows, length, position = self._whole(ancestor)
+        segment = self.segment[self.piece]
+        keys = SourceKeys(self.tile_of_piece, length, length * 0, position, segment)
+        run.add(keys, lambda c, at: rows[c] + at, packed=True)
+
+    def _whole(self, segment: Wide) -> tuple[Wide, Wide, Wide]:
+        """Return first row, length and position of segments; those of -1 are empty."""
+        starts = self.layout.cu_seqlens.astype(np.int64)
+        some = np.maximum(segment, 0)
+        length = np.where(segment < 0, 0, starts[some + 1] - starts[some])
+        first = np.minimum(starts[some], len(self.layout.positions) - 1)
+        return starts[some], length, self.layout.positions[first].astype(np.int64)
+
+    def _own(self) -> SourceKeys:
         pieces_of_tile = np.bincount(self.tile_of_piece)[self.tile_of_piece]
         last = np.append(self.piece[1:], len(self.order)) - 1
-        return _Keys(
+        return SourceKeys(
             tile=self.tile_of_piece,
             length=self.offset[last] + 1,
             full=np.where(pieces_of_tile == 1, self.offset[self.piece] + 1, 0),
@@ -210,95 +206,10 @@ class _Tiling:
             segment=self.segment[self.piece],
         )
 
-    def edges(self) -> tuple[_Wide, _Wide]:
+    def _edges(self) -> tuple[Wide, Wide]:
         """Per tile: the first position that any row sees, and the first that all rows see."""
         if self.window is None:
             return np.zeros(self.num_tiles, np.int64), np.zeros(self.num_tiles, np.int64)
         low = np.minimum.reduceat(self.position, self.first) - self.window + 1
         high = np.maximum.reduceat(self.position, self.first) - self.window + 1
         return low, high
-
-
-class _FullRuns:
-    """Divides the keys of one source after the other into full and masked tiles.
-
-    The kernel reads masked tiles, then full ones, then masked ones. So each query tile has one run
-    of full tiles; further ones are masked. Masked tiles before the run exist with a window only.
-    """
-
-    def __init__(self, tiling: _Tiling, tiles: _Wide) -> None:
-        self.tiling, self.tiles = tiling, tiles
-        self.low, self.high = tiling.edges()
-        self.started = np.zeros(tiling.num_tiles, np.bool_)
-        self.closed = np.zeros(tiling.num_tiles, np.bool_)
-        self.parts: list[tuple[_Wide, _Flags]] = []
-
-    def add(self, keys: _Keys, start_of: _StartOf, packed: bool = False) -> tuple[_Wide, _Wide]:
-        """Return each carrier's range of full tiles; `start_of(carrier, key)` gives slot or row."""
-        size, t = self.tiling.shape.keys, keys.tile
-        end = -(-keys.length // size)
-        if self.tiling.window is None:
-            return self._add_without_window(keys, start_of, packed, end)
-        low = np.clip((self.low[t] - keys.position) // size, 0, end)
-        begin = np.clip(-(-(self.high[t] - keys.position) // size), low, end)
-        stop = np.clip(keys.full // size, begin, end)
-        self.closed[t[begin > low]] |= self.started[t[begin > low]]
-        runs = (stop > begin) & ~self.closed[t]
-        begin, stop = np.where(runs, begin, end), np.where(runs, stop, end)
-        self._mask(keys, start_of, packed, low, begin, before=~self.started[t])
-        self._mask(keys, start_of, packed, stop, end, before=np.zeros_like(runs))
-        unseen = ~runs & (end > low)
-        self.closed[t[unseen]] |= self.started[t[unseen]]
-        self.closed[t[runs & (stop < end)]] = True
-        self.started[t[runs]] = True
-        return begin, stop
-
-    def _add_without_window(
-        self, keys: _Keys, start_of: _StartOf, packed: bool, end: _Wide
-    ) -> tuple[_Wide, _Wide]:
-        """Do the same as `add`; rows see the first keys, so full tiles come before masked ones."""
-        t = keys.tile
-        stop = np.where(self.closed[t], 0, np.minimum(keys.full // self.tiling.shape.keys, end))
-        self._mask(keys, start_of, packed, stop, end, before=np.zeros(len(t), np.bool_))
-        self.closed[t[stop < end]] = True
-        return np.zeros_like(stop), stop
-
-    def _mask(
-        self,
-        keys: _Keys,
-        start_of: _StartOf,
-        packed: bool,
-        begin: _Wide,
-        end: _Wide,
-        before: _Flags,
-    ) -> None:
-        """Add masked tiles for the keys of tiles [begin, end), except keys that no row sees."""
-        size, own = self.tiling.shape.keys, self.tiling.shape.own
-        low = np.maximum(self.low[keys.tile] - keys.position, 0)
-        first = np.maximum(begin * size, low // own * own)
-        last = np.minimum(end * size, keys.length)
-        counts = np.maximum(-(-(last - first) // own), 0)
-        carrier = np.repeat(np.arange(len(counts)), counts)
-        nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        key = first[carrier] + nth * own
-        columns = [
-            start_of(carrier, key),
-            np.minimum(own, last[carrier] - key),
-            keys.position[carrier] + key,
-            keys.segment[carrier],
-            np.full(len(key), packed),
-            keys.tile[carrier],
-        ]
-        self.parts.append((np.stack(columns, axis=1), before[carrier]))
-
-    def masked(self) -> _Wide:
-        """Return all masked tiles by query tile; set the columns of `tiles` that point at them."""
-        parts = np.concatenate([part for part, _ in self.parts])
-        tile = parts[:, MASKED_FIELDS]
-        before = np.concatenate([flags for _, flags in self.parts]) & self.started[tile]
-        count = np.bincount(tile, minlength=len(self.tiles))
-        ends = np.cumsum(count)
-        self.tiles[:, MASKED_START] = ends - count
-        self.tiles[:, MASKED_AFTER] = ends - count + np.bincount(tile[before], minlength=len(count))
-        self.tiles[:, MASKED_END] = ends
-        return parts[np.argsort(tile, kind="stable"), :MASKED_FIELDS]

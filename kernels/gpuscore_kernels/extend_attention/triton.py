@@ -28,8 +28,8 @@ MASKED_END = tl.constexpr(columns.MASKED_END)
 POOL_START = tl.constexpr(columns.POOL_START)
 POOL_END = tl.constexpr(columns.POOL_END)
 NUM_PACKED = tl.constexpr(columns.NUM_PACKED)
-NUM_PARENT = tl.constexpr(columns.NUM_PARENT)
-PARENT_BASE = tl.constexpr(columns.PARENT_BASE)
+NUM_ROOT = tl.constexpr(columns.NUM_ROOT)
+ROOT_BASE = tl.constexpr(columns.ROOT_BASE)
 OWN_BASE = tl.constexpr(columns.OWN_BASE)
 MASKED_FIELDS = tl.constexpr(columns.MASKED_FIELDS)
 NUM_KEYS = tl.constexpr(columns.NUM_KEYS)
@@ -171,7 +171,7 @@ def extend_attention_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     OWN: tl.constexpr,
-    POOL: tl.constexpr,  # read the pool and parents too
+    POOL: tl.constexpr,  # read the pool and ancestors too
     CARRY: tl.constexpr,  # load a pool tile's slot one iteration early
     CAP: tl.constexpr,
     MERGE: tl.constexpr,  # continue from before_out and before_lse
@@ -248,11 +248,11 @@ def extend_attention_kernel(
                 q_tile, keys, values, top, total, acc, True, scale, cap, False, CAP
             )
     num_packed = tl.load(tile + NUM_PACKED)
-    num_parent = tl.load(tile + NUM_PARENT)
-    parent_base = tl.load(tile + PARENT_BASE)
+    num_root = tl.load(tile + NUM_ROOT)
+    root_base = tl.load(tile + ROOT_BASE)
     own_base = tl.load(tile + OWN_BASE)
     for index in tl.range(0, num_packed):
-        start = tl.where(index < num_parent, parent_base, own_base) + index * BN
+        start = tl.where(index < num_root, root_base, own_base) + index * BN
         from_k = k_head + start.to(tl.int64) * stride_kt
         from_v = v_head + start.to(tl.int64) * stride_vt
         keys = _load_keys(from_k, offset_n, offset_d, stride_kt, BN, D, False)

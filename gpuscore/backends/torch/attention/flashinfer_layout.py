@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.batch import PackedBatch, prefix_slots
+from gpuscore.batch import PackedBatch, lineage, prefix_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,8 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     """Lay out the multi-item form.
 
     A parent that has no parent itself becomes the causal end of its items' prefix. A parent that
-    has one is computed as an item of that one, and its keys are repeated in its items' prefix.
+    has one is computed as an item of that one; its keys, and those of its ancestors, are repeated
+    in its items' prefix.
     """
     slots, cached = _cached(batch, page_size)
     rows, keys, prefix_lens, positions, longest = [], [], [], [], []
@@ -52,7 +53,7 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     heads = {p for _, p in groups if p >= 0 and batch.parent[p] < 0}
     for (request, parent), segments in groups.items():
         items = [_rows(batch, s) for s in segments if s not in heads]
-        prefix = [_rows(batch, parent)] if parent >= 0 else []
+        prefix = _rows_above(batch, segments[0])
         first = prefix if parent in heads else []
         if not items:
             continue
@@ -76,10 +77,10 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
 def lay_out_cascade(batch: PackedBatch, page_size: int) -> CascadeLayout:
     slots, cached = _cached(batch, page_size)
     segments, shared_rows, shared = [], [], []
-    for (request, parent), members in _groups(batch).items():
+    for (request, _), members in _groups(batch).items():
         own = [_rows(batch, s) for s in members]
         segments += own
-        before = [len(slots) + _rows(batch, parent)] if parent >= 0 else []
+        before = [len(slots) + rows for rows in _rows_above(batch, members[0])]
         shared_rows.append(np.concatenate(own))
         shared.append(np.concatenate([cached[request], *before]))
     rows = np.concatenate([np.empty(0, np.int64), *segments])
@@ -100,6 +101,10 @@ def _groups(batch: PackedBatch) -> dict[tuple[int, int], list[int]]:
 
 def _rows(batch: PackedBatch, segment: int) -> NDArray[np.int64]:
     return np.arange(batch.cu_seqlens[segment], batch.cu_seqlens[segment + 1], dtype=np.int64)
+
+
+def _rows_above(batch: PackedBatch, segment: int) -> list[NDArray[np.int64]]:
+    return [_rows(batch, ancestor) for ancestor in lineage(batch, segment)]
 
 
 def _cached(

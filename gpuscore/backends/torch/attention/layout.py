@@ -8,90 +8,22 @@ batch nor on which of its keys were computed in an earlier batch.
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from gpuscore.backends.torch.attention.passes import (
+    ALIGNED,
+    AttentionLayout,
+    CausalGroup,
+    DenseCall,
+    DensePass,
+    ScoredGroup,
+    Tiling,
+)
 from gpuscore.backends.torch.indices import Rows, index_of, rows_at, run_of
 from gpuscore.batch import PackedBatch, prefix_slots
-
-# With tiling, the numbers of rows and keys of a call are multiples of this. torch's CPU operator
-# puts the work spaces of its threads end to end, and MKL's products round differently at other
-# alignments, so a row's bits would otherwise depend on the thread that computes it.
-ALIGNED = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Fixed numbers of rows; every segment starts at a multiple of `block` in its sequence."""
-
-    block: int  # rows that attend to each other in one causal pass; keys before them are shared
-    rows: int  # rows of one call of a dense pass
-    group: int  # approximate rows of one call of a causal pass, over several blocks
-
-
-@dataclass(frozen=True, slots=True)
-class DenseCall:
-    """Query rows of one call; with tiling, the rows after `count` repeat the last one."""
-
-    rows: Rows
-    count: int
-    first_key: Tensor | None  # [rows] first visible key among the shared ones; None = all visible
-
-
-@dataclass(frozen=True, slots=True)
-class DensePass:
-    """Query rows that share the same keys: cached slots, then rows of this batch."""
-
-    calls: tuple[DenseCall, ...]
-    slots: Tensor  # [P]; without those outside of every row's window
-    run: slice | None  # the slots, if they are consecutive and may be read in place
-    before: tuple[slice, ...]  # rows of a parent, and of earlier blocks of the same segment
-
-
-@dataclass(frozen=True, slots=True)
-class CausalGroup:
-    """Whole blocks of similar length, computed in one call.
-
-    Shorter blocks are padded by repeating their own last row, which no earlier row sees. In the
-    last layer, query rows are numbered by their place among the scored ones; a row that is not
-    scored has a stand-in, which is computed and dropped. Consecutive rows are slices, which are
-    read and written in place.
-    """
-
-    length: int  # rows of a block
-    gather: Rows  # [n, length], or a slice of n * length: rows of the batch
-    queries: Rows  # their query rows, in the same form
-    keep: Tensor | None  # places in the flattened [n * length] whose results are kept; None = all
-    rows: Rows  # query rows of those results
-    first_key: Tensor | None  # [length]; None = no window
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredGroup:
-    """Single scored rows with the visible part of their own block.
-
-    With tiling, the rows after `count` repeat the last one, and each row is computed `times` times.
-    """
-
-    rows: Tensor  # [n] places among the scored rows
-    count: int
-    times: int
-    gather: Tensor  # [n, length] rows of the batch
-    key_mask: Tensor  # bool [n, length]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionLayout:
-    """Index tensors of one batch; `scored` parts serve the last layer."""
-
-    dense: tuple[DensePass, ...]
-    causal: tuple[CausalGroup, ...]
-    scored_dense: tuple[DensePass, ...]
-    scored_causal: tuple[CausalGroup, ...]  # blocks with several scored rows
-    scored: tuple[ScoredGroup, ...]  # the others
+from gpuscore_kernels.extend_attention.layout import ancestors_from_root
 
 
 def lay_out_attention(
@@ -147,6 +79,7 @@ class _Builder:
         self.block_of = np.repeat(np.arange(len(self.segments)), self.lengths)  # [T]
         scored = np.bincount(self.block_of[batch.score_rows], minlength=len(self.segments))
         self.several = scored > 1  # [blocks] true if more than one row is scored
+        self.lineage = ancestors_from_root(batch.parent)
 
     def dense_passes(self, rows: np.ndarray) -> Iterator[DensePass]:
         """Yield one pass per group of `rows` that share keys; the passes index into `rows`."""
@@ -154,29 +87,54 @@ class _Builder:
             return
         blocks = self.block_of[rows]
         segments = self.segments[blocks]
+        above = [level[segments] for level in self.lineage]
+        root, deeper = (above[0] if above else np.full(len(rows), -1)), above[1:]
         later = np.where(self.before[blocks] > 0, blocks, -1)  # sees rows of its own segment
-        keys = np.stack((self.batch.request_of[segments], self.batch.parent[segments], later))
-        shared, group_of_row = np.unique(keys, axis=1, return_inverse=True)
-        for group, (request, parent, block) in enumerate(shared.T.tolist()):
-            members = np.flatnonzero(group_of_row.reshape(-1) == group)
-            first = _first_positions(self.batch.positions[rows[members]], self.window)
+        below = deeper[0] >= 0 if deeper else np.zeros(len(rows), np.bool_)
+        first = self.batch.request_of[segments], root, np.where(below, -1, later)
+        for members, (request, ancestor, block) in _groups(*first):
             slots = prefix_slots(self.batch, request, self.page_size)
-            # No row sees the keys before `reached`, so they are left out. With tiling they are
-            # masked instead, because `reached` depends on the other rows of the pass.
-            reached = int(first.min()) if self.tiling is None else 0
-            before = _without(self._before(parent, block), reached - len(slots))
-            slots = slots[reached:]
-            if len(slots) or before:
-                masked = self.window is not None if self.tiling else first.max() > reached
-                calls = tuple(self._dense_calls(members, first - reached if masked else None))
-                run = None if self.tiling else run_of(slots)
-                yield DensePass(calls, index_of(slots, self.device), run, before)
+            yield from self._dense_pass(rows, members, slots, self._before(ancestor, block))
+        none = np.empty(0, np.int64)
+        for ancestors in deeper:
+            for members, (ancestor,) in _groups(ancestors):
+                if ancestor >= 0:
+                    before = self._before(ancestor, -1)
+                    yield from self._dense_pass(rows, members, none, before, again=True)
+        for members, (block,) in _groups(np.where(below, later, -1)) if below.any() else ():
+            if block >= 0:
+                before = self._before(-1, block)
+                yield from self._dense_pass(rows, members, none, before, again=True)
 
-    def _before(self, parent: int, block: int) -> list[slice]:
-        """Rows of this batch that a block sees before its own: its parent's, then its segment's."""
+    def _dense_pass(
+        self,
+        rows: np.ndarray,
+        members: np.ndarray,
+        slots: np.ndarray,
+        before: list[slice],
+        again: bool = False,
+    ) -> Iterator[DensePass]:
+        """Yield the pass of rows[members] over cached slots and these rows, unless it is empty."""
+        # Position of the first key: cached slots are a request's first tokens.
+        start = 0 if len(slots) or not before else int(self.batch.positions[before[0].start])
+        first = _first_positions(self.batch.positions[rows[members]], self.window)
+        first = np.maximum(first - start, 0)
+        # No row sees the keys before `reached`, so they are left out. With tiling they are masked
+        # instead, because `reached` depends on the other rows of the pass.
+        reached = int(first.min()) if self.tiling is None else 0
+        left = _without(before, reached - len(slots))
+        slots = slots[reached:]
+        if len(slots) or left:
+            masked = self.window is not None if self.tiling else first.max() > reached
+            calls = tuple(self._dense_calls(members, first - reached if masked else None))
+            run = None if self.tiling else run_of(slots)
+            yield DensePass(calls, index_of(slots, self.device), run, left, again)
+
+    def _before(self, ancestor: int, block: int) -> list[slice]:
+        """Rows of this batch that a block sees before its own: an ancestor's, its segment's."""
         slices = []
-        if parent >= 0:
-            slices.append(slice(*self.batch.cu_seqlens[parent : parent + 2].tolist()))
+        if ancestor >= 0:
+            slices.append(slice(*self.batch.cu_seqlens[ancestor : ancestor + 2].tolist()))
         if block >= 0:
             start = int(self.starts[block])
             slices.append(slice(start - int(self.before[block]), start))
@@ -267,6 +225,13 @@ class _Builder:
                 continue
             for chosen, count in _filled(indices, max(1, self.tiling.group // size)):
                 yield size, chosen, count
+
+
+def _groups(*keys: np.ndarray) -> Iterator[tuple[np.ndarray, list[int]]]:
+    """Yield the places at which all keys are equal, and these keys."""
+    found, group_of = np.unique(np.stack(keys), axis=1, return_inverse=True)
+    for group, key in enumerate(found.T.tolist()):
+        yield np.flatnonzero(group_of.reshape(-1) == group), key
 
 
 def _first_positions(positions: np.ndarray, window: int | None) -> np.ndarray:

@@ -1,12 +1,13 @@
-"""The mask rule (`gpuscore.batch.visible_rows`) in two passes: a dense one over shared keys, a
-causal one over a row's own segment.
+"""The mask rule (`gpuscore.batch.visible_rows`) in passes: dense ones over shared keys, a causal
+one over a row's own segment.
 
-Every row attends causally to its own segment. Rows that see a cached prefix or a parent segment
-attend to those keys without any mask, all rows of a request at once, and the two results are merged
-by their log-sum-exp. There is no T x T mask.
+Every row attends causally to its own segment. Rows that see a cached prefix or a root attend to
+those keys without any mask, all rows of a tree at once; each ancestor below the root is one more
+pass over its descendants' rows. The results are merged by their log-sum-exp. There is no T x T
+mask.
 
-A sliding window narrows both passes. It counts positions, and the keys of a dense pass are at
-positions 0, 1, 2, ..., so the first visible key of each row says everything.
+A sliding window narrows all passes. It counts positions, and the keys of a dense pass are at
+consecutive positions, so the first visible key of each row says everything.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +18,8 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch.attention.layout import (
-    CausalGroup,
-    DensePass,
-    ScoredGroup,
-    Tiling,
-    lay_out_attention,
-)
+from gpuscore.backends.torch.attention.layout import lay_out_attention
+from gpuscore.backends.torch.attention.passes import CausalGroup, DensePass, ScoredGroup, Tiling
 from gpuscore.backends.torch.indices import Rows
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import PackedBatch
@@ -141,14 +137,15 @@ class TorchPass:
             o, log_sum = self._partial(
                 q[call.rows].transpose(0, 1).unsqueeze(0), *shared, first_key=call.first_key
             )
-            merged, _ = self.merge(
+            results = self.merge(
                 out[call.rows],
                 lse[call.rows],
                 o.squeeze(0).transpose(0, 1),
                 log_sum.squeeze(0).transpose(0, 1),
             )
             real = call.rows if isinstance(call.rows, slice) else call.rows[: call.count]
-            out[real] = merged[: call.count]
+            for side, merged in zip((out, lse), results, strict=True):
+                side[real] = merged[: call.count]
 
 
 def shared_keys(

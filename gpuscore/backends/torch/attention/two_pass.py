@@ -2,7 +2,8 @@
 
 When many items share a long prefix, the dense pass is most of the work; it needs no mask, and
 libraries compute it fastest. Our kernel then continues from its result with each row's own segment.
-Together they compute the mask rule (`gpuscore.batch.visible_rows`).
+Together they compute the mask rule (`gpuscore.batch.visible_rows`); ancestors below a root have
+dense passes of their own.
 """
 
 import os
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch.attention.layout import DensePass, lay_out_shared
+from gpuscore.backends.torch.attention.layout import lay_out_shared
 from gpuscore.backends.torch.attention.operators import shared_keys
+from gpuscore.backends.torch.attention.passes import DensePass
 from gpuscore.backends.torch.attention.triton import build_tables, tables_of_layers
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import PackedBatch
@@ -21,7 +23,7 @@ from gpuscore_kernels.extend_attention import DeviceTiles, upload
 from gpuscore_kernels.extend_attention.api import Implementation
 from gpuscore_kernels.extend_attention.config import config_for
 from gpuscore_kernels.items_merge import items_merge
-from gpuscore_kernels.partial_attention import partial_attention
+from gpuscore_kernels.partial_attention import merge_partials, partial_attention
 from gpuscore_kernels.partial_attention.api import Implementation as DenseImplementation
 
 
@@ -72,7 +74,7 @@ class TwoPassPass:
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         config, pool = self.backend.config, self.backend.pool
-        shared_out = torch.empty_like(q)
+        shared_out = torch.zeros_like(q)
         shared_lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float32, device=q.device)
         for part in self.dense[layer]:
             keys = shared_keys(pool, layer, part, k, v)
@@ -85,8 +87,11 @@ class TwoPassPass:
                     softcap=config.attention_softcap,
                     impl=self.backend.dense_impl,
                 )
-                shared_out[call.rows] = out.squeeze(0).transpose(0, 1)
-                shared_lse[call.rows] = lse.squeeze(0).transpose(0, 1)
+                out, lse = out.squeeze(0).transpose(0, 1), lse.squeeze(0).transpose(0, 1)
+                if part.again:
+                    before = shared_out[call.rows], shared_lse[call.rows]
+                    out, lse = merge_partials(*before, out, lse)
+                shared_out[call.rows], shared_lse[call.rows] = out, lse
         merged, _ = items_merge(
             q,
             k,
