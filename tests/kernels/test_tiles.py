@@ -90,7 +90,7 @@ def check(batch, shape, rows=None, window=None, shared=True):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("window", [None, 1, 40])
-@pytest.mark.parametrize("seed", [2, *slow(0, 1)])
+@pytest.mark.parametrize("seed", [1, *slow(0, 2)])  # the first has trees of depth 4
 def test_every_visible_pair_once(seed, window, shape):
     rng = np.random.default_rng(seed)
     batch = random_batch(rng, SLOTS, PAGE)
