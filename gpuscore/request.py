@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpuscore.arrays import Float32Array, Int32Array
 
 
@@ -12,34 +14,47 @@ class ScoreRequest:
     `query_ids` holds the tokens before the cut, which all prompts share. Each item has at least one
     token, so that every scored row is computed. `label_ids[i]` belongs to `item_ids[i]`.
 
+    With `parents` items form trees: an item continues its parent, so its prompt is its parent's and
+    its own tokens. Items stand in preorder, each after its parent and before the next item that is
+    not its descendant. A *family*, an item that continues the query with all its descendants, is
+    computed in one batch. An item without labels is not scored.
+
     With `every_position` every token of an item is scored, each for one label of its own, so
     `label_ids[i]` is as long as `item_ids[i]`. There is no query then, because a cached prefix has
     no rows that could be scored.
 
     Raises:
         ValueError: with `every_position`, there is a query, or an item has a different number of
-            labels than tokens.
+            labels than tokens; or `parents` does not fit, or is given as well.
     """
 
     query_ids: Int32Array  # [cut], may be empty
     item_ids: tuple[Int32Array, ...]  # each [>= 1]
-    label_ids: tuple[Int32Array, ...]  # one per item, each [>= 1]
+    label_ids: tuple[Int32Array, ...]  # one per item, each [>= 1]; or [0] with `parents`
     need_lse: bool
     need_top: bool = False
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
     deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
     every_position: bool = False
+    parents: Int32Array | None = None  # [items] earlier item, -1 = the query; None = all the query
 
     def __post_init__(self) -> None:
         if self.every_position and (
             len(self.query_ids) or [*map(len, self.item_ids)] != [*map(len, self.label_ids)]
         ):
             raise ValueError("every position needs one label for each token, and no query")
+        if self.parents is not None:
+            if self.every_position or len(self.parents) != len(self.item_ids):
+                raise ValueError(
+                    f"{len(self.parents)} parents for {len(self.item_ids)} items; "
+                    f"there are none with every_position"
+                )
+            _check_preorder(self.parents)
 
     @property
     def num_rows(self) -> int:
-        """Number of scored rows: one per item, or one per item token with `every_position`."""
+        """Number of rows of the answer: one per item, or per item token with `every_position`."""
         return sum(map(len, self.item_ids)) if self.every_position else len(self.item_ids)
 
     @property
@@ -49,8 +64,40 @@ class ScoreRequest:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Sum of the lengths of all prompts; the query counts once per item."""
-        return len(self.query_ids) * len(self.item_ids) + sum(map(len, self.item_ids))
+        """Sum of the lengths of all scored prompts; the query counts once per prompt."""
+        if self.parents is None:
+            return len(self.query_ids) * len(self.item_ids) + sum(map(len, self.item_ids))
+        lengths: list[int] = []
+        for item, parent in zip(self.item_ids, self.parents.tolist(), strict=True):
+            above = lengths[parent] if parent >= 0 else len(self.query_ids)
+            lengths.append(above + len(item))
+        scored = zip(lengths, self.label_ids, strict=True)
+        return sum(length for length, labels in scored if len(labels))
+
+    @property
+    def largest_family(self) -> int:
+        """The most tokens of a family of several items; 0 if there is none."""
+        if self.parents is None:
+            return 0
+        several = (family for family in self.families() if len(family) > 1)
+        return max((sum(len(self.item_ids[i]) for i in family) for family in several), default=0)
+
+    def families(self) -> list[range]:
+        """Return the items of each family, in order."""
+        if self.parents is None:
+            return [range(item, item + 1) for item in range(len(self.item_ids))]
+        heads = [*np.flatnonzero(self.parents < 0).tolist(), len(self.parents)]
+        return [range(start, stop) for start, stop in zip(heads, heads[1:], strict=False)]
+
+
+def _check_preorder(parents: Int32Array) -> None:
+    chain: list[int] = []  # the item before and its ancestors, from the top
+    for item, parent in enumerate(parents.tolist()):
+        while chain and chain[-1] != parent:
+            chain.pop()
+        if not chain and parent != -1:
+            raise ValueError(f"item {item} with parent {parent} is not in preorder")
+        chain.append(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +116,8 @@ class ScoreResult:
     `label_logits[i][j]` is the logit of label j of item i. `lse[i]` is the log-sum-exp of item i's
     logits over the full vocabulary, or over all classes, so log-probability = logit - lse; it is
     None unless asked for. The N rows are the items. With `every_position` the rows are all tokens
-    of all items, one item after the other, and label j of an item belongs to its token j.
+    of all items, one item after the other, and label j of an item belongs to its token j. The row
+    of an item without labels holds zeros.
     """
 
     label_logits: tuple[Float32Array, ...]

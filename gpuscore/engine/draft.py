@@ -1,6 +1,7 @@
 """Turn the shares of a batch into a `PackedBatch`: its segments and their cached prefixes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,6 +33,7 @@ def _add_share(
         parent = len(segments)
         slots = page_slots(pages, start, stop, limits.page_size)
         segments.append(Segment(request.query_ids[start:stop], start, row, slots=slots))
+    first = len(segments)
     for item in share.items:
         segments.append(
             Segment(
@@ -44,8 +46,25 @@ def _add_share(
                 every_row=request.every_position,
             )
         )
+    if request.parents is not None:
+        _join_families(share, request.parents, segments, first)
     if share.long is not None:
         _add_long_chunk(share, limits, segments, prefixes)
+
+
+def _join_families(share: Share, parents: Int32Array, segments: list[Segment], first: int) -> None:
+    """Put the share's items, which are segments from `first` on, below their parents."""
+    labels = share.job.request.label_ids
+    place = {item: first + index for index, item in enumerate(share.items)}
+    for item, index in place.items():
+        segment, parent = segments[index], int(parents[item])
+        if not len(labels[item]):
+            segment = replace(segment, label_ids=None, need_lse=False)
+        if parent >= 0:
+            above = segments[place[parent]]
+            start = above.start + len(above.token_ids)
+            segment = replace(segment, parent=place[parent], start=start)
+        segments[index] = segment
 
 
 def _add_long_chunk(

@@ -16,7 +16,7 @@ from gpuscore.engine.rate import Rate
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.same_bits import check_same_bits
 from gpuscore.engine.ticket import Progress, Ticket
-from gpuscore.errors import GpuscoreError, InsufficientMemory, Unavailable
+from gpuscore.errors import GpuscoreError, InsufficientMemory, InvalidRequest, Unavailable
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.stats import EngineStats
@@ -104,6 +104,7 @@ class Engine:
         Raises:
             Overloaded: the queue is full; carries `retry_after` in seconds.
             InsufficientMemory: the request does not fit the KV cache, even alone.
+            InvalidRequest: items that continue each other are longer than a batch together.
             Unavailable: the engine is closed or has failed.
         """
         (outcome,) = self._queue([request], progress)
@@ -143,6 +144,11 @@ class Engine:
         return outcomes
 
     def _admit(self, request: ScoreRequest) -> None:
+        if (size := request.largest_family) > self.limits.max_tokens:
+            raise InvalidRequest(
+                f"items that continue each other have {size} tokens together, the limit is "
+                f"{self.limits.max_tokens} (--max-batch-tokens)"
+            )
         if not self._runner.scheduler.fits(request):
             raise InsufficientMemory(
                 f"the request's {len(request.query_ids)} shared tokens and longest item need more "

@@ -13,8 +13,8 @@ from gpuscore.request import ScoreRequest
 class Job:
     """A request in the scheduler, with the work that no batch has taken yet.
 
-    `short` holds the items that fit a batch. `long` holds the longer ones, which run in chunks,
-    one item after the other.
+    `short` holds the families that fit a batch, by their first items. `long` holds the items that
+    are longer, which run in chunks, one item after the other; they have no descendants.
     """
 
     request: ScoreRequest
@@ -32,6 +32,7 @@ class Job:
     published: int = 0  # number of the query's full pages that other jobs can find
     active: bool = False  # in a ring of the scheduler
     removed: bool = False
+    family: dict[int, range] | None = None  # of each first item; None = all items are alone
     deficit: int = 0  # tokens that the job may still take in this round, see the scheduler
     running: list["Share"] = field(default_factory=list)  # in batches that are not collected
     epoch: int = 0  # grows when the work of running shares is taken back
@@ -39,6 +40,26 @@ class Job:
     @property
     def cut(self) -> int:
         return len(self.request.query_ids)
+
+    def divide_items(self, max_tokens: int) -> None:
+        """Divide the items into those that fit a batch of `max_tokens` and longer ones."""
+        families = self.request.families()
+        if self.request.parents is not None:
+            self.family = {family.start: family for family in families}
+        for family in families:
+            fits = self.family_tokens(family.start) <= max_tokens
+            assert fits or len(family) == 1  # noqa: S101  (the engine has refused it)
+            (self.short if fits else self.long).append(family.start)
+
+    def family_of(self, first: int) -> range:
+        """Return the items of the family that begins with `first`."""
+        return range(first, first + 1) if self.family is None else self.family[first]
+
+    def family_tokens(self, first: int) -> int:
+        item_ids = self.request.item_ids
+        if self.family is None:
+            return len(item_ids[first])
+        return sum(len(item_ids[item]) for item in self.family[first])
 
     @property
     def exhausted(self) -> bool:
@@ -52,7 +73,7 @@ class Share:
     job: Job
     epoch: int
     query: tuple[int, int]  # (start, stop) in the query; may be empty
-    items: list[int] = field(default_factory=list)  # short items, in order
+    items: list[int] = field(default_factory=list)  # of short families, in order
     long: tuple[int, int, int] | None = None  # (item, start, stop), counted as `long_done`
     long_ends: bool = False  # the item's last chunk; only `every_position` scores the others
     tokens: int = 0
@@ -61,9 +82,18 @@ class Share:
     def scored(self) -> list[int]:
         """The scored items, in the order of the share's rows."""
         every = self.job.request.every_position
+        items, labels = self.items, self.job.request.label_ids
+        if self.job.family is not None:
+            items = [item for item in items if len(labels[item])]
         if self.long and (self.long_ends or every):
-            return [*self.items, self.long[0]]
-        return self.items
+            return [*items, self.long[0]]
+        return items
+
+    @property
+    def firsts(self) -> list[int]:
+        """The first items of the share's short families."""
+        family = self.job.family
+        return self.items if family is None else [item for item in self.items if item in family]
 
     @property
     def positions(self) -> list[tuple[int, int, int]]:
@@ -89,7 +119,7 @@ class Share:
     @property
     def pieces(self) -> int:
         """Number of parts that could run in separate batches."""
-        return len(self.items) + (self.long is not None) + (self.query[1] > self.query[0])
+        return len(self.firsts) + (self.long is not None) + (self.query[1] > self.query[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +131,7 @@ class Work:
     alone: bool = False  # a single item that runs again after a non-finite row
 
     def is_minimal(self, min_tokens: int) -> bool:
-        """True if the batch cannot be made smaller: one item, or at most `min_tokens` tokens."""
+        """True if the batch cannot be made smaller: one family, or at most `min_tokens` tokens."""
         if len(self.shares) > 1 or self.shares[0].pieces > 1:
             return False
         return bool(self.shares[0].items) or self.batch.num_tokens <= min_tokens

@@ -2,7 +2,7 @@
 
 A request's query runs first, in chunks if it is longer than a batch; its keys and values stay in
 pages. The items follow, in the batch with the end of the query or in later ones. An item that is
-longer than a batch runs in chunks too, over additional pages.
+longer than a batch runs in chunks too, over additional pages. Families run in one batch.
 
 Requests with a lower priority value go first. Among equals, batches are filled by deficit round
 robin (Shreedhar and Varghese, 1995): each round lets every request take QUANTUM more tokens, and
@@ -56,8 +56,7 @@ class Scheduler:
 
     def add(self, request: ScoreRequest) -> Job:
         job = Job(request, (request.priority, self._arrivals))
-        for index, tokens in enumerate(request.item_ids):
-            (job.long if len(tokens) > self.limits.max_tokens else job.short).append(index)
+        job.divide_items(self.limits.max_tokens)
         self._arrivals += 1
         insort(self._waiting, job, key=lambda j: j.order)
         return job
@@ -119,9 +118,12 @@ class Scheduler:
         self._successes = 0
 
     def retry_alone(self, job: Job, item: int) -> None:
-        """Run an item once more: alone in a batch, or in chunks if it is longer than a batch."""
+        """Run an item once more: its family alone in a batch, or it in chunks if it is longer."""
         if len(job.request.item_ids[item]) <= self.limits.max_tokens:
-            self._alone.append((job, item))
+            while job.family is not None and item not in job.family:
+                item -= 1
+            if (job, item) not in self._alone:
+                self._alone.append((job, item))
         else:
             job.retried.add(item)
             job.long.append(item)
@@ -273,7 +275,7 @@ class Scheduler:
         if job.query_done < job.cut:
             return min(self.chunk, job.cut - job.query_done)
         if job.short:
-            return len(job.request.item_ids[job.short[0]])
+            return job.family_tokens(job.short[0])
         if share.long is not None or share.query[1] > share.query[0]:
             return None
         rest = long_rest(job.cut, self.limits)
@@ -287,10 +289,9 @@ class Scheduler:
             left -= stop - job.query_done
             share.query, job.query_done = (share.query[0], stop), stop
         if job.query_done == job.cut:
-            item_ids = job.request.item_ids
-            while job.short and len(item_ids[job.short[0]]) <= left:
-                left -= len(item_ids[job.short[0]])
-                share.items.append(job.short.popleft())
+            while job.short and (tokens := job.family_tokens(job.short[0])) <= left:
+                left -= tokens
+                share.items.extend(job.family_of(job.short.popleft()))
             if left and not job.short and job.long and self._next_cost(share) is not None:
                 left -= self._take_long(share, left)
         share.tokens += allowance - left
@@ -322,8 +323,8 @@ class Scheduler:
             job.short.appendleft(item)
             self._activate(job)
             return None
-        share = Share(job, job.epoch, (job.cut, job.cut), [item])
-        share.tokens = len(job.request.item_ids[item])
+        share = Share(job, job.epoch, (job.cut, job.cut), [*job.family_of(item)])
+        share.tokens = job.family_tokens(item)
         job.running.append(share)
         return Work(draft_batch([share], self.limits), (share,), alone=True)
 
@@ -335,7 +336,7 @@ class Scheduler:
             if share.epoch != job.epoch - 1:
                 continue
             job.query_done = min(job.query_done, share.query[0])
-            job.short.extendleft(reversed(share.items))
+            job.short.extendleft(reversed(share.firsts))
             if share.long is not None:
                 chunks.append(share.long)
                 if share.long_ends:

@@ -40,6 +40,8 @@ class Ticket:
         request, count = self.request, self.request.num_rows
         self.tokens = request.num_tokens
         self.rows_left = count
+        if request.parents is not None:
+            self.rows_left = sum(1 for labels in request.label_ids if len(labels))
         self.label_logits = [NOTHING] * len(request.item_ids)
         self.lse = np.full(count, np.nan, dtype=np.float32)
         self.top_ids = np.full(count, -1, dtype=np.int32)
@@ -65,9 +67,9 @@ class Ticket:
             broken, kept, places = self.positions.take(share, own, fine, self.label_logits)
             self.rows_left -= self.positions.arrived(places)
         else:
-            broken, kept = self._take_ends(share.scored, scores.label_logits, bounds, fine), fine
-            places = np.array(share.scored, dtype=np.int32)[kept]
-            self.rows_left -= len(places)
+            scored, kept = share.scored, fine
+            broken = self._take_ends(scored, scores.label_logits, bounds, fine)
+            places = np.array(scored, dtype=np.int32)[kept]
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.need_top and scores.top_ids is not None and scores.top_logits is not None:
@@ -78,6 +80,8 @@ class Ticket:
     def result(self, done: float) -> ScoreResult:
         """Return the complete answer, with timings up to `done`."""
         request, planned, launched = self.request, self.planned, self.launched
+        if request.parents is not None:
+            self._clear_unscored()
         assert planned is not None and launched is not None  # noqa: S101, PT018  (it was launched)
         return ScoreResult(
             label_logits=tuple(self.label_logits),
@@ -92,6 +96,13 @@ class Ticket:
             ),
         )
 
+    def _clear_unscored(self) -> None:
+        """Set the rows of items without labels, which nothing has computed, to zero."""
+        unscored = [item for item, labels in enumerate(self.request.label_ids) if not len(labels)]
+        self.lse[unscored] = 0.0
+        if self.request.need_top:
+            self.top_logits[unscored], self.top_ids[unscored] = 0.0, 0
+
     def _take_ends(
         self, items: list[int], logits: Float32Array, cu_labels: Int32Array, fine: BoolArray
     ) -> list[int]:
@@ -99,6 +110,8 @@ class Ticket:
         bounds, broken = cu_labels.tolist(), []
         for index, (item, kept) in enumerate(zip(items, fine.tolist(), strict=True)):
             if kept:
+                # A family that runs again for one of its items repeats the others.
+                self.rows_left -= self.label_logits[item] is NOTHING
                 self.label_logits[item] = logits[bounds[index] : bounds[index + 1]]
             else:
                 broken.append(item)

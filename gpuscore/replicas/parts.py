@@ -17,22 +17,33 @@ def split(request: ScoreRequest, sizes: Sequence[int]) -> list[ScoreRequest]:
     """Divide a request's items, in their order, into parts of about these numbers of tokens.
 
     Returns:
-        As many parts as sizes, each with at least one item; fewer if there are fewer items.
+        As many parts as sizes, each with at least one family; fewer if there are fewer families.
     """
     if len(sizes) == 1:
         return [request]
-    ends = np.cumsum([len(item) for item in request.item_ids])
+    families = request.families()
+    ends = np.cumsum([sum(len(request.item_ids[i]) for i in family) for family in families])
     wanted = np.array(list(accumulate(sizes))[:-1])
     cuts = np.searchsorted(ends, wanted * (ends[-1] / sum(sizes)), side="right")
     bounds = sorted({0, *np.clip(cuts, 1, len(ends) - 1).tolist(), len(ends)})
     return [
-        replace(
-            request,
-            item_ids=request.item_ids[start:stop],
-            label_ids=request.label_ids[start:stop],
-        )
+        _part(request, families[start].start, families[stop - 1].stop)
         for start, stop in zip(bounds, bounds[1:], strict=False)
     ]
+
+
+def _part(request: ScoreRequest, start: int, stop: int) -> ScoreRequest:
+    """Return the request with the items `start` to `stop - 1` only, which are whole families."""
+    parents = request.parents
+    if parents is not None:
+        parents = np.where(parents[start:stop] < 0, -1, parents[start:stop] - start)
+        parents = parents.astype(np.int32)
+    return replace(
+        request,
+        item_ids=request.item_ids[start:stop],
+        label_ids=request.label_ids[start:stop],
+        parents=parents,
+    )
 
 
 def join(results: Sequence[ScoreResult]) -> ScoreResult:

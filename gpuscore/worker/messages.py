@@ -55,6 +55,7 @@ class Score(Message, frozen=True):
     salt: str
     deadline: float | None  # on the monotonic clock, which all processes of a machine share
     every_position: bool
+    parents: bytes | None  # int32 [N]
 
 
 class Cancel(Message, frozen=True):
@@ -163,6 +164,7 @@ def score_message(id: int, request: ScoreRequest) -> Score:
         request.salt,
         request.deadline,
         request.every_position,
+        None if request.parents is None else _int_bytes(request.parents),
     )
 
 
@@ -174,7 +176,8 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
     item_ids = _split(items, _array(message.item_counts, _INT32))
-    label_ids = _split(labels, _array(message.label_counts, _INT32))
+    least = 1 if message.parents is None else 0
+    label_ids = _split(labels, _array(message.label_counts, _INT32), least)
     if len(label_ids) == 1:
         label_ids *= len(item_ids)
     if len(label_ids) != len(item_ids):
@@ -190,6 +193,7 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
             message.salt,
             message.deadline,
             message.every_position,
+            None if message.parents is None else _array(message.parents, _INT32),
         )
     except ValueError as error:
         raise ProtocolError(str(error)) from error
@@ -267,12 +271,14 @@ def _rows(
     count, first = len(label_ids), label_ids[0]
     if all(ids is first for ids in label_ids) and len(logits) == count * len(first):
         return tuple(logits.reshape(count, len(first)))
-    return _split(logits, np.fromiter(map(len, label_ids), np.int32, count))
+    return _split(logits, np.fromiter(map(len, label_ids), np.int32, count), 0)
 
 
-def _split(values: NDArray[ArrayT], counts: Int32Array) -> tuple[NDArray[ArrayT], ...]:
-    """Split values into pieces of these lengths: at least one piece, none of them empty."""
-    if not len(counts) or counts.min() < 1 or counts.sum(dtype=np.int64) != len(values):
+def _split(
+    values: NDArray[ArrayT], counts: Int32Array, least: int = 1
+) -> tuple[NDArray[ArrayT], ...]:
+    """Split values into pieces of these lengths: at least one piece, each of at least `least`."""
+    if not len(counts) or counts.min() < least or counts.sum(dtype=np.int64) != len(values):
         raise ProtocolError(f"{len(counts)} lengths that do not add up to {len(values)} numbers")
     ends = np.cumsum(counts, dtype=np.int64).tolist()
     return tuple(values[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True))

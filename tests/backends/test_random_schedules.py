@@ -51,7 +51,28 @@ def some_requests(rng, count, fixed_cut):
             need_lse=True,
             priority=int(rng.integers(2)),
             salt=str(rng.integers(2)),
+            parents=some_parents(rng, items) if sum(map(len, items)) <= 33 else None,
         )
+
+
+def some_parents(rng, items):
+    """Return parents in preorder: each item continues the one before, or an ancestor of that."""
+    parents, chain = [], []
+    for item in range(len(items)):
+        above = int(rng.integers(-1, len(chain)))
+        chain = chain[: above + 1]
+        parents.append(chain[-1] if chain else -1)
+        chain.append(item)
+    return np.array(parents, np.int32)
+
+
+def prompts_of(request):
+    prompts = []
+    for index, item in enumerate(request.item_ids):
+        parent = -1 if request.parents is None else request.parents[index]
+        above = prompts[parent] if parent >= 0 else request.query_ids.tolist()
+        prompts.append(above + item.tolist())
+    return prompts
 
 
 def rows_of(result):
@@ -77,6 +98,21 @@ def in_flight_together(engine, rng, requests):
     return [None if f.cancelled() else f.result(60) for f in futures]
 
 
+def one_by_one(request):
+    """Yield each family of a request, and a request for it alone; an item may be a family."""
+    for number, family in enumerate(request.families()):
+        own = slice(family.start, family.stop)
+        parents = request.parents
+        if parents is not None:
+            parents = np.where(parents[own] < 0, -1, parents[own] - family.start).astype(np.int32)
+        items, labels = request.item_ids[own], request.label_ids[own]
+        salt = f"alone-{id(request)}-{number}"
+        yield (
+            family,
+            replace(request, item_ids=items, label_ids=labels, parents=parents, salt=salt),
+        )
+
+
 @pytest.mark.parametrize("seed", [0, *slow(1, 2)])
 def test_as_transformers_alone(tiny_model, seed):
     rng = np.random.default_rng(seed)
@@ -87,8 +123,7 @@ def test_as_transformers_alone(tiny_model, seed):
     engine.close()
     for request, result in zip(requests, results, strict=True):
         if result is not None:
-            query = request.query_ids.tolist()
-            want = reference_logprobs(model, [query + i.tolist() for i in request.item_ids])
+            want = reference_logprobs(model, prompts_of(request))
             rows = rows_of(result)
             got = rows[:, :-1] - rows[:, -1:]
             np.testing.assert_allclose(got, want[:, LABELS], atol=1e-4, rtol=0)
@@ -106,10 +141,9 @@ def test_bit_for_bit_with_deterministic(tiny_model, seed):
     for request, result in zip(requests, results, strict=True):
         if result is None:
             continue
-        for index, item in enumerate(request.item_ids):
-            alone = replace(request, item_ids=(item,), label_ids=(LABELS,), salt=f"{id(item)}")
+        for family, alone in one_by_one(request):
             want = rows_of(lonely.score(alone).result(60))
-            got = rows_of(result)[index : index + 1]
+            got = rows_of(result)[family.start : family.stop]
             np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32))
     engine.close()
     lonely.close()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.batch import PackedBatch, RowScores, lineage
 from gpuscore.engine.jobs import Work
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
@@ -31,6 +31,7 @@ from gpuscore.request import ScoreRequest, ScoreResult
 
 GARBAGE = -9  # what a failed batch leaves in the pages that it should have written
 LSE, TOP_ID, TOP_LOGIT = -1, -2, -3  # used as labels
+NOT_SCORED = -1  # in place of a state
 
 
 def triples(tenant: int, start: int, tokens: np.ndarray) -> np.ndarray:
@@ -122,11 +123,9 @@ class SimulatedBackend:
         request, size = batch.request_of[segment], self.limits.page_size
         index = np.arange(batch.prefix_lens[request])
         cached = self.slots[batch.page_table[request, index // size] * size + index % size]
-        start, parent = batch.cu_seqlens[segment], batch.parent[segment]
-        shared = rows[:0]
-        if parent >= 0:
-            shared = rows[batch.cu_seqlens[parent] : batch.cu_seqlens[parent + 1]]
-        return np.concatenate([cached, shared, rows[start : row + 1]])
+        bounds = batch.cu_seqlens
+        shared = [rows[bounds[s] : bounds[s + 1]] for s in lineage(batch, segment)]
+        return np.concatenate([cached, *shared, rows[bounds[segment] : row + 1]])
 
 
 class SimulatedRunner(Runner):
@@ -220,6 +219,7 @@ class World:
         every = self.seed % 5 == 4 and bool(rng.random() < 0.5)
         if every:
             query, labels = query[:0], [self._tokens(len(item)) for item in items]
+        parents = None if every else self._parents(items, labels)
         request = ScoreRequest(
             query,
             tuple(items),
@@ -230,22 +230,40 @@ class World:
             deadline=self.now + float(rng.random()) if rng.random() < 0.1 else None,
             need_top=every and bool(rng.random() < 0.5),
             every_position=every,
+            parents=parents,
         )
         if not self.runner.scheduler.fits(request):
             return
         if self.backend.strikes("poison"):
-            self.backend.poison.add(self._states(request, 0)[-1])
+            item = next(i for i, labels in enumerate(request.label_ids) if len(labels))
+            self.backend.poison.add(self._states(request, item)[-1])
         ticket = Ticket(request, Future(), None, arrived=self.now)
         self.tickets.append(ticket)
         self.runner.add(ticket)
 
+    def _parents(self, items: list[np.ndarray], labels: list[np.ndarray]) -> np.ndarray | None:
+        """Return parents of the items in some worlds, where some items lose their labels."""
+        if self.seed % 5 != 3 or sum(map(len, items)) > self.backend.limits.max_tokens:
+            return None
+        chain: list[int] = []
+        parents = np.full(len(items), -1, np.int32)
+        for item in range(len(items)):
+            chain = chain[: int(self.rng.integers(0, len(chain) + 1))]
+            parents[item] = chain[-1] if chain else -1
+            chain.append(item)
+            if item and self.rng.random() < 0.2:
+                labels[item] = labels[item][:0]
+        return parents
+
     @staticmethod
     def _states(request: ScoreRequest, item: int) -> list[int]:
         """Return the hash states of the item's last token, or of each of its tokens."""
-        tenant, cut = int(request.salt), len(request.query_ids)
+        path = [item]
+        while request.parents is not None and request.parents[path[0]] >= 0:
+            path.insert(0, int(request.parents[path[0]]))
         own = request.item_ids[item]
-        whole = [triples(tenant, 0, request.query_ids), triples(tenant, cut, own)]
-        seen = np.concatenate(whole)
+        prompt = np.concatenate([request.query_ids, *(request.item_ids[i] for i in path)])
+        seen, cut = triples(int(request.salt), 0, prompt), len(prompt) - len(own)
         first = 1 if request.every_position else len(own)
         return [zlib.crc32(seen[: cut + n].tobytes()) for n in range(first, len(own) + 1)]
 
@@ -269,6 +287,9 @@ class World:
             return
         rows: list[int] = []
         for item, labels in enumerate(request.label_ids):
+            if not len(labels):
+                rows.append(NOT_SCORED)
+                continue
             states = self._states(request, item)
             assert not self.backend.poison & {*states}
             rows += states
@@ -284,7 +305,8 @@ class World:
         ):
             assert (values is not None) == asked
             if values is not None:
-                assert values.tolist() == [hashed(state, kind) for state in rows], kind
+                want = [0 if s == NOT_SCORED else hashed(s, kind) for s in rows]
+                assert values.tolist() == want, kind
         assert result.computed_tokens > 0
 
     def is_due(self, error: BaseException, request: ScoreRequest) -> bool:

@@ -1,6 +1,6 @@
 """A backend without a model that remembers which token stands in which KV slot.
 
-For every scored row it reads back the whole prompt through the page table, the parent and the
+For every scored row it reads back the whole prompt through the page table, its ancestors and the
 segment, and computes its "logits" from that prompt. A wrong page, parent, position or label
 therefore changes a score, which the tests compare with the same function of the request.
 """
@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.batch import PackedBatch, RowScores, lineage
 from gpuscore.limits import BackendLimits
 
 
@@ -97,12 +97,11 @@ class TapeBackend:
         pages = batch.page_table[request, index // self.limits.page_size]
         assert (pages >= 0).all(), "a page is missing"
         cached = self.slots[pages * self.limits.page_size + index % self.limits.page_size]
-        rows = list(range(batch.cu_seqlens[segment], row + 1))
-        parent = batch.parent[segment]
-        if parent >= 0:
-            assert batch.parent[parent] == -1, "a parent has no parent"
-            assert batch.request_of[parent] == request
-            rows = [*range(batch.cu_seqlens[parent], batch.cu_seqlens[parent + 1]), *rows]
+        rows = []
+        for ancestor in lineage(batch, segment):
+            assert batch.request_of[ancestor] == request
+            rows += range(batch.cu_seqlens[ancestor], batch.cu_seqlens[ancestor + 1])
+        rows += range(batch.cu_seqlens[segment], row + 1)
         positions = [*cached[:, 1], *batch.positions[rows]]
         assert positions == list(range(len(positions))), "positions do not count from 0"
         return [*cached[:, 0], *batch.token_ids[rows]]
