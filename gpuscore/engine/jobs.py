@@ -1,6 +1,7 @@
 """A request in the scheduler (`Job`) and the part of it that one batch computes (`Share`)."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gpuscore.arrays import Int32Array
@@ -43,13 +44,14 @@ class Job:
 
     def divide_items(self, max_tokens: int) -> None:
         """Divide the items into those that fit a batch of `max_tokens` and longer ones."""
-        families = self.request.families()
+        firsts: Iterable[int] = range(len(self.request.item_ids))
         if self.request.parents is not None:
-            self.family = {family.start: family for family in families}
-        for family in families:
-            fits = self.family_tokens(family.start) <= max_tokens
-            assert fits or len(family) == 1  # noqa: S101  (the engine has refused it)
-            (self.short if fits else self.long).append(family.start)
+            self.family = {family.start: family for family in self.request.families()}
+            firsts = self.family
+        for first in firsts:
+            fits = self.family_tokens(first) <= max_tokens
+            assert fits or len(self.family_of(first)) == 1  # noqa: S101  (the engine has refused it)
+            (self.short if fits else self.long).append(first)
 
     def family_of(self, first: int) -> range:
         """Return the items of the family that begins with `first`."""
