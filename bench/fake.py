@@ -2,7 +2,7 @@
 
 Every token has a value that depends on its id and its position; a prompt's hash is the sum of its
 tokens' values (mod 2^64). The backend adds up three parts with prefix sums: the values that it
-stored in the slots of the cached prefix, the parent's rows and the segment's rows. The oracle adds
+stored in the slots of the cached prefix, the ancestors' rows and the segment's rows. The oracle adds
 up the whole prompt. They agree only if the engine's pages, parents, positions, rows and labels are
 right, whatever the packing, the chunks and the cache.
 """
@@ -117,11 +117,12 @@ class FakeBackend:
         np.cumsum(values, out=sums[1:])
         rows = batch.score_rows
         segment = np.searchsorted(bounds, rows, side="right") - 1
-        parent = batch.parent[segment]
         hashes = sums[rows + 1] - sums[bounds[segment]]
-        hashes += np.where(
-            parent < 0, np.uint64(0), sums[bounds[parent + 1]] - sums[bounds[parent]]
-        )
+        above = batch.parent[segment]
+        while (above >= 0).any():
+            whole = sums[bounds[above + 1]] - sums[bounds[above]]
+            hashes += np.where(above < 0, np.uint64(0), whole)
+            above = np.where(above < 0, -1, batch.parent[above])
         hashes += self._prefixes(batch)[batch.request_of[segment]]
         # Slots are written after they were read: a cached prefix must be from earlier batches.
         kept = batch.slot_mapping >= 0

@@ -11,6 +11,7 @@ from gpuscore.engine.outcome import resolve
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.engine.tally import Tally
 from gpuscore.engine.ticket import Ticket
+from gpuscore.engine.trees import share_prefixes
 from gpuscore.errors import (
     DeadlineExceeded,
     GpuscoreError,
@@ -27,6 +28,10 @@ logger = logging.getLogger(__name__)
 # take a million tokens down to 16. Without this bound, several pieces that are so short that every
 # batch holds more than one of them would be tried for ever.
 MAX_OUT_OF_MEMORY = 16
+
+# A family that does not fit the rest of a batch leaves it unfilled, and one that is cut in two
+# computes its prefix twice.
+FAMILIES_PER_BATCH = 4
 
 
 class Runner:
@@ -45,6 +50,7 @@ class Runner:
         self.backend = backend
         self.clock = clock
         self.scheduler = Scheduler(backend.limits, prefix_cache=prefix_cache)
+        self.longest_family = backend.limits.max_tokens // FAMILIES_PER_BATCH  # that it makes
         self.tally = Tally()
         self._out_of_memory = 0  # successive batches
         self._tickets: dict[Job, Ticket] = {}
@@ -55,7 +61,9 @@ class Runner:
         return not self._tickets and self._running is None
 
     def add(self, ticket: Ticket) -> None:
-        self._tickets[self.scheduler.add(ticket.request)] = ticket
+        if not self.backend.limits.deterministic_chunk:  # bits depend on what is a segment
+            ticket.shared = share_prefixes(ticket.request, self.longest_family)
+        self._tickets[self.scheduler.add(ticket.computed)] = ticket
 
     def step(self) -> int:
         """Launch the next batch and collect the one before; return the tokens launched."""
@@ -76,7 +84,7 @@ class Runner:
     def tokens_left(self) -> int:
         """Return the tokens still to compute for all requests; any thread may call this."""
         return sum(
-            max(0, ticket.tokens - ticket.computed_tokens - job.found)
+            max(0, job.request.num_tokens - ticket.computed_tokens - job.found)
             for job, ticket in list(self._tickets.items())
         )
 
@@ -133,7 +141,7 @@ class Runner:
         self.tally.nonfinite_rows += rows
         for item in broken:
             if work.alone or item in job.retried:
-                self._fail(job, _nonfinite(item))
+                self._fail(job, _nonfinite(self._tickets[job].item_of(item)))
                 return
             if job.request.every_position and share.long is not None and item == share.long[0]:
                 self.scheduler.retry_chunk(share)

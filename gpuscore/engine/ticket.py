@@ -10,6 +10,7 @@ import numpy as np
 from gpuscore.arrays import BoolArray, Float32Array, Int32Array
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.engine.jobs import Share
+from gpuscore.engine.trees import SharedItems
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
 
 Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
@@ -27,8 +28,8 @@ class Ticket:
     arrived: float  # seconds, monotonic
     planned: float | None = None
     launched: float | None = None
+    shared: SharedItems | None = None  # the tree that is computed in place of the request's items
     computed_tokens: int = 0
-    tokens: int = field(init=False)  # of the request
     rows_left: int = field(init=False)
     label_logits: list[Float32Array] = field(init=False)
     lse: Float32Array = field(init=False)
@@ -38,7 +39,6 @@ class Ticket:
 
     def __post_init__(self) -> None:
         request, count = self.request, self.request.num_rows
-        self.tokens = request.num_tokens
         self.rows_left = count
         if request.parents is not None:
             self.rows_left = sum(1 for labels in request.label_ids if len(labels))
@@ -51,13 +51,23 @@ class Ticket:
             self.label_logits = [np.empty(len(ids), np.float32) for ids in request.label_ids]
             self.positions = Positions(request)
 
+    @property
+    def computed(self) -> ScoreRequest:
+        """The request in the form in which its items are computed."""
+        return self.request if self.shared is None else self.shared.request
+
+    def item_of(self, computed: int) -> int:
+        """Return the request's item of an item of `computed`."""
+        return computed if self.shared is None else self.shared.origin[computed]
+
     def take(
         self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores
     ) -> tuple[list[int], int]:
         """Keep the finite rows of a share, which starts at `first_row` of the batch's scored rows.
 
         Returns:
-            The items with a non-finite row, which are not kept, and the number of such rows.
+            The items of `computed` with a non-finite row, which are not kept, and the number of
+            such rows.
         """
         rows = slice(first_row, first_row + share.num_rows)
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
@@ -67,9 +77,10 @@ class Ticket:
             broken, kept, places = self.positions.take(share, own, fine, self.label_logits)
             self.rows_left -= self.positions.arrived(places)
         else:
-            scored, kept = share.scored, fine
-            broken = self._take_ends(scored, scores.label_logits, bounds, fine)
-            places = np.array(scored, dtype=np.int32)[kept]
+            items, kept = [self.item_of(item) for item in share.scored], fine
+            self._take_ends(items, scores.label_logits, bounds, fine)
+            broken = np.array(share.scored, dtype=np.int32)[~fine].tolist()
+            places = np.array(items, dtype=np.int32)[kept]
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.need_top and scores.top_ids is not None and scores.top_logits is not None:
@@ -105,17 +116,14 @@ class Ticket:
 
     def _take_ends(
         self, items: list[int], logits: Float32Array, cu_labels: Int32Array, fine: BoolArray
-    ) -> list[int]:
-        """Keep one row per item where `fine`; return the other items."""
-        bounds, broken = cu_labels.tolist(), []
+    ) -> None:
+        """Keep one row per item where `fine`."""
+        bounds = cu_labels.tolist()
         for index, (item, kept) in enumerate(zip(items, fine.tolist(), strict=True)):
             if kept:
                 # A family that runs again for one of its items repeats the others.
                 self.rows_left -= self.label_logits[item] is NOTHING
                 self.label_logits[item] = logits[bounds[index] : bounds[index + 1]]
-            else:
-                broken.append(item)
-        return broken
 
     def _finite(self, scores: RowScores, rows: slice, cu_labels: Int32Array) -> BoolArray:
         """Return bool [rows], True where all requested numbers of a row are finite."""

@@ -157,6 +157,7 @@ class World:
         self.now = 0.0
         self.backend = self.make_backend()
         self.runner = self.make_runner(prefix_cache=bool(self.rng.random() < 0.9))
+        self.runner.longest_family = self.backend.limits.max_tokens
         pool = self.runner.scheduler.pages
         allocate = pool.allocate
         pool.allocate = lambda n: None if self.backend.strikes("pages") else allocate(n)  # type: ignore[method-assign]
@@ -219,6 +220,9 @@ class World:
         every = self.seed % 5 == 4 and bool(rng.random() < 0.5)
         if every:
             query, labels = query[:0], [self._tokens(len(item)) for item in items]
+        if self.seed % 5 == 2:  # some items share their beginnings
+            start = self._tokens(int(rng.integers(1, 25)))
+            items = [np.concatenate([start, i]) if rng.random() < 0.7 else i for i in items]
         parents = None if every else self._parents(items, labels)
         request = ScoreRequest(
             query,

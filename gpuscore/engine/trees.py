@@ -1,0 +1,126 @@
+"""Prefixes that some items of a request share, found so that each is computed once.
+
+Items are sorted, so that those with a common beginning are neighbours. A beginning of at least
+LEAST tokens that neighbours share becomes an item of its own without labels, which they continue;
+it may again continue another (a radix tree; Morrison, 1968).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpuscore.arrays import NO_TOKENS, Int32Array
+from gpuscore.request import ScoreRequest
+
+LEAST = 8  # tokens; a shorter prefix saves less than its segment may cost, see bench/LOG.md
+MAX_DEPTH = 8  # levels of prefixes below the query; each costs a pass over its descendants
+
+
+@dataclass(frozen=True, slots=True)
+class SharedItems:
+    """A request whose items share prefixes, as the tree of items that computes each prefix once."""
+
+    request: ScoreRequest
+    origin: list[int]  # of each item of the tree: the item of the first request, -1 = a prefix
+
+
+def share_prefixes(request: ScoreRequest, max_tokens: int) -> SharedItems | None:
+    """Return the tree of a request's items; None if nothing is worth sharing.
+
+    Families get at most `max_tokens` tokens, so a prefix is computed again for each of several
+    families that share it.
+    """
+    if request.parents is not None or request.every_position or not _may_share(request):
+        return None
+    tree = _Tree(request, max_tokens)
+    tree.add_all()
+    if -1 not in tree.origin:
+        return None
+    labels = tuple(request.label_ids[i] if i >= 0 else NO_TOKENS for i in tree.origin)
+    parents = np.array(tree.parents, np.int32)
+    made = replace(request, item_ids=tuple(tree.items), label_ids=labels, parents=parents)
+    return SharedItems(made, tree.origin)
+
+
+def _may_share(request: ScoreRequest) -> bool:
+    """True if two items have the same first LEAST tokens and more; cheap if none have."""
+    heads = [item[:LEAST].tobytes() for item in request.item_ids if len(item) > LEAST]
+    return len(set(heads)) < len(heads)
+
+
+class _Tree:
+    """The items of a tree in preorder, while it grows."""
+
+    def __init__(self, request: ScoreRequest, max_tokens: int) -> None:
+        self.items: list[Int32Array] = []
+        self.parents: list[int] = []
+        self.origin: list[int] = []
+        given = request.item_ids
+        # Of ids, which are not negative, big-endian bytes sort as the ids do.
+        self._order = sorted(range(len(given)), key=lambda i: given[i].astype(">i4").tobytes())
+        self._sorted = [given[i] for i in self._order]
+        self._common = np.array([0, *map(_common, self._sorted, self._sorted[1:])], np.int64)
+        self._max_tokens = max_tokens
+
+    def add_all(self) -> None:
+        """Add all items; runs of neighbours that share a prefix become families."""
+        for start, stop in self._runs(0, len(self._sorted), 0):
+            self._add_families(start, stop)
+
+    def _runs(self, start: int, stop: int, depth: int) -> Iterator[tuple[int, int]]:
+        """Divide sorted items, which share `depth` tokens, where fewer than LEAST more are."""
+        cuts = np.flatnonzero(self._common[start + 1 : stop] < depth + LEAST) + start + 1
+        bounds = [start, *cuts.tolist(), stop]
+        yield from zip(bounds, bounds[1:], strict=False)
+
+    def _add_families(self, start: int, stop: int) -> None:
+        waiting = [(start, stop)]
+        while waiting:
+            start, stop = waiting.pop()
+            kept = len(self.items)
+            self._add(start, stop)
+            if stop - start > 1 and sum(map(len, self.items[kept:])) > self._max_tokens:
+                for part in (self.items, self.parents, self.origin):
+                    del part[kept:]
+                middle = (start + stop) // 2
+                waiting += [(middle, stop), (start, middle)]
+
+    def _add(self, start: int, stop: int) -> None:
+        """Add the tree of a run, whose items share a prefix if there are several."""
+        waiting = [(start, stop, 0, -1, 1)]  # with the tokens above it, its parent and its level
+        while waiting:
+            start, stop, depth, parent, level = waiting.pop()
+            shared = self._shared(start, stop)
+            if stop - start > 1 and shared >= depth + LEAST:
+                self._append(self._sorted[start][depth:shared], parent, -1)
+                runs = [*self._runs(start, stop, shared)]
+                if level == MAX_DEPTH:
+                    runs = [(one, one + 1) for one in range(start, stop)]
+                parent = len(self.items) - 1
+                below = [(*run, shared, parent, level + 1) for run in runs]
+            elif stop - start > 1:
+                below = [(one, one + 1, depth, parent, level) for one in range(start, stop)]
+            else:
+                self._append(self._sorted[start][depth:], parent, self._order[start])
+                continue
+            waiting += reversed(below)
+
+    def _shared(self, start: int, stop: int) -> int:
+        """Return the tokens that sorted items share, all of which keep a token of their own."""
+        if stop - start == 1:
+            return 0
+        shortest = min(map(len, self._sorted[start:stop]))
+        return min(int(self._common[start + 1 : stop].min()), shortest - 1)
+
+    def _append(self, tokens: Int32Array, parent: int, origin: int) -> None:
+        self.items.append(tokens)
+        self.parents.append(parent)
+        self.origin.append(origin)
+
+
+def _common(one: Int32Array, other: Int32Array) -> int:
+    """Return the number of first tokens that are equal."""
+    count = min(len(one), len(other))
+    different = np.flatnonzero(one[:count] != other[:count])
+    return int(different[0]) if len(different) else count

@@ -1,0 +1,119 @@
+"""Promise: what items of a request share is computed once, and every answer stays the same."""
+
+import numpy as np
+import pytest
+
+from gpuscore.config import EngineConfig
+from gpuscore.engine.engine import Engine
+from gpuscore.engine.trees import LEAST, MAX_DEPTH, share_prefixes
+from gpuscore.request import ScoreRequest
+from support.tape_backend import TapeBackend, tape_logit, tape_lse
+
+ROOM = 10**6
+
+
+def request_of(items, query=(1, 2, 3)):
+    labels = tuple(np.array([n % 7, 5], np.int32) for n in range(len(items)))
+    ids = tuple(np.array(item, np.int32) for item in items)
+    return ScoreRequest(np.array(query, np.int32), ids, labels, need_lse=True)
+
+
+def distinct(items):
+    """Number of different beginnings of all items: the tokens of their radix tree."""
+    return len({tuple(item[:n]) for item in items for n in range(1, len(item) + 1)})
+
+
+def prompts_of(shared):
+    """Return the tokens after the query of each of the first request's items."""
+    found, prompts = {}, []
+    for item, parent, origin in zip(
+        shared.request.item_ids, shared.request.parents, shared.origin, strict=True
+    ):
+        prompts.append((prompts[parent] if parent >= 0 else []) + item.tolist())
+        if origin >= 0:
+            found[origin] = prompts[-1]
+    return [found[n] for n in range(len(found))]
+
+
+def grid(rng, heads, tails, head=100, tail=20):
+    """Items that are each a head and a tail, in a random order, all pairs once."""
+    firsts = [rng.integers(0, 1000, head).tolist() for _ in range(heads)]
+    lasts = [rng.integers(0, 1000, tail).tolist() for _ in range(tails)]
+    items = [first + last for first in firsts for last in lasts]
+    return [items[n] for n in rng.permutation(len(items))]
+
+
+def turns(rng, count):
+    """Histories that each continue the one before by a turn, with two endings each."""
+    history, items = [], []
+    for _ in range(count):
+        history = history + rng.integers(0, 1000, 30).tolist()
+        items += [history + rng.integers(0, 1000, 5).tolist() for _ in range(2)]
+    return items
+
+
+@pytest.mark.parametrize("name", ["grid", "turns", "documents"])
+def test_shared_prefixes_are_computed_once(name):
+    rng = np.random.default_rng(0)
+    items = {
+        "grid": lambda: grid(rng, 4, 100),
+        "turns": lambda: turns(rng, MAX_DEPTH),
+        "documents": lambda: grid(rng, 50, 2, head=300, tail=3),
+    }[name]()
+    request = request_of(items)
+    shared = share_prefixes(request, ROOM)
+    assert prompts_of(shared) == items
+    assert sum(map(len, shared.request.item_ids)) <= 1.02 * distinct(items)
+    for index, origin in enumerate(shared.origin):
+        labels = shared.request.label_ids[index]
+        assert labels is request.label_ids[origin] if origin >= 0 else not len(labels)
+
+
+def test_random_items_with_many_beginnings():
+    """Equal items, items that are another's beginning, deep histories; families keep their size."""
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        pieces = [rng.integers(0, 3, int(n)).tolist() for n in rng.integers(1, 20, 4)]
+        items = [
+            sum((pieces[n] for n in rng.integers(0, 4, int(rng.integers(1, 14)))), [])
+            for _ in range(int(rng.integers(2, 60)))
+        ]
+        most = int(rng.choice([60, 200, ROOM]))
+        shared = share_prefixes(request_of(items), most)
+        if shared is None:
+            continue
+        assert prompts_of(shared) == items
+        assert shared.request.largest_family <= most
+        assert all(len(item) for item in shared.request.item_ids)
+        depth = []
+        for parent in shared.request.parents.tolist():
+            depth.append(1 + depth[parent] if parent >= 0 else 0)
+        assert max(depth) <= MAX_DEPTH
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [[1] * 5 + [2], [1] * 5 + [3]],  # too little
+        [[1] * 30],
+        [[n, *[1] * 30] for n in range(50)],  # only ends are shared
+        [[1] * LEAST, [1] * LEAST],  # one token of each stays its own
+    ],
+)
+def test_nothing_worth_sharing(items):
+    assert share_prefixes(request_of(items), ROOM) is None
+
+
+def test_the_engine_computes_them_once_and_answers_in_the_given_order():
+    rng = np.random.default_rng(1)
+    items = grid(rng, 3, 12, head=40, tail=4) + [[7] * 70, [8]]
+    request = request_of(items)
+    engine = Engine(TapeBackend(max_tokens=256, num_pages=256), EngineConfig())
+    result = engine.score(request).result(30)
+    assert result.computed_tokens <= 3 + 1.02 * distinct(items) + 3 * 40  # some families in two
+    for index, item in enumerate(items):
+        prompt = [1, 2, 3, *item]
+        want = [tape_logit(prompt, int(label)) for label in request.label_ids[index]]
+        assert result.label_logits[index].tolist() == want
+        assert result.lse[index] == tape_lse(prompt)
+    engine.close()
