@@ -1,8 +1,11 @@
 """Prefixes that some items of a request share, found so that each is computed once.
 
-Items are sorted, so that those with a common beginning are neighbours. A beginning of at least
-LEAST tokens that neighbours share becomes an item of its own without labels, which they continue;
-it may again continue another (a radix tree; Morrison, 1968).
+Items are sorted, so that those with a common beginning are neighbours. A beginning that pays
+becomes an item of its own without labels, which they continue; it may again continue another (a
+radix tree; Morrison, 1968).
+
+A prefix costs one more pass of attention over all rows below it. `bench/shared_prefixes.py`, whose
+figures are in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
 """
 
 from collections.abc import Iterator
@@ -13,7 +16,9 @@ import numpy as np
 from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.request import ScoreRequest
 
-LEAST = 8  # tokens; a shorter prefix saves less than its segment may cost, see bench/LOG.md
+LEAST = 4  # tokens of a prefix
+SAVED = 16  # tokens that a prefix saves at least ...
+ROWS_PER_TOKEN = 8  # ... and at least one for this many rows below it
 MAX_DEPTH = 8  # levels of prefixes below the query; each costs a pass over its descendants
 
 
@@ -60,17 +65,18 @@ class _Tree:
         # Of ids, which are not negative, big-endian bytes sort as the ids do.
         self._order = sorted(range(len(given)), key=lambda i: given[i].astype(">i4").tobytes())
         self._sorted = [given[i] for i in self._order]
+        self._lengths = np.array([*map(len, self._sorted)], np.int64)
         self._common = np.array([0, *map(_common, self._sorted, self._sorted[1:])], np.int64)
         self._max_tokens = max_tokens
 
     def add_all(self) -> None:
         """Add all items; runs of neighbours that share a prefix become families."""
-        for start, stop in self._runs(0, len(self._sorted), 0):
+        for start, stop in self._runs(0, len(self._sorted), LEAST):
             self._add_families(start, stop)
 
-    def _runs(self, start: int, stop: int, depth: int) -> Iterator[tuple[int, int]]:
-        """Divide sorted items, which share `depth` tokens, where fewer than LEAST more are."""
-        cuts = np.flatnonzero(self._common[start + 1 : stop] < depth + LEAST) + start + 1
+    def _runs(self, start: int, stop: int, least: int) -> Iterator[tuple[int, int]]:
+        """Divide sorted items where neighbours share fewer than `least` first tokens."""
+        cuts = np.flatnonzero(self._common[start + 1 : stop] < least) + start + 1
         bounds = [start, *cuts.tolist(), stop]
         yield from zip(bounds, bounds[1:], strict=False)
 
@@ -87,31 +93,35 @@ class _Tree:
                 waiting += [(middle, stop), (start, middle)]
 
     def _add(self, start: int, stop: int) -> None:
-        """Add the tree of a run, whose items share a prefix if there are several."""
-        waiting = [(start, stop, 0, -1, 1)]  # with the tokens above it, its parent and its level
+        """Add the tree of a run of sorted items."""
+        waiting = [(start, stop, 0, -1, 0)]  # with the tokens and prefixes above it, and the last
         while waiting:
             start, stop, depth, parent, level = waiting.pop()
-            shared = self._shared(start, stop)
-            if stop - start > 1 and shared >= depth + LEAST:
-                self._append(self._sorted[start][depth:shared], parent, -1)
-                runs = [*self._runs(start, stop, shared)]
-                if level == MAX_DEPTH:
-                    runs = [(one, one + 1) for one in range(start, stop)]
-                parent = len(self.items) - 1
-                below = [(*run, shared, parent, level + 1) for run in runs]
-            elif stop - start > 1:
-                below = [(one, one + 1, depth, parent, level) for one in range(start, stop)]
-            else:
+            if stop - start == 1:
                 self._append(self._sorted[start][depth:], parent, self._order[start])
                 continue
-            waiting += reversed(below)
+            shared = self._shared(start, stop)
+            if level == MAX_DEPTH:
+                parts = [(one, one + 1) for one in range(start, stop)]
+            elif self._pays(start, stop, depth, shared):
+                self._append(self._sorted[start][depth:shared], parent, -1)
+                depth, parent, level = shared, len(self.items) - 1, level + 1
+                parts = [*self._runs(start, stop, depth + LEAST)]
+            else:  # fewer neighbours may share more
+                parts = [*self._runs(start, stop, int(self._common[start + 1 : stop].min()) + 1)]
+            waiting += [(*part, depth, parent, level) for part in reversed(parts)]
+
+    def _pays(self, start: int, stop: int, depth: int, shared: int) -> bool:
+        """True if computing the tokens from `depth` to `shared` once is worth a segment."""
+        count = stop - start
+        saved = (count - 1) * (shared - depth)
+        below = int(self._lengths[start:stop].sum()) - count * shared
+        return shared - depth >= LEAST and saved >= SAVED and saved * ROWS_PER_TOKEN >= below
 
     def _shared(self, start: int, stop: int) -> int:
         """Return the tokens that sorted items share, all of which keep a token of their own."""
-        if stop - start == 1:
-            return 0
-        shortest = min(map(len, self._sorted[start:stop]))
-        return min(int(self._common[start + 1 : stop].min()), shortest - 1)
+        common = int(self._common[start + 1 : stop].min())
+        return min(common, int(self._lengths[start:stop].min()) - 1)
 
     def _append(self, tokens: Int32Array, parent: int, origin: int) -> None:
         self.items.append(tokens)

@@ -94,10 +94,12 @@ def test_random_items_with_many_beginnings():
 @pytest.mark.parametrize(
     "items",
     [
-        [[1] * 5 + [2], [1] * 5 + [3]],  # too little
+        [[1] * 15 + [2], [1] * 15 + [3]],  # saves 15 tokens
+        [[1] * (LEAST - 1) + [n] for n in range(9)],
+        [[1] * 30 + [2] * 150, [1] * 30 + [3] * 150],  # for many rows
         [[1] * 30],
         [[n, *[1] * 30] for n in range(50)],  # only ends are shared
-        [[1] * LEAST, [1] * LEAST],  # one token of each stays its own
+        [[1] * 16, [1] * 16],  # one token of each stays its own
     ],
 )
 def test_nothing_worth_sharing(items):
