@@ -12,10 +12,12 @@ from gpuscore.bulk.options import BatchOptions
 from gpuscore.bulk.rows import BadTextRow, RowScoring, Settled, TextRow
 from gpuscore.errors import ConfigError, GpuscoreError
 from gpuscore.probabilities import label_scores, softmax
-from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.documents import FamilyPrompts
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.service import LoadedModel
-from gpuscore.text.joining import PromptBuilder, ScoreInput
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.score_input import ScoreInput
 
 _INDEX = re.compile(r"\[(\d+)\]$")  # of the item that an error is about
 

@@ -19,11 +19,12 @@ from gpuscore.prompts.decisions import (
     level,
     predicate,
 )
-from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.model import ModelPrompts
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.questions import Choice, Decision, Predicate, Question
 from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.text.joining import ScoreInput
+from gpuscore.text.score_input import ScoreInput
 
 ValueT = TypeVar("ValueT")
 Text = str | Sequence[int]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from gpuscore.errors import ConfigError
-from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
+from gpuscore.prompts.rerank_input import RerankInput
 from support.batch_jobs import fake_model, make_rows, read_jsonl, run, write_jsonl
 from support.slow import slow
 

@@ -200,7 +200,7 @@ def _next_token(
 ) -> ScoreRequest:
     """Return a request for each prompt's next token only, so that cached prefixes can be used."""
     request = builder.from_prompts(
-        iter(prompts),
+        lambda start: iter(prompts[start:]),
         num_prompts=len(prompts),
         num_shared=len(prompts[0]) if len(prompts) == 1 else 0,
         label_ids=[0],

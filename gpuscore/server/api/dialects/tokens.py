@@ -101,7 +101,7 @@ def prepare_detokenize(model: LoadedModel, body: DetokenizeBody, turns: Turns) -
     _check_count(len(body.tokens), "tokens", model.builder)
     if model.builder.encoder is None:
         raise InvalidRequest("this model has no tokenizer", param="tokens")
-    ids = model.builder.ids(body.tokens, "tokens")
+    ids = model.builder.checks.ids(body.tokens, "tokens")
     answer = DetokenizeAnswer(model.builder.encoder.text(ids.tolist()))
     return PreparedBody(None, notes=msgspec.json.encode(answer))
 
