@@ -21,7 +21,7 @@ def pages() -> Iterator[tuple[str, str]]:
             "`Scorer` and `AsyncScorer` score in the same process, without a server.",
             "::: gpuscore.scorer.Scorer",
             "::: gpuscore.async_scorer.AsyncScorer",
-            *(f"::: gpuscore.offline.results.{name}" for name in RESULTS),
+            *(f"::: gpuscore.results.{name}" for name in RESULTS),
             *(f"::: gpuscore.questions.{name}" for name in QUESTIONS),
             "## ModelConfig",
             "`gpuscore.config.ModelConfig` is a frozen dataclass with the settings of a model and "

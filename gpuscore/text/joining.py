@@ -85,11 +85,10 @@ class PromptBuilder:
         try:
             return self._build(given, turns, default_labels, errors)
         except ItemsRefused:
-            rest = given.without(errors)
-        if not rest.items:
-            self._check_query(given, turns)
-            return None
-        return self._build(rest, turns, default_labels, None)
+            if not errors.rest(given.items):
+                self._check_query(given, turns)
+                return None
+        return self._build(given.without(errors), turns, default_labels, None)
 
     def _build(
         self,

@@ -16,7 +16,7 @@ from gpuscore import AsyncScorer, Choice, ConfigError, GpuscoreError, Predicate,
 from gpuscore.config import ModelConfig
 from gpuscore.errors import InvalidRequest, MissingLabels, TokenIdOutOfRange
 from gpuscore.offline.loaded import LoadedScorer
-from gpuscore.offline.results import Ranking
+from gpuscore.results import Ranking
 from support.connections import connected
 from support.serving import QUICK, serving
 
@@ -222,7 +222,7 @@ def test_both_have_the_same_methods_and_settings():
         (lambda s: s.rerank(QUERY, DOCUMENTS, 0), InvalidRequest, "top_n is 0"),
         (lambda s: s.score_pairs([("a",)]), InvalidRequest, r"pairs\[0\] must be a query and a"),
         (lambda s: s.score_pairs(["ab"]), InvalidRequest, r"pairs\[0\] must be a query and a"),
-        (lambda s: s.score("q", [None], labels=["yes"]), InvalidRequest, r"items\[0\] is a NoneT"),
+        (lambda s: s.score("q", [None], labels=["yes"]), InvalidRequest, r"items\[0\] is null"),
         (lambda s: s.score("q", ["a"], labels="yes"), InvalidRequest, "labels must be a list"),
         (lambda s: s.classify("a"), MissingLabels, "this model has no classes"),
         (lambda s: s.decide("a", []), InvalidRequest, "at least one question"),
