@@ -176,7 +176,16 @@ ALLOWED = {
         "jax",
     },
     # A machine that only sends requests needs neither torch nor the server.
-    "gpuscore.client": {"gpuscore.arrays", "gpuscore.client", "gpuscore.config", "httpx"},
+    "gpuscore.client": {
+        "gpuscore.arrays",
+        "gpuscore.call_options",
+        "gpuscore.client",
+        "gpuscore.config",
+        "gpuscore.item_errors",
+        "gpuscore.questions",
+        "gpuscore.results",
+        "httpx",
+    },
     "gpuscore.parity": {
         *DATA,
         "gpuscore.backends",

@@ -57,6 +57,11 @@ class ShortUsage(msgspec.Struct):
 
     prompt_tokens: PromptTokens
     total_tokens: TotalTokens
+    prompt_tokens_details: PromptTokensDetails
+
+
+def short_usage(tokens: int, cached: int) -> ShortUsage:
+    return ShortUsage(tokens, tokens, PromptTokensDetails(cached))
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from gpuscore.server.api.schema import (
     check_not_negative,
     decoding_errors,
     failed_items,
+    short_usage,
 )
 
 Texts = str | list[str | None]
@@ -170,7 +171,7 @@ def _to_input(body: PairsBody, refused: ItemErrors) -> RerankInput:
         raise InvalidRequest("documents are cut at their end only", param="truncation_side")
     check_not_negative(body, "max_tokens_per_doc")
     texts = checked_texts([documents] if isinstance(documents, str) else documents, second, refused)
-    if isinstance(queries, list) and len(queries) == 1 and queries[0] is not None:
+    if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
         queries = queries[0]
     return RerankInput(
         query=queries if isinstance(queries, str) else checked_texts(queries, first, refused),
@@ -201,7 +202,7 @@ def encode_pairs(scored: Scored[CheckedPairs]) -> bytes:
         int(time()),
         scored.model,
         [PairScore(i, "score", score, i in cut) for i, score in enumerate(scores)],
-        ShortUsage(tokens, tokens),
+        short_usage(tokens, scored.cached_tokens),
         failed_items(scored.prepared.errors),
     )
     return msgspec.json.encode(answer)

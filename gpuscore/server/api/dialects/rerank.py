@@ -44,6 +44,7 @@ from gpuscore.server.api.schema import (
     check_not_negative,
     decoding_errors,
     failed_items,
+    short_usage,
 )
 from gpuscore.server.observe.record import RequestRecord
 
@@ -229,7 +230,7 @@ def encode_rerank(scored: Scored[CheckedRerank]) -> bytes:
     results = [RankedDocument(i, score, document(i), i in cut) for i, score in chosen]
     tokens = scored.prompt_tokens
     kind = "list" if scored.path == JINA_RERANK_PATH else "rerank"
-    usage, meta = ShortUsage(tokens, tokens), _meta(len(order), tokens, len(cut))
+    usage, meta = short_usage(tokens, scored.cached_tokens), _meta(len(order), tokens, len(cut))
     errors = failed_items(scored.prepared.errors)
     about_it = scored.request_id, kind, int(time()), scored.model
     return msgspec.json.encode(RerankAnswer(*about_it, results, usage, meta, errors))
