@@ -9,7 +9,8 @@ import pytest
 from client.conftest import WITH_KEY
 from gpuscore import AsyncScorer, Choice, Predicate, Rating, Scorer
 from gpuscore.client import AsyncClient, Client, StatusError
-from gpuscore.results import Classification, PairScores, Ranking, Scores
+from gpuscore.results import Classification, PairScores, Ranking
+from support.slow import slow
 
 QUERY = "a blue lamp"
 DOCUMENTS = ["A red lamp.", "A blue lamp of steel.", "", "A green rug.", "A blue lamp of steel."]
@@ -21,7 +22,7 @@ QUESTIONS = [
     Choice("What is it about?", {"delivery": "the wrong thing came", "payment": ""}),
     Rating("How angry is the customer?", ["not at all", "a little", "very"]),
 ]
-SPLITS = [{}, {"max_items_per_request": 1}, {"max_bytes_per_request": 200}]
+SPLITS = [slow({}), {"max_items_per_request": 3}, slow({"max_bytes_per_request": 200})]
 ONLY_HTTP = {"model", "priority", "cache_salt", "request_id", "rank_fields"}
 ONLY_HERE = {"logits", "progress"}
 
@@ -31,11 +32,12 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("options", [{}, {"raw_scores": True, "max_tokens_per_doc": 3}])
+@pytest.mark.parametrize("options", [slow({}), {"raw_scores": True, "max_tokens_per_doc": 3}])
 def test_pairs(url, scorer, call, split, options):
     expected = scorer.score_pairs(PAIRS, **options)
     found = call(url, "score_pairs", PAIRS, client=WITH_KEY | split, **options)
-    same(found.scores, expected.scores)
+    # Pairs of one query are cut elsewhere than pairs of several, so bits may differ.
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
     same(found.truncated, expected.truncated)
     assert found.prompt_tokens == expected.prompt_tokens
     assert isinstance(found, PairScores)
@@ -80,6 +82,7 @@ def test_decisions(url, scorer, call, split):
     assert found[0].confidence == pytest.approx(expected[0].confidence)
 
 
+@pytest.mark.slow
 def test_more_questions_than_a_request_takes(url, call):
     questions = [Predicate(f"The number is {number}.") for number in range(401)]
     found = call(url, "decide", "The number is 400.", questions, client=WITH_KEY)
@@ -116,16 +119,14 @@ def test_completions(url, scorer, call, split):
 def test_cached_tokens_are_told(url, call):
     client = WITH_KEY | {"max_concurrent_requests": 1}
     documents = [f"{number} lamps" for number in range(4)]
-    for method, given in (("rerank", ("a blue lamp " * 20, documents)), ("classify", (TEXTS,))):
-        options = {"labels": ["yes", "no"]} if method == "classify" else {}
-        found = call(url, method, *given, client=client, **options)
-        assert 0 < found.cached_tokens < found.prompt_tokens
+    found = call(url, "rerank", "a blue lamp " * 20, documents, client=client)
+    assert 0 < found.cached_tokens < found.prompt_tokens
 
 
 def test_an_error_names_the_place_in_the_whole_list(url, call):
     items = [[1], [2], [3], [10**6], [4]]
+    split = {"max_items_per_request": 2, "max_concurrent_requests": 1}
     with pytest.raises(StatusError) as caught:
-        split = {"max_items_per_request": 2, "max_concurrent_requests": 1}
         call(url, "score", [5], items, client=WITH_KEY | split, label_token_ids=[1])
     assert caught.value.param == "items[3]"
     assert caught.value.message.startswith("items[3] holds token id 1000000")
@@ -140,4 +141,3 @@ def test_the_same_arguments(pair):
         assert [n for n in ours if n not in ONLY_HTTP] == [n for n in theirs if n not in ONLY_HERE]
         for shared in set(ours) & set(theirs):
             assert ours[shared].default == theirs[shared].default, (name, shared)
-    assert isinstance(Scores, type)
