@@ -25,7 +25,7 @@ MIXTURES = [
     {0: (None, "invalid_request"), 2: (LONG, "prompt_too_long"), 5: (None, "invalid_request")},
 ]
 ALL = dict.fromkeys(range(3), (None, "invalid_request"))
-SLOW_SPLITS = [slow({}), slow({"max_items_per_request": 1})]
+SLOW_SPLITS = [*slow({}), *slow({"max_items_per_request": 1})]
 LABELS = {"labels": ["yes", "no"]}
 
 
@@ -59,7 +59,7 @@ def check_errors(errors, bad, name):
         assert error["message"].startswith(f"{name}[{error['index']}] ")
 
 
-@pytest.mark.parametrize("bad", [slow(MIXTURES[0]), *MIXTURES[1:]])
+@pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *MIXTURES[1:]])
 def test_items_over_http(http, bad):
     wanted = {"query": QUERY, "return_label_logprobs": True, "return_label_mass": True} | LABELS
     items = mixed(bad)
@@ -128,8 +128,8 @@ def test_errors_of_the_whole_request_stay(http, path, body, code, param):
     assert error["param"] == param
 
 
-@pytest.mark.parametrize("bad", [slow(MIXTURES[0]), *MIXTURES[1:]])
-@pytest.mark.parametrize("options", [{"top_n": 2}, slow({}), {"max_tokens_per_doc": 4}])
+@pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *MIXTURES[1:]])
+@pytest.mark.parametrize("options", [{"top_n": 2}, *slow({}), {"max_tokens_per_doc": 4}])
 def test_documents_over_http(http, bad, options):
     if "max_tokens_per_doc" in options:  # long ones are cut, so they are not bad
         bad = {index: (None, "invalid_request") for index in bad if index < len(GOOD)}
@@ -151,7 +151,7 @@ def test_documents_that_are_objects(http):
     assert [error["index"] for error in found["errors"]] == [0, 2]
 
 
-@pytest.mark.parametrize("bad", [MIXTURES[0], slow(MIXTURES[1]), MIXTURES[2]])
+@pytest.mark.parametrize("bad", [MIXTURES[0], *slow(MIXTURES[1]), MIXTURES[2]])
 def test_pairs_over_http(http, scorer, bad):
     documents = mixed(bad)
     queries = [f"a blue {'lamp' if index % 2 else 'rug'}" for index in range(len(documents))]
@@ -173,7 +173,7 @@ def test_pairs_over_http(http, scorer, bad):
 
 
 @pytest.mark.parametrize("split", [{"max_items_per_request": 2}, *SLOW_SPLITS])
-@pytest.mark.parametrize("bad", [slow(MIXTURES[0]), slow(MIXTURES[1]), MIXTURES[2], slow(ALL)])
+@pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *slow(MIXTURES[1]), MIXTURES[2], *slow(ALL)])
 def test_the_clients_and_the_scorer(url, scorer, call, split, bad):
     client, options = WITH_KEY | split, {"on_error": "null"}
     good = GOOD if len(bad) != 3 or 5 in bad else []

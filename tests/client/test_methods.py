@@ -22,7 +22,7 @@ QUESTIONS = [
     Choice("What is it about?", {"delivery": "the wrong thing came", "payment": ""}),
     Rating("How angry is the customer?", ["not at all", "a little", "very"]),
 ]
-SPLITS = [slow({}), {"max_items_per_request": 3}, slow({"max_bytes_per_request": 200})]
+SPLITS = [*slow({}), {"max_items_per_request": 3}, *slow({"max_bytes_per_request": 200})]
 ONLY_HTTP = {"model", "priority", "cache_salt", "request_id", "rank_fields"}
 ONLY_HERE = {"logits", "progress"}
 
@@ -32,7 +32,7 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("options", [slow({}), {"raw_scores": True, "max_tokens_per_doc": 3}])
+@pytest.mark.parametrize("options", [*slow({}), {"raw_scores": True, "max_tokens_per_doc": 3}])
 def test_pairs(url, scorer, call, split, options):
     expected = scorer.score_pairs(PAIRS, **options)
     found = call(url, "score_pairs", PAIRS, client=WITH_KEY | split, **options)
