@@ -60,8 +60,11 @@ class ItemErrors:
         return index in self._found
 
     def add(self, index: int, error: GpuscoreError) -> None:
-        """Keep the error of an item, unless it has one already."""
-        self._found.setdefault(index, error)
+        """Keep the error of an item, unless it has one already.
+
+        It is copied, because the frames of one that was raised would keep the request's texts.
+        """
+        self._found.setdefault(index, type(error)(error.message, param=error.param))
 
     def rest(self, given: Sequence[ItemT]) -> list[ItemT]:
         """Return the items, or what belongs to them, that have no error."""

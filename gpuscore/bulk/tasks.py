@@ -119,14 +119,14 @@ def make_table_task(options: BatchOptions, model: LoadedModel) -> TableTask:
             columns.
         GpuscoreError: the labels are not valid for the model.
     """
-    if options.labels is None and model.family is not None:
-        return _family_task(options, model.family)
+    if options.labels is None and model.prompts.family is not None:
+        return _family_task(options, model.prompts.family)
     if options.instruction is not None:
         raise ConfigError("--instruction is for prompt families, and the model has none")
     classes = model.engine.limits.classes
     if options.labels is None and classes is None:
         raise ConfigError("--labels is missing: the model belongs to no known prompt family")
-    return _labels_task(options, model.builder, classes)
+    return _labels_task(options, model.prompts.builder, classes)
 
 
 def _labels_task(

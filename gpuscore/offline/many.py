@@ -47,6 +47,7 @@ def in_order(calls: Iterator[Call[ValueT]], submit: Submit, most: int) -> Iterat
         if failure is not None:
             raise failure
     finally:
+        failure = None  # its frames refer to this one
         for _, future in waiting:
             if future is not None:
                 future.cancel()

@@ -143,8 +143,23 @@ def test_many_requests_in_the_given_order(scorer):
 
 def test_an_error_comes_at_its_place(scorer):
     found = scorer.score_many([([1, 2], [[3]]), ([1, 2], [[10**6]])], label_token_ids=[5])
+    assert next(found).scores.shape == (1, 1), "scores before it come first"
     with pytest.raises(TokenIdOutOfRange, match="1000000"):
-        list(found)
+        next(found)
+    assert list(found) == []
+
+
+def test_what_nobody_waits_for_leaves_the_engine(scorer):
+    def left():
+        return scorer._engine.stats().requests
+
+    found = scorer.score_many(
+        ((f"number {i}: ", DOCUMENTS * 5) for i in range(10**6)), labels=["yes", "no"]
+    )
+    assert next(found).scores.shape == (20, 2)
+    assert left() > 2, "several are in the engine at a time"
+    found.close()
+    assert left() == 0
 
 
 def test_any_thread_may_call(scorer):

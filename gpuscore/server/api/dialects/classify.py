@@ -133,7 +133,9 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
         priority=body.priority or 0,
         need_lse=bool(body.return_label_mass),
     )
-    request, classes = build_classes(given, model.builder, model.family, model.head, turns)
+    request, classes = build_classes(
+        given, model.prompts.builder, model.prompts.family, model.prompts.head, turns
+    )
     return PreparedBody.of(request, body.cache_salt, classes)
 
 

@@ -165,7 +165,7 @@ def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -
     """
     if model.engine.limits.classes is not None:
         raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
-    builder, special = model.builder, body.add_special_tokens is not False
+    builder, special = model.prompts.builder, body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
     request = _request(builder, body, prompts, turns)
     total = sum(map(len, prompts))

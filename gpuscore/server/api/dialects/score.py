@@ -133,9 +133,9 @@ def prepare_score(
         return prepare_ranking(model, body, turns)
     salt, labels = body.fields.cache_salt, model.default_labels
     if body.fields.on_error != "null":
-        return PreparedBody.of(model.builder.build(body.given, turns, labels), salt)
+        return PreparedBody.of(model.prompts.builder.build(body.given, turns, labels), salt)
     errors = body.refused.copy()
-    request = model.builder.build_rest(body.given, errors, turns, labels)
+    request = model.prompts.builder.build_rest(body.given, errors, turns, labels)
     return PreparedBody.of(request, salt, errors=errors.listed())
 
 
