@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 
 import numpy as np
 
@@ -191,24 +191,17 @@ class FamilyPrompts:
         truncated = [index for index, long, short in pairs if long != short]
         num_shared = len(shared) + self._foreign.num_shared(head, turns, self._limit)
 
+        def texts(start: int) -> Iterator[str]:
+            return (f"{document}{tail}" for document in islice(documents, start, None))
+
+        joined = self._foreign.joined_from(head, texts, False, turns, self._limit - around)
+
         def prompts(start: int) -> Iterator[Int32Array]:
-            texts = (f"{document}{tail}" for document in documents[start:])
-            return self._joined(shared, head, texts, closing, turns)
+            with beside(around, self._limit):
+                for middle in joined(start):
+                    yield np.concatenate((shared, middle, closing))
 
         return QueryGroup(prompts, len(indices), num_shared, truncated)
-
-    def _joined(
-        self,
-        shared: Int32Array,
-        head: str,
-        texts: Iterable[str],
-        closing: Int32Array,
-        turns: Turns,
-    ) -> Iterator[Int32Array]:
-        """Yield prompts: the shared ids, the ids of head + text, and the closing ids."""
-        with beside(len(shared) + len(closing), self._limit) as left:
-            for middle in self._foreign.joined(head, texts, False, turns, left):
-                yield np.concatenate((shared, middle, closing))
 
     @property
     def _limit(self) -> int:

@@ -1,8 +1,9 @@
 """Building a `ScoreRequest` from the query, items and labels of a caller, with all checks."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -279,11 +280,10 @@ class PromptBuilder:
         query: str = given.query or ""  # type: ignore[assignment]
         items: Sequence[str] = given.items  # type: ignore[assignment]
 
-        def prompts(start: int) -> Iterator[Int32Array]:
-            return encoder.joined(query, items[start:], given.item_first, turns, limit)
-
         if given.item_first or len(items) > 1:
-            return prompts, 0  # not used
+            return encoder.joined_from(
+                query, lambda start: islice(items, start, None), given.item_first, turns, limit
+            ), 0  # not used
         prompt, alone = encoder.joined(query, [*items, ""], False, turns, limit)
         return lambda start: iter([prompt][start:]), common_prefix(prompt, alone)
 

@@ -75,7 +75,7 @@ def test_answers_are_those_of_the_server(demo, tmp_path):
         assert set(line["response"]) == {"status_code", "request_id", "body"}
         assert line["error"] is None
     assert len({line["id"] for line in found}) == len(found)
-    assert "14 rows in" in done.stdout
+    assert f"{len(lines)} rows in" in done.stdout
     failed = sum(line["response"]["status_code"] != 200 for line in found)
     assert f"{failed} of them answered with an error" in done.stdout
     reasons = [row["reason"] for row in read_jsonl(tmp_path / "out.jsonl.bad.jsonl")]

@@ -1,7 +1,9 @@
 """Promise: a request of which bad items are left out is the request without them, to the last
 array; each of them has the error that it would be alone."""
 
+import gc
 import random
+import weakref
 from dataclasses import fields, replace
 
 import numpy as np
@@ -145,6 +147,19 @@ def test_errors_of_the_whole_request(made):
     assert (len(request.item_ids), [e.index for e in errors.listed()]) == (1, [1])
 
 
+@pytest.mark.parametrize("item_first", [False, True])
+def test_a_query_is_read_once_beside_long_items(item_first):
+    """Every item that is refused before its end makes the encoder begin again behind it."""
+    backend = replace(LIMITS, max_model_len=65_000)
+    made = PromptBuilder(TextEncoder(make_tokenizer(bos=False)), backend, RequestLimits())
+    query, items = "chair " * 10_000, ["x " * 40_000] * 6
+    counted, errors = Turned(), ItemErrors()
+    given = ScoreInput(query, items, label_token_ids=[1], item_first=item_first)
+    assert made.build_rest(given, errors, counted) is None
+    assert len(errors.listed()) == 6
+    assert sum(counted.asked) < sum(map(len, items)) + 4 * len(query)
+
+
 def test_a_long_query_is_not_read_again_for_every_item():
     """A text that has no end of its own work: the count of turns is that of one reading."""
     counted = Turned()
@@ -197,6 +212,28 @@ def test_a_query_of_all_documents_that_is_too_long(family, query, fit):
     with pytest.raises(PromptTooLong) as raised:
         family.build_rest(RerankInput(query, ["a", "\ud800"], fit=fit), ItemErrors())
     assert raised.value.param == "query"
+
+
+def test_errors_keep_no_text_in_memory():
+    class Text:
+        pass
+
+    def refuse(errors):
+        text = Text()
+        try:
+            raise InvalidRequest("bad", param="items[0]")
+        except InvalidRequest as error:
+            errors.add(0, error)
+        return weakref.ref(text)
+
+    gc.disable()
+    try:
+        errors = ItemErrors()
+        assert refuse(errors)() is None
+    finally:
+        gc.enable()
+    with pytest.raises(InvalidRequest, match="bad"):
+        errors.raise_first()
 
 
 def test_places():
