@@ -6,10 +6,10 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.item_errors import ItemErrors, checked_texts, spread
+from gpuscore.item_errors import ItemErrors, spread
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.server.api.dialects.dialect import Scored
-from gpuscore.server.api.dialects.ranking import CheckedRanking, ranking_of
+from gpuscore.server.api.dialects.ranking import CheckedRanking, present_texts, ranking_of
 from gpuscore.server.api.fields import (
     AnsweredModel,
     AnswerId,
@@ -170,11 +170,11 @@ def _to_input(body: PairsBody, refused: ItemErrors) -> RerankInput:
     if body.truncation_side not in (None, "right"):
         raise InvalidRequest("documents are cut at their end only", param="truncation_side")
     check_not_negative(body, "max_tokens_per_doc")
-    texts = checked_texts([documents] if isinstance(documents, str) else documents, second, refused)
+    texts = present_texts([documents] if isinstance(documents, str) else documents, second, refused)
     if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
         queries = queries[0]
     return RerankInput(
-        query=queries if isinstance(queries, str) else checked_texts(queries, first, refused),
+        query=queries if isinstance(queries, str) else present_texts(queries, first, refused),
         documents=texts,
         instruction=body.instruction,
         most_tokens=body.max_tokens_per_doc or None,

@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from gpuscore.arrays import Float64Array
+from gpuscore.errors import InvalidRequest
 from gpuscore.item_errors import ItemErrors, scored_places
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.server.api.dialects.dialect import PreparedBody, Scored
@@ -77,6 +78,15 @@ class DocumentScores:
     scores: Float64Array
     places: Sequence[int]
     truncated: tuple[int, ...]
+
+
+def present_texts(given: Sequence[str | None], name: str, refused: ItemErrors) -> list[str]:
+    """Return texts, with an empty one in the place of each null, which gets an error."""
+    for index, text in enumerate(given):
+        if text is None:
+            param = f"{name}[{index}]"
+            refused.add(index, InvalidRequest(f"{param} is null; it must be a text", param=param))
+    return [text or "" for text in given]
 
 
 def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns) -> PreparedBody:

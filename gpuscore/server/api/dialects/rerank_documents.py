@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.item_errors import ItemErrors, checked_texts
+from gpuscore.item_errors import ItemErrors
+from gpuscore.server.api.dialects.ranking import present_texts
 
 Document: TypeAlias = str | dict[str, Any]
 
@@ -20,7 +21,7 @@ def texts_of(
             texts.append(_object_text(document, fields, index, refused))
         else:
             texts.append(document)
-    return checked_texts(texts, "documents", refused)
+    return present_texts(texts, "documents", refused)
 
 
 def _object_text(
