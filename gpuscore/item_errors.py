@@ -92,7 +92,7 @@ def check_on_error(on_error: str | None) -> bool:
 def check_text(value: object, param: str) -> None:
     """Raise InvalidRequest for a value that is no text, or that no tokenizer can read."""
     if not isinstance(value, str):
-        kind = "null" if value is None else f"a {type(value).__name__}"
+        kind = "null" if value is None else f"of type {type(value).__name__}"
         raise InvalidRequest(f"{param} is {kind}; it must be a text", param=param)
     try:
         value.encode()

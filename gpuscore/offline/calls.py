@@ -154,7 +154,10 @@ def _family_call(
     if check_on_error(options.on_error):
         built = family.build_rest(given, errors)
     else:
-        check_text(query, "query") if isinstance(query, str) else checked_texts(query, name, None)
+        if isinstance(query, list):
+            checked_texts(query, name, None)
+        else:
+            check_text(query, "query")
         checked_texts(documents, name, None)
         built = family.build(given)
     failed, request = errors.listed(), None if built is None else built.request
@@ -236,7 +239,7 @@ def _items(items: Items, query: Text, errors: ItemErrors | None) -> list[str | l
         if isinstance(ids, Sequence | np.ndarray):
             found.append(list(ids))
         else:
-            kind = "null" if item is None else f"a {type(item).__name__}"
+            kind = "null" if item is None else f"of type {type(item).__name__}"
             _refuse(index, f"items[{index}] is {kind}; it must be a text or token ids", errors)
             found.append(empty)
     return found

@@ -59,7 +59,7 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
         list[str | dict[str, Any] | None] | None,
         about(
             "Texts, or objects with a `text` field (see `rank_fields`). Give either this or "
-            "`texts`."
+            "`texts`. null is a document that cannot be scored: see `on_error`."
         ),
     ] = None
     texts: Annotated[

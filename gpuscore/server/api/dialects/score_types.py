@@ -29,7 +29,8 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
         Text | list[Text | Ids | None] | None,
         about(
             "Required. The candidates to score: all texts or all lists of token ids, of the same "
-            "kind as `query`. One text counts as one item; an empty list gives an empty answer."
+            "kind as `query`. One text counts as one item; an empty list gives an empty answer. "
+            "null is an item that cannot be scored: see `on_error`."
         ),
     ] = None
     query: Annotated[
