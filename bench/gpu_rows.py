@@ -29,7 +29,8 @@ from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.limits import BackendLimits
 from gpuscore.probabilities import label_logprobs
-from gpuscore.text.joining import PromptBuilder, ScoreInput
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.score_input import ScoreInput
 
 Row: TypeAlias = dict[str, Any]
 Floors: TypeAlias = dict[str, dict[str, float]]  # by workload

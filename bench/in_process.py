@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from report import keep, table
 
 from gpuscore import Scorer
-from gpuscore.offline.results import Scores
+from gpuscore.results import Scores
 
 QUERY_WORDS, ITEM_WORDS = 12, 6
 LABELS = [3, 5]

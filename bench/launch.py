@@ -150,11 +150,12 @@ def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
 
 def _load(replicas: Any) -> Any:
     from gpuscore.config import RequestLimits
+    from gpuscore.prompts.model import ModelPrompts
     from gpuscore.server.service import LoadedModel
     from gpuscore.text.joining import PromptBuilder
 
     builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
-    return LoadedModel(replicas, builder, replicas.wait_ended)
+    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended)
 
 
 def _announce(address: str) -> None:

@@ -29,7 +29,8 @@ from report import keep, machine, table
 
 from gpuscore.config import RequestLimits
 from gpuscore.limits import BackendLimits
-from gpuscore.text.joining import PromptBuilder, ScoreInput
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
 
 VOCAB = 8000

@@ -6,23 +6,20 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
+from gpuscore.call_options import FamilyOptions, Items, LabelIds, Labels, ScoreOptions, Text
+from gpuscore.item_errors import OnError
 from gpuscore.offline.calls import (
     Call,
-    CallOptions,
-    Items,
-    LabelIds,
-    Labels,
-    Text,
     classify_call,
     classify_input,
-    decide_call,
     pairs_call,
     rerank_call,
     score_call,
 )
+from gpuscore.offline.decisions import decide_call
 from gpuscore.offline.loaded import LoadedScorer
-from gpuscore.offline.results import Classification, PairScores, Ranking, Scores
 from gpuscore.questions import Decision, Question
+from gpuscore.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
 
@@ -44,14 +41,21 @@ class AsyncScorer(LoadedScorer):
         temperature: float = 1.0,
         item_first: bool = False,
         logprobs: bool = False,
+        on_error: OnError = "fail",
         logits: bool = False,
     ) -> Scores:
         """See `Scorer.score`."""
-        options = CallOptions(
-            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, logits
+        options = ScoreOptions(
+            labels=labels,
+            label_token_ids=label_token_ids,
+            apply_softmax=apply_softmax,
+            temperature=temperature,
+            item_first=item_first,
+            logprobs=logprobs,
+            on_error=on_error,
+            logits=logits,
         )
-        call = await asyncio.to_thread(score_call, self._prompts, query, items, options)
-        return call if isinstance(call, Scores) else await self._finish(call)
+        return await self._run(partial(score_call, self._prompts, query, items, options))
 
     async def rerank(
         self,
@@ -63,20 +67,13 @@ class AsyncScorer(LoadedScorer):
         raw_scores: bool = False,
         max_tokens_per_doc: int | None = None,
         truncate: bool = False,
+        on_error: OnError = "fail",
     ) -> Ranking:
         """See `Scorer.rerank`."""
-        call = partial(
-            rerank_call,
-            self._prompts,
-            query,
-            documents,
-            top_n=top_n,
-            instruction=instruction,
-            raw_scores=raw_scores,
-            max_tokens_per_doc=max_tokens_per_doc,
-            truncate=truncate,
+        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
+        return await self._run(
+            partial(rerank_call, self._prompts, query, documents, top_n, options)
         )
-        return await self._run(call)
 
     async def score_pairs(
         self,
@@ -86,18 +83,11 @@ class AsyncScorer(LoadedScorer):
         raw_scores: bool = False,
         max_tokens_per_doc: int | None = None,
         truncate: bool = False,
+        on_error: OnError = "fail",
     ) -> PairScores:
         """See `Scorer.score_pairs`."""
-        call = partial(
-            pairs_call,
-            self._prompts,
-            pairs,
-            instruction=instruction,
-            raw_scores=raw_scores,
-            max_tokens_per_doc=max_tokens_per_doc,
-            truncate=truncate,
-        )
-        return await self._run(call)
+        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
+        return await self._run(partial(pairs_call, self._prompts, pairs, options))
 
     async def classify(
         self,
@@ -117,10 +107,11 @@ class AsyncScorer(LoadedScorer):
         return await self._run(partial(decide_call, self._prompts, text, questions))
 
     async def _run(self, prepare: "partial[Call[ValueT]]") -> ValueT:
-        return await self._finish(await asyncio.to_thread(prepare))
-
-    async def _finish(self, call: Call[ValueT]) -> ValueT:
-        return call.finish(await asyncio.wrap_future(self._engine.score(call.request)))
+        call = await asyncio.to_thread(prepare)
+        if call.request is None:
+            return call.finish(None)
+        result = await asyncio.wrap_future(self._engine.score(call.request))
+        return call.finish(result)
 
     async def __aenter__(self) -> "AsyncScorer":
         return self

@@ -1,30 +1,25 @@
 """`Scorer`: scoring in this process, without the server."""
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TypeVar
 
+from gpuscore.call_options import FamilyOptions, Items, LabelIds, Labels, ScoreOptions, Text
 from gpuscore.engine.ticket import Progress
+from gpuscore.item_errors import OnError
 from gpuscore.offline.calls import (
     Call,
-    CallOptions,
-    Items,
-    LabelIds,
-    Labels,
-    Text,
     classify_call,
     classify_input,
-    decide_call,
     pairs_call,
     rerank_call,
     score_call,
 )
+from gpuscore.offline.decisions import decide_call
 from gpuscore.offline.loaded import LoadedScorer
-from gpuscore.offline.results import Classification, PairScores, Ranking, Scores
+from gpuscore.offline.many import in_order
 from gpuscore.questions import Decision, Question
-from gpuscore.request import ScoreResult
+from gpuscore.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
 # `score_many` keeps this many batches' tokens in the engine, so that it never waits for texts.
@@ -45,6 +40,7 @@ class Scorer(LoadedScorer):
         temperature: float = 1.0,
         item_first: bool = False,
         logprobs: bool = False,
+        on_error: OnError = "fail",
         logits: bool = False,
         progress: Progress | None = None,
     ) -> Scores:
@@ -62,6 +58,8 @@ class Scorer(LoadedScorer):
             temperature: divides the logits; must be 1.0 without apply_softmax.
             item_first: prompts are item + query.
             logprobs: also return full-vocabulary log-probabilities and the label mass.
+            on_error: "fail": an item that cannot be scored raises its error; "null": it gets a row
+                of NaN and stands in `errors`, and the others are scored.
             logits: also return the labels' logits, the only meaningful output of a model with a
                 single class.
             progress: called from time to time with the number of items scored so far.
@@ -69,11 +67,17 @@ class Scorer(LoadedScorer):
         Raises:
             GpuscoreError: as over HTTP, but without limits on the number of items or labels.
         """
-        options = CallOptions(
-            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, logits
+        options = ScoreOptions(
+            labels=labels,
+            label_token_ids=label_token_ids,
+            apply_softmax=apply_softmax,
+            temperature=temperature,
+            item_first=item_first,
+            logprobs=logprobs,
+            on_error=on_error,
+            logits=logits,
         )
-        call = score_call(self._prompts, query, items, options)
-        return call if isinstance(call, Scores) else self._run(call, progress)
+        return self._run(score_call(self._prompts, query, items, options), progress)
 
     def score_many(
         self,
@@ -85,6 +89,7 @@ class Scorer(LoadedScorer):
         temperature: float = 1.0,
         item_first: bool = False,
         logprobs: bool = False,
+        on_error: OnError = "fail",
         logits: bool = False,
     ) -> Iterator[Scores]:
         """Score many pairs of a query and its items, and yield their scores in the given order.
@@ -94,27 +99,25 @@ class Scorer(LoadedScorer):
 
         Args:
             requests: queries and items, as in `score`.
-            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, logits: as in
-                `score`, for all requests.
+            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, on_error,
+                logits: as in `score`, for all requests.
 
         Raises:
-            GpuscoreError: as `score`; once a request is at fault, no more scores come.
+            GpuscoreError: as `score`, once the scores of all earlier requests have come; no more
+                come then.
         """
-        options = CallOptions(
-            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, logits
+        options = ScoreOptions(
+            labels=labels,
+            label_token_ids=label_token_ids,
+            apply_softmax=apply_softmax,
+            temperature=temperature,
+            item_first=item_first,
+            logprobs=logprobs,
+            on_error=on_error,
+            logits=logits,
         )
         calls = (score_call(self._prompts, query, items, options) for query, items in requests)
-        most, ahead = AHEAD * self._backend.limits.max_tokens, 0
-        waiting: deque[tuple[Call[Scores] | Scores, Future[ScoreResult] | None]] = deque()
-        for call in calls:
-            future = self._engine.score(call.request) if isinstance(call, Call) else None
-            waiting.append((call, future))
-            ahead += _tokens(call)
-            while ahead > most and len(waiting) > 1:
-                ahead -= _tokens(waiting[0][0])
-                yield _finished(*waiting.popleft())
-        while waiting:
-            yield _finished(*waiting.popleft())
+        return in_order(calls, self._engine.score, AHEAD * self._backend.limits.max_tokens)
 
     def rerank(
         self,
@@ -126,6 +129,7 @@ class Scorer(LoadedScorer):
         raw_scores: bool = False,
         max_tokens_per_doc: int | None = None,
         truncate: bool = False,
+        on_error: OnError = "fail",
     ) -> Ranking:
         """Order documents by relevance, in the prompt of the model's family, as POST /rerank does.
 
@@ -137,22 +141,15 @@ class Scorer(LoadedScorer):
             raw_scores: return raw scores instead of relevances from 0 to 1.
             max_tokens_per_doc: cut longer documents at their end.
             truncate: cut documents where their prompts would not fit the model.
+            on_error: "fail": a document that cannot be scored raises its error; "null": it is left
+                out of the ranking and stands in `errors`, and the others are ranked.
 
         Raises:
             InvalidRequest: the model belongs to no known family of rerankers.
             GpuscoreError: as over HTTP.
         """
-        call = rerank_call(
-            self._prompts,
-            query,
-            documents,
-            top_n=top_n,
-            instruction=instruction,
-            raw_scores=raw_scores,
-            max_tokens_per_doc=max_tokens_per_doc,
-            truncate=truncate,
-        )
-        return self._run(call)
+        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
+        return self._run(rerank_call(self._prompts, query, documents, top_n, options))
 
     def score_pairs(
         self,
@@ -162,25 +159,20 @@ class Scorer(LoadedScorer):
         raw_scores: bool = False,
         max_tokens_per_doc: int | None = None,
         truncate: bool = False,
+        on_error: OnError = "fail",
     ) -> PairScores:
         """Score pairs of a query and a document, in the prompt of the model's family.
 
         Args:
             pairs: queries and documents.
             instruction, raw_scores, max_tokens_per_doc, truncate: as in `rerank`.
+            on_error: as in `score`.
 
         Raises:
             GpuscoreError: as `rerank`.
         """
-        call = pairs_call(
-            self._prompts,
-            pairs,
-            instruction=instruction,
-            raw_scores=raw_scores,
-            max_tokens_per_doc=max_tokens_per_doc,
-            truncate=truncate,
-        )
-        return self._run(call)
+        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
+        return self._run(pairs_call(self._prompts, pairs, options))
 
     def classify(
         self,
@@ -225,6 +217,8 @@ class Scorer(LoadedScorer):
         return self._run(decide_call(self._prompts, text, questions))
 
     def _run(self, call: Call[ValueT], progress: Progress | None = None) -> ValueT:
+        if call.request is None:
+            return call.finish(None)
         return call.finish(self._engine.score(call.request, progress).result())
 
     def __enter__(self) -> "Scorer":
@@ -237,13 +231,3 @@ class Scorer(LoadedScorer):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _tokens(call: Call[Scores] | Scores) -> int:
-    return call.request.num_tokens if isinstance(call, Call) else 0
-
-
-def _finished(call: Call[Scores] | Scores, future: "Future[ScoreResult] | None") -> Scores:
-    if isinstance(call, Scores) or future is None:
-        return call  # type: ignore[return-value]  # a call without a future is its result
-    return call.finish(future.result())

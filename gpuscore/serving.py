@@ -122,16 +122,7 @@ def read_files(directory: Path, family: str, names: tuple[str, ...]) -> ServedFi
 def load_model(files: ServedFiles, limits: RequestLimits, replicas: Replicas) -> LoadedModel:
     """Wait for the engines and prepare the model's prompts; runs in a thread."""
     prompts = files.prompts.prompts(replicas.wait_ready(), limits)
-    return LoadedModel(
-        replicas,
-        prompts.builder,
-        replicas.wait_ended,
-        prompts.family,
-        prompts.head,
-        replicas.wait_planned(),
-        prompts.decisions,
-        files.info,
-    )
+    return LoadedModel(replicas, prompts, replicas.wait_ended, replicas.wait_planned(), files.info)
 
 
 def _say(output: LogWriter, text: str) -> None:

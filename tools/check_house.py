@@ -26,7 +26,7 @@ LONGER = {
     "gpuscore/config/fields.py": (350, "every setting of every command"),
     "gpuscore/engine/scheduler.py": (350, "one state machine, whose invariants span its methods"),
     "gpuscore/server/http/protocol.py": (400, "one connection's states, which share a deadline"),
-    "gpuscore/text/joining.py": (400, "every check of a request, in the order of the checks"),
+    "gpuscore/text/joining.py": (330, "every check of a request, in the order of the checks"),
     "kernels/gpuscore_kernels/extend_attention/triton.py": (390, "one kernel and its launches"),
     "tests/engine/test_scheduler.py": (405, "one scheduler, and every promise of it"),
     "tests/support/broken_models.py": (520, "one function for each way to break a model's files"),

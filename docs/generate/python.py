@@ -21,7 +21,8 @@ def pages() -> Iterator[tuple[str, str]]:
             "`Scorer` and `AsyncScorer` score in the same process, without a server.",
             "::: gpuscore.scorer.Scorer",
             "::: gpuscore.async_scorer.AsyncScorer",
-            *(f"::: gpuscore.offline.results.{name}" for name in RESULTS),
+            *(f"::: gpuscore.results.{name}" for name in RESULTS),
+            "::: gpuscore.item_errors.ItemError",
             *(f"::: gpuscore.questions.{name}" for name in QUESTIONS),
             "## ModelConfig",
             "`gpuscore.config.ModelConfig` is a frozen dataclass with the settings of a model and "
@@ -38,8 +39,7 @@ def pages() -> Iterator[tuple[str, str]]:
             "httpx. Neither client imports torch.",
             *(_item(name) for name in ("Client", "AsyncClient", *names)),
             "::: gpuscore.client.options.ClientOptions",
-            "::: gpuscore.client.options.ScoreOptions",
-            "::: gpuscore.client.options.RerankOptions",
+            "::: gpuscore.client.options.RequestOptions",
         ),
     )
 

@@ -14,6 +14,7 @@ import msgspec
 from gpuscore.bulk.rows import AnswerLine, Problem, TextRow
 from gpuscore.bulk.tasks import Unit
 from gpuscore.errors import GpuscoreError, MethodNotAllowed, NotFound
+from gpuscore.item_errors import renumbered, scored_places
 from gpuscore.request import ScoreResult
 from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.dialects.table import DIALECT_OF
@@ -113,6 +114,7 @@ class RequestTask:
 
     def failed(self, unit: Unit, error: GpuscoreError) -> "Iterator[Unit | AnswerLine]":
         call: _Call = unit.notes
+        error = renumbered(error, scored_places(call.prepared.errors, call.body.num_items))
         yield _failed(unit.rows[0], call.line, call.dialect, call.record, error)
 
     def _call(

@@ -153,10 +153,10 @@ def _score(
 def _groups(
     job: BatchJob, model: LoadedModel, rows: Iterator[TextRow]
 ) -> Iterator[Sequence[TextRow]]:
-    most = min(GROUP_ROWS, model.builder.limits.max_items)
+    most = min(GROUP_ROWS, model.prompts.builder.limits.max_items)
     # With a fixed cut, a row's bits depend on the text that its request shares, which must not
     # depend on the rows that are left.
-    free_cut = not model.builder.backend.deterministic_chunk
+    free_cut = not model.prompts.builder.backend.deterministic_chunk
     return grouped(rows, most, free_cut, job.prefix_cache)
 
 

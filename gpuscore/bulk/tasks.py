@@ -12,10 +12,12 @@ from gpuscore.bulk.options import BatchOptions
 from gpuscore.bulk.rows import BadTextRow, RowScoring, Settled, TextRow
 from gpuscore.errors import ConfigError, GpuscoreError
 from gpuscore.probabilities import label_scores, softmax
-from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.documents import FamilyPrompts
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.service import LoadedModel
-from gpuscore.text.joining import PromptBuilder, ScoreInput
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.score_input import ScoreInput
 
 _INDEX = re.compile(r"\[(\d+)\]$")  # of the item that an error is about
 
@@ -117,14 +119,14 @@ def make_table_task(options: BatchOptions, model: LoadedModel) -> TableTask:
             columns.
         GpuscoreError: the labels are not valid for the model.
     """
-    if options.labels is None and model.family is not None:
-        return _family_task(options, model.family)
+    if options.labels is None and model.prompts.family is not None:
+        return _family_task(options, model.prompts.family)
     if options.instruction is not None:
         raise ConfigError("--instruction is for prompt families, and the model has none")
     classes = model.engine.limits.classes
     if options.labels is None and classes is None:
         raise ConfigError("--labels is missing: the model belongs to no known prompt family")
-    return _labels_task(options, model.builder, classes)
+    return _labels_task(options, model.prompts.builder, classes)
 
 
 def _labels_task(

@@ -2,18 +2,29 @@
 
 from gpuscore.client.asynchronous import AsyncClient
 from gpuscore.client.errors import BadAnswer, ClientError, ConnectionFailed, StatusError
-from gpuscore.client.results import Model, RerankResponse, ScoreResponse, Usage
+from gpuscore.client.results import (
+    ClassifyResponse,
+    Completion,
+    CompletionsResponse,
+    Model,
+    PairsResponse,
+    RerankResponse,
+    ScoreResponse,
+)
 from gpuscore.client.synchronous import Client
 
 __all__ = [
     "AsyncClient",
     "BadAnswer",
+    "ClassifyResponse",
     "Client",
     "ClientError",
+    "Completion",
+    "CompletionsResponse",
     "ConnectionFailed",
     "Model",
+    "PairsResponse",
     "RerankResponse",
     "ScoreResponse",
     "StatusError",
-    "Usage",
 ]

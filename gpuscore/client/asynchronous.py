@@ -1,132 +1,167 @@
 """The client for asyncio."""
 
-import asyncio
 from collections.abc import Sequence
-from time import monotonic
-from types import TracebackType
-from typing import TypeVar, Unpack
 
-import httpx
-
-from gpuscore.client.calls import (
-    ClientCall,
-    Post,
-    models_of,
-    new_id,
-    rerank_call,
-    score_call,
-)
-from gpuscore.client.options import (
-    LATE,
-    ClientOptions,
-    RerankOptions,
+from gpuscore.call_options import (
+    FamilyOptions,
+    Ids,
+    Items,
+    LabelIds,
+    Labels,
     ScoreOptions,
-    reply_of,
-    settings_of,
+    Text,
 )
-from gpuscore.client.results import Document, Ids, Model, RerankResponse, ScoreResponse
-from gpuscore.client.retries import Attempts, Reply
+from gpuscore.client.options import RequestOptions
+from gpuscore.client.results import (
+    ClassifyResponse,
+    CompletionsResponse,
+    PairsResponse,
+    RerankResponse,
+    ScoreResponse,
+)
+from gpuscore.client.scores import pairs_call, rerank_call, score_call
+from gpuscore.client.sending import AsyncSender
+from gpuscore.client.texts import classify_call, completions_call, decide_call
+from gpuscore.item_errors import OnError
+from gpuscore.questions import Decision, Question
+from gpuscore.results import Document
 
-ResultT = TypeVar("ResultT")
 
-
-class AsyncClient:
+class AsyncClient(AsyncSender):
     """`Client` for asyncio: same arguments (`http` is an httpx.AsyncClient), results and errors.
 
     Tasks may share it. Cancelling a call closes its requests, and the server drops their work.
     """
 
-    def __init__(
-        self,
-        url: str,
-        api_key: str | None = None,
-        *,
-        http: httpx.AsyncClient | None = None,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        self._settings = settings_of(url, api_key, **options)
-        self._own = http is None
-        self._http = httpx.AsyncClient() if http is None else http
-
     async def score(
         self,
-        query: str | Ids,
-        items: str | Sequence[str] | Sequence[Ids],
-        **options: Unpack[ScoreOptions],
+        query: Text,
+        items: Items,
+        *,
+        labels: Labels = None,
+        label_token_ids: LabelIds = None,
+        apply_softmax: bool = False,
+        temperature: float = 1.0,
+        item_first: bool = False,
+        logprobs: bool = False,
+        on_error: OnError = "fail",
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
     ) -> ScoreResponse:
         """Score items; see `Client.score`."""
-        return await self._do(score_call(self._settings.limits, query, items, **options))
+        options = ScoreOptions(
+            labels=labels,
+            label_token_ids=label_token_ids,
+            apply_softmax=apply_softmax,
+            temperature=temperature,
+            item_first=item_first,
+            logprobs=logprobs,
+            on_error=on_error,
+        )
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        return await self._do(score_call(self._settings.limits, query, items, options, more))
 
     async def rerank(
-        self, query: str, documents: Sequence[Document], **options: Unpack[RerankOptions]
+        self,
+        query: str,
+        documents: Sequence[Document],
+        top_n: int | None = None,
+        *,
+        instruction: str | None = None,
+        raw_scores: bool = False,
+        rank_fields: Sequence[str] | None = None,
+        max_tokens_per_doc: int | None = None,
+        truncate: bool = False,
+        on_error: OnError = "fail",
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
     ) -> RerankResponse:
         """Rank documents; see `Client.rerank`."""
-        return await self._do(rerank_call(self._settings.limits, query, documents, **options))
+        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        limits = self._settings.limits
+        return await self._do(
+            rerank_call(limits, query, documents, top_n, rank_fields, options, more)
+        )
 
-    async def models(self) -> tuple[Model, ...]:
-        """Return the served models; see `Client.models`."""
-        until = monotonic() + self._settings.policy.deadline
-        return models_of(await self._send("GET", "/v1/models", None, new_id(), until))
-
-    async def ready(self) -> bool:
-        """Return True if the server takes requests now; see `Client.ready`."""
-        request_id = new_id()
-        seconds = self._settings.policy.deadline
-        fields = {"X-Request-Id": request_id}
-        request = self._settings.request("GET", "/ready", fields, seconds, None)
-        try:
-            answer = await self._http.send(request)
-        except httpx.RequestError:
-            return False
-        return answer.status_code == 200
-
-    async def aclose(self) -> None:
-        """Close the connections, except those of the caller's own httpx.AsyncClient."""
-        if self._own:
-            await self._http.aclose()
-
-    async def __aenter__(self) -> "AsyncClient":
-        return self
-
-    async def __aexit__(
+    async def score_pairs(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
+        pairs: Sequence[tuple[str, str]],
+        *,
+        instruction: str | None = None,
+        raw_scores: bool = False,
+        max_tokens_per_doc: int | None = None,
+        truncate: bool = False,
+        on_error: OnError = "fail",
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+    ) -> PairsResponse:
+        """Score pairs; see `Client.score_pairs`."""
+        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        return await self._do(pairs_call(self._settings.limits, pairs, options, more))
 
-    async def _do(self, job: ClientCall[ResultT]) -> ResultT:
-        until = monotonic() + self._settings.policy.deadline
-        room = asyncio.Semaphore(self._settings.concurrency)
+    async def classify(
+        self,
+        texts: str | Sequence[str],
+        *,
+        query: str | None = None,
+        labels: Labels = None,
+        max_tokens_per_doc: int | None = None,
+        truncate: bool = False,
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+    ) -> ClassifyResponse:
+        """Classify texts; see `Client.classify`."""
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        limits = self._settings.limits
+        return await self._do(
+            classify_call(limits, texts, query, labels, max_tokens_per_doc, truncate, more)
+        )
 
-        async def send(part: Post) -> Reply:
-            async with room:
-                content = part.content()
-                return await self._send("POST", part.path, content, part.request_id, until)
+    async def decide(
+        self,
+        text: str,
+        questions: Sequence[Question],
+        *,
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+    ) -> list[Decision]:
+        """Answer questions; see `Client.decide`."""
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        return await self._do(decide_call(self._settings.limits, text, questions, more))
 
-        tasks = [asyncio.ensure_future(send(part)) for part in job.parts]
-        try:
-            return job.join(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _send(
-        self, method: str, path: str, content: bytes | None, request_id: str, until: float
-    ) -> Reply:
-        call = Attempts(self._settings.policy, request_id, until)
-        while True:
-            request = self._settings.request(method, path, *call.begin(monotonic()), content)
-            try:
-                answer = await self._http.send(request)
-            except httpx.RequestError as error:
-                seconds = call.failed(error, monotonic(), late=isinstance(error, LATE))
-            else:
-                reply = reply_of(answer, request_id)
-                pause = call.answered(reply, monotonic())
-                if pause is None:
-                    return reply
-                seconds = pause
-            await asyncio.sleep(seconds)
+    async def completions(
+        self,
+        prompts: str | Ids | Sequence[str] | Sequence[Ids],
+        *,
+        max_tokens: int = 0,
+        echo: bool = True,
+        logprobs: int | None = 0,
+        add_special_tokens: bool = True,
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+    ) -> CompletionsResponse:
+        """Return log-probabilities of prompts; see `Client.completions`."""
+        call = completions_call(
+            self._settings.limits,
+            prompts,
+            max_tokens=max_tokens,
+            echo=echo,
+            logprobs=logprobs,
+            add_special_tokens=add_special_tokens,
+            more=RequestOptions(model, priority, cache_salt, request_id),
+        )
+        return await self._do(call)

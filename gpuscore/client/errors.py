@@ -1,5 +1,9 @@
 """The errors of the clients; each has the id of its request, as in the server's log."""
 
+import re
+
+_ELEMENT = re.compile(r"(\w+)\[(\d+)\]")  # of a list
+
 
 class ClientError(Exception):
     """The base of all client errors.
@@ -44,6 +48,21 @@ class StatusError(ClientError):
         self.param = param
         self.message = message
         self.retry_after = retry_after
+
+    def moved(self, by: int) -> "StatusError":
+        """Return the error of an element whose place in the whole list is higher by this number."""
+        found = _ELEMENT.fullmatch(self.param or "")
+        if not by or self.param is None or found is None:
+            return self
+        param = f"{found[1]}[{int(found[2]) + by}]"
+        return StatusError(
+            self.status,
+            self.message.replace(self.param, param),
+            self.request_id,
+            code=self.code,
+            param=param,
+            retry_after=self.retry_after,
+        )
 
 
 class ConnectionFailed(ClientError):

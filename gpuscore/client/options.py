@@ -1,12 +1,10 @@
-"""The options of both clients and of their methods."""
+"""The options of both clients and of all their calls."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import httpx
 
-from gpuscore.client.results import Ids
 from gpuscore.client.retries import Policy, Reply
 from gpuscore.client.split import MAX_BYTES, MAX_ITEMS, SplitLimits
 
@@ -33,64 +31,47 @@ class ClientOptions(TypedDict, total=False):
     max_concurrent_requests: int
 
 
-class ScoreOptions(TypedDict, total=False):
-    """Options of `score`, with the meaning of the same fields of POST /v1/score.
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """The options that every call has.
 
-    Attributes:
-        labels: texts of one token each, or names of classes.
-        label_token_ids: token ids, or numbers of classes; one list, or one per item.
-        apply_softmax: normalise over the labels instead of the vocabulary.
-        temperature: divides the logits; other than 1.0 only with apply_softmax.
-        item_first: prompts are item + query.
-        return_label_logprobs: return `label_logprobs`.
-        return_label_mass: return `label_mass`.
+    Args:
         model: the served model's name.
         priority: from -100 to 100; requests with a lower number run first.
         cache_salt: separates prefix caches of one API key.
         request_id: the request's id; if the call is split, each request's id begins with it.
     """
 
-    labels: Sequence[str]
-    label_token_ids: Ids | Sequence[Ids]
-    apply_softmax: bool
-    temperature: float
-    item_first: bool
-    return_label_logprobs: bool
-    return_label_mass: bool
-    model: str
-    priority: int
-    cache_salt: str
-    request_id: str
+    model: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a body."""
+        return given(model=self.model, priority=self.priority, cache_salt=self.cache_salt)
 
 
-class RerankOptions(TypedDict, total=False):
-    """Options of `rerank`, with the meaning of the same fields of POST /v1/rerank.
+# The values that stand for a field's default on every route.
+_DEFAULTS = {
+    "apply_softmax": False,
+    "temperature": 1.0,
+    "item_first": False,
+    "raw_scores": False,
+    "truncate": False,
+    "on_error": "fail",
+    "add_special_tokens": True,
+}
 
-    Attributes:
-        top_n: number of best documents, of the whole list even if it is split; None: all.
-        instruction: replaces the prompt family's own.
-        return_documents: return the given documents; the server does not send them back.
-        raw_scores: return raw scores instead of relevances from 0 to 1.
-        rank_fields: the fields to rank by, for documents that are mappings.
-        max_tokens_per_doc: cut longer documents at their end.
-        truncate: cut documents whose prompts would not fit the model.
-        model: the served model's name.
-        priority: from -100 to 100; requests with a lower number run first.
-        cache_salt: separates prefix caches of one API key.
-        request_id: the request's id; if the call is split, each request's id begins with it.
-    """
 
-    top_n: int | None
-    instruction: str | None
-    return_documents: bool
-    raw_scores: bool
-    rank_fields: Sequence[str]
-    max_tokens_per_doc: int
-    truncate: bool
-    model: str
-    priority: int
-    cache_salt: str
-    request_id: str
+def given(**fields: Any) -> dict[str, Any]:
+    """Return the fields of a body without those that are None or have their default."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None and (name not in _DEFAULTS or value != _DEFAULTS[name])
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,75 +1,98 @@
-"""The results of the clients' methods."""
+"""The results of the clients' methods: those of `Scorer`, with what only a server can say."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from gpuscore.arrays import BoolArray, Float64Array
-
-Document: TypeAlias = str | Mapping[str, Any]
-Ids: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
+from gpuscore.arrays import Float64Array
+from gpuscore.results import Classification, PairScores, Ranking, Scores
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of a call; if it was split, the sums of its requests.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreResponse(Scores):
+    """`Scores` of a server; `logits` is None.
 
     Attributes:
-        prompt_tokens: tokens of all prompts, each counted as a whole.
-        cached_tokens: prompt tokens that were not computed again.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreResponse:
-    """Scores as float64, with a row per item and a column per label.
-
-    If items have label lists of different lengths, NaN fills the ends of shorter rows in `scores`
-    and `label_logprobs`.
-
-    Attributes:
-        scores: [N, labels], probabilities.
-        label_logprobs: [N, labels], over the full vocabulary; None unless asked for.
-        label_mass: [N], the probability of all labels of an item together; None unless asked for.
         model: the name that the server answered with.
-        usage: tokens of the call.
         request_ids: one per HTTP request.
     """
 
-    scores: Float64Array  # [N, labels]
-    label_logprobs: Float64Array | None  # [N, labels]
-    label_mass: Float64Array | None  # [N]
     model: str
-    usage: Usage
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankResponse(Ranking):
+    """A `Ranking` of a server.
+
+    Attributes:
+        model: the name that the server answered with.
+        request_ids: one per HTTP request.
+    """
+
+    model: str
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairsResponse(PairScores):
+    """`PairScores` of a server.
+
+    Attributes:
+        model: the name that the server answered with.
+        request_ids: one per HTTP request.
+    """
+
+    model: str
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassifyResponse(Classification):
+    """A `Classification` of a server.
+
+    Attributes:
+        model: the name that the server answered with.
+        request_ids: one per HTTP request.
+    """
+
+    model: str
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class RerankResponse:
-    """A ranking, best document first; documents with equal scores keep the given order.
+class Completion:
+    """A prompt, or the token after it, with log-probabilities.
 
     Attributes:
-        indices: [n], each document's place in the given list.
-        scores: [n], float64.
-        truncated: [n], True if the document was cut, as the request allowed.
-        documents: [n], the given documents; None unless asked for.
+        text: the prompt, with `echo`, and the most probable next token, with `max_tokens=1`.
+        tokens: [n], the text of each token; empty unless `logprobs` was asked for.
+        logprobs: [n], natural logarithms over the whole vocabulary; NaN for a prompt's first token.
+        best: [n], with `logprobs=1` each token and the most probable one in its place, by text;
+            None for a prompt's first token.
+    """
+
+    text: str
+    tokens: tuple[str, ...]  # [n]
+    logprobs: Float64Array  # [n]
+    best: tuple[Mapping[str, float] | None, ...]  # [n]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionsResponse:
+    """Completions of prompts, in the given order.
+
+    Attributes:
+        completions: one per prompt.
+        prompt_tokens: tokens of all prompts.
+        cached_tokens: prompt tokens that were not computed again.
         model: the name that the server answered with.
-        usage: tokens of the call.
         request_ids: one per HTTP request.
     """
 
-    indices: NDArray[np.int64]  # [n]
-    scores: Float64Array  # [n]
-    truncated: BoolArray  # [n]
-    documents: tuple[Document, ...] | None  # [n]
+    completions: tuple[Completion, ...]
+    prompt_tokens: int
+    cached_tokens: int
     model: str
-    usage: Usage
     request_ids: tuple[str, ...]
 
 

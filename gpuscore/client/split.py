@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuscore.client.results import Ids
+from gpuscore.call_options import Ids
 from gpuscore.config import RequestLimits
 
 MAX_ITEMS = RequestLimits().max_items

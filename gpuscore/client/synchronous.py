@@ -1,38 +1,33 @@
 """The blocking client."""
 
-import threading
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from time import monotonic
-from types import TracebackType
-from typing import TypeVar, Unpack
 
-import httpx
-
-from gpuscore.client.calls import (
-    ClientCall,
-    Post,
-    models_of,
-    new_id,
-    rerank_call,
-    score_call,
-)
-from gpuscore.client.errors import ClientError
-from gpuscore.client.options import (
-    LATE,
-    ClientOptions,
-    RerankOptions,
+from gpuscore.call_options import (
+    FamilyOptions,
+    Ids,
+    Items,
+    LabelIds,
+    Labels,
     ScoreOptions,
-    reply_of,
-    settings_of,
+    Text,
 )
-from gpuscore.client.results import Document, Ids, Model, RerankResponse, ScoreResponse
-from gpuscore.client.retries import Attempts, Reply
+from gpuscore.client.options import RequestOptions
+from gpuscore.client.results import (
+    ClassifyResponse,
+    CompletionsResponse,
+    PairsResponse,
+    RerankResponse,
+    ScoreResponse,
+)
+from gpuscore.client.scores import pairs_call, rerank_call, score_call
+from gpuscore.client.sending import Sender
+from gpuscore.client.texts import classify_call, completions_call, decide_call
+from gpuscore.item_errors import OnError
+from gpuscore.questions import Decision, Question
+from gpuscore.results import Document
 
-ResultT = TypeVar("ResultT")
 
-
-class Client:
+class Client(Sender):
     """A client of one gpuscore server. It is a context manager; threads may share it.
 
     429, 502, 503 and connection errors are retried, up to `max_attempts` attempts in all, not
@@ -50,130 +45,198 @@ class Client:
         ValueError: an option is out of range, or the URL is invalid.
     """
 
-    def __init__(
-        self,
-        url: str,
-        api_key: str | None = None,
-        *,
-        http: httpx.Client | None = None,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        self._settings = settings_of(url, api_key, **options)
-        self._own = http is None
-        self._http = httpx.Client() if http is None else http
-
     def score(
         self,
-        query: str | Ids,
-        items: str | Sequence[str] | Sequence[Ids],
-        **options: Unpack[ScoreOptions],
+        query: Text,
+        items: Items,
+        *,
+        labels: Labels = None,
+        label_token_ids: LabelIds = None,
+        apply_softmax: bool = False,
+        temperature: float = 1.0,
+        item_first: bool = False,
+        logprobs: bool = False,
+        on_error: OnError = "fail",
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
     ) -> ScoreResponse:
-        """Return the labels' probabilities after each `query + item` prompt.
+        """Return the labels' probabilities after each `query + item` prompt; see `Scorer.score`.
 
         Args:
             query: the text or token ids that all items share.
             items: texts if the query is a text, lists of token ids if it is one.
-            **options: see `ScoreOptions`.
+            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, on_error: as
+                in `Scorer.score`.
+            model, priority, cache_salt, request_id: see `RequestOptions`.
 
         Raises:
             ClientError: StatusError, ConnectionFailed or BadAnswer.
             ValueError: there are lists of labels, but not one for each item.
         """
-        return self._do(score_call(self._settings.limits, query, items, **options))
+        options = ScoreOptions(
+            labels=labels,
+            label_token_ids=label_token_ids,
+            apply_softmax=apply_softmax,
+            temperature=temperature,
+            item_first=item_first,
+            logprobs=logprobs,
+            on_error=on_error,
+        )
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        return self._do(score_call(self._settings.limits, query, items, options, more))
 
     def rerank(
-        self, query: str, documents: Sequence[Document], **options: Unpack[RerankOptions]
+        self,
+        query: str,
+        documents: Sequence[Document],
+        top_n: int | None = None,
+        *,
+        instruction: str | None = None,
+        raw_scores: bool = False,
+        rank_fields: Sequence[str] | None = None,
+        max_tokens_per_doc: int | None = None,
+        truncate: bool = False,
+        on_error: OnError = "fail",
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
     ) -> RerankResponse:
-        """Rank documents by relevance to a query, best first.
+        """Rank documents by relevance to a query, best first; see `Scorer.rerank`.
 
         Args:
             query: the text to rank by.
             documents: texts, or mappings with `text` or with `rank_fields`.
-            **options: see `RerankOptions`.
+            top_n: number of best documents, of the whole list even if it is split; None: all.
+            rank_fields: the fields to rank by, for documents that are mappings.
+            instruction, raw_scores, max_tokens_per_doc, truncate, on_error: as in `Scorer.rerank`.
+            model, priority, cache_salt, request_id: see `RequestOptions`.
 
         Raises:
             ClientError: StatusError, ConnectionFailed or BadAnswer.
         """
-        return self._do(rerank_call(self._settings.limits, query, documents, **options))
+        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        limits = self._settings.limits
+        return self._do(rerank_call(limits, query, documents, top_n, rank_fields, options, more))
 
-    def models(self) -> tuple[Model, ...]:
-        """Return the served models. Raises ClientError."""
-        until = monotonic() + self._settings.policy.deadline
-        return models_of(self._send("GET", "/v1/models", None, new_id(), until))
-
-    def ready(self) -> bool:
-        """Return True if the server takes requests now; asks once."""
-        request_id = new_id()
-        seconds = self._settings.policy.deadline
-        fields = {"X-Request-Id": request_id}
-        try:
-            answer = self._http.send(self._settings.request("GET", "/ready", fields, seconds, None))
-        except httpx.RequestError:
-            return False
-        return answer.status_code == 200
-
-    def close(self) -> None:
-        """Close the connections, except those of the caller's own httpx.Client."""
-        if self._own:
-            self._http.close()
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(
+    def score_pairs(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        pairs: Sequence[tuple[str, str]],
+        *,
+        instruction: str | None = None,
+        raw_scores: bool = False,
+        max_tokens_per_doc: int | None = None,
+        truncate: bool = False,
+        on_error: OnError = "fail",
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+    ) -> PairsResponse:
+        """Score pairs of a query and a document; see `Scorer.score_pairs`.
 
-    def _do(self, job: ClientCall[ResultT]) -> ResultT:
-        until, given_up = monotonic() + self._settings.policy.deadline, threading.Event()
-        failures: list[ClientError] = []
+        Args:
+            pairs: queries and documents.
+            instruction, raw_scores, max_tokens_per_doc, truncate, on_error: as in
+                `Scorer.score_pairs`.
+            model, priority, cache_salt, request_id: see `RequestOptions`.
 
-        def send(part: Post) -> Reply:
-            try:
-                content = part.content()
-                return self._send("POST", part.path, content, part.request_id, until, given_up)
-            except ClientError as error:
-                failures.append(error)
-                raise
+        Raises:
+            ClientError: StatusError, ConnectionFailed or BadAnswer.
+        """
+        options = FamilyOptions(instruction, raw_scores, max_tokens_per_doc, truncate, on_error)
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        return self._do(pairs_call(self._settings.limits, pairs, options, more))
 
-        if len(job.parts) == 1:
-            return job.join([send(job.parts[0])])
-        with ThreadPoolExecutor(self._settings.concurrency) as pool:
-            futures = [pool.submit(send, part) for part in job.parts]
-            try:
-                wait(futures, return_when=FIRST_EXCEPTION)
-            finally:
-                given_up.set()  # stops the remaining parts, whose results would not be used
-        if failures:
-            raise failures[0]
-        return job.join([future.result() for future in futures])
-
-    def _send(
+    def classify(
         self,
-        method: str,
-        path: str,
-        content: bytes | None,
-        request_id: str,
-        until: float,
-        given_up: threading.Event | None = None,
-    ) -> Reply:
-        call = Attempts(self._settings.policy, request_id, until)
-        waiting = given_up or threading.Event()
-        seconds = 0.0
-        while not waiting.wait(seconds):
-            request = self._settings.request(method, path, *call.begin(monotonic()), content)
-            try:
-                answer = self._http.send(request)
-            except httpx.RequestError as error:
-                seconds = call.failed(error, monotonic(), late=isinstance(error, LATE))
-            else:
-                reply = reply_of(answer, request_id)
-                pause = call.answered(reply, monotonic())
-                if pause is None:
-                    return reply
-                seconds = pause
-        raise ClientError("given up, because another part of the call failed", request_id)
+        texts: str | Sequence[str],
+        *,
+        query: str | None = None,
+        labels: Labels = None,
+        max_tokens_per_doc: int | None = None,
+        truncate: bool = False,
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+    ) -> ClassifyResponse:
+        """Return the probability of each class; see `Scorer.classify`.
+
+        Args:
+            texts: texts to judge, or whole prompts.
+            query, labels, max_tokens_per_doc, truncate: as in `Scorer.classify`.
+            model, priority, cache_salt, request_id: see `RequestOptions`.
+
+        Raises:
+            ClientError: StatusError, ConnectionFailed or BadAnswer.
+        """
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        limits = self._settings.limits
+        return self._do(
+            classify_call(limits, texts, query, labels, max_tokens_per_doc, truncate, more)
+        )
+
+    def decide(
+        self,
+        text: str,
+        questions: Sequence[Question],
+        *,
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+    ) -> list[Decision]:
+        """Answer typed questions about one text; see `Scorer.decide`.
+
+        Args:
+            text: the text or conversation.
+            questions: `Predicate`, `Choice` or `Rating`, of `gpuscore`.
+            model, priority, cache_salt, request_id: see `RequestOptions`.
+
+        Raises:
+            ClientError: StatusError, ConnectionFailed or BadAnswer.
+        """
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        return self._do(decide_call(self._settings.limits, text, questions, more))
+
+    def completions(
+        self,
+        prompts: str | Ids | Sequence[str] | Sequence[Ids],
+        *,
+        max_tokens: int = 0,
+        echo: bool = True,
+        logprobs: int | None = 0,
+        add_special_tokens: bool = True,
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+    ) -> CompletionsResponse:
+        """Return the log-probabilities of prompts, as POST /v1/completions does; generates nothing.
+
+        Args:
+            prompts: texts or lists of token ids; a text or a list of ids is one prompt.
+            max_tokens: 0, or 1 for the most probable next token, too.
+            echo: return the prompt itself.
+            logprobs: 0 for those of the returned tokens, 1 for the most probable ones, too; None
+                for none.
+            add_special_tokens: texts get the tokenizer's special tokens.
+            model, priority, cache_salt, request_id: see `RequestOptions`.
+
+        Raises:
+            ClientError: StatusError, ConnectionFailed or BadAnswer.
+        """
+        call = completions_call(
+            self._settings.limits,
+            prompts,
+            max_tokens=max_tokens,
+            echo=echo,
+            logprobs=logprobs,
+            add_special_tokens=add_special_tokens,
+            more=RequestOptions(model, priority, cache_salt, request_id),
+        )
+        return self._do(call)

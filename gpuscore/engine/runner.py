@@ -221,6 +221,5 @@ def _outside(error: Exception) -> Exception:
 
 
 def _nonfinite(item: int) -> NonfiniteScore:
-    return NonfiniteScore(
-        f"the model's output for item {item} is not finite", param=f"items[{item}]"
-    )
+    param = f"items[{item}]"
+    return NonfiniteScore(f"the model's output for {param} is not finite", param=param)

@@ -11,9 +11,9 @@ from gpuscore.arrays import Float64Array
 from gpuscore.config import ModelConfig
 from gpuscore.config.options import options
 from gpuscore.errors import ConfigError
-from gpuscore.offline.results import Scores
 from gpuscore.parity.metrics import Errors, errors
 from gpuscore.parity.workload import Case, Workload
+from gpuscore.results import Scores
 from gpuscore.scorer import Scorer
 
 _CHOICES = {item.name: item.choices for item in options(ModelConfig)}

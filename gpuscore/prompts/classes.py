@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from gpuscore.arrays import Float64Array
 from gpuscore.errors import InvalidRequest, MissingLabels
 from gpuscore.probabilities import softmax
-from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import sigmoid
 from gpuscore.prompts.files import ClassifierHead
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.request import ScoreRequest
-from gpuscore.text.joining import PromptBuilder, ScoreInput
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.turns import ALONE, Turns
 
 NO_CLASSES = (

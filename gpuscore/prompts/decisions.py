@@ -10,8 +10,9 @@ from string import ascii_uppercase, digits
 
 from gpuscore.errors import ConfigError
 from gpuscore.prompts.chat import ChatTemplate, parts_of
-from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.request import ScoreRequest
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.turns import ALONE, Turns

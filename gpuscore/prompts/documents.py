@@ -2,15 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import replace
+from functools import partial
+from itertools import groupby, islice
 
 import numpy as np
 
 from gpuscore.arrays import Float64Array, Int32Array
 from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong
+from gpuscore.item_errors import ItemErrors, ItemsRefused
 from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, QUERY, PromptFamily, fields_of, filled
-from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.prompts.rerank_input import Rerank, RerankInput
+from gpuscore.prompts.templates import DocumentTemplate, QueryGroup, prompts_of, refused_group
+from gpuscore.request import ScoreResult
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.pieces import OverLimit, beside
 from gpuscore.text.tokenizer import TextEncoder
@@ -18,52 +22,6 @@ from gpuscore.text.turns import ALONE, Turns
 
 # Tokens kept free: a document that is cut may be tokenised differently beside the prompt's text.
 SPARE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class RerankInput:
-    """A caller's query and documents.
-
-    Args:
-        query: one query for all documents, one for each, or None for guards.
-        documents: at least one.
-        instruction: replaces the family's own.
-        most_tokens: number of tokens after which a document is cut; None: not cut.
-        fit: cut documents so that their prompts fit the model's context.
-        priority: of the request; a lower value runs first.
-        need_lse: ask for the log-sum-exp over the vocabulary.
-        name: the caller's name for the documents, for errors.
-        query_name: the caller's name for the query, for errors.
-    """
-
-    query: str | Sequence[str] | None
-    documents: Sequence[str]
-    instruction: str | None = None
-    most_tokens: int | None = None
-    fit: bool = False
-    priority: int = 0
-    need_lse: bool = False
-    name: str = "documents"
-    query_name: str = "query"
-
-
-@dataclass(frozen=True, slots=True)
-class Rerank:
-    """A request to the engine, with the indices of the documents that were cut."""
-
-    request: ScoreRequest
-    truncated: tuple[int, ...]
-
-
-class _Template:
-    """The parts of a family's prompt, split at the part with the document."""
-
-    def __init__(self, parts: tuple[str, ...]) -> None:
-        place = next(i for i, part in enumerate(parts) if DOCUMENT in fields_of(part))
-        self.before, self.last, self.after = parts[:place], parts[place], parts[place + 1 :]
-        # The parts before the first caller's text.
-        fixed = next(i for i, part in enumerate(parts) if fields_of(part))
-        self.fixed = parts[:fixed]
 
 
 class FamilyPrompts:
@@ -80,10 +38,10 @@ class FamilyPrompts:
         self._own: TextEncoder = builder.encoder
         self._foreign = builder.encoder.without_specials()
         self.label_ids = self._label_ids()
-        self._template = _Template(family.parts)
+        self._template = DocumentTemplate(family.parts)
         self._answering = self._template
         if family.answering_parts:
-            self._answering = _Template(family.answering_parts)
+            self._answering = DocumentTemplate(family.answering_parts)
 
     def build(
         self,
@@ -102,46 +60,69 @@ class FamilyPrompts:
             GpuscoreError: as `PromptBuilder.build`, and InvalidRequest for an instruction or a
                 query that the family's prompt has no field for.
         """
-        count = len(given.documents)
-        if not count:
+        return self._build(given, turns, label_ids, None)
+
+    def build_rest(
+        self, given: RerankInput, errors: ItemErrors, turns: Turns = ALONE
+    ) -> Rerank | None:
+        """Return the request that `build` makes of the documents without errors, if there are any.
+
+        Args:
+            given: the texts.
+            errors: gets the error of each document that cannot be scored, and of each that belongs
+                to a query that cannot; what it has errors of already is not read.
+            turns: called before every piece of work.
+
+        Raises:
+            GpuscoreError: as `build`, for errors of the whole request: a query of all documents
+                that is too long by itself is one.
+        """
+        given = given.checked(errors)
+        try:
+            return self._build(given, turns, None, errors)
+        except ItemsRefused:
+            rest = given.without(errors)
+        if not rest.documents:
+            self._check_query(given, turns)
+            return None
+        built = self._build(rest, turns, None, None)
+        places = errors.rest(range(len(given.documents)))
+        return replace(built, truncated=tuple(places[index] for index in built.truncated))
+
+    def _build(
+        self,
+        given: RerankInput,
+        turns: Turns,
+        label_ids: Sequence[Sequence[int]] | None,
+        errors: ItemErrors | None,
+    ) -> Rerank:
+        """Return the request; raise ItemsRefused once `errors` has those of all documents."""
+        if not given.documents:
             raise InvalidRequest(f"{given.name} must hold at least one document", param=given.name)
-        self._builder.check_count(given.name, count)
+        self._builder.check_count(given.name, len(given.documents))
         self._check_fields(given)
-        template = self._template if given.query is None else self._answering
-        queries = given.query
-        if isinstance(queries, str) or queries is None:
-            queries = [queries or ""] * count
-        if len(queries) != count:
-            raise InvalidRequest(
-                f"{given.query_name} has {len(queries)} texts and {given.name} has {count}; send "
-                "one query, or one for each document",
-                param=given.query_name,
-            )
+        given.check_queries()
         groups = [
             (query, [index for index, _ in found])
-            for query, found in groupby(enumerate(queries), key=lambda pair: pair[1])
+            for query, found in groupby(enumerate(given.queries), key=lambda pair: pair[1])
         ]
-        prompts: list[Iterator[Int32Array]] = []
-        truncated: list[int] = []
-        num_shared = len(self._ids(template.fixed, {}))
-        for query, indices in groups:
-            with self._too_long(given.query_name):
-                made, shared, cut = self._of_query(given, template, query, indices, turns)
-            prompts.append(made)
-            truncated += cut
-            if len(groups) == 1:
-                num_shared = shared
+        made = [self._group(given, query, indices, turns, errors) for query, indices in groups]
+        num_shared = made[0].num_shared
+        if len(groups) > 1:
+            template = self._template if given.query is None else self._answering
+            num_shared = len(self._ids(template.fixed, {}))
         request = self._builder.from_prompts(
-            (prompt for made in prompts for prompt in made),
-            num_prompts=count,
+            partial(prompts_of, made),
+            num_prompts=len(given.documents),
             num_shared=num_shared,
             label_ids=self.label_ids if label_ids is None else label_ids,
             need_lse=given.need_lse,
             priority=given.priority,
             name=given.name,
             turns=turns,
+            errors=errors,
         )
-        return Rerank(request, tuple(truncated))
+        return Rerank(request, tuple(index for group in made for index in group.truncated))
 
     def raw_scores(self, result: ScoreResult) -> Float64Array:
         """Return the raw scores [N] of the documents, in their order."""
@@ -158,20 +139,42 @@ class FamilyPrompts:
         if given.query is not None and not has_query:
             raise InvalidRequest(f"prompts of {name} have no query", param=given.query_name)
 
-    def _of_query(
+    def _check_query(self, given: RerankInput, turns: Turns) -> None:
+        """Raise PromptTooLong, with the query as the culprit, if it is too long by itself."""
+        if not isinstance(given.query, str):
+            return
+        try:
+            self._build(replace(given, documents=[""], most_tokens=None), turns, None, None)
+        except PromptTooLong as error:
+            message = error.message.replace(f"{given.name}[0]", f"{given.query_name} alone")
+            raise PromptTooLong(message, param=given.query_name) from None
+
+    def _group(
         self,
         given: RerankInput,
-        template: _Template,
         query: str,
         indices: list[int],
         turns: Turns,
-    ) -> tuple[Iterator[Int32Array], int, list[int]]:
+        errors: ItemErrors | None,
+    ) -> QueryGroup:
         """Make the prompts of one query's documents.
 
-        Returns:
-            The prompts; the number of first tokens that all of them share, known from the query
-            alone; and the indices of the documents that were cut.
+        If the query is too long by itself, its documents get the error, unless it is everybody's.
         """
+        try:
+            with self._too_long(given.query_name):
+                return self._of_query(given, query, indices, turns)
+        except PromptTooLong as error:
+            if errors is None or isinstance(given.query, str):
+                raise
+            for index in indices:
+                errors.add(index, error)
+        return refused_group(len(indices))
+
+    def _of_query(
+        self, given: RerankInput, query: str, indices: list[int], turns: Turns
+    ) -> QueryGroup:
+        template = self._template if given.query is None else self._answering
         own = self.family.instruction
         values = {
             QUERY: self.family.text(query),
@@ -186,22 +189,19 @@ class FamilyPrompts:
         documents = self._cut(given, whole, around, head + tail, turns)
         pairs = zip(indices, whole, documents, strict=True)
         truncated = [index for index, long, short in pairs if long != short]
-        prompts = self._joined(shared, head, (f"{d}{tail}" for d in documents), closing, turns)
-        num_shared = self._foreign.num_shared(head, turns, self._limit)
-        return prompts, len(shared) + num_shared, truncated
+        num_shared = len(shared) + self._foreign.num_shared(head, turns, self._limit)
 
-    def _joined(
-        self,
-        shared: Int32Array,
-        head: str,
-        texts: Iterable[str],
-        closing: Int32Array,
-        turns: Turns,
-    ) -> Iterator[Int32Array]:
-        """Yield prompts: the shared ids, the ids of head + text, and the closing ids."""
-        with beside(len(shared) + len(closing), self._limit) as left:
-            for middle in self._foreign.joined(head, texts, False, turns, left):
-                yield np.concatenate((shared, middle, closing))
+        def texts(start: int) -> Iterator[str]:
+            return (f"{document}{tail}" for document in islice(documents, start, None))
+
+        joined = self._foreign.joined_from(head, texts, False, turns, self._limit - around)
+
+        def prompts(start: int) -> Iterator[Int32Array]:
+            with beside(around, self._limit):
+                for middle in joined(start):
+                    yield np.concatenate((shared, middle, closing))
+
+        return QueryGroup(prompts, len(indices), num_shared, truncated)
 
     @property
     def _limit(self) -> int:

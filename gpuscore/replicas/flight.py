@@ -36,5 +36,6 @@ class Part:
     request: ScoreRequest
     replica: int
     tokens: int  # that the replica probably computes for it
+    first: int = 0  # number of its first item in the whole request
     inner: "Future[ScoreResult] | None" = None  # at the replica
     result: ScoreResult | None = None

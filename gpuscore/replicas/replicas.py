@@ -12,6 +12,7 @@ from gpuscore.engine.admission import Backlog
 from gpuscore.engine.counts import Counts
 from gpuscore.engine.outcome import resolve
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, InternalError, Unavailable
+from gpuscore.item_errors import renumbered
 from gpuscore.limits import BackendLimits
 from gpuscore.replicas.flight import Flight, Part
 from gpuscore.replicas.in_flight import InFlight
@@ -156,9 +157,11 @@ class Replicas:
                     continue
                 shares = self._router_here().divide(flight.request, loads)
                 requests = split(flight.request, [size for _, size in shares])
+                first = 0
                 for request, (load, _) in zip(requests, shares, strict=False):
                     tokens = self._router_here().sent(request, load.replica)
-                    flight.parts.append(Part(flight, request, load.replica, tokens))
+                    flight.parts.append(Part(flight, request, load.replica, tokens, first))
+                    first += len(request.item_ids)
                     self._work[load.replica].add(tokens)
                 parts += flight.parts
         for flight in flights:
@@ -210,9 +213,11 @@ class Replicas:
             self._keep(part, future.result())
         elif isinstance(error, Unavailable):
             self._lost(part, error)
+        elif isinstance(error, GpuscoreError):
+            places = range(part.first, part.first + len(part.request.item_ids))
+            self._end(part.flight, renumbered(error, places))
         else:
-            bug = InternalError("the engine's client has a bug")
-            self._end(part.flight, error if isinstance(error, GpuscoreError) else bug)
+            self._end(part.flight, InternalError("the engine's client has a bug"))
 
     def _keep(self, part: Part, result: ScoreResult) -> None:
         with self._lock:

@@ -14,9 +14,6 @@ from typing import Any, Protocol, TypeVar
 from gpuscore.engine.admission import Backlog
 from gpuscore.errors import GpuscoreError, ModelNotFound, Unavailable
 from gpuscore.limits import BackendLimits
-from gpuscore.prompts.decisions import DecisionPrompts
-from gpuscore.prompts.documents import FamilyPrompts
-from gpuscore.prompts.files import ClassifierHead
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.bridge import Bridge
@@ -25,7 +22,6 @@ from gpuscore.server.memory import LARGE, Trimmer
 from gpuscore.server.observe.record import ENGINE, RequestRecord
 from gpuscore.server.text_work import TextWork, permits_here
 from gpuscore.stats import ReplicaState
-from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer_info import TokenizerInfo
 from gpuscore.text.turns import Turns
 
@@ -69,23 +65,16 @@ class LoadedModel:
     """
 
     engine: ScoringEngine
-    builder: PromptBuilder
+    prompts: ModelPrompts
     wait_ended: Callable[[], None] = lambda: None
-    family: FamilyPrompts | None = None
-    head: ClassifierHead | None = None
     about: str = ""  # number format and device, for people
-    decisions: DecisionPrompts | str = "not prepared"  # or the reason why there are none
     tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
-
-    @property
-    def prompts(self) -> ModelPrompts:
-        return ModelPrompts(self.builder, self.family, self.head, self.decisions)
 
     @property
     def default_labels(self) -> list[int] | None:
         """The labels that /v1/score uses if a body names none; None if it must name some."""
-        if self.family is not None:
-            return self.family.label_ids
+        if self.prompts.family is not None:
+            return self.prompts.family.label_ids
         classes = self.engine.limits.classes
         return None if classes is None else list(range(len(classes)))
 

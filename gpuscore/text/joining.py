@@ -1,73 +1,35 @@
 """Building a `ScoreRequest` from the query, items and labels of a caller, with all checks."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
-from gpuscore.arrays import NO_TOKENS, Int32Array
+from gpuscore.arrays import Int32Array
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
-    EmptyLabels,
-    EmptyPrompt,
     GpuscoreError,
     InvalidRequest,
-    MissingLabels,
-    MixedInputTypes,
     PromptTooLong,
-    TokenIdOutOfRange,
     TooManyItems,
     TooManyLabels,
     TooManyTokens,
 )
+from gpuscore.item_errors import ItemErrors, ItemsRefused
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest
+from gpuscore.text.checks import PromptChecks, PromptsFrom
 from gpuscore.text.classes import class_ids
 from gpuscore.text.factoring import common_prefix, factor, split, stop_over
 from gpuscore.text.ids import factor_ids
-from gpuscore.text.pieces import OverLimit
+from gpuscore.text.pieces import is_long
+from gpuscore.text.score_input import ScoreInput, lists_of
 from gpuscore.text.tokenizer import TextEncoder
-from gpuscore.text.turns import ALONE, COPIED, Turns
+from gpuscore.text.turns import ALONE, Turns
 
 Labels = tuple[Int32Array, ...]  # the label ids of every item
-FEW = 16  # up to this many ids are checked one by one
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreInput:
-    """A caller's request with fields that fit together; their values are checked later.
-
-    `query` and `items` are both text or both token ids; an empty query fits either. Without
-    `label_token_ids` and `labels` the model's default labels are meant.
-
-    Attributes:
-        is_text: True if there is any text; False for token ids, and if all is empty.
-
-    Raises:
-        MixedInputTypes, EmptyLabels, InvalidRequest: on creation, if the fields do not fit
-            together.
-    """
-
-    query: str | list[int]
-    items: Sequence[str | list[int]]
-    label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None
-    labels: Sequence[str] | None = None
-    item_first: bool = False
-    need_lse: bool = True
-    priority: int = 0
-    is_text: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "is_text", _is_text(self))
-        _check_label_fields(self)
-
-    def check_labels(self, default: Sequence[int] | None) -> None:
-        """Raise MissingLabels if neither the request nor the model names labels."""
-        if self.labels is None and self.label_token_ids is None and default is None:
-            raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
 
 
 class PromptBuilder:
@@ -77,6 +39,7 @@ class PromptBuilder:
         self, encoder: TextEncoder | None, backend: BackendLimits, limits: RequestLimits
     ) -> None:
         self.encoder, self.backend, self.limits = encoder, backend, limits
+        self.checks = PromptChecks(backend)
 
     def build(
         self,
@@ -95,13 +58,54 @@ class PromptBuilder:
             GpuscoreError: the subclass that names the error in the input, or DeadlineExceeded if
                 the request was given up meanwhile.
         """
+        return self._build(given, turns, default_labels, None)
+
+    def build_rest(
+        self,
+        given: ScoreInput,
+        errors: ItemErrors,
+        turns: Turns = ALONE,
+        default_labels: Sequence[int] | None = None,
+    ) -> ScoreRequest | None:
+        """Return the request that `build` makes of the items without errors; None if all have one.
+
+        Args:
+            given: the caller's request.
+            errors: gets the error of each item that cannot be scored; the items that it has errors
+                of already are not read.
+            turns, default_labels: as in `build`.
+
+        Raises:
+            GpuscoreError: as `build`, for errors of the whole request: a query that is too long
+                by itself is one.
+        """
+        if given.is_text:
+            given = given.checked(errors)
+            if isinstance(given.query, str) and is_long(given.query):
+                self._check_query(given, turns)  # else it would be read again for every item
+        try:
+            return self._build(given, turns, default_labels, errors)
+        except ItemsRefused:
+            if not errors.rest(given.items):
+                self._check_query(given, turns)
+                return None
+        return self._build(given.without(errors), turns, default_labels, None)
+
+    def _build(
+        self,
+        given: ScoreInput,
+        turns: Turns,
+        default_labels: Sequence[int] | None,
+        errors: ItemErrors | None,
+    ) -> ScoreRequest | None:
+        """Return the request; raise ItemsRefused once `errors` has those of all items."""
         _at_most(TooManyItems, "items", len(given.items), self.limits.max_items)
         labels = self._labels(given, default_labels, turns)
         if not given.items:
             return None
-        parts = None if given.is_text else self._ids_at_once(given)
+        parts = None if given.is_text or errors else self._ids_at_once(given)
         if parts is None:
-            parts = self._one_by_one(given, turns)
+            parts = self._one_by_one(given, turns, errors)
         query, items = parts
         request = ScoreRequest(
             query, items, labels, need_lse=given.need_lse, priority=given.priority
@@ -110,16 +114,22 @@ class PromptBuilder:
         return request
 
     def _one_by_one(
-        self, given: ScoreInput, turns: Turns
+        self, given: ScoreInput, turns: Turns, errors: ItemErrors | None
     ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
         """Make the prompts one by one and return the query and the items."""
-        with self._too_long("items[0]"):  # the query is part of every prompt
-            if given.is_text:
-                prompts, query_len = self._text_prompts(given, turns)
-            else:
-                prompts, query_len = self._id_prompts(given)
-            cut = self._fixed_cut(given, turns) if self.backend.deterministic_chunk else 0
-        checked = self._checked(prompts, turns)
+        try:
+            with self.checks.too_long("items[0]"):  # the query is part of every prompt
+                if given.is_text:
+                    prompts, query_len = self._text_prompts(given, turns)
+                else:
+                    prompts, query_len = self._id_prompts(given, errors)
+                cut = self._fixed_cut(given, turns) if self.backend.deterministic_chunk else 0
+        except PromptTooLong as error:
+            if errors is None or len(given.items) > 1:
+                raise
+            errors.add(0, error)
+            raise ItemsRefused from error
+        checked = self.checks.checked(prompts, turns, errors=errors)
         # Token ids are cheap to count, so the error names their full number.
         most = self.limits.max_request_tokens if given.is_text else sys.maxsize
         if self.backend.deterministic_chunk:
@@ -128,7 +138,7 @@ class PromptBuilder:
 
     def from_prompts(
         self,
-        prompts: Iterator[Int32Array],
+        prompts: PromptsFrom,
         *,
         num_prompts: int,
         num_shared: int,
@@ -137,22 +147,24 @@ class PromptBuilder:
         priority: int,
         name: str,
         turns: Turns,
+        errors: ItemErrors | None = None,
     ) -> ScoreRequest:
         """Return a request of prompts that are already token ids.
 
         Args:
             prompts: the ids of each prompt.
+            errors: gets the errors of single prompts; ItemsRefused is raised if there are any.
             label_ids: one list for all prompts, or one list for each.
             name: the caller's name for the items, for errors.
             num_shared: number of first tokens that all prompts share, known from the query alone.
         """
-        checked = self._checked(prompts, turns, name)
+        checked = self.checks.checked(prompts, turns, name, errors)
         most = self.limits.max_request_tokens
         if self.backend.deterministic_chunk:
             query, items = split(checked, max(0, num_shared - 1), most, name)
         else:
             query, items = factor(checked, num_shared, most, name)
-        lists = _lists(label_ids)
+        lists = lists_of(label_ids)
         labels = (
             tuple(self._label_array(ids, name) for ids in lists)
             if lists
@@ -188,12 +200,12 @@ class PromptBuilder:
             )
         else:
             for index, prompt in enumerate(given):
-                self._check_length(len(prompt), index, name)
-            ids = (self.ids(prompt, f"{name}[{i}]") for i, prompt in enumerate(given))  # type: ignore[arg-type]
+                self.checks.check_length(len(prompt), index, name)
+            ids = (self.checks.ids(prompt, f"{name}[{i}]") for i, prompt in enumerate(given))  # type: ignore[arg-type]
         most = self.limits.max_request_tokens
         prompts: list[Int32Array] = []
         total = 0
-        for made in self._checked(ids, turns, name):
+        for made in self.checks.checked(lambda _: ids, turns, name):
             prompts.append(made)
             total += len(made)
             if isinstance(given[0], str):
@@ -212,7 +224,7 @@ class PromptBuilder:
             return self._same_labels(self._named(given.labels, turns), len(given.items))
         given.check_labels(default)
         ids_or_lists = given.label_token_ids if given.label_token_ids is not None else default or ()
-        lists = _lists(ids_or_lists)
+        lists = lists_of(ids_or_lists)
         if not lists:
             return self._same_labels(list(ids_or_lists), len(given.items))  # type: ignore[arg-type]
         return tuple(
@@ -230,32 +242,7 @@ class PromptBuilder:
 
     def _label_array(self, ids: Sequence[int], param: str) -> Int32Array:
         _at_most(TooManyLabels, param, len(ids), self.limits.max_labels)
-        what = "token id" if self.backend.classes is None else "class"
-        return self._ids(ids, param, self.backend.label_rows, what)
-
-    def ids(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
-        """Return valid token ids as int32 [n]; raise an error that names an invalid one."""
-        return self._ids(values, param, self.backend.vocab_rows, "token id")
-
-    def _ids(
-        self, values: Sequence[int] | Int32Array, param: str, rows: int, what: str
-    ) -> Int32Array:
-        """Return ids as int32 [n], each of them 0 <= id < rows; `what` names them in errors."""
-        if 0 < len(values) <= FEW and all(type(id) is int and 0 <= id < rows for id in values):
-            return np.array(values, dtype=np.int32)  # faster than the array operations below
-        ids = np.asarray(values)
-        if ids.size == 0:
-            return NO_TOKENS
-        if ids.dtype not in (np.int64, np.int32) or ids.ndim != 1:
-            raise InvalidRequest(f"{param} must hold integers of at most 64 bits", param=param)
-        wrong = (ids < 0) | (ids >= rows)
-        if wrong.any():
-            index = int(wrong.argmax())
-            raise TokenIdOutOfRange(
-                f"{param} holds {what} {ids[index]}, valid are 0 to {rows - 1}",
-                param=param,
-            )
-        return ids.astype(np.int32)
+        return self.checks.label_ids(ids, param)
 
     def _ids_at_once(self, given: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
         """Return the same as `factor`, by a faster way; None if that does not apply."""
@@ -271,26 +258,34 @@ class PromptBuilder:
             max_len=self.backend.max_model_len,
         )
 
-    def _id_prompts(self, given: ScoreInput) -> tuple[Iterator[Int32Array], int]:
-        """Return an iterator over the prompts, and the query's own length."""
+    def _id_prompts(self, given: ScoreInput, errors: ItemErrors | None) -> tuple[PromptsFrom, int]:
+        """Return the prompts, and the query's own length."""
         query_len = len(given.query)
         for index, item in enumerate(given.items):  # before long lists are turned into arrays
-            self._check_length(query_len + len(item), index)
-        query = self.ids(given.query or [], "query")  # type: ignore[arg-type]
-        items = (self.ids(item, f"items[{i}]") for i, item in enumerate(given.items))  # type: ignore[arg-type]
-        if given.item_first:
-            return (np.concatenate((item, query)) for item in items), 0
-        return (np.concatenate((query, item)) for item in items), query_len
+            if errors is None:
+                self.checks.check_length(query_len + len(item), index)
+        query = self.checks.ids(given.query or [], "query")  # type: ignore[arg-type]
 
-    def _text_prompts(self, given: ScoreInput, turns: Turns) -> tuple[Iterator[Int32Array], int]:
-        """Return an iterator over the prompts, and the query's tokens in a single prompt."""
+        def prompt(index: int) -> Int32Array:
+            self.checks.check_length(query_len + len(given.items[index]), index)
+            item = self.checks.ids(given.items[index], f"items[{index}]")  # type: ignore[arg-type]
+            return np.concatenate((item, query) if given.item_first else (query, item))
+
+        count = len(given.items)
+        return lambda start: map(prompt, range(start, count)), 0 if given.item_first else query_len
+
+    def _text_prompts(self, given: ScoreInput, turns: Turns) -> tuple[PromptsFrom, int]:
+        """Return the prompts, and the query's tokens in a single prompt."""
         encoder, limit = self.need_encoder("items"), self.backend.max_model_len
         query: str = given.query or ""  # type: ignore[assignment]
         items: Sequence[str] = given.items  # type: ignore[assignment]
+
         if given.item_first or len(items) > 1:
-            return encoder.joined(query, items, given.item_first, turns, limit), 0  # not used
+            return encoder.joined_from(
+                query, lambda start: islice(items, start, None), given.item_first, turns, limit
+            ), 0  # not used
         prompt, alone = encoder.joined(query, [*items, ""], False, turns, limit)
-        return iter([prompt]), common_prefix(prompt, alone)
+        return lambda start: iter([prompt][start:]), common_prefix(prompt, alone)
 
     def _fixed_cut(self, given: ScoreInput, turns: Turns) -> int:
         """Return a cut that depends on the query alone: before the last token all prompts share."""
@@ -302,93 +297,23 @@ class PromptBuilder:
         shared = self.need_encoder("items").num_shared(query, turns, self.backend.max_model_len)
         return max(0, shared - 1)
 
-    def _checked(
-        self, prompts: Iterator[Int32Array], turns: Turns, name: str = "items"
-    ) -> Iterator[Int32Array]:
-        """Yield the prompts; raise an error for a bad length or an id that the model lacks."""
-        for index in count():
-            with self._too_long(f"{name}[{index}]"):
-                prompt = next(prompts, None)
-            if prompt is None:
-                return
-            turns.before(len(prompt) // COPIED)  # for the copies that are made of it
-            self._check_length(len(prompt), index, name)
-            if prompt.max() >= self.backend.vocab_rows:  # a tokenizer can have more ids than that
-                self.ids(prompt, f"{name}[{index}]")
-            yield prompt
-
-    @contextmanager
-    def _too_long(self, param: str) -> Iterator[None]:
-        """Raise OverLimit as PromptTooLong."""
+    def _check_query(self, given: ScoreInput, turns: Turns) -> None:
+        """Raise PromptTooLong, with the query as the culprit, if it is too long by itself."""
+        if not len(given.query):
+            return
+        nothing: list[str | list[int]] = [""] if given.is_text else [[]]
+        alone = replace(given, items=nothing, labels=None, label_token_ids=[0])
         try:
-            yield
-        except OverLimit as over:
-            raise PromptTooLong(
-                f"{param} gives a prompt of at least {over.least} tokens, "
-                f"the limit is {self.backend.max_model_len}",
-                param=param,
-            ) from None
-
-    def _check_length(self, length: int, index: int, name: str = "items") -> None:
-        param = f"{name}[{index}]"
-        if length == 0:
-            raise EmptyPrompt(f"{param} gives a prompt of 0 tokens", param=param)
-        if length > self.backend.max_model_len:
-            raise PromptTooLong(
-                f"{param} gives a prompt of {length} tokens, "
-                f"the limit is {self.backend.max_model_len}",
-                param=param,
-            )
+            self._build(alone, turns, None, None)
+        except PromptTooLong as error:
+            message = error.message.replace("items[0]", "query alone")
+            raise PromptTooLong(message, param="query") from None
 
     def need_encoder(self, param: str) -> TextEncoder:
         """Return the tokenizer; raise InvalidRequest, naming this field, if there is none."""
         if self.encoder is None:
             raise InvalidRequest("this model has no tokenizer: send token ids", param=param)
         return self.encoder
-
-
-def _is_text(given: ScoreInput) -> bool:
-    """Return True for text, False for token ids; raise MixedInputTypes for both at once."""
-    kinds = {issubclass(kind, str) for kind in set(map(type, given.items))}
-    if len(given.query):
-        kinds.add(isinstance(given.query, str))
-    if len(kinds) > 1:
-        raise MixedInputTypes("query and items must be all text or all token ids", param="items")
-    return kinds == {True}
-
-
-def _check_label_fields(given: ScoreInput) -> None:
-    if given.labels is not None and given.label_token_ids is not None:
-        raise InvalidRequest("labels and label_token_ids exclude each other", param="labels")
-    if given.labels is not None:
-        _some_label(given.labels, "labels")
-        return
-    if given.label_token_ids is None:
-        return
-    _some_label(given.label_token_ids, "label_token_ids")
-    lists = _lists(given.label_token_ids)
-    if len(lists) not in (0, len(given.label_token_ids)):
-        raise InvalidRequest(
-            "label_token_ids must be integers, or one list of integers per item",
-            param="label_token_ids",
-        )
-    if lists and len(lists) != len(given.items):
-        raise InvalidRequest(
-            f"label_token_ids has {len(lists)} lists for {len(given.items)} items",
-            param="label_token_ids",
-        )
-    for index, ids in enumerate(lists):
-        _some_label(ids, f"label_token_ids[{index}]")
-
-
-def _lists(labels: Sequence[int] | Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """Return the lists with one item's labels each; empty if all items have the same labels."""
-    return [x for x in labels if not isinstance(x, int | np.integer)]
-
-
-def _some_label(labels: Sequence[object], param: str) -> None:
-    if not len(labels):
-        raise EmptyLabels(f"{param} must hold at least one label", param=param)
 
 
 def _at_most(error: type[GpuscoreError], param: str, count: int, limit: int) -> None:

@@ -1,6 +1,6 @@
 """Encoding texts with tokenizer.json, in pieces of bounded size."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from gpuscore.errors import ConfigError, InternalError, InvalidRequest, LabelNot
 from gpuscore.model_files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import find_boundaries
 from gpuscore.text.declared import refuse_other_ids
+from gpuscore.text.labels import single_token
 from gpuscore.text.least import find_least_tokens
 from gpuscore.text.pieces import (
     PIECE_CHARS,
@@ -27,7 +28,6 @@ from gpuscore.text.pieces import (
 from gpuscore.text.specials import Specials, find_specials
 from gpuscore.text.turns import ALONE, Turns
 
-SHOWN_IDS = 16  # ids in an error message
 NONE = NO_TOKENS, NO_TOKENS
 
 
@@ -105,22 +105,65 @@ class TextEncoder:
         turns: Turns = ALONE,
         limit: int | None = None,
     ) -> Iterator[Int32Array]:
-        """Yield the same ids as `prompts` for query + item (or item + query), but faster.
+        """Yield the same ids as `prompts` for query + item (or item + query), but faster."""
+        return self.joined_from(query, lambda _: items, item_first, turns, limit)(0)
+
+    def joined_from(
+        self,
+        query: str,
+        items: Callable[[int], Iterable[str]],
+        item_first: bool,
+        turns: Turns = ALONE,
+        limit: int | None = None,
+    ) -> Callable[[int], Iterator[Int32Array]]:
+        """Return a function that yields what `joined` yields, from the item of a number on.
 
         The query is cut at a safe cut (`boundaries`), if it has one. The part before the cut (after
-        it, with `item_first`) has the same ids in every prompt and is encoded once.
+        it, with `item_first`) has the same ids in every prompt and is encoded once, however often
+        the function is called.
+
+        Args:
+            items: returns the items from a number on.
         """
         bounds = self._boundaries
         cut = bounds and (
             bounds.first(query, turns=turns) if item_first else bounds.last(query, turns)
         )
         if not cut:
-            texts = (f"{i}{query}" if item_first else f"{query}{i}" for i in items)
-            return self._ids(texts, True, turns, limit)
-        head, guard, tail = query[:cut], query[cut - 1], query[cut:]
+            return lambda start: self._ids(
+                (f"{i}{query}" if item_first else f"{query}{i}" for i in items(start)),
+                True,
+                turns,
+                limit,
+            )
+        head, tail = query[:cut], query[cut - 1 :]  # the tail begins with the guard
+        shared: list[tuple[Int32Array, Int32Array, int]] = []
+
+        def prompts(start: int) -> Iterator[Int32Array]:
+            if not shared:
+                shared.append(self._around(head, tail, item_first, turns, limit))
+            opening, closing, skipped = shared[0]
+            with beside(len(opening) + len(closing) - skipped, limit) as left:
+                texts = (f"{i}{head}" if item_first else f"{tail}{i}" for i in items(start))
+                for ids in self._ids(texts, False, turns, left):
+                    yield np.concatenate((opening, ids[skipped:], closing))
+
+        return prompts
+
+    def _around(
+        self, head: str, tail: str, item_first: bool, turns: Turns, limit: int | None
+    ) -> tuple[Int32Array, Int32Array, int]:
+        """Return the ids before and after every item's own, and how many of its own to drop.
+
+        Either the head is the same in all prompts, or with `item_first` the tail, without the ids
+        of its first character, the guard.
+        """
+        opening, closing = self._specials.opening, self._specials.closing
+        guard = self._num_ids(tail[0])
+        shared = self.plain_ids(tail if item_first else head, turns, limit)
         if item_first:
-            return self._before(items, head, guard + tail, turns, limit)
-        return self._after(head, guard + tail, items, turns, limit)
+            return opening, np.concatenate((shared[guard:], closing)), 0
+        return np.concatenate((opening, shared)), closing, guard
 
     def num_shared(self, query: str, turns: Turns = ALONE, limit: int | None = None) -> int:
         """Return how many first tokens all prompts of `joined(query, ...)` are certain to share.
@@ -132,35 +175,6 @@ class TextEncoder:
             return 0
         shared = self.plain_ids(query[:cut], turns, limit)
         return len(self._specials.opening) + len(shared)
-
-    def _after(
-        self, head: str, tail: str, items: Iterable[str], turns: Turns, limit: int | None
-    ) -> Iterator[Int32Array]:
-        """Yield prompts with the ids of head, encoded once, and those of tail + item for each item.
-
-        tail begins with the guard, the last character of head; its ids are dropped.
-        """
-        shared = self.plain_ids(head, turns, limit)
-        shared = np.concatenate((self._specials.opening, shared))
-        closing, skipped = self._specials.closing, self._num_ids(tail[0])
-        around = len(shared) + len(closing) - skipped
-        with beside(around, limit) as left:
-            for ids in self._ids((f"{tail}{item}" for item in items), False, turns, left):
-                yield np.concatenate((shared, ids[skipped:], closing))
-
-    def _before(
-        self, items: Iterable[str], head: str, tail: str, turns: Turns, limit: int | None
-    ) -> Iterator[Int32Array]:
-        """Yield prompts with the ids of item + head for each item, and those of tail, encoded once.
-
-        tail begins with the guard, the last character of head; its ids are dropped.
-        """
-        shared = self.plain_ids(tail, turns, limit)[self._num_ids(tail[0]) :]
-        shared = np.concatenate((shared, self._specials.closing))
-        opening = self._specials.opening
-        with beside(len(opening) + len(shared), limit) as left:
-            for ids in self._ids((f"{item}{head}" for item in items), False, turns, left):
-                yield np.concatenate((opening, ids, shared))
 
     def _ids(
         self, texts: Iterable[str], special: bool, turns: Turns, limit: int | None
@@ -250,7 +264,7 @@ class TextEncoder:
         found: list[int] = []
         try:
             for tokens in self._ids(labels, False, turns, limit=1):
-                found.append(_single(tokens, f"labels[{len(found)}]"))
+                found.append(single_token(tokens, f"labels[{len(found)}]"))
         except OverLimit as over:
             param = f"labels[{len(found)}]"
             raise LabelNotSingleToken(
@@ -283,13 +297,3 @@ def _tokenizing() -> Iterator[None]:
         raise
     except BaseException as error:  # a panic in the tokenizer is not an Exception
         raise InternalError("the tokenizer failed") from error
-
-
-def _single(tokens: Int32Array, param: str) -> int:
-    if len(tokens) == 1:
-        return int(tokens[0])
-    more = "" if len(tokens) <= SHOWN_IDS else ", ..."
-    shown = ", ".join(map(str, tokens[:SHOWN_IDS].tolist())) + more
-    raise LabelNotSingleToken(
-        f"{param} is {len(tokens)} tokens ([{shown}]), it must be exactly one", param=param
-    )

@@ -14,7 +14,8 @@ from gpuscore.backends.torch.tiles import all_at_once
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
-from gpuscore.text.joining import PromptBuilder, ScoreInput
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.score_input import ScoreInput
 from support.models import random_ids
 from support.slow import slow
 

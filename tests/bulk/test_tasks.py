@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from gpuscore.errors import ConfigError
-from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
+from gpuscore.prompts.model import ModelPrompts
+from gpuscore.prompts.rerank_input import RerankInput
 from support.batch_jobs import fake_model, make_rows, read_jsonl, run, write_jsonl
 from support.slow import slow
 
@@ -28,7 +30,8 @@ def model_of(family):
     @contextmanager
     def loading():
         with fake_model() as model:
-            yield replace(model, family=FamilyPrompts(family, model.builder))
+            builder = model.prompts.builder
+            yield replace(model, prompts=ModelPrompts(builder, FamilyPrompts(family, builder)))
 
     return loading
 
@@ -39,8 +42,8 @@ def alone(family, rows, instruction=None):
         for row in rows:
             query = row["query"] if family.ranks else None
             given = RerankInput(query, [row["item"]], instruction)
-            (future,) = model.engine.score_all([model.family.build(given).request])
-            yield model.family, future.result()
+            (future,) = model.engine.score_all([model.prompts.family.build(given).request])
+            yield model.prompts.family, future.result()
 
 
 @pytest.mark.parametrize("instruction", [*slow(None), "find lamps"])

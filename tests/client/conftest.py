@@ -2,7 +2,26 @@ import asyncio
 
 import pytest
 
+from gpuscore import Scorer
 from gpuscore.client import AsyncClient, Client
+from support.serving import QUICK, serving
+
+KEY = "schlüssel"
+WITH_KEY = {"api_key": KEY}
+
+
+@pytest.fixture(scope="session")
+def url():
+    """A deterministic server, so that answers can be compared bit for bit."""
+    flags = (*QUICK, "--deterministic")
+    with serving("demo", *flags, environment={"GPUSCORE_API_KEY": KEY}) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="session")
+def scorer():
+    with Scorer("demo", threads=1, deterministic=True, max_batch_tokens=512) as opened:
+        yield opened
 
 
 def _wait_for(url, method, *arguments, client=None, **options):

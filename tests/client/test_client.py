@@ -6,33 +6,17 @@ import httpx
 import numpy as np
 import pytest
 
-from gpuscore import Scorer
+from client.conftest import KEY, WITH_KEY
 from gpuscore.client import Client, ConnectionFailed, StatusError
-from support.serving import QUICK, serving
 
-KEY = "schlüssel"
 QUERY = "query: a blue lamp\nitem: "
 ITEMS = [f"{colour} {thing}" for colour in ("blue", "red", "grün") for thing in ("lamp", "rug", "")]
 LABELS = ["yes", "no"]
-WITH_KEY = {"api_key": KEY}
 SMALL = [
     {"max_items_per_request": 2},
     {"max_bytes_per_request": 150, "max_concurrent_requests": 1},
     {"max_bytes_per_request": 1, "max_concurrent_requests": 20},
 ]
-
-
-@pytest.fixture(scope="module")
-def url():
-    flags = (*QUICK, "--deterministic")
-    with serving("demo", *flags, environment={"GPUSCORE_API_KEY": KEY}) as running:
-        yield running.url
-
-
-@pytest.fixture(scope="module")
-def scorer():
-    with Scorer("demo", threads=1, deterministic=True, max_batch_tokens=512) as opened:
-        yield opened
 
 
 def same(found, expected):
@@ -43,28 +27,25 @@ def same(found, expected):
 @pytest.mark.parametrize("softmax", [False, True])
 def test_scores_are_the_scorers(url, scorer, call, softmax):
     expected = scorer.score(QUERY, ITEMS, labels=LABELS, apply_softmax=softmax, logprobs=True)
-    wanted = {"return_label_logprobs": True, "return_label_mass": True, "request_id": "mine"}
-    found = call(
-        url, "score", QUERY, ITEMS, client=WITH_KEY, labels=LABELS, apply_softmax=softmax, **wanted
-    )
+    wanted = {"apply_softmax": softmax, "logprobs": True, "request_id": "mine"}
+    found = call(url, "score", QUERY, ITEMS, client=WITH_KEY, labels=LABELS, **wanted)
     assert found.scores.dtype == np.float64
     same(found.scores, expected.scores)
-    same(found.label_logprobs, expected.logprobs)
+    same(found.logprobs, expected.logprobs)
     same(found.label_mass, expected.label_mass)
-    assert found.usage.prompt_tokens == expected.prompt_tokens
+    assert found.prompt_tokens == expected.prompt_tokens
+    assert list(found.columns()) == list(expected.columns()), "one type of results"
     assert (found.model, found.request_ids) == ("default", ("mine",))
 
 
 @pytest.mark.parametrize("split", SMALL)
 def test_a_split_list_comes_back_in_order(url, scorer, call, split):
     expected = scorer.score(QUERY, ITEMS, labels=LABELS, logprobs=True)
-    found = call(
-        url, "score", QUERY, ITEMS, client=WITH_KEY | split, labels=LABELS, return_label_mass=True
-    )
+    found = call(url, "score", QUERY, ITEMS, client=WITH_KEY | split, labels=LABELS, logprobs=True)
     same(found.scores, expected.scores)
     same(found.label_mass, expected.label_mass)
-    assert found.label_logprobs is None
-    assert found.usage.prompt_tokens == expected.prompt_tokens
+    same(found.logprobs, expected.logprobs)
+    assert found.prompt_tokens == expected.prompt_tokens
     assert len(found.request_ids) == len(set(found.request_ids)) > 1
 
 
@@ -104,14 +85,14 @@ def test_a_split_ranking_is_one_ranking(url, scorer, call, split):
     order = np.argsort(-relevance, kind="stable")
     client = WITH_KEY | split
     documents = [{"text": item} if i % 2 else item for i, item in enumerate(ITEMS)]
-    found = call(url, "rerank", "a blue lamp", documents, client=client, return_documents=True)
+    found = call(url, "rerank", "a blue lamp", documents, client=client)
     assert found.indices.tolist() == order.tolist()
     np.testing.assert_allclose(found.scores, relevance[order], atol=1e-6)
     assert found.documents == tuple(documents[i] for i in order)
     assert not found.truncated.any()
     best = call(url, "rerank", "a blue lamp", ITEMS, client=client, top_n=4, raw_scores=True)
     assert best.indices.tolist() == order[:4].tolist()
-    assert best.documents is None
+    assert best.documents == tuple(ITEMS[i] for i in order[:4])
     assert best.scores[0] > 1
 
 
@@ -129,7 +110,7 @@ def test_what_was_cut_is_told(url, call):
 
 
 def test_nothing_to_score(url, call):
-    found = call(url, "score", QUERY, [], client=WITH_KEY, labels=LABELS, return_label_mass=True)
+    found = call(url, "score", QUERY, [], client=WITH_KEY, labels=LABELS, logprobs=True)
     assert found.scores.shape == (0, 0)
     with pytest.raises(StatusError) as caught:
         call(url, "rerank", "lamp", [], client=WITH_KEY)

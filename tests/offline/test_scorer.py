@@ -16,7 +16,7 @@ from gpuscore import AsyncScorer, Choice, ConfigError, GpuscoreError, Predicate,
 from gpuscore.config import ModelConfig
 from gpuscore.errors import InvalidRequest, MissingLabels, TokenIdOutOfRange
 from gpuscore.offline.loaded import LoadedScorer
-from gpuscore.offline.results import Ranking
+from gpuscore.results import Ranking
 from support.connections import connected
 from support.serving import QUICK, serving
 
@@ -143,8 +143,23 @@ def test_many_requests_in_the_given_order(scorer):
 
 def test_an_error_comes_at_its_place(scorer):
     found = scorer.score_many([([1, 2], [[3]]), ([1, 2], [[10**6]])], label_token_ids=[5])
+    assert next(found).scores.shape == (1, 1), "scores before it come first"
     with pytest.raises(TokenIdOutOfRange, match="1000000"):
-        list(found)
+        next(found)
+    assert list(found) == []
+
+
+def test_what_nobody_waits_for_leaves_the_engine(scorer):
+    def left():
+        return scorer._engine.stats().requests
+
+    found = scorer.score_many(
+        ((f"number {i}: ", DOCUMENTS * 5) for i in range(10**6)), labels=["yes", "no"]
+    )
+    assert next(found).scores.shape == (20, 2)
+    assert left() > 2, "several are in the engine at a time"
+    found.close()
+    assert left() == 0
 
 
 def test_any_thread_may_call(scorer):
@@ -221,9 +236,12 @@ def test_both_have_the_same_methods_and_settings():
         (lambda s: s.rerank(QUERY, "one text"), InvalidRequest, "documents must be a list"),
         (lambda s: s.rerank(QUERY, []), InvalidRequest, "at least one document"),
         (lambda s: s.rerank(QUERY, DOCUMENTS, 0), InvalidRequest, "top_n is 0"),
+        (lambda s: s.rerank(None, ["a"]), InvalidRequest, "query is null; it must be a text"),
+        (lambda s: s.rerank("a", [3]), InvalidRequest, r"documents\[0\] is of type int; it must"),
+        (lambda s: s.score_pairs([("a", None)]), InvalidRequest, r"pairs\[0\] is null; it must be"),
         (lambda s: s.score_pairs([("a",)]), InvalidRequest, r"pairs\[0\] must be a query and a"),
         (lambda s: s.score_pairs(["ab"]), InvalidRequest, r"pairs\[0\] must be a query and a"),
-        (lambda s: s.score("q", [None], labels=["yes"]), InvalidRequest, r"items\[0\] is a NoneT"),
+        (lambda s: s.score("q", [None], labels=["yes"]), InvalidRequest, r"items\[0\] is null"),
         (lambda s: s.score("q", ["a"], labels="yes"), InvalidRequest, "labels must be a list"),
         (lambda s: s.classify("a"), MissingLabels, "this model has no classes"),
         (lambda s: s.decide("a", []), InvalidRequest, "at least one question"),

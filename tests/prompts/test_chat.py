@@ -13,9 +13,10 @@ from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.limits import BackendLimits
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.discovery import find_family
-from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.files import ClassifierHead
 from gpuscore.prompts.rendering import TemplateLimit
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from support.families import QWEN_SPECIALS, ids_of, qwen_like

@@ -21,8 +21,9 @@ from gpuscore.limits import BackendLimits
 from gpuscore.prompts import registry
 from gpuscore.prompts.chat import parts_of
 from gpuscore.prompts.discovery import find_family
-from gpuscore.prompts.documents import FamilyPrompts, RerankInput
+from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.request import ScoreResult, Timings
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder

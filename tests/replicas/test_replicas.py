@@ -4,13 +4,14 @@ import os
 import signal
 import time
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.errors import ConfigError, EngineFailed, Overloaded, Unavailable
+from gpuscore.errors import ConfigError, EngineFailed, NonfiniteScore, Overloaded, Unavailable
 from gpuscore.replicas.start import start_replicas
 from gpuscore.request import ScoreRequest
 from gpuscore.worker.supervisor import Patience
@@ -110,6 +111,17 @@ def test_a_long_list_is_divided_and_comes_back_in_order(replicas):
         prompt = [*query, *request.item_ids[index].tolist()]
         assert result.label_logits[index][2] == tape_logit(prompt, 500)
     assert result.computed_tokens == request.num_tokens + 11, "two parts computed the query"
+
+
+def test_an_error_names_the_item_by_its_place_in_the_whole_list(replicas):
+    request = request_of(*range(600), items=60, query=11)
+    broken = np.append(request.item_ids[50], np.int32(tape_child.NO_NUMBER))
+    items = (*request.item_ids[:50], broken, *request.item_ids[51:])
+    (future,) = replicas.score_all([replace(request, item_ids=items)])
+    with pytest.raises(NonfiniteScore) as raised:
+        future.result(timeout=60)
+    assert raised.value.param == "items[50]"
+    assert "items[50]" in raised.value.message
 
 
 @pytest.mark.parametrize("harm", [signal.SIGKILL, signal.SIGSTOP])

@@ -19,6 +19,11 @@ CALLS = [
     ("/v1/score", {**SCORE, "items": []}),
     ("/v1/score", {**SCORE, "labels": ["two words"]}),
     ("/v1/score", {**SCORE, "unknown": 1}),
+    ("/v1/score", {**SCORE, "items": [None, "A lamp."], "on_error": "null"}),
+    ("/v1/score", {**SCORE, "items": [None], "on_error": "null", "return_label_mass": True}),
+    ("/v1/rerank", {**RERANK, "documents": [None, "A chair."], "on_error": "null"}),
+    ("/v1/rerank", {**RERANK, "documents": [None], "on_error": "null"}),
+    ("/v1/score", {"queries": "a", "documents": [None, "b"], "on_error": "null"}),
     ("/rerank", {"query": "q", "texts": []}),
     ("/rerank", {"query": "lamp", "texts": ["A lamp.", "A rug."], "raw_scores": True}),
     ("/v1/classify", {"input": "query: lamp\nitem: A lamp.", "labels": ["yes", "no"]}),
@@ -70,7 +75,7 @@ def test_answers_are_those_of_the_server(demo, tmp_path):
         assert set(line["response"]) == {"status_code", "request_id", "body"}
         assert line["error"] is None
     assert len({line["id"] for line in found}) == len(found)
-    assert "14 rows in" in done.stdout
+    assert f"{len(lines)} rows in" in done.stdout
     failed = sum(line["response"]["status_code"] != 200 for line in found)
     assert f"{failed} of them answered with an error" in done.stdout
     reasons = [row["reason"] for row in read_jsonl(tmp_path / "out.jsonl.bad.jsonl")]

@@ -9,7 +9,7 @@ import pytest
 from gpuscore.prompts.decisions import choice, level, predicate
 from gpuscore.server.api.dialects.table import DIALECTS
 from gpuscore.server.service import ScoringService
-from gpuscore.text import joining
+from gpuscore.text import score_input
 from support.connections import check_error
 from support.stub_service import ask, stub_service
 
@@ -136,9 +136,9 @@ def test_labels_may_be_left_out_while_the_model_loads():
 
 
 def test_fields_are_checked_once(monkeypatch):
-    checks, check = [], joining._check_label_fields
+    checks, check = [], score_input._check_label_fields
     monkeypatch.setattr(
-        joining, "_check_label_fields", lambda given: checks.append(given) or check(given)
+        score_input, "_check_label_fields", lambda given: checks.append(given) or check(given)
     )
     body = {"query": [1], "items": [[5], [6]], "label_token_ids": [3]}
     (reply,) = ask(stub_service(), NO_LABELS | {"json": body})

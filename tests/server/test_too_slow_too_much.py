@@ -19,6 +19,7 @@ import pytest
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.engine.engine import Engine
+from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.service import LoadedModel, ScoringService
@@ -53,7 +54,7 @@ def service_of(plan, directory):
     engine = Engine(backend, EngineConfig())
     service = ScoringService(("tiny",))
     builder = PromptBuilder(TextEncoder.read(directory), backend.limits, RequestLimits())
-    service.serve(LoadedModel(engine, builder))
+    service.serve(LoadedModel(engine, ModelPrompts(builder)))
     try:
         yield service
     finally:
@@ -212,6 +213,9 @@ class TestMemoryAndBugs:
         labels = [[3, 17], [3, POISON], [3]]
         reply = score(limited, **body, label_token_ids=labels)
         check_error(reply, 500, "nonfinite_score", "items[1]")
+        rest = {"items": [None, *body["items"]], "on_error": "null"}
+        reply = score(limited, **(body | rest), label_token_ids=[[3], *labels])
+        check_error(reply, 500, "nonfinite_score", "items[2]")
         assert score(limited, **body, label_token_ids=[3, 17]).status_code == 200
         reply = score(limited, items=["a"], labels=["y"])  # all labels, POISON among them
         check_error(reply, 500, "nonfinite_score", "items[0]")

@@ -19,6 +19,7 @@ from gpuscore.bulk.writing import BatchOutcome
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.probabilities import softmax
+from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.service import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
@@ -50,7 +51,7 @@ def fake_model(
     engine = Engine(fake.FakeBackend(**backend), config or EngineConfig())
     try:
         builder = PromptBuilder(encoder(), engine.limits, limits or RequestLimits())
-        yield LoadedModel(around(engine), builder, wait_ended)
+        yield LoadedModel(around(engine), ModelPrompts(builder), wait_ended)
     finally:
         engine.close()
 

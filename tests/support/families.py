@@ -2,7 +2,7 @@
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from gpuscore.prompts.documents import Rerank
+from gpuscore.prompts.rerank_input import Rerank
 
 QWEN_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Like Qwen's: single digits, words with the character before them, line ends together.

@@ -25,6 +25,8 @@ def group_of(item: pytest.Item) -> str:
     used = getattr(item, "fixturenames", ())
     if "shared_backends" in used:
         return "shared_backends"
+    if item.nodeid.startswith("tests/client/") and "url" in used:
+        return "tests/client"
     if item.nodeid.startswith("tests/server/"):
         for server in SERVERS:
             if server in used:

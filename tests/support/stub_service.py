@@ -9,6 +9,7 @@ import numpy as np
 from gpuscore.config import EngineConfig, RequestLimits, ServerConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.limits import BackendLimits
+from gpuscore.prompts.model import ModelPrompts
 from gpuscore.request import ScoreResult, Timings
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
@@ -81,7 +82,8 @@ class StubEngine:
 def stub_service():
     service = ScoringService(("tiny",))
     engine = StubEngine()
-    service.serve(LoadedModel(engine, PromptBuilder(None, engine.limits, RequestLimits())))
+    builder = PromptBuilder(None, engine.limits, RequestLimits())
+    service.serve(LoadedModel(engine, ModelPrompts(builder)))
     return service
 
 

@@ -16,6 +16,7 @@ from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConf
 from gpuscore.errors import EngineFailed
 from gpuscore.fronts.front import FrontApp
 from gpuscore.fronts.start import FrontSetup
+from gpuscore.prompts.model import ModelPrompts
 from gpuscore.replicas.placement import placements
 from gpuscore.replicas.start import start_replicas
 from gpuscore.server.api.auth import read_api_keys
@@ -73,7 +74,7 @@ def serve_by_fronts(make, config, keys):
 def load_tape(replicas):
     time.sleep(float(os.environ.get("TAPE_LOADS", "0")))
     builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())
-    return LoadedModel(replicas, builder, replicas.wait_ended)
+    return LoadedModel(replicas, ModelPrompts(builder), replicas.wait_ended)
 
 
 def announce(address):

@@ -14,9 +14,10 @@ from gpuscore.config import RequestLimits
 from gpuscore.errors import DeadlineExceeded, LabelNotSingleToken, PromptTooLong
 from gpuscore.limits import BackendLimits
 from gpuscore.text import pieces
-from gpuscore.text.joining import PromptBuilder, ScoreInput
+from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.least import SHRINK, _byte_alphabet, find_least_tokens
 from gpuscore.text.pieces import OverLimit
+from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
 from support.counted_turns import Turned
 from support.slow import slow

@@ -21,8 +21,10 @@ from gpuscore.errors import (
     TooManyTokens,
 )
 from gpuscore.limits import BackendLimits
-from gpuscore.text.joining import PromptBuilder, ScoreInput, factor
+from gpuscore.text.factoring import factor
+from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.pieces import PIECE_CHARS
+from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import ALONE
 from support.counted_turns import Turned
@@ -245,7 +247,7 @@ def test_work_stops_at_the_first_prompt_that_is_too_long():
 
     made = builder()
     with pytest.raises(PromptTooLong):
-        list(made._checked(made.encoder.prompts(texts()), ALONE))
+        list(made.checks.checked(lambda _: made.encoder.prompts(texts()), ALONE))
     assert Counting.taken <= 2
 
 

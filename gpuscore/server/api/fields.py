@@ -54,6 +54,15 @@ ModelName = Annotated[
         "is answered 404."
     ),
 ]
+ErrorMode = Annotated[
+    Annotated[str, Meta(pattern=r"^(fail|null)\Z")] | None,
+    about(
+        "What an item that cannot be scored does. `fail`: it fails the request. `null`: it gets no "
+        "score and stands in `errors`, and the others are scored. Errors of the whole request are "
+        "the same with both.",
+        "fail",
+    ),
+]
 Unused = Annotated[str | None, about("Accepted and ignored.")]
 RawFlag = bool | str | None  # some clients send booleans as text
 ReturnMass = Annotated[

@@ -10,7 +10,7 @@ from gpuscore.server.service import LoadedModel
 def server_info(names: tuple[str, ...], model: LoadedModel) -> dict[str, Any]:
     """Return the fields of text-embeddings-inference, and those that it lacks under `gpuscore`."""
     limits = model.engine.limits
-    backlog, requests = model.engine.backlog.config, model.builder.limits
+    backlog, requests = model.engine.backlog.config, model.prompts.builder.limits
     return {
         "model_id": names[0],
         "model_sha": None,
@@ -31,17 +31,17 @@ def server_info(names: tuple[str, ...], model: LoadedModel) -> dict[str, Any]:
             "classes": limits.classes,
             "max_request_tokens": requests.max_request_tokens,
             "valid_token_ids": limits.vocab_rows,
-            "decisions": not isinstance(model.decisions, str),
+            "decisions": not isinstance(model.prompts.decisions, str),
         },
     }
 
 
 def _model_type(model: LoadedModel) -> dict[str, Any]:
     """Return TEI's kind of model, or `language_model`, which is ours, for any other model."""
-    if model.family is not None and model.family.family.ranks:
+    if model.prompts.family is not None and model.prompts.family.family.ranks:
         return {"reranker": _labels(["relevance"])}
-    if model.family is not None:
-        return {"classifier": _labels(model.family.family.classes)}
+    if model.prompts.family is not None:
+        return {"classifier": _labels(model.prompts.family.family.classes)}
     if model.engine.limits.classes is not None:
         return {"classifier": _labels(model.engine.limits.classes)}
     return {"language_model": {}}
@@ -55,15 +55,15 @@ def _labels(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _family(model: LoadedModel) -> dict[str, Any] | None:
-    if model.family is None:
+    if model.prompts.family is None:
         return None
-    family = model.family.family
+    family = model.prompts.family.family
     return {
         "name": family.name,
         "source": family.source,
         "prompt": list(family.parts),
         "labels": list(family.labels),
-        "label_token_ids": model.family.label_ids,
+        "label_token_ids": model.prompts.family.label_ids,
         "classes": list(family.classes),
         "instruction": family.instruction,
         "activation": family.activation if family.ranks else "softmax",

@@ -1,13 +1,14 @@
 """Parts that the bodies and answers of all dialects share: usage, decoding errors, JSON schemas."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
 
 from gpuscore.errors import InvalidRequest
+from gpuscore.item_errors import ItemError
 from gpuscore.server.api.fields import DEFAULT, about
 
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
@@ -17,6 +18,27 @@ _AT_PATH = re.compile(r"^(.*?) - at `\$\.?([^`]*)`$", re.DOTALL)
 
 PromptTokens = Annotated[int, about("Tokens of all prompts, each counted as a whole.")]
 TotalTokens = Annotated[int, about("Tokens of prompts and of what was generated.")]
+
+
+class FailedItem(msgspec.Struct):
+    """An item that was not scored, because the request has `on_error: null`."""
+
+    index: Annotated[int, about("Number of the item in the request, from 0.")]
+    code: Annotated[str, about("The code of the error that it would be alone.")]
+    message: Annotated[str, about("That error's message.")]
+
+
+FailedItems = Annotated[
+    list[FailedItem] | None,
+    about("With `on_error: null`: the items without a score, by index; empty if there are none."),
+]
+
+
+def failed_items(errors: Sequence[ItemError] | None) -> list[FailedItem] | None:
+    """Return errors as an answer shows them; None if the request did not ask for them."""
+    if errors is None:
+        return None
+    return [FailedItem(error.index, error.code, error.message) for error in errors]
 
 
 class PromptTokensDetails(msgspec.Struct):
@@ -35,6 +57,11 @@ class ShortUsage(msgspec.Struct):
 
     prompt_tokens: PromptTokens
     total_tokens: TotalTokens
+    prompt_tokens_details: PromptTokensDetails
+
+
+def short_usage(tokens: int, cached: int) -> ShortUsage:
+    return ShortUsage(tokens, tokens, PromptTokensDetails(cached))
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from gpuscore.server.api.fields import (
     about,
 )
 from gpuscore.server.api.paths import CLASSIFY_PATHS
-from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors
+from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors, short_usage
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.service import LoadedModel
 from gpuscore.text.turns import Turns
@@ -133,7 +133,9 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
         priority=body.priority or 0,
         need_lse=bool(body.return_label_mass),
     )
-    request, classes = build_classes(given, model.builder, model.family, model.head, turns)
+    request, classes = build_classes(
+        given, model.prompts.builder, model.prompts.family, model.prompts.head, turns
+    )
     return PreparedBody.of(request, body.cache_salt, classes)
 
 
@@ -159,7 +161,7 @@ def encode_classify(scored: Scored[ClassifyBody]) -> bytes:
         scored.model,
         labels,
         data,
-        ShortUsage(tokens, tokens),
+        short_usage(tokens, scored.cached_tokens),
     )
     return msgspec.json.encode(answer)
 

@@ -165,7 +165,7 @@ def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -
     """
     if model.engine.limits.classes is not None:
         raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
-    builder, special = model.builder, body.add_special_tokens is not False
+    builder, special = model.prompts.builder, body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
     request = _request(builder, body, prompts, turns)
     total = sum(map(len, prompts))
@@ -200,7 +200,7 @@ def _next_token(
 ) -> ScoreRequest:
     """Return a request for each prompt's next token only, so that cached prefixes can be used."""
     request = builder.from_prompts(
-        iter(prompts),
+        lambda start: iter(prompts[start:]),
         num_prompts=len(prompts),
         num_shared=len(prompts[0]) if len(prompts) == 1 else 0,
         label_ids=[0],

@@ -7,7 +7,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from gpuscore.errors import GpuscoreError
+from gpuscore.errors import GpuscoreError, NonfiniteScore
+from gpuscore.item_errors import ItemError, renumbered, scored_places
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.api.errors import ErrorAnswer, encode_error
 from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
@@ -38,16 +39,25 @@ class PreparedBody:
         salt: the body's `cache_salt`.
         prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
+        errors: the items that the request leaves out; None unless the body asked for that.
     """
 
     request: ScoreRequest | None
     salt: str | None = None
     prompt_tokens: int | None = None
     notes: Any = None
+    errors: tuple[ItemError, ...] | None = None
 
     @staticmethod
-    def of(request: ScoreRequest, salt: str | None, notes: Any = None) -> "PreparedBody":
-        return PreparedBody(request, salt, request.num_prompt_tokens, notes)
+    def of(
+        request: ScoreRequest | None,
+        salt: str | None,
+        notes: Any = None,
+        errors: tuple[ItemError, ...] | None = None,
+    ) -> "PreparedBody":
+        """Return a body with the tokens of its request, which is None if there is no item."""
+        tokens = 0 if request is None else request.num_prompt_tokens
+        return PreparedBody(request, salt, tokens, notes, errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +92,11 @@ class Scored(Generic[BodyT]):
         if self.result is None:
             raise ValueError("the engine was not asked")
         return self.result
+
+    @property
+    def errors(self) -> tuple[ItemError, ...]:
+        """The errors of the items that were left out."""
+        return self.prepared.errors or ()
 
     @property
     def prompt_tokens(self) -> int:
@@ -170,7 +185,10 @@ async def answer(
             prepared = await service.in_turns(call, partial(dialect.prepare, model, body))
     result = None
     if prepared.request is not None:
-        result = await service.run(model, prepared.request, prepared.salt, call)
+        try:
+            result = await service.run(model, prepared.request, prepared.salt, call)
+        except NonfiniteScore as error:
+            raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
     scored = Scored(body, prepared, result, name, record.request_id, call.path)
     if prepared.prompt_tokens is None:
         return dialect.encode(scored)

@@ -6,14 +6,16 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.prompts.documents import RerankInput
+from gpuscore.item_errors import ItemErrors, spread
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.server.api.dialects.dialect import Scored
-from gpuscore.server.api.dialects.ranking import CheckedRanking, ranking_of
+from gpuscore.server.api.dialects.ranking import CheckedRanking, present_texts, ranking_of
 from gpuscore.server.api.fields import (
     AnsweredModel,
     AnswerId,
     CacheSalt,
     Created,
+    ErrorMode,
     Instruction,
     ModelName,
     MostTokens,
@@ -23,9 +25,16 @@ from gpuscore.server.api.fields import (
     about,
     refused,
 )
-from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors
+from gpuscore.server.api.schema import (
+    FailedItems,
+    ShortUsage,
+    check_not_negative,
+    decoding_errors,
+    failed_items,
+    short_usage,
+)
 
-Texts = str | list[str]
+Texts = str | list[str | None]
 # Names of both sides. vLLM has renamed them twice and accepts all names.
 FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
 
@@ -66,6 +75,7 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
         ),
     ] = None
     truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
+    on_error: ErrorMode = None
     priority: Priority = None
     cache_salt: CacheSalt = None
     user: Unused = None
@@ -92,11 +102,14 @@ CheckedPairs: TypeAlias = CheckedRanking[PairsBody]
 class PairScore(msgspec.Struct, omit_defaults=True):
     index: Annotated[int, about("Number of the pair in the request, from 0.")]
     object: Annotated[str, about("Always `score`.")]
-    score: Annotated[float, about("Relevance of the pair, or its raw score.")]
+    score: Annotated[
+        float | None,
+        about("Relevance of the pair, or its raw score; null for a pair in `errors`."),
+    ]
     truncated: Truncated = False
 
 
-class PairsAnswer(msgspec.Struct):
+class PairsAnswer(msgspec.Struct, omit_defaults=True):
     """Answer of POST /v1/score to a body of pairs."""
 
     id: AnswerId
@@ -105,6 +118,7 @@ class PairsAnswer(msgspec.Struct):
     model: AnsweredModel
     data: Annotated[list[PairScore], about("One per pair, in the request's order.")]
     usage: ShortUsage
+    errors: FailedItems = None
 
 
 class _Keys(msgspec.Struct):
@@ -133,10 +147,11 @@ def decode_pairs(body: bytes) -> CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     with decoding_errors():
         fields = _decoder.decode(body)
-    return CheckedRanking(fields, _to_input(fields))
+    refused = ItemErrors()
+    return CheckedRanking(fields, _to_input(fields, refused), refused)
 
 
-def _to_input(body: PairsBody) -> RerankInput:
+def _to_input(body: PairsBody, refused: ItemErrors) -> RerankInput:
     """Return the pairs as queries and documents of a prompt family.
 
     Raises:
@@ -155,12 +170,12 @@ def _to_input(body: PairsBody) -> RerankInput:
     if body.truncation_side not in (None, "right"):
         raise InvalidRequest("documents are cut at their end only", param="truncation_side")
     check_not_negative(body, "max_tokens_per_doc")
-    documents = [documents] if isinstance(documents, str) else documents
-    if isinstance(queries, list) and len(queries) == 1:
+    texts = present_texts([documents] if isinstance(documents, str) else documents, second, refused)
+    if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
         queries = queries[0]
     return RerankInput(
-        query=queries,
-        documents=documents,
+        query=queries if isinstance(queries, str) else present_texts(queries, first, refused),
+        documents=texts,
         instruction=body.instruction,
         most_tokens=body.max_tokens_per_doc or None,
         fit=body.truncate_prompt_tokens == -1,
@@ -179,9 +194,15 @@ def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
 
 def encode_pairs(scored: Scored[CheckedPairs]) -> bytes:
     ranking, tokens = ranking_of(scored), scored.prompt_tokens
-    cut, scores = set(ranking.truncated), ranking.scores.tolist()
-    data = [PairScore(i, "score", score, i in cut) for i, score in enumerate(scores)]
+    scores = spread(ranking.scores.tolist(), scored.errors, scored.body.num_items)
+    cut = set(ranking.truncated)
     answer = PairsAnswer(
-        scored.request_id, "list", int(time()), scored.model, data, ShortUsage(tokens, tokens)
+        scored.request_id,
+        "list",
+        int(time()),
+        scored.model,
+        [PairScore(i, "score", score, i in cut) for i, score in enumerate(scores)],
+        short_usage(tokens, scored.cached_tokens),
+        failed_items(scored.prepared.errors),
     )
     return msgspec.json.encode(answer)

@@ -1,10 +1,15 @@
 """The steps shared by the dialects that rank documents in the prompt of the model's family."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from gpuscore.arrays import Float64Array
-from gpuscore.prompts.documents import RerankInput
+from gpuscore.errors import InvalidRequest
+from gpuscore.item_errors import ItemErrors, scored_places
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.server.api.dialects.dialect import PreparedBody, Scored
 from gpuscore.server.service import LoadedModel
 from gpuscore.text.turns import Turns
@@ -20,6 +25,9 @@ class RankingFields(Protocol):
     def cache_salt(self) -> str | None: ...
 
     @property
+    def on_error(self) -> str | None: ...
+
+    @property
     def wants_raw(self) -> bool: ...
 
 
@@ -28,10 +36,25 @@ FieldsT = TypeVar("FieldsT", bound=RankingFields)
 
 @dataclass(frozen=True, slots=True)
 class CheckedRanking(Generic[FieldsT]):
-    """A checked body, and its query and documents for the prompt family."""
+    """A checked body, and its query and documents for the prompt family.
+
+    Args:
+        fields: the body.
+        given: has an empty text in the place of a document that is none.
+        refused: the errors of such documents; the request fails if there are any, unless the body
+            has `on_error: null`.
+
+    Raises:
+        InvalidRequest: the first of these errors, if it fails the request.
+    """
 
     fields: FieldsT
     given: RerankInput
+    refused: ItemErrors
+
+    def __post_init__(self) -> None:
+        if self.fields.on_error != "null":
+            self.refused.raise_first()
 
     @property
     def model(self) -> str | None:
@@ -47,12 +70,23 @@ class DocumentScores:
     """Scores of a request's documents, in the order of the request.
 
     Args:
-        scores: float64 [documents]: relevance from 0 to 1, or raw scores if those were asked for.
+        scores: float64 [scored]: relevance from 0 to 1, or raw scores if those were asked for.
+        places: number of each scored document in the request; others have errors.
         truncated: numbers of the documents that were cut.
     """
 
     scores: Float64Array
+    places: Sequence[int]
     truncated: tuple[int, ...]
+
+
+def present_texts(given: Sequence[str | None], name: str, refused: ItemErrors) -> list[str]:
+    """Return texts, with an empty one in the place of each null, which gets an error."""
+    for index, text in enumerate(given):
+        if text is None:
+            param = f"{name}[{index}]"
+            refused.add(index, InvalidRequest(f"{param} is null; it must be a text", param=param))
+    return [text or "" for text in given]
 
 
 def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns) -> PreparedBody:
@@ -61,13 +95,21 @@ def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns)
     Raises:
         GpuscoreError: the request is invalid, or the model is of no known family of rerankers.
     """
-    prompts = model.prompts.reranker
-    built = prompts.build(body.given, turns)
-    return PreparedBody.of(built.request, body.fields.cache_salt, (prompts, built.truncated))
+    prompts, salt = model.prompts.reranker, body.fields.cache_salt
+    if body.fields.on_error != "null":
+        built = prompts.build(body.given, turns)
+        return PreparedBody.of(built.request, salt, (prompts, built.truncated))
+    errors = body.refused.copy()
+    rest = prompts.build_rest(body.given, errors, turns)
+    request, truncated = (None, ()) if rest is None else (rest.request, rest.truncated)
+    return PreparedBody.of(request, salt, (prompts, truncated), errors.listed())
 
 
 def ranking_of(scored: Scored[CheckedRanking[Any]]) -> DocumentScores:
     prompts, truncated = scored.prepared.notes
+    places = scored_places(scored.errors, scored.body.num_items)
+    if not places:
+        return DocumentScores(np.empty(0), places, truncated)
     raw = prompts.raw_scores(scored.scores)
-    wants_raw = scored.body.fields.wants_raw
-    return DocumentScores(raw if wants_raw else prompts.family.relevance(raw), truncated)
+    scores = raw if scored.body.fields.wants_raw else prompts.family.relevance(raw)
+    return DocumentScores(scores, places, truncated)

@@ -6,7 +6,6 @@ accepted at values that change nothing; other values are refused, and the error 
 """
 
 from collections.abc import Callable
-from functools import partial
 from time import time
 from typing import Annotated, Any, TypeAlias
 
@@ -14,15 +13,18 @@ import msgspec
 import numpy as np
 
 from gpuscore.errors import GpuscoreError, InvalidRequest
-from gpuscore.prompts.documents import RerankInput
+from gpuscore.item_errors import ItemErrors
+from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.server.api.dialects.dialect import Dialect, Scored
 from gpuscore.server.api.dialects.ranking import CheckedRanking, prepare_ranking, ranking_of
+from gpuscore.server.api.dialects.rerank_documents import shown, texts_of
 from gpuscore.server.api.errors import ErrorAnswer, error_body
 from gpuscore.server.api.fields import (
     AnsweredModel,
     AnswerId,
     CacheSalt,
     Created,
+    ErrorMode,
     Index,
     Instruction,
     ModelName,
@@ -36,7 +38,14 @@ from gpuscore.server.api.fields import (
     refused,
 )
 from gpuscore.server.api.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
-from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors
+from gpuscore.server.api.schema import (
+    FailedItems,
+    ShortUsage,
+    check_not_negative,
+    decoding_errors,
+    failed_items,
+    short_usage,
+)
 from gpuscore.server.observe.record import RequestRecord
 
 DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
@@ -47,10 +56,10 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
 
     query: Annotated[str, about("The query that the documents are ranked by.")]
     documents: Annotated[
-        list[str | dict[str, Any]] | None,
+        list[str | dict[str, Any] | None] | None,
         about(
             "Texts, or objects with a `text` field (see `rank_fields`). Give either this or "
-            "`texts`."
+            "`texts`. null is a document that cannot be scored: see `on_error`."
         ),
     ] = None
     texts: Annotated[
@@ -80,6 +89,7 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
         str | None, about("`right` only, in upper or lower case.", "right")
     ] = None
     truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
+    on_error: ErrorMode = None
     priority: Priority = None
     cache_salt: CacheSalt = None
     user: Unused = None
@@ -117,7 +127,7 @@ class RankedDocument(msgspec.Struct, omit_defaults=True):
     truncated: Truncated = False
 
 
-class RerankAnswer(msgspec.Struct):
+class RerankAnswer(msgspec.Struct, omit_defaults=True):
     """Answer to `documents`."""
 
     id: AnswerId
@@ -125,13 +135,15 @@ class RerankAnswer(msgspec.Struct):
     created: Created
     model: AnsweredModel
     results: Annotated[
-        list[RankedDocument], about("Best first; equal scores keep the request's order.")
+        list[RankedDocument],
+        about("Best first; equal scores keep the request's order. Those in `errors` are left out."),
     ]
     usage: ShortUsage
     meta: Annotated[
         dict[str, Any],
         about("Cohere's metadata: version, units, tokens, and warnings of truncated documents."),
     ]
+    errors: FailedItems = None
 
 
 class RankedText(msgspec.Struct, omit_defaults=True):
@@ -161,10 +173,11 @@ def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
     with decoding_errors():
         fields = _decoder.decode(body)
     record.variant = TEI if fields.is_tei else ""
-    return CheckedRanking(fields, _to_input(fields))
+    refused = ItemErrors()
+    return CheckedRanking(fields, _to_input(fields, refused), refused)
 
 
-def _to_input(body: RerankBody) -> RerankInput:
+def _to_input(body: RerankBody, refused: ItemErrors) -> RerankInput:
     """Return the prompt family's input; raise InvalidRequest for fields that exclude each other or
     are not supported."""
     if (body.documents is None) == (body.texts is None):
@@ -177,10 +190,15 @@ def _to_input(body: RerankBody) -> RerankInput:
         or (body.truncation_direction or "right").lower() != "right"
     ):
         raise InvalidRequest("documents are cut at their end only", param="truncation_direction")
+    if body.is_tei and body.on_error == "null":
+        raise InvalidRequest(
+            "on_error null needs documents: the answer to texts is TEI's list, without errors",
+            param="on_error",
+        )
     check_not_negative(body, "top_n", "top_k", "max_tokens_per_doc")
     return RerankInput(
         query=body.query,
-        documents=_texts_of(body),
+        documents=body.texts or texts_of(body.documents or (), body.rank_fields, refused),
         instruction=body.instruction,
         most_tokens=body.max_tokens_per_doc or None,
         fit=_flag(body.truncate, "truncate"),
@@ -197,46 +215,25 @@ _UNSUPPORTED = (
 )
 
 
-def _texts_of(body: RerankBody) -> list[str]:
-    """Return the documents as text. An object gives its `text`, or its `rank_fields` as lines like
-    YAML's, as Cohere does it."""
-    if body.texts is not None:
-        return body.texts
-    return [
-        document if isinstance(document, str) else _object_text(document, body.rank_fields, index)
-        for index, document in enumerate(body.documents or ())
-    ]
-
-
-def _object_text(document: dict[str, Any], fields: list[str] | None, index: int) -> str:
-    param = f"documents[{index}]"
-    names = fields if fields else ["text"]
-    values = [document.get(name) for name in names]
-    if not all(isinstance(value, str) for value in values):
-        wanted = "the text field" if names == ["text"] else "every field of rank_fields"
-        raise InvalidRequest(f"{param} must have {wanted}, as text", param=param)
-    if names == ["text"]:
-        return str(values[0])
-    return "\n".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
-
-
 def encode_rerank(scored: Scored[CheckedRerank]) -> bytes:
     """Return the answer as JSON, best first; equal scores keep the order of the request."""
     fields, ranking = scored.body.fields, ranking_of(scored)
     order = np.argsort(-ranking.scores, kind="stable")
-    chosen = order[: fields.top_n or fields.top_k or len(order)].tolist()
+    best = order[: fields.top_n or fields.top_k or len(order)].tolist()
     scores, cut = ranking.scores.tolist(), set(ranking.truncated)
+    chosen = [(ranking.places[number], scores[number]) for number in best]
     document = _document_of(scored)
     if fields.is_tei:
         return msgspec.json.encode(
-            [RankedText(i, scores[i], document(i), i in cut) for i in chosen]
+            [RankedText(i, score, document(i), i in cut) for i, score in chosen]
         )
-    results = [RankedDocument(i, scores[i], document(i), i in cut) for i in chosen]
+    results = [RankedDocument(i, score, document(i), i in cut) for i, score in chosen]
     tokens = scored.prompt_tokens
     kind = "list" if scored.path == JINA_RERANK_PATH else "rerank"
-    usage, meta = ShortUsage(tokens, tokens), _meta(len(order), tokens, len(cut))
-    answer = RerankAnswer(scored.request_id, kind, int(time()), scored.model, results, usage, meta)
-    return msgspec.json.encode(answer)
+    usage, meta = short_usage(tokens, scored.cached_tokens), _meta(len(order), tokens, len(cut))
+    errors = failed_items(scored.prepared.errors)
+    about_it = scored.request_id, kind, int(time()), scored.model
+    return msgspec.json.encode(RerankAnswer(*about_it, results, usage, meta, errors))
 
 
 def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
@@ -247,7 +244,7 @@ def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
         return lambda index: None
     if fields.is_tei or scored.path == INFINITY_RERANK_PATH:
         return scored.body.given.documents.__getitem__
-    return partial(_shown, fields)
+    return lambda index: shown((fields.documents or ())[index])
 
 
 def _meta(documents: int, tokens: int, truncated: int) -> dict[str, Any]:
@@ -258,11 +255,6 @@ def _meta(documents: int, tokens: int, truncated: int) -> dict[str, Any]:
         "tokens": {"input_tokens": tokens, "output_tokens": 0},
         "warnings": [f"{truncated} documents were truncated"] if truncated else [],
     }
-
-
-def _shown(body: RerankBody, index: int) -> dict[str, Any]:
-    document = (body.documents or ())[index]
-    return {"text": document} if isinstance(document, str) else document
 
 
 def _flag(value: bool | str | None, field: str) -> bool:

@@ -4,11 +4,12 @@ docs/dialects/score.md describes it. Bodies in pairs are vLLM's (`pairs`).
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from gpuscore.errors import InvalidRequest
+from gpuscore.item_errors import ItemErrors, spread
 from gpuscore.probabilities import check_temperature, label_logprobs, label_mass, label_scores
 from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.dialects.pairs import (
@@ -20,92 +21,18 @@ from gpuscore.server.api.dialects.pairs import (
     encode_pairs,
 )
 from gpuscore.server.api.dialects.ranking import CheckedRanking, prepare_ranking
-from gpuscore.server.api.fields import (
-    AnsweredModel,
-    CacheSalt,
-    ModelName,
-    Priority,
-    ReturnMass,
-    about,
-    refused,
-)
+from gpuscore.server.api.dialects.score_types import Ids, ScoreAnswer, ScoreBody, Text
 from gpuscore.server.api.paths import SCORE_PATH
-from gpuscore.server.api.schema import PromptTokensDetails, TokenUsage, decoding_errors
+from gpuscore.server.api.schema import (
+    PromptTokensDetails,
+    TokenUsage,
+    decoding_errors,
+    failed_items,
+)
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.service import SMALL_ITEMS, SMALL_TOKENS, LoadedModel
-from gpuscore.text.joining import ScoreInput
+from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.turns import Turns
-
-Text = str
-Ids = list[int]
-
-
-class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of POST /v1/score. `null` means a field's default."""
-
-    # msgspec cannot tell list[str] from list[list[int]] in a union, so `text.joining` checks that
-    # all are of one kind.
-    items: Annotated[
-        Text | list[Text | Ids] | None,
-        about(
-            "Required. The candidates to score: all texts or all lists of token ids, of the same "
-            "kind as `query`. One text counts as one item; an empty list gives an empty answer."
-        ),
-    ] = None
-    query: Annotated[
-        Text | Ids | None,
-        about("The text or token ids that all items share; null means empty.", ""),
-    ] = None
-    label_token_ids: Annotated[
-        list[int | Ids] | None,
-        about(
-            "The labels, as token ids or as numbers of classes: one list for all items, or one per "
-            "item. Give either this or `labels`; if both are null, the labels are those of the "
-            "model's family, or all its classes."
-        ),
-    ] = None
-    labels: Annotated[
-        list[str] | None,
-        about("Label texts of exactly one token each, or names of classes, for all items."),
-    ] = None
-    apply_softmax: Annotated[
-        bool | None,
-        about(
-            "true: scores are a softmax over the item's labels and sum to 1. false: scores are "
-            "probabilities over the whole vocabulary, or over all classes.",
-            False,
-        ),
-    ] = None
-    temperature: Annotated[
-        float | None,
-        about("Divides the logits; positive, and other than 1 only with `apply_softmax`.", 1.0),
-    ] = None
-    item_first: Annotated[
-        bool | None, about("Prompts are item + query instead of query + item.", False)
-    ] = None
-    model: ModelName = None
-    return_label_logprobs: Annotated[
-        bool | None,
-        about("Adds `label_logprobs`: log-probabilities over the whole vocabulary.", False),
-    ] = None
-    return_label_mass: ReturnMass = None
-    cache_salt: CacheSalt = None
-    priority: Priority = None
-    # SGLang's other fields are known only so that the error can name them.
-    return_token_logprobs: Annotated[bool | None, refused("false is accepted, too.")] = None
-    return_pooled_hidden_states: Annotated[bool | None, refused("false is accepted, too.")] = None
-    score_extraction_token: Annotated[str | None, refused()] = None
-    embed_override_token_id: Annotated[int | None, refused()] = None
-    query_embed_overrides: Annotated[list[list[float]] | None, refused()] = None
-    item_embed_overrides: Annotated[list[list[list[float]] | None] | None, refused()] = None
-
-    @property
-    def softmax(self) -> bool:
-        return bool(self.apply_softmax)
-
-    @property
-    def need_lse(self) -> bool:
-        return not self.softmax or bool(self.return_label_logprobs or self.return_label_mass)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +41,11 @@ class CheckedScore:
 
     fields: ScoreBody
     given: ScoreInput
+    refused: ItemErrors  # of items that are null
+
+    def __post_init__(self) -> None:
+        if self.fields.on_error != "null":
+            self.refused.raise_first()
 
     @property
     def model(self) -> str | None:
@@ -122,24 +54,6 @@ class CheckedScore:
     @property
     def num_items(self) -> int:
         return len(self.given.items)
-
-
-class ScoreAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of POST /v1/score."""
-
-    scores: Annotated[
-        list[list[float]], about("A row per item and a number per label, in the request's order.")
-    ]
-    model: AnsweredModel
-    usage: TokenUsage
-    object: Annotated[str, about("Always `scoring`.")]
-    label_logprobs: Annotated[
-        list[list[float]] | None,
-        about("Natural logarithms of the labels' probabilities over the whole vocabulary."),
-    ] = None
-    label_mass: Annotated[
-        list[float] | None, about("Per item, the probability of all its labels together.")
-    ] = None
 
 
 _UNSUPPORTED = (
@@ -169,15 +83,34 @@ def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPa
     if decoded.items is None:
         raise InvalidRequest("items is required", param="items")
     check_temperature(_temperature(decoded), decoded.softmax)
-    return CheckedScore(decoded, _to_input(decoded))
+    items, refused = _read_items(decoded)
+    return CheckedScore(decoded, _to_input(decoded, items), refused)
 
 
-def _to_input(body: ScoreBody) -> ScoreInput:
+def _read_items(body: ScoreBody) -> tuple[list[Text | Ids], ItemErrors]:
+    """Return the items, empty ones in the place of null, and the errors of those."""
+    refused = ItemErrors()
+    if isinstance(body.items, str):
+        return [body.items], refused
+    given = body.items or []
+    kinds = {type(item) for item in (body.query or None, *given) if item is not None}
+    empty: Text | Ids = "" if str in kinds else []
+    for index, item in enumerate(given):
+        if item is None:
+            param = f"items[{index}]"
+            refused.add(
+                index,
+                InvalidRequest(f"{param} is null; it must be a text or token ids", param=param),
+            )
+    return [empty if item is None else item for item in given], refused
+
+
+def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
     """Return the body as input for `text.joining`; raise GpuscoreError if fields do not fit."""
     label_ids: Any = body.label_token_ids  # `ScoreInput` checks that its lists are of one kind
     return ScoreInput(
         query=body.query if body.query is not None else "",
-        items=[body.items] if isinstance(body.items, str) else body.items or [],
+        items=items,
         label_token_ids=label_ids,
         labels=body.labels,
         item_first=bool(body.item_first),
@@ -198,10 +131,12 @@ def prepare_score(
     """Build the engine's request; raise GpuscoreError if it is invalid."""
     if isinstance(body, CheckedRanking):
         return prepare_ranking(model, body, turns)
-    request = model.builder.build(body.given, turns, model.default_labels)
-    if request is None:  # no items
-        return PreparedBody(None, prompt_tokens=0)
-    return PreparedBody.of(request, body.fields.cache_salt)
+    salt, labels = body.fields.cache_salt, model.default_labels
+    if body.fields.on_error != "null":
+        return PreparedBody.of(model.prompts.builder.build(body.given, turns, labels), salt)
+    errors = body.refused.copy()
+    request = model.prompts.builder.build_rest(body.given, errors, turns, labels)
+    return PreparedBody.of(request, salt, errors=errors.listed())
 
 
 def _is_small(body: CheckedScore | CheckedPairs) -> bool:
@@ -219,29 +154,27 @@ def encode_score(scored: Scored[Any]) -> bytes:
     if isinstance(scored.body, CheckedRanking):
         return encode_pairs(scored)
     body: ScoreBody = scored.body.fields
-    if scored.result is None:
-        logprobs: list[list[float]] | None = [] if body.return_label_logprobs else None
-        mass: list[float] | None = [] if body.return_label_mass else None
-        return _encoded(scored, [], logprobs, mass)
-    result, temperature = scored.result, _temperature(body)
-    rows = label_scores(result, apply_softmax=body.softmax, temperature=temperature)
-    logprobs = mass = None
-    if body.return_label_logprobs:
-        logprobs = [row.tolist() for row in label_logprobs(result)]
-    if body.return_label_mass:
-        mass = label_mass(result, scored.request.label_ids).tolist()
-    return _encoded(scored, [row.tolist() for row in rows], logprobs, mass)
-
-
-def _encoded(
-    scored: Scored[Any],
-    scores: list[list[float]],
-    logprobs: list[list[float]] | None,
-    mass: list[float] | None,
-) -> bytes:
-    tokens = scored.prompt_tokens
-    usage = TokenUsage(tokens, tokens, 0, PromptTokensDetails(scored.cached_tokens))
-    answer = ScoreAnswer(scores, scored.model, usage, "scoring", logprobs, mass)
+    rows: list[list[float]] = []
+    logprobs: list[list[float]] = []
+    mass: list[float] = []
+    if scored.result is not None:  # there are items
+        result, softmax, temperature = scored.result, body.softmax, _temperature(body)
+        found = label_scores(result, apply_softmax=softmax, temperature=temperature)
+        rows = [row.tolist() for row in found]
+        if body.return_label_logprobs:
+            logprobs = [row.tolist() for row in label_logprobs(result)]
+        if body.return_label_mass:
+            mass = label_mass(result, scored.request.label_ids).tolist()
+    errors, count, tokens = scored.errors, scored.body.num_items, scored.prompt_tokens
+    answer = ScoreAnswer(
+        scores=spread(rows, errors, count),
+        model=scored.model,
+        usage=TokenUsage(tokens, tokens, 0, PromptTokensDetails(scored.cached_tokens)),
+        object="scoring",
+        label_logprobs=spread(logprobs, errors, count) if body.return_label_logprobs else None,
+        label_mass=spread(mass, errors, count) if body.return_label_mass else None,
+        errors=failed_items(scored.prepared.errors),
+    )
     return msgspec.json.encode(answer)
 
 

@@ -76,8 +76,8 @@ def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> Pr
         InvalidRequest: the model has no tokenizer.
         TooManyTokens: the text has more tokens than `--max-request-tokens`.
     """
-    encoder = model.builder.need_encoder("prompt")
-    limit = model.builder.limits.max_request_tokens
+    encoder = model.prompts.builder.need_encoder("prompt")
+    limit = model.prompts.builder.limits.max_request_tokens
     special = body.add_special_tokens is not False
     try:
         (ids,) = encoder.prompts([body.prompt], special, turns, limit)
@@ -85,7 +85,7 @@ def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> Pr
         raise TooManyTokens(
             f"at least {over.least} tokens, the limit is {limit}", param="prompt"
         ) from None
-    _check_count(len(ids), "prompt", model.builder)
+    _check_count(len(ids), "prompt", model.prompts.builder)
     answer = TokenizeAnswer(len(ids), model.engine.limits.max_model_len, ids.tolist())
     return PreparedBody(None, notes=msgspec.json.encode(answer))
 
@@ -98,11 +98,11 @@ def prepare_detokenize(model: LoadedModel, body: DetokenizeBody, turns: Turns) -
         TokenIdOutOfRange: an id is none of the model's.
         TooManyTokens: there are more tokens than `--max-request-tokens`.
     """
-    _check_count(len(body.tokens), "tokens", model.builder)
-    if model.builder.encoder is None:
+    _check_count(len(body.tokens), "tokens", model.prompts.builder)
+    if model.prompts.builder.encoder is None:
         raise InvalidRequest("this model has no tokenizer", param="tokens")
-    ids = model.builder.ids(body.tokens, "tokens")
-    answer = DetokenizeAnswer(model.builder.encoder.text(ids.tolist()))
+    ids = model.prompts.builder.checks.ids(body.tokens, "tokens")
+    answer = DetokenizeAnswer(model.prompts.builder.encoder.text(ids.tolist()))
     return PreparedBody(None, notes=msgspec.json.encode(answer))
 
 

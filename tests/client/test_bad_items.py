@@ -1,0 +1,266 @@
+"""Promise: with `on_error: null` a bad item gets no score and an error, and the others are scored
+as without it, bit for bit: over HTTP, by the clients and in this process."""
+
+import asyncio
+import json
+
+import httpx
+import numpy as np
+import pytest
+
+from client.conftest import KEY, WITH_KEY
+from gpuscore import AsyncScorer
+from gpuscore.client import BadAnswer, StatusError
+from gpuscore.errors import GpuscoreError, InvalidRequest, PromptTooLong
+from support.scripted_server import Step, scripted
+from support.slow import slow
+
+QUERY = "query: a blue lamp\nitem: "
+LONG = "blue lamp " * 4000
+GOOD = ["A red lamp.", "A blue lamp of steel.", "A blue rug."]
+# Places of bad items, each with its error, among the good ones.
+MIXTURES = [
+    {0: (LONG, "prompt_too_long")},
+    {3: (LONG, "prompt_too_long")},
+    {0: (None, "invalid_request"), 2: (LONG, "prompt_too_long"), 5: (None, "invalid_request")},
+]
+ALL = dict.fromkeys(range(3), (None, "invalid_request"))
+SLOW_SPLITS = [*slow({}), *slow({"max_items_per_request": 1})]
+LABELS = {"labels": ["yes", "no"]}
+
+
+@pytest.fixture(scope="module")
+def http(url):
+    headers = {"Authorization": b"Bearer " + KEY.encode()}
+    with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        yield client
+
+
+def mixed(bad, good=GOOD):
+    found, rest = [], iter(good)
+    for index in range(len(bad) + len(good)):
+        found.append(bad[index][0] if index in bad else next(rest))
+    return found
+
+
+def places(bad, count):
+    return [index for index in range(count) if index not in bad]
+
+
+def ask(http, path, **body):
+    reply = http.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def check_errors(errors, bad, name):
+    assert [(e["index"], e["code"]) for e in errors] == [(i, bad[i][1]) for i in sorted(bad)]
+    for error in errors:
+        assert error["message"].startswith(f"{name}[{error['index']}] ")
+
+
+@pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *MIXTURES[1:]])
+def test_items_over_http(http, bad):
+    wanted = {"query": QUERY, "return_label_logprobs": True, "return_label_mass": True} | LABELS
+    items = mixed(bad)
+    found = ask(http, "/v1/score", items=items, on_error="null", **wanted)
+    alone = ask(http, "/v1/score", items=GOOD, **wanted)
+    assert "errors" not in alone
+    check_errors(found["errors"], bad, "items")
+    for name in ("scores", "label_logprobs", "label_mass"):
+        assert [found[name][i] for i in places(bad, len(items))] == alone[name]
+        assert all(found[name][i] is None for i in bad)
+    assert found["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    first = min(bad)
+    reply = http.post("/v1/score", json=wanted | {"items": items})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"].startswith("items[")
+    assert first in bad
+
+
+def test_no_bad_items_and_only_bad_items(http):
+    fine = ask(http, "/v1/score", query=QUERY, items=GOOD, on_error="null", **LABELS)
+    assert fine["errors"] == []
+    none = ask(http, "/v1/score", query=QUERY, items=[], on_error="null", **LABELS)
+    assert (none["scores"], none["errors"]) == ([], [])
+    bad = ask(http, "/v1/score", query=[5], items=[None, [10**6]], label_token_ids=[[1], [2, 3]],
+              on_error="null", return_label_mass=True)  # fmt: skip
+    assert (bad["scores"], bad["label_mass"]) == ([None, None], [None, None])
+    assert [error["code"] for error in bad["errors"]] == [
+        "invalid_request",
+        "token_id_out_of_range",
+    ]
+    assert bad["usage"]["prompt_tokens"] == 0
+    empty = ask(http, "/v1/score", items=["", "a"], on_error="null", **LABELS)
+    assert [error["code"] for error in empty["errors"]] == ["empty_prompt"]
+    ranking = ask(http, "/v1/rerank", query="q", documents=[None, LONG], on_error="null")
+    assert (ranking["results"], len(ranking["errors"])) == ([], 2)
+    assert ranking["meta"]["billed_units"] == {"search_units": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code", "param"),
+    [
+        ("/v1/score", {"query": LONG, "items": ["a"], **LABELS}, "prompt_too_long", "query"),
+        ("/v1/score", {"query": "a", "items": ["b"], "labels": ["yes no"]}, None, "labels[0]"),
+        ("/v1/score", {"query": "a", "items": [None], "model": "x", **LABELS}, None, "model"),
+        ("/v1/score", {"query": "a", "items": [1], **LABELS}, "invalid_request", "items[0]"),
+        ("/v1/rerank", {"query": LONG, "documents": ["a", None]}, "prompt_too_long", "query"),
+        ("/v1/rerank", {"query": "a", "documents": []}, "invalid_request", "documents"),
+        ("/v1/score", {"queries": LONG, "documents": ["a", "b"]}, "prompt_too_long", "queries"),
+        ("/rerank", {"query": "a", "texts": ["b"]}, None, None),
+        (
+            "/v1/score",
+            {"query": "a", "items": ["b"], "on_error": "skip", **LABELS},
+            None,
+            "on_error",
+        ),  # fmt: skip
+    ],
+)
+def test_errors_of_the_whole_request_stay(http, path, body, code, param):
+    reply = http.post(path, json={"on_error": "null"} | body)
+    assert reply.status_code in (400, 404), reply.text
+    error = reply.json()["error"]
+    if isinstance(error, str):  # TEI's
+        assert "on_error null needs documents" in error
+        return
+    assert code is None or error["code"] == code
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *MIXTURES[1:]])
+@pytest.mark.parametrize("options", [{"top_n": 2}, *slow({}), {"max_tokens_per_doc": 4}])
+def test_documents_over_http(http, bad, options):
+    if "max_tokens_per_doc" in options:  # long ones are cut, so they are not bad
+        bad = {index: (None, "invalid_request") for index in bad if index < len(GOOD)}
+    documents = mixed(bad)
+    body = {"query": "a blue lamp", "return_documents": True} | options
+    found = ask(http, "/v1/rerank", documents=documents, on_error="null", **body)
+    alone = ask(http, "/v1/rerank", documents=GOOD, **body)
+    left = places(bad, len(documents))
+    assert found["results"] == [one | {"index": left[one["index"]]} for one in alone["results"]]
+    check_errors(found["errors"], bad, "documents")
+    assert found["meta"] == alone["meta"]
+    assert found["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+
+
+def test_documents_that_are_objects(http):
+    documents = [{"title": "lamp"}, {"title": "rug", "text": "A blue lamp."}, {"text": 7}, "lamp"]
+    found = ask(http, "/infinity/rerank", query="lamp", documents=documents, on_error="null")
+    assert {one["index"] for one in found["results"]} == {1, 3}
+    assert [error["index"] for error in found["errors"]] == [0, 2]
+
+
+@pytest.mark.parametrize("bad", [MIXTURES[0], *slow(MIXTURES[1]), MIXTURES[2]])
+def test_pairs_over_http(http, scorer, bad):
+    documents = mixed(bad)
+    queries = [f"a blue {'lamp' if index % 2 else 'rug'}" for index in range(len(documents))]
+    if len(bad) == 1:  # the query is what is wrong
+        (index,) = bad
+        documents[index], queries[index] = "lamp", LONG
+    left = places(bad, len(documents))
+    found = ask(http, "/v1/score", queries=queries, documents=documents, on_error="null")
+    good = {"queries": [queries[i] for i in left], "documents": [documents[i] for i in left]}
+    alone = ask(http, "/v1/score", **good)
+    assert [found["data"][i]["score"] for i in left] == [one["score"] for one in alone["data"]]
+    assert [one["index"] for one in found["data"]] == list(range(len(documents)))
+    assert all(found["data"][i]["score"] is None for i in bad)
+    assert [(e["index"], e["code"]) for e in found["errors"]] == [(i, bad[i][1]) for i in bad]
+    local = scorer.score_pairs(list(zip(queries, documents, strict=True)), on_error="null")
+    np.testing.assert_array_equal(local.scores[left], [one["score"] for one in alone["data"]])
+    assert np.isnan(local.scores[list(bad)]).all()
+    assert [(e.index, e.code) for e in local.errors] == [(i, bad[i][1]) for i in bad]
+
+
+@pytest.mark.parametrize("split", [{"max_items_per_request": 2}, *SLOW_SPLITS])
+@pytest.mark.parametrize("bad", [*slow(MIXTURES[0]), *slow(MIXTURES[1]), MIXTURES[2], *slow(ALL)])
+def test_the_clients_and_the_scorer(url, scorer, call, split, bad):
+    client, options = WITH_KEY | split, {"on_error": "null"}
+    good = GOOD if len(bad) != 3 or 5 in bad else []
+    items = mixed(bad, good)
+    left = places(bad, len(items))
+    local = scorer.score(QUERY, items, logprobs=True, **LABELS, **options)
+    remote = call(url, "score", QUERY, items, client=client, logprobs=True, **LABELS, **options)
+    alone = scorer.score(QUERY, good, logprobs=True, **LABELS)
+    for found in (local, remote):
+        assert found.scores.shape == (len(items), 2)
+        for name in ("scores", "logprobs", "label_mass"):
+            values = getattr(found, name)
+            np.testing.assert_array_equal(
+                values[left], getattr(alone, name).reshape(values[left].shape)
+            )
+            assert np.isnan(values[list(bad)]).all()
+        assert found.prompt_tokens == alone.prompt_tokens
+    assert remote.errors == local.errors, "also the places in the messages"
+    ranked = scorer.rerank("lamp", items, 2, **options)
+    found = call(url, "rerank", "lamp", items, 2, client=client, **options)
+    assert found.indices.tolist() == ranked.indices.tolist()
+    np.testing.assert_array_equal(found.scores, ranked.scores)
+    assert found.errors == ranked.errors
+    if good:
+        alone = scorer.rerank("lamp", good, 2)
+        assert ranked.indices.tolist() == [left[index] for index in alone.indices]
+        np.testing.assert_array_equal(ranked.scores, alone.scores)
+    pairs = [("lamp", item) for item in items]
+    found = call(url, "score_pairs", pairs, client=client, **options)
+    expected = scorer.score_pairs(pairs, **options)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    assert [e.index for e in found.errors] == [e.index for e in expected.errors] == sorted(bad)
+
+
+def test_in_this_process(scorer):
+    with pytest.raises(InvalidRequest, match="on_error must be"):
+        scorer.score("q", ["a"], labels=["yes"], on_error="skip")
+    items = ["a", float("nan"), "half \ud800", 7, LONG, "b"]
+    found = scorer.score("q ", items, labels=["yes"], on_error="null", logits=True)
+    assert [error.index for error in found.errors] == [1, 2, 3, 4]
+    alone = scorer.score("q ", ["a", "b"], labels=["yes"], logits=True)
+    np.testing.assert_array_equal(found.logits[[0, 5]], alone.logits)
+    for index in (1, 2, 3, 4):
+        with pytest.raises(GpuscoreError):
+            scorer.score("q ", [items[index]], labels=["yes"])
+    with pytest.raises(PromptTooLong, match="query alone"):
+        scorer.score(LONG, ["a", None], labels=["yes"], on_error="null")
+    for documents in (["a", None], ["a", "half \ud800"]):
+        with pytest.raises(InvalidRequest, match=r"documents\[1\]"):
+            scorer.rerank("q", documents)
+    many = list(
+        scorer.score_many([("q", ["a", None]), ("q", [None])], labels=["yes"], on_error="null")
+    )
+    assert [len(one.errors) for one in many] == [1, 1]
+    assert np.isnan(many[1].scores).all()
+    assert "nan" in found._repr_html_()
+
+    async def ask():
+        async with AsyncScorer("demo", threads=1, max_batch_tokens=512) as other:
+            return (
+                await other.score("q", [None, "a"], labels=["yes"], on_error="null"),
+                await other.score("q", [None], labels=["yes"], on_error="null"),
+                await other.rerank("q", [None, "a"], on_error="null"),
+                await other.score_pairs([("q", None), ("q", "a")], on_error="null"),
+            )
+
+    for result in asyncio.run(ask()):
+        assert [error.index for error in result.errors] == [0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"scores": [None]},
+        {"scores": [[0.5]], "errors": [{"index": 0, "code": "a", "message": "b"}]},
+        {"scores": [None], "errors": [{"index": 1, "code": "a", "message": "b"}]},
+    ],
+)
+def test_answers_that_do_not_fit(call, answer):
+    usage = {"prompt_tokens": 2, "total_tokens": 2}
+    step = Step(200, answer | {"model": "m", "usage": usage})
+    with scripted([step]) as server, pytest.raises(BadAnswer):
+        call(server.url, "score", "q", ["a"], labels=["yes"], on_error="null")
+
+
+def test_a_query_that_is_too_long_is_nobodys_item(url, call):
+    with pytest.raises(StatusError) as caught:
+        call(url, "rerank", LONG, GOOD, client=WITH_KEY, on_error="null")
+    assert (caught.value.code, caught.value.param) == ("prompt_too_long", "query")
+    assert json.dumps(caught.value.message)

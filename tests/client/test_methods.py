@@ -1,0 +1,143 @@
+"""Promise: every method of the clients returns what the same method of `Scorer` returns."""
+
+import inspect
+import math
+
+import numpy as np
+import pytest
+
+from client.conftest import WITH_KEY
+from gpuscore import AsyncScorer, Choice, Predicate, Rating, Scorer
+from gpuscore.client import AsyncClient, Client, StatusError
+from gpuscore.results import Classification, PairScores, Ranking
+from support.slow import slow
+
+QUERY = "a blue lamp"
+DOCUMENTS = ["A red lamp.", "A blue lamp of steel.", "", "A green rug.", "A blue lamp of steel."]
+PAIRS = [("a rug", DOCUMENTS[3]), (QUERY, DOCUMENTS[0]), (QUERY, DOCUMENTS[1]), ("a rug", "x")]
+TEXTS = [f"query: a lamp\nitem: {document}" for document in DOCUMENTS]
+TEXT = "I ordered a red lamp and got a blue chair."
+QUESTIONS = [
+    Predicate("The customer is content."),
+    Choice("What is it about?", {"delivery": "the wrong thing came", "payment": ""}),
+    Rating("How angry is the customer?", ["not at all", "a little", "very"]),
+]
+SPLITS = [*slow({}), {"max_items_per_request": 3}, *slow({"max_bytes_per_request": 200})]
+ONLY_HTTP = {"model", "priority", "cache_salt", "request_id", "rank_fields"}
+ONLY_HERE = {"logits", "progress"}
+
+
+def same(found, expected):
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("options", [*slow({}), {"raw_scores": True, "max_tokens_per_doc": 3}])
+def test_pairs(url, scorer, call, split, options):
+    expected = scorer.score_pairs(PAIRS, **options)
+    found = call(url, "score_pairs", PAIRS, client=WITH_KEY | split, **options)
+    # Pairs of one query are cut elsewhere than pairs of several, so bits may differ.
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+    same(found.truncated, expected.truncated)
+    assert found.prompt_tokens == expected.prompt_tokens
+    assert isinstance(found, PairScores)
+    assert (found.model, found.errors) == ("default", ())
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_rankings(url, scorer, call, split):
+    for options in ({}, {"top_n": 2}, {"raw_scores": True, "max_tokens_per_doc": 3}):
+        expected = scorer.rerank(QUERY, DOCUMENTS, **options)
+        found = call(url, "rerank", QUERY, DOCUMENTS, client=WITH_KEY | split, **options)
+        for name in ("indices", "scores", "truncated"):
+            same(getattr(found, name), getattr(expected, name))
+        assert (found.documents, found.prompt_tokens) == (
+            expected.documents,
+            expected.prompt_tokens,
+        )
+        assert isinstance(found, Ranking)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_classes(url, scorer, call, split):
+    expected = scorer.classify(TEXTS, labels=["yes", "no"])
+    found = call(url, "classify", TEXTS, client=WITH_KEY | split, labels=["yes", "no"])
+    same(found.probabilities, expected.probabilities)
+    same(found.truncated, expected.truncated)
+    assert (found.classes, found.best) == (expected.classes, expected.best)
+    assert found.prompt_tokens == expected.prompt_tokens
+    assert isinstance(found, Classification)
+    assert len(found.request_ids) == (1 if not split else len(set(found.request_ids)))
+    (one,) = call(url, "classify", TEXTS[0], client=WITH_KEY, labels=["yes", "no"]).best
+    assert one == expected.best[0]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_decisions(url, scorer, call, split):
+    expected = scorer.decide(TEXT, QUESTIONS)
+    found = call(url, "decide", TEXT, QUESTIONS, client=WITH_KEY | split)
+    assert found[1:] == expected[1:]
+    assert (found[0].answer, found[0].label_mass) == (expected[0].answer, expected[0].label_mass)
+    assert found[0].probabilities == pytest.approx(expected[0].probabilities)
+    assert found[0].confidence == pytest.approx(expected[0].confidence)
+
+
+@pytest.mark.slow
+def test_more_questions_than_a_request_takes(url, call):
+    questions = [Predicate(f"The number is {number}.") for number in range(401)]
+    found = call(url, "decide", "The number is 400.", questions, client=WITH_KEY)
+    (last,) = call(url, "decide", "The number is 400.", questions[-1:], client=WITH_KEY)
+    assert len(found) == 401
+    assert found[-1] == last
+
+
+@pytest.mark.parametrize("split", [{}, {"max_items_per_request": 1}])
+def test_completions(url, scorer, call, split):
+    prompts = ["query: a lamp", "item"]
+    found = call(url, "completions", prompts, client=WITH_KEY | split, logprobs=1)
+    assert [one.text for one in found.completions] == prompts
+    ids = call(url, "completions", [[5, 6, 7]], client=WITH_KEY, max_tokens=1, logprobs=1)
+    (one,) = ids.completions
+    assert math.isnan(one.logprobs[0])
+    scored = [
+        scorer.score([], [[5, 6, 7][:end]], label_token_ids=[[5, 6, 7][end]], logprobs=True)
+        for end in (1, 2)
+    ]
+    np.testing.assert_allclose(one.logprobs[1:3], [s.logprobs[0, 0] for s in scored], atol=1e-5)
+    assert len(one.tokens) == len(one.logprobs) == len(one.best) == 4
+    assert one.best[0] is None
+    assert one.best[3][one.tokens[3]] == one.logprobs[3]
+    assert ids.prompt_tokens == 3
+    flat = call(url, "completions", np.array([5, 6, 7]), client=WITH_KEY, max_tokens=1, logprobs=1)
+    same(flat.completions[0].logprobs, one.logprobs)
+    (plain,) = call(url, "completions", "a lamp", client=WITH_KEY, logprobs=None).completions
+    assert (plain.text, plain.tokens, plain.best, len(plain.logprobs)) == ("a lamp", (), (), 0)
+    with pytest.raises(StatusError, match="max_tokens"):
+        call(url, "completions", "a", client=WITH_KEY, max_tokens=16)
+
+
+def test_cached_tokens_are_told(url, call):
+    client = WITH_KEY | {"max_concurrent_requests": 1}
+    documents = [f"{number} lamps" for number in range(4)]
+    found = call(url, "rerank", "a blue lamp " * 20, documents, client=client)
+    assert 0 < found.cached_tokens < found.prompt_tokens
+
+
+def test_an_error_names_the_place_in_the_whole_list(url, call):
+    items = [[1], [2], [3], [10**6], [4]]
+    split = {"max_items_per_request": 2, "max_concurrent_requests": 1}
+    with pytest.raises(StatusError) as caught:
+        call(url, "score", [5], items, client=WITH_KEY | split, label_token_ids=[1])
+    assert caught.value.param == "items[3]"
+    assert caught.value.message.startswith("items[3] holds token id 1000000")
+
+
+@pytest.mark.parametrize("pair", [(Client, Scorer), (AsyncClient, AsyncScorer)])
+def test_the_same_arguments(pair):
+    remote, local = pair
+    for name in ("score", "rerank", "score_pairs", "classify", "decide"):
+        ours = inspect.signature(getattr(remote, name)).parameters
+        theirs = inspect.signature(getattr(local, name)).parameters
+        assert [n for n in ours if n not in ONLY_HTTP] == [n for n in theirs if n not in ONLY_HERE]
+        for shared in set(ours) & set(theirs):
+            assert ours[shared].default == theirs[shared].default, (name, shared)
