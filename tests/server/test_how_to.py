@@ -36,6 +36,13 @@ def test_requests_of_other_servers_are_answered(demo, origin):
     assert all(text in answer.text for text in re.findall(r'"[^"]*"', shown))
 
 
+def test_another_model_of_cohere_is_refused(demo):
+    ((path, body, _),) = ANSWERED.findall(SECTIONS["Cohere"])
+    (name,) = re.findall(r"`([\w.-]+)` is a 404 `model_not_found`", SECTIONS["Cohere"])
+    answer = demo.post(path, json=json.loads(body) | {"model": name})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
 def test_routes_that_are_not_there_are_not(demo):
     routes = other_routes(COMING.read_text())
     assert routes == {
@@ -134,8 +141,7 @@ def test_rows_are_classified_in_this_process(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [GUARD, MANY], ids=lambda page: page.stem)
 def test_commands_run_as_a_reader_runs_them(page, tmp_path):
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv" / "bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / ".venv").symlink_to(sys.prefix)
     for name in ("training", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
     shown = blocks(page, "text")[0]
