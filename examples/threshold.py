@@ -1,7 +1,8 @@
 """Choose a guard's threshold from labelled texts: threshold.py FILE [MODEL].
 
 FILE has JSON lines with `prompt`, and `good`, which is true for a text that should pass. One half
-of them chooses the threshold; the other half, which it has not seen, tells how good it is.
+of them, drawn at random, chooses the threshold; the other half, which it has not seen, tells how
+good it is.
 """
 
 import json
@@ -18,8 +19,10 @@ LEAST_MASS = 0.5  # below it, the model's next token is probably neither of the 
 
 
 def read(file: str) -> tuple[list[str], np.ndarray]:
+    """Return prompts and answers, shuffled, because files are often sorted."""
     rows = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
-    return [row["prompt"] for row in rows], np.array([row["good"] for row in rows])
+    rows = [rows[index] for index in np.random.default_rng(0).permutation(len(rows))]
+    return [row["prompt"] for row in rows], np.array([row["good"] for row in rows], bool)
 
 
 def scores_of(model: str, prompts: list[str]) -> np.ndarray:
@@ -54,7 +57,11 @@ def at_most(wrong: int, total: int) -> float:
 
 def main(file: str, model: str = "demo") -> None:
     prompts, good = read(file)
-    scores, half = scores_of(model, prompts), len(prompts) // 2
+    half = len(prompts) // 2
+    for kind in (good, ~good):
+        if not kind[:half].any() or not kind[half:].any():
+            raise SystemExit(f"{kind.sum()} texts of one kind in {file} are too few")
+    scores = scores_of(model, prompts)
     threshold = choose(scores[:half], good[:half])
     print(f"threshold {threshold:.4f}, chosen with {half} texts")
     passes, good = scores[half:] >= threshold, good[half:]

@@ -3,10 +3,12 @@ that exist, predictions that a command made, and every error code."""
 
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,10 +93,12 @@ def test_a_threshold_is_chosen_as_shown(tmp_path, monkeypatch, capsys):
     assert run_example(choose, monkeypatch, capsys) == blocks(GUARD, "text")[0]
 
 
-def test_a_threshold_keeps_to_its_share_and_stops_no_more():
-    sys.path.insert(0, str(ROOT / "examples"))
-    import threshold
+@pytest.fixture(scope="module")
+def threshold():
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / "threshold.py")))
 
+
+def test_a_threshold_keeps_to_its_share_and_stops_no_more(threshold):
     rng = np.random.default_rng(0)
     for bad_total, allowed in ((1, 0), (49, 0), (50, 1), (111, 2)):
         scores = rng.permutation(np.linspace(0.01, 0.99, bad_total + 63))
@@ -106,6 +110,14 @@ def test_a_threshold_keeps_to_its_share_and_stops_no_more():
         assert (scores[~good] >= next_lower).sum() == allowed + 1
     assert threshold.at_most(0, 92) == pytest.approx(0.0401, abs=1e-4)  # Wilson: z^2 / (n + z^2)
     assert threshold.at_most(3, 108) == pytest.approx(0.0785, abs=1e-4)
+
+
+@pytest.mark.parametrize(("good", "bad"), [(0, 9), (9, 0), (1, 9), (0, 0)])
+def test_too_few_texts_give_no_threshold(threshold, tmp_path, good, bad):
+    rows = [{"prompt": "a", "good": True}] * good + [{"prompt": "a", "good": False}] * bad
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit, match=f"{min(good, bad)} texts of one kind"):
+        threshold.main(str(tmp_path / "few.jsonl"))
 
 
 def test_the_threshold_is_used_as_shown(demo, tmp_path, capsys):
