@@ -42,8 +42,8 @@ class Server:
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             lines = answer.read().decode().splitlines()
-        (line,) = (line for line in lines if line.startswith("gpuscore_requests_waiting "))
-        return int(float(line.split()[1]))
+        (line,) = (line for line in lines if line.startswith("gpuscore_requests_waiting{"))
+        return int(float(line.split()[-1]))
 
     def hold(self) -> socket.socket:
         """Send a request of 50,000 tokens, seconds of work; it is in flight until the socket is

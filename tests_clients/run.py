@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / ".venv-clients"
-MODEL = str(HERE.parent / "gpuscore" / "models" / "demo")
+MODEL = str(HERE.parent / "gpuscore" / "demo")
 KEY = "the key of the clients"
 # conftest.py fills the server's room for one key; the expected wait for that work must not lead to
 # a refusal.

@@ -7,6 +7,7 @@ from haystack.utils import Secret
 from haystack_integrations.components.rankers.cohere import CohereRanker
 
 from asked import DOCUMENTS, QUERY
+from page import installed, printed_and_shown
 
 
 def ranked(server, key, **options):
@@ -27,3 +28,9 @@ def test_ranker(server, ranking, is_same):
 def test_wrong_key(server):
     with pytest.raises(UnauthorizedError):
         ranked(server, "wrong")
+
+
+def test_the_program_of_the_page(server):
+    assert installed("Haystack", "cohere")
+    printed, shown = printed_and_shown("Haystack", server.url, server.key)
+    assert printed == shown

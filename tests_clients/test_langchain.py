@@ -9,6 +9,7 @@ from langchain_community.document_compressors import jina_rerank as jina_module
 from langchain_core.documents import Document
 
 from asked import DOCUMENTS, QUERY
+from page import installed, printed_and_shown
 
 TEXTS = [Document(text, metadata={"number": i}) for i, text in enumerate(DOCUMENTS)]
 
@@ -58,3 +59,9 @@ def test_infinity(server, ranking, is_same):
     client = Client(base_url=server.url, headers={"Authorization": f"Bearer {server.key}"})
     compressor = InfinityRerank(client=client, model="demo", top_n=3)
     assert is_same(compressed(compressor), ranking[:3])
+
+
+def test_the_program_of_the_page(server):
+    assert installed("LangChain", "langchain")
+    printed, shown = printed_and_shown("LangChain", server.url, server.key)
+    assert printed == shown

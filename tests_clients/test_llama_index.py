@@ -8,6 +8,7 @@ from llama_index.postprocessor.jinaai_rerank import JinaRerank
 from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
 
 from asked import DOCUMENTS, QUERY
+from page import installed, printed_and_shown
 
 
 def ranked(postprocessor):
@@ -46,3 +47,9 @@ def test_tei(server, ranking, is_same):
         assert is_same(ranked(postprocessor), ranking)
     with pytest.raises(AssertionError):  # the client checks only the number of results
         ranked(TextEmbeddingInference(base_url=server.url, auth_token="wrong"))
+
+
+def test_the_program_of_the_page(server):
+    assert installed("LlamaIndex", "llama_index")
+    printed, shown = printed_and_shown("LlamaIndex", server.url, server.key)
+    assert printed == shown

@@ -3,15 +3,14 @@ prompts it shows are in use."""
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.registry import FAMILIES
 from gpuscore.server.api.dialects.table import DIALECT_OF
+from support.pages import ROOT, ROUTE, compare_numbers, other_routes
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted(page for page in (ROOT / "docs" / "dialects").glob("*.md") if page.stem != "README")
 REQUEST = re.compile(
     r"```http\n(GET|POST) (\S+)\n(?:\n(\{.*?))?```\n+(?:[^`]*?)```json\n(.*?)```", re.DOTALL
@@ -67,8 +66,8 @@ def test_routes_that_are_cited_exist(demo):
     known = {"/docs", "/openapi.json", *demo.get("/openapi.json").json()["paths"]}
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         text = page.read_text(encoding="utf-8")
-        found = re.findall(r"`(?:GET |POST )?(/(?:v1/|v2/)?[a-z_]+(?:/[a-z]+)?)`", text)
-        assert set(found) - {"/cache", "/tmp", "/models"} <= known, page
+        found = set(ROUTE.findall(text)) - other_routes(text)
+        assert found - {"/cache", "/tmp", "/models"} <= known, page
 
 
 def curls():
@@ -87,7 +86,6 @@ def test_commands_of_the_tutorials_are_answered(demo, path, body):
 
 
 SHOWN = re.compile(r"-d '([^']*)'\n```\n(?:(?!```)[^#])*?```(?:json|text)\n(\{.*?)```", re.DOTALL)
-NUMBER = re.compile(r"-?\d+(?:\.(\d+))?(?:e-\d+)?")
 
 
 def shown_answers():
@@ -99,19 +97,10 @@ def shown_answers():
             yield pytest.param(path, body, answer, id=f"{page.stem}-{number}")
 
 
-def numbers(text):
-    """Return a JSON text's numbers outside of strings, each with the half of its last digit."""
-    for found in NUMBER.finditer(re.sub(r'"[^"]*"', "", text)):
-        exponent = float(found[0].partition("e")[2] or 0)
-        yield float(found[0]), 0.5 * 10 ** (exponent - len(found[1] or ""))
-
-
 @pytest.mark.parametrize(("path", "body", "answer"), list(shown_answers()))
 def test_answers_of_the_tutorials_are_as_shown(demo, path, body, answer):
     """Their numbers are those of the real answer, in its order; some are left out."""
-    rest = numbers(demo.post(path, json=json.loads(body)).text)
-    for want, half in numbers(answer):
-        assert any(abs(got - want) <= 1.01 * half for got, _ in rest), want
+    compare_numbers(demo.post(path, json=json.loads(body)).text, answer)
 
 
 def test_the_shown_answers_are_found():

@@ -1,0 +1,42 @@
+"""Classify a file of prompts in this process: classify_many.py INPUT OUTPUT [MODEL].
+
+INPUT has JSON lines with `prompt`; OUTPUT gets them with the probability of "yes" as they are done.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from gpuscore import Scorer
+
+LABELS = ["yes", "no"]
+AT_ONCE = 500  # rows of one request
+
+
+def batches(file: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of a file, a list of AT_ONCE at a time."""
+    with Path(file).open(encoding="utf-8") as lines:
+        rows = map(json.loads, lines)
+        while batch := list(islice(rows, AT_ONCE)):
+            yield batch
+
+
+def main(source: str, target: str, model: str = "demo") -> None:
+    requests = (("", [row["prompt"] for row in batch]) for batch in batches(source))
+    with Scorer(model) as scorer, Path(target).open("w", encoding="utf-8") as output:
+        start, rows = time.monotonic(), 0
+        found = scorer.score_many(requests, labels=LABELS, apply_softmax=True)
+        for batch, result in zip(batches(source), found, strict=True):
+            for row, (yes, _) in zip(batch, result.scores.tolist(), strict=True):
+                output.write(json.dumps(row | {"yes": yes}) + "\n")
+            rows += len(batch)
+        seconds = time.monotonic() - start
+    print(f"{rows} rows in {seconds:.1f} s, {rows / seconds:.0f} rows/s")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,232 @@
+"""Promise: the how-to pages for newcomers show requests, programs and commands that work, flags
+that exist, predictions that a command made, and every error code."""
+
+import json
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from demo import labelled
+from gpuscore.cli import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY, make_parser
+from gpuscore.config import CONFIGS
+from gpuscore.config.options import options
+from gpuscore.config.sources import read_settings
+from gpuscore.errors import GpuscoreError
+from support.pages import HOW_TO, ROOT, blocks, compare_numbers, other_routes, run_program
+
+COMING, GUARD = HOW_TO / "coming-from.md", HOW_TO / "guard-threshold.md"
+MANY, TROUBLE = HOW_TO / "classify-many.md", HOW_TO / "troubleshoot.md"
+DEVICES = HOW_TO / "flags-by-device.md"
+HERE = "http://127.0.0.1:8000"
+ANSWERED = re.compile(r"```http\nPOST (\S+)\n\n(\{.*?)```\n+```text\n(.*?)```", re.DOTALL)
+SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", COMING.read_text(), re.DOTALL | re.M))
+
+
+@pytest.mark.parametrize("origin", ["vLLM", "SGLang", "TEI", "Infinity", "Cohere"])
+def test_requests_of_other_servers_are_answered(demo, origin):
+    ((path, body, shown),) = ANSWERED.findall(SECTIONS[origin])
+    answer = demo.post(path, json=json.loads(body))
+    assert answer.status_code == 200, answer.text
+    compare_numbers(answer.text, shown)
+    assert all(text in answer.text for text in re.findall(r'"[^"]*"', shown))
+
+
+def test_another_model_of_cohere_is_refused(demo):
+    ((path, body, _),) = ANSWERED.findall(SECTIONS["Cohere"])
+    (name,) = re.findall(r"`([\w.-]+)` is a 404 `model_not_found`", SECTIONS["Cohere"])
+    answer = demo.post(path, json=json.loads(body) | {"model": name})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_routes_that_are_not_there_are_not(demo):
+    routes = other_routes(COMING.read_text())
+    assert routes == {
+        "/score",
+        "/pooling",
+        "/generative_scoring",
+        "/predict",
+        "/embed",
+        "/similarity",
+    }
+    assert {demo.post(route, json={}).status_code for route in routes} == {404}
+
+
+def test_every_origin_has_a_section():
+    linked = re.findall(r"^\| \[(.*?)\]\(#(.*?)\) \|", COMING.read_text(), re.MULTILINE)
+    assert [name for name, _ in linked] == [*SECTIONS]
+    assert [anchor for _, anchor in linked] == [name.lower() for name in SECTIONS]
+
+
+def test_the_program_instead_of_sentence_transformers(tmp_path, capsys):
+    run_program(blocks(COMING, "python")[0], tmp_path)
+    assert capsys.readouterr().out == blocks(COMING, "text")[-1]
+
+
+def make_rows(command: str, monkeypatch, capsys) -> list[dict]:
+    """Run a page's command that makes labelled rows, in this process; write its file."""
+    words, file = command.strip().split(" > ")
+    monkeypatch.setattr(sys, "argv", shlex.split(words)[4:])
+    labelled.main()
+    made = capsys.readouterr().out
+    Path(file).write_text(made)
+    return [json.loads(line) for line in made.splitlines()]
+
+
+def run_example(command: str, monkeypatch, capsys) -> str:
+    program, *words = shlex.split(command.split("-P ")[1])
+    monkeypatch.setattr(sys, "argv", [program, *words])
+    run_program((ROOT / program).read_text(), Path())
+    return capsys.readouterr().out
+
+
+def test_a_threshold_is_chosen_as_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    make, choose = blocks(GUARD, "sh")
+    assert json.loads(blocks(GUARD, "json")[0]) in make_rows(make, monkeypatch, capsys)
+    assert run_example(choose, monkeypatch, capsys) == blocks(GUARD, "text")[0]
+
+
+@pytest.fixture(scope="module")
+def threshold():
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "examples" / "threshold.py")))
+
+
+def test_a_threshold_keeps_to_its_share_and_stops_no_more(threshold):
+    rng = np.random.default_rng(0)
+    for bad_total, allowed in ((1, 0), (49, 0), (50, 1), (111, 2)):
+        scores = rng.permutation(np.linspace(0.01, 0.99, bad_total + 63))
+        good = np.arange(len(scores)) >= bad_total
+        scores[-1] = 0.995  # a text that passes
+        chosen = threshold.choose(scores, good)
+        assert (scores[~good] >= chosen).sum() == allowed
+        next_lower = scores[scores < chosen].max()
+        assert (scores[~good] >= next_lower).sum() == allowed + 1
+    assert threshold.at_most(0, 92) == pytest.approx(0.0401, abs=1e-4)  # Wilson: z^2 / (n + z^2)
+    assert threshold.at_most(3, 108) == pytest.approx(0.0785, abs=1e-4)
+
+
+@pytest.mark.parametrize(("good", "bad"), [(0, 9), (9, 0), (1, 9), (0, 0)])
+def test_too_few_texts_give_no_threshold(threshold, tmp_path, good, bad):
+    rows = [{"prompt": "a", "good": True}] * good + [{"prompt": "a", "good": False}] * bad
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(SystemExit, match=f"{min(good, bad)} texts of one kind"):
+        threshold.main(str(tmp_path / "few.jsonl"))
+
+
+def test_the_threshold_is_used_as_shown(demo, tmp_path, capsys):
+    over_http, in_process = blocks(GUARD, "python")
+    run_program(over_http.replace(HERE, str(demo.base_url).rstrip("/")), tmp_path)
+    assert capsys.readouterr().out == blocks(GUARD, "text")[1]
+    run_program(in_process, tmp_path)
+    probability, mass = map(float, capsys.readouterr().out.split())
+    assert 0 < probability < 1
+    assert 0 < mass <= 1
+    threshold = blocks(GUARD, "text")[0].split()[1].rstrip(",")
+    assert f"THRESHOLD = {threshold}\n" in over_http
+
+
+def rows_of(file: str | Path) -> list[dict]:
+    return [json.loads(line) for line in Path(file).read_text().splitlines()]
+
+
+def test_rows_are_classified_in_this_process(tmp_path, monkeypatch, capsys):
+    """With fewer rows than on the page."""
+    monkeypatch.chdir(tmp_path)
+    make, _, program = blocks(MANY, "sh")
+    rows = make_rows(make.replace("10000", "60"), monkeypatch, capsys)
+    printed = run_example(program, monkeypatch, capsys)
+    assert re.fullmatch(r"60 rows in \d+\.\d s, \d+ rows/s\n", printed)
+    found = rows_of(shlex.split(program)[-1])
+    assert [{key: row[key] for key in ("prompt", "good")} for row in found] == rows
+    shown = json.loads(blocks(MANY, "json")[1])
+    (one,) = (row for row in found if row["prompt"] == shown["prompt"])
+    assert one["yes"] == pytest.approx(shown["scores"][0], abs=5e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [GUARD, MANY], ids=lambda page: page.stem)
+def test_commands_run_as_a_reader_runs_them(page, tmp_path):
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    for name in ("training", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shown = blocks(page, "text")[0]
+    printed = ""
+    for command in blocks(page, "sh"):
+        done = subprocess.run(
+            ["bash", "-ec", command], cwd=tmp_path, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        printed += done.stdout
+    assert shown in printed
+    if page == MANY:
+        both = [rows_of(tmp_path / f"{name}.jsonl") for name in ("classified", "classified-too")]
+        for one, other in zip(*both, strict=True):
+            assert one["prompt"] == other["prompt"]
+            assert one["scores"][0] == pytest.approx(other["yes"], abs=1e-5)
+        assert len(both[0]) == 10_000
+
+
+CODES = re.compile(r"^\| `(\w+)` \| (\d+) \|(.*)\|$", re.MULTILINE)
+EXAMPLE = re.compile(r"`(\{.*\})` $")
+
+
+def test_every_error_code_has_a_row():
+    rows = [(code, int(status)) for code, status, _ in CODES.findall(TROUBLE.read_text())]
+    assert sorted(rows) == sorted((e.code, e.status) for e in GpuscoreError.__subclasses__())
+
+
+def test_exit_codes_are_explained():
+    text = TROUBLE.read_text().split("| exit code |")[1].split("\n\n")[0]
+    found = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    assert found == {EXIT_FAILED, 2, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG}  # 2: argparse's
+
+
+def test_examples_of_errors_get_them(demo):
+    examples = [
+        (code, int(status), found[1])
+        for code, status, rest in CODES.findall(TROUBLE.read_text())
+        if (found := EXAMPLE.search(rest))
+    ]
+    assert len(examples) >= 7
+    for code, status, body in examples:
+        answer = demo.post("/v1/score", json=json.loads(body))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_flags_by_device_exist():
+    commands = [line for block in blocks(DEVICES, "sh") for line in block.splitlines()]
+    served = [shlex.split(line) for line in commands if line.startswith("gpuscore ")]
+    assert len(served) >= 10
+    for _, *words in served:
+        settings = read_settings(vars(make_parser().parse_args(words)), {})
+        for config in CONFIGS:
+            settings.make(config)
+    text = DEVICES.read_text()
+    assert set(re.findall(r"`(--[a-z-]+)", text)) <= {one.flag for one in options(*CONFIGS)}
+    for device in ("L4", "RTX PRO 6000", "H100, H200", "TPU v6e", "CPU"):
+        assert f"\n## {device}\n" in text
+
+
+def test_predictions_are_those_of_the_command():
+    made = json.loads((ROOT / "bench" / "results" / "predictions.jsonl").read_text())
+    assert made["label"] == "PREDICTED, not measured"
+    table = DEVICES.read_text().split("**Predicted, not measured**")[1]
+    rows = re.findall(r"^\| (\w[^|]*\d\w*(?: SXM)?) \| (.*?) \| (.*?) \|$", table, re.MULTILINE)
+    names = {"L4": "l4", "RTX PRO 6000": "rtx-pro-6000", "H100 SXM": "h100", "H200 SXM": "h200"}
+    assert [name for name, *_ in rows] == [*names]
+    for name, *shown in rows:
+        for workload, text in zip(("a", "d"), shown, strict=True):
+            (one,) = (
+                p
+                for p in made["predictions"]
+                if (p["card"], p["workload"]) == (names[name], workload)
+            )
+            low, high = one["low ms"], one["high ms"]
+            assert text == f"{one['predicted ms']:.1f} ({low:.1f} to {high:.1f})"
