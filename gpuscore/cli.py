@@ -144,12 +144,22 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.serving import serve_model
 
+    _check_models(settings)
     return serve_model(
         settings.make(ModelConfig),
         settings.make(ServerConfig),
         settings.make(RequestLimits),
         settings.make(EngineConfig),
     )
+
+
+def _check_models(settings: Settings) -> None:
+    """Raise ConfigError if both MODEL and --model say what to serve."""
+    alone, several = settings.chosen["model"], settings.chosen["models"]
+    if several.value is not None and not alone.source.startswith(DEFAULT):
+        raise ConfigError(
+            f"MODEL {alone.value} and --model {several.value}: name all models by --model"
+        )
 
 
 def _score(values: argparse.Namespace, settings: Settings) -> int:

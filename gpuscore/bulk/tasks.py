@@ -14,7 +14,7 @@ from gpuscore.errors import ConfigError, GpuscoreError
 from gpuscore.probabilities import label_scores, softmax
 from gpuscore.prompts.documents import FamilyPrompts, RerankInput
 from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.text.joining import PromptBuilder, ScoreInput
 
 _INDEX = re.compile(r"\[(\d+)\]$")  # of the item that an error is about

@@ -13,11 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.record import STAGES
+from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
 from gpuscore.worker.child import BEAT as HEARTBEAT
 from support.connections import check_error, connected, post, score
 from support.serving import wait_until
-from support.stub_service import STATS, ask, stub_service
+from support.stub_service import STATS, ask, loaded, stub_service
 from support.tape_engine import HELD, NO_MEMORY, NO_NUMBER
 from support.tape_servers import body_of, engine_of, in_flight, tape_server
 from support.watched_server import samples_of
@@ -296,8 +297,8 @@ class TestMetrics:
 
     def test_before_the_model_is_there_and_after_its_engine_has_died(self):
         dead = stub_service()
-        dead.model.engine.close()
-        for service, up in ((ScoringService(("m",)), 1), (dead, 0)):
+        loaded(dead).engine.close()
+        for service, up in ((ScoringService([ServedModel("m")]), 1), (dead, 0)):
             (reply,) = ask(service, {"method": "GET", "url": "/metrics"})
             assert reply.status_code == 200
             assert f"gpuscore_up {up}.0" in reply.text
@@ -306,7 +307,7 @@ class TestMetrics:
             assert "gpuscore_kv_pages" not in reply.text
             counted = 'gpuscore_batches_total{replica="0"} 6.0' in reply.text
             heard = "gpuscore_engine_heartbeat_age_seconds" in reply.text
-            assert counted == heard == (service.model is not None)
+            assert counted == heard == (service is dead)
 
     def test_openmetrics(self, watched):
         reply = watched.client.get("/metrics", headers={"Accept": "application/openmetrics-text"})

@@ -19,7 +19,7 @@ from gpuscore.bulk.writing import BatchOutcome
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.probabilities import softmax
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 

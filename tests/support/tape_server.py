@@ -14,13 +14,13 @@ from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.errors import EngineFailed
-from gpuscore.fronts.front import FrontApp
+from gpuscore.fronts.front import FrontApp, FrontModel
 from gpuscore.fronts.start import FrontSetup
 from gpuscore.replicas.placement import placements
 from gpuscore.replicas.start import start_replicas
 from gpuscore.server.api.auth import read_api_keys
 from gpuscore.server.run import serve
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel, ServedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.worker.patience import Patience
 
@@ -47,17 +47,18 @@ def main(factory, patience, server, engine):
 
 def serve_alone(make, config, keys):
     replicas = make()
-    load = partial(load_tape, replicas)
     with closing(replicas):
-        return serve(("tape",), config, keys, load, announce)
+        models = [(ServedModel("tape"), partial(load_tape, replicas))]
+        return serve(models, config, keys, announce)
 
 
 def serve_by_fronts(make, config, keys):
     """Serve as `gpuscore.serving` does with several HTTP workers."""
     engine = make.args[2]
     devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
-    setup = FrontSetup(config.http_workers, len(devices))
-    app = FrontApp(("tape",), config, engine, keys, devices, load_tape)
+    setup = FrontSetup(config.http_workers, [len(devices)])
+    model = FrontModel(ServedModel("tape"), devices, load_tape)
+    app = FrontApp([model], config, engine, keys)
     if os.environ.get("TAPE_FRONTS_END"):
         setup._main = lambda prepare, text: lambda seat: 1
     with (

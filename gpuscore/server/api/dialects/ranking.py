@@ -6,7 +6,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from gpuscore.arrays import Float64Array
 from gpuscore.prompts.documents import RerankInput
 from gpuscore.server.api.dialects.dialect import PreparedBody, Scored
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.text.turns import Turns
 
 

@@ -32,7 +32,8 @@ from gpuscore.server.api.fields import (
 from gpuscore.server.api.paths import SCORE_PATH
 from gpuscore.server.api.schema import PromptTokensDetails, TokenUsage, decoding_errors
 from gpuscore.server.observe.record import RequestRecord
-from gpuscore.server.service import SMALL_ITEMS, SMALL_TOKENS, LoadedModel
+from gpuscore.server.served import LoadedModel
+from gpuscore.server.service import SMALL_ITEMS, SMALL_TOKENS
 from gpuscore.text.joining import ScoreInput
 from gpuscore.text.turns import Turns
 
