@@ -25,9 +25,10 @@ from gpuscore.config import (
 )
 from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
 from gpuscore.config.options import plain
+from gpuscore.config.served import check_one_source, served_models
 from gpuscore.config.sources import DEFAULT, Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout
-from gpuscore.hub import model_directory
+from gpuscore.hub import model_directory, model_name
 from gpuscore.parity.arguments import add_parity
 
 if TYPE_CHECKING:
@@ -144,22 +145,13 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.serving import serve_model
 
-    _check_models(settings)
+    check_one_source(settings)
     return serve_model(
         settings.make(ModelConfig),
         settings.make(ServerConfig),
         settings.make(RequestLimits),
         settings.make(EngineConfig),
     )
-
-
-def _check_models(settings: Settings) -> None:
-    """Raise ConfigError if both MODEL and --model say what to serve."""
-    alone, several = settings.chosen["model"], settings.chosen["models"]
-    if several.value is not None and not alone.source.startswith(DEFAULT):
-        raise ConfigError(
-            f"MODEL {alone.value} and --model {several.value}: name all models by --model"
-        )
 
 
 def _score(values: argparse.Namespace, settings: Settings) -> int:
@@ -185,8 +177,16 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def _info(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.shares_table import shares_table
+
+    engine = settings.make(EngineConfig)
     try:
-        _print_model(settings.make(ModelConfig), settings.make(EngineConfig).devices)
+        check_one_source(settings)
+        chosen = served_models(settings.make(ModelConfig), settings.make(ServerConfig))
+        if len(chosen) == 1:
+            _print_model(chosen[0].config, engine.devices)
+        else:
+            print(shares_table(chosen, engine))
     finally:  # even if the model cannot be served, because a setting may be the reason
         _print_settings(settings)
     return EXIT_OK
@@ -208,7 +208,7 @@ def _print_model(model: ModelConfig, devices: str | None) -> None:
     num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
     rows = {
-        "model": f"{model.model} ({directory})",
+        "model": f"{model_name(model.model)} ({directory})",
         "architecture": config.architecture,
         "head": _head(config.classes),
         "parameters": f"{count_parameters(config):,}",

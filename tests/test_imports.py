@@ -42,6 +42,12 @@ ALLOWED = {
     "gpuscore.config.options": {"gpuscore.config", "gpuscore.errors"},
     "gpuscore.config.flags": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
     "gpuscore.config.sources": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
+    "gpuscore.config.served": {
+        "gpuscore.config.fields",
+        "gpuscore.config.sources",
+        "gpuscore.errors",
+        "gpuscore.hub",
+    },
     "gpuscore.hub": {"gpuscore.errors"},
     "gpuscore.engine": {*DATA, "gpuscore.config", "gpuscore.engine", "gpuscore.backends.base"},
     # The worker imports a backend only by its name.
@@ -78,6 +84,7 @@ ALLOWED = {
     "gpuscore.replicas": {
         *DATA,
         "gpuscore.backends.common.plan",
+        "gpuscore.backends.common.sizing",
         "gpuscore.config",
         "gpuscore.engine",
         "gpuscore.replicas",
@@ -112,6 +119,7 @@ ALLOWED = {
         *DATA,
         "gpuscore",  # the package itself, for its version
         "gpuscore.config",
+        "gpuscore.config.served",
         "gpuscore.engine",
         "gpuscore.heap",
         "gpuscore.log",
@@ -134,6 +142,14 @@ ALLOWED = {
         "opentelemetry",
     },
     "gpuscore.backends.allocator": set(),
+    "gpuscore.backends.needs": {"gpuscore.backends", "gpuscore.config", "gpuscore.errors"},
+    "gpuscore.shares_table": {
+        "gpuscore.backends.common.sizing",
+        "gpuscore.config",
+        "gpuscore.config.served",
+        "gpuscore.hub",
+        "gpuscore.replicas",
+    },
     "gpuscore.backends.base": {"gpuscore.batch", "gpuscore.limits"},
     "gpuscore.backends.common": {
         *DATA,
@@ -202,6 +218,7 @@ ALLOWED = {
         "gpuscore.server.api.dialects",
         "gpuscore.server.api.errors",
         "gpuscore.server.observe.record",
+        "gpuscore.server.served",
         "gpuscore.server.service",
         "gpuscore.text",
     },
@@ -218,7 +235,7 @@ ALLOWED = {
         "gpuscore.config.sources",
         "gpuscore.errors",
         "gpuscore.hub",
-        "gpuscore.server.service",
+        "gpuscore.server.served",
         "gpuscore.serving",
         "gpuscore.replicas",
     },

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuscore.config.fields import ModelConfig, ServerConfig
+from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_name
 
@@ -56,6 +57,15 @@ def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig
         ServedConfig(name, replace(model, model=source), is_default=name == default)
         for name, source in pairs
     ]
+
+
+def check_one_source(settings: Settings) -> None:
+    """Raise ConfigError if both MODEL and `--model` say what to serve."""
+    alone, several = settings.chosen["model"], settings.chosen["models"]
+    if several.value is not None and alone.source != DEFAULT:
+        raise ConfigError(
+            f"MODEL {alone.value} and --model {several.value}: name all models by --model"
+        )
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:

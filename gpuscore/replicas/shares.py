@@ -72,7 +72,8 @@ def places_of_all(
     if len(models) == 1:
         return [placements(first, devices)]
     bases = [replace(one, model=_unshared(one.model, first)) for one in placements(first, devices)]
-    asked = {base.device: (ask or ask_needs)(models, base) for base in bases}
+    by_device = {base.device: base for base in bases}
+    asked = {name: (ask or ask_needs)(models, base) for name, base in by_device.items()}
     on_cpu = next(iter(asked.values()))[0].kind == CPU
     together = len(bases) if on_cpu else 1  # replicas that share the memory of one device
     limits = {

@@ -282,18 +282,21 @@ class TestMetrics:
         assert values["gpuscore_capacity_tokens_per_second"] == STATS.capacity
         for state in ("free", "cached", "used"):
             count = getattr(STATS, f"pages_{state}")
-            assert f'gpuscore_kv_pages{{replica="0",state="{state}"}} {count}.0' in reply.text
-        assert 'gpuscore_oom_total{outcome="retried",replica="0"} 4.0' in reply.text
-        assert 'gpuscore_oom_total{outcome="failed",replica="0"} 2.0' in reply.text
+            assert (
+                f'gpuscore_kv_pages{{model="tiny",replica="0",state="{state}"}} {count}.0'
+                in reply.text
+            )
+        assert 'gpuscore_oom_total{model="tiny",outcome="retried",replica="0"} 4.0' in reply.text
+        assert 'gpuscore_oom_total{model="tiny",outcome="failed",replica="0"} 2.0' in reply.text
         for name, counts, total in (
             ("tokens", {"16.0": 1, "64.0": 1, "256.0": 3, "65536.0": 3, "+Inf": 6}, 7000),
             ("items", {"0.0": 4, "1.0": 6, "+Inf": 6}, 2),
         ):
             for bound, count in counts.items():
-                bucket = f'gpuscore_batch_{name}_bucket{{le="{bound}",replica="0"}}'
+                bucket = f'gpuscore_batch_{name}_bucket{{le="{bound}",model="tiny",replica="0"}}'
                 assert f"{bucket} {count}.0" in reply.text
-            assert f'gpuscore_batch_{name}_count{{replica="0"}} 6.0' in reply.text
-            assert f'gpuscore_batch_{name}_sum{{replica="0"}} {total}.0' in reply.text
+            assert f'gpuscore_batch_{name}_count{{model="tiny",replica="0"}} 6.0' in reply.text
+            assert f'gpuscore_batch_{name}_sum{{model="tiny",replica="0"}} {total}.0' in reply.text
 
     def test_before_the_model_is_there_and_after_its_engine_has_died(self):
         dead = stub_service()
@@ -305,7 +308,7 @@ class TestMetrics:
             assert "gpuscore_ready 0.0" in reply.text
             assert "gpuscore_build_info{version=" in reply.text
             assert "gpuscore_kv_pages" not in reply.text
-            counted = 'gpuscore_batches_total{replica="0"} 6.0' in reply.text
+            counted = 'gpuscore_batches_total{model="tiny",replica="0"} 6.0' in reply.text
             heard = "gpuscore_engine_heartbeat_age_seconds" in reply.text
             assert counted == heard == (service is dead)
 
