@@ -29,8 +29,8 @@ VOLATILE = {"id", "created", "cached_tokens", "prompt_tokens_details"}
 
 @pytest.fixture(scope="module")
 def together(model):
-    both = ("--model", "demo=demo", "--model", f"tiny={model[0]}")
-    with serving(both[0], *both[1:], *QUICK) as running, connected(running) as opened:
+    flags = (f"--model=tiny={model[0]}", *QUICK)
+    with serving("--model=demo=demo", *flags) as running, connected(running) as opened:
         yield opened
 
 
