@@ -25,7 +25,7 @@ from gpuscore.config import (
 )
 from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
 from gpuscore.config.options import plain
-from gpuscore.config.served import check_one_source, served_models
+from gpuscore.config.served import check_one_source, check_single, served_models
 from gpuscore.config.sources import DEFAULT, Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout
 from gpuscore.hub import model_directory, model_name
@@ -157,6 +157,7 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
 def _score(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.scorer import Scorer
 
+    check_single(settings)
     items = _read_items(values.items)
     labels = values.labels.split(",")
     with (

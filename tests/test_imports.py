@@ -232,6 +232,7 @@ ALLOWED = {
         "gpuscore",  # the package itself, for its version
         "gpuscore.bulk",
         "gpuscore.config",
+        "gpuscore.config.served",
         "gpuscore.config.sources",
         "gpuscore.errors",
         "gpuscore.hub",

@@ -13,6 +13,7 @@ from gpuscore.bulk.options import read_options
 from gpuscore.bulk.progress import Progress
 from gpuscore.bulk.writing import BatchOutcome
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory, model_name
@@ -30,6 +31,7 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     Raises:
         ConfigError, GpuscoreError, EngineFailed: as `run_job`.
     """
+    check_single(settings)
     options = read_options(values)
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine = settings.make(EngineConfig)

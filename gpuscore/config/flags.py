@@ -74,8 +74,6 @@ class _Repeated(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        if "," in values:
-            parser.error(f"{option_string} {values}: repeat the flag instead of using commas")
         before = getattr(namespace, self.dest, None)
         setattr(namespace, self.dest, f"{before},{values}" if before else values)
 

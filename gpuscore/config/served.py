@@ -68,6 +68,15 @@ def check_one_source(settings: Settings) -> None:
         )
 
 
+def check_single(settings: Settings) -> None:
+    """Raise ConfigError if `--model` says what to serve, and no MODEL what to use instead."""
+    alone, several = settings.chosen["model"], settings.chosen["models"]
+    if several.value is not None and alone.source == DEFAULT:
+        raise ConfigError(
+            f"--model {several.value} is for serve and info: name the one MODEL to use here"
+        )
+
+
 def listed(names: Sequence[str], most: int = 10) -> str:
     """Return names for a message, the first ones if there are many."""
     more = len(names) - most

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from gpuscore.backends.common.plan import ENGINE_BYTES
 from gpuscore.backends.common.sizing import mebibytes
-from gpuscore.config import ModelConfig
-from gpuscore.errors import ConfigError, EngineFailed
+from gpuscore.config import API_KEY_VARIABLE, ModelConfig
+from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 from gpuscore.replicas.placement import Placement, core_parts, placements
 
 ASK_SECONDS = 300.0  # torch's import, from a cold disk, and a device's first use
@@ -117,14 +117,20 @@ def ask_needs(models: Sequence[Sought], place: Placement) -> list[Needs]:
         (model.name, str(model.directory), asdict(_for(place, model.config, None)))
         for model in models
     ]
-    answer = subprocess.run(
-        command,
-        input=json.dumps(questions),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=ASK_SECONDS,
-        env={**os.environ, **place.environment},
-    )
+    environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE}
+    try:
+        answer = subprocess.run(
+            command,
+            input=json.dumps(questions),
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=ASK_SECONDS,
+            env=environment | {**place.environment},
+        )
+    except subprocess.TimeoutExpired:
+        raise LoadTimeout(
+            f"the process that plans the memory has not answered in {ASK_SECONDS:g} s"
+        ) from None
     if answer.returncode:
         raise EngineFailed(
             f"the process that plans the memory ended with exit code {answer.returncode}"

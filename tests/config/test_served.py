@@ -78,9 +78,20 @@ def test_model_and_flags_together(capsys, monkeypatch):
     monkeypatch.setenv("GPUSCORE_MODEL", "other")
     assert main(["serve", "--model", "a=demo", "--model", "b=demo"]) == 78
     assert "(MODEL is set by environment GPUSCORE_MODEL)" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["serve", "--model", "a=demo,b=demo"])
-    assert "repeat the flag instead of using commas" in capsys.readouterr().err
+    monkeypatch.delenv("GPUSCORE_MODEL")
+    assert main(["serve", "--model", "a=/x", "--model", "b=/y,c"]) == 78
+    assert "--model c: must be NAME=MODEL" in capsys.readouterr().err
+
+
+def test_a_command_for_one_model_does_not_take_the_demo_for_several(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("GPUSCORE_MODELS", "a=x,b=y")
+    score = ["score", "--query", "q", "--items", "/dev/null", "--labels", "y"]
+    batch = ["batch", "--input", str(tmp_path), "--output", str(tmp_path / "o.jsonl")]
+    for command in (score, batch):
+        assert main(command) == 78
+        assert "name the one MODEL to use here (--model is set by environment GPUSCORE_MODELS)" in (
+            capsys.readouterr().err
+        )
 
 
 def test_a_message_lists_the_first_names():

@@ -11,6 +11,7 @@ import pytest
 from server.test_fronts import connected_anew
 from support.connections import check_error
 from support.serving import wait_until
+from support.slow import slow
 from support.tape_backend import tape_logit, tape_lse
 from support.tape_engine import OTHER_LSE, OTHER_VOCAB
 from support.tape_servers import engines_of, tape_server
@@ -19,7 +20,7 @@ A, B = "a", "b"
 PATIENCE = {"first_delay": 0.7, "max_delay": 0.7}
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["alone", "fronts"])
+@pytest.fixture(scope="module", params=[1, *slow(2)])
 def running(request):
     named = {"TAPE_MODELS": f"{A},{B}", "TAPE_DEFAULT": ""}
     workers = {"http_workers": request.param}

@@ -238,7 +238,7 @@ class TestMemoryAndBugs:
                 raise KeyError(MARKER)
 
         service = ScoringService([ServedModel("tiny")], 1)
-        service.models = BrokenTable(service.models)
+        service.models = BrokenTable(list(service.models))
         message = check_error(ask_app(service, GOOD), 500, "internal_error", None)
         assert message == "internal error"
         assert "unhandled error" in caplog.text

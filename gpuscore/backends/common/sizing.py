@@ -66,7 +66,7 @@ class PagePlan:
         return pages
 
     def _limited(self, free: int, spare: int) -> tuple[int, str]:
-        return (free, "") if free <= spare else (spare, " of --memory-limit")
+        return (free, "") if free < spare else (spare, " of --memory-limit")
 
     def _check(self, pages: int, why: str, remedy: str) -> None:
         if pages >= self.needed:
@@ -79,10 +79,16 @@ class PagePlan:
         )
 
 
-def measure(memory: Memory, *parts: Run) -> MeasuredMemory:
-    """Measure free memory, and the peak growths during `parts`, which run the largest batches."""
+def measure(memory: Memory, *parts: Run, spare: int | None = None) -> MeasuredMemory:
+    """Measure free memory, and the peak growths during `parts`, which run the largest batches.
+
+    Args:
+        memory: of the device.
+        parts: run the largest batches.
+        spare: the most of it that counts as free.
+    """
     memory.trim()
-    free = memory.free()
+    free = memory.free() if spare is None else min(spare, memory.free())
     peak = memory.growth(*parts)
     memory.trim()
     guess = int(free * UNMEASURED)
