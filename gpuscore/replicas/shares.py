@@ -71,7 +71,7 @@ def places_of_all(
     first = models[0].config
     if len(models) == 1:
         return [placements(first, devices)]
-    bases = [replace(one, model=_unshared(one.model, first)) for one in placements(first, devices)]
+    bases = placements(first, devices)
     by_device = {base.device: base for base in bases}
     asked = {name: (ask or ask_needs)(models, base) for name, base in by_device.items()}
     on_cpu = next(iter(asked.values()))[0].kind == CPU
@@ -139,11 +139,6 @@ def ask_needs(models: Sequence[Sought], place: Placement) -> list[Needs]:
     if isinstance(found, dict):
         raise ConfigError(found["error"])
     return [Needs(**one) for one in found]
-
-
-def _unshared(at: ModelConfig, given: ModelConfig) -> ModelConfig:
-    """Undo the sharing of `placements`, which divides the default share among its replicas."""
-    return replace(at, memory_fraction=given.memory_fraction)
 
 
 def _for(place: Placement, config: ModelConfig, limit: int | None) -> ModelConfig:
