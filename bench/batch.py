@@ -34,7 +34,7 @@ from gpuscore.bulk.progress import Progress
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.hub import model_directory
 from gpuscore.replicas.start import start_replicas
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.serving import load_model, read_files
 
 WORDS = (

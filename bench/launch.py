@@ -112,6 +112,7 @@ def main(configs: dict[str, dict[str, Any]]) -> int:
     from gpuscore.replicas.start import start_replicas
     from gpuscore.server.api.auth import ApiKeys
     from gpuscore.server.run import serve
+    from gpuscore.server.served import ServedModel
 
     # The engine's process makes the backend and reads both.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
@@ -122,22 +123,23 @@ def main(configs: dict[str, dict[str, Any]]) -> int:
     if server.http_workers > 1:
         return _serve_by_fronts(make, server, engine)
     replicas = make()
-    load = partial(_load, replicas)
     with closing(replicas):
-        return serve(("fake", "fake"), server, ApiKeys([]), load, _announce)
+        models = [(ServedModel("fake"), partial(_load, replicas))]
+        return serve(models, server, ApiKeys([]), _announce)
 
 
 def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
     from gpuscore.config import ModelConfig
-    from gpuscore.fronts.front import FrontApp
+    from gpuscore.fronts.front import FrontApp, FrontModel
     from gpuscore.fronts.start import FrontSetup
     from gpuscore.replicas.placement import placements
     from gpuscore.server.api.auth import ApiKeys
+    from gpuscore.server.served import ServedModel
 
     keys = ApiKeys([])
     devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
-    setup = FrontSetup(server.http_workers, len(devices))
-    app = FrontApp(("fake", "fake"), server, engine, keys, devices, _load)
+    setup = FrontSetup(server.http_workers, [len(devices)])
+    app = FrontApp([FrontModel(ServedModel("fake"), devices, _load)], server, engine, keys)
     with (
         closing(setup.forker(lambda text: app)) as forker,
         closing(make(listeners=setup.listeners)) as replicas,
@@ -151,7 +153,7 @@ def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
 def _load(replicas: Any) -> Any:
     from gpuscore.config import RequestLimits
     from gpuscore.prompts.model import ModelPrompts
-    from gpuscore.server.service import LoadedModel
+    from gpuscore.server.served import LoadedModel
     from gpuscore.text.joining import PromptBuilder
 
     builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())

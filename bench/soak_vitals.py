@@ -72,8 +72,9 @@ def counters(metrics: str) -> tuple[float, float]:
 
 
 def _metric(metrics: str, name: str) -> float:
-    found = re.search(rf"^gpuscore_{name} (\S+)$", metrics, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+    """Return the sum over all models and replicas; 0 before the first one is loaded."""
+    found = re.findall(rf"^gpuscore_{name}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
+    return sum(map(float, found))
 
 
 @dataclass(frozen=True)

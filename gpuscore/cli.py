@@ -25,9 +25,10 @@ from gpuscore.config import (
 )
 from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
 from gpuscore.config.options import plain
+from gpuscore.config.served import check_one_source, check_single, served_models
 from gpuscore.config.sources import DEFAULT, Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout
-from gpuscore.hub import model_directory
+from gpuscore.hub import model_directory, model_name
 from gpuscore.parity.arguments import add_parity
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
 def _serve(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.serving import serve_model
 
+    check_one_source(settings)
     return serve_model(
         settings.make(ModelConfig),
         settings.make(ServerConfig),
@@ -155,6 +157,7 @@ def _serve(values: argparse.Namespace, settings: Settings) -> int:
 def _score(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.scorer import Scorer
 
+    check_single(settings)
     items = _read_items(values.items)
     labels = values.labels.split(",")
     with (
@@ -175,8 +178,16 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def _info(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.shares_table import shares_table
+
+    engine = settings.make(EngineConfig)
     try:
-        _print_model(settings.make(ModelConfig), settings.make(EngineConfig).devices)
+        check_one_source(settings)
+        chosen = served_models(settings.make(ModelConfig), settings.make(ServerConfig))
+        if len(chosen) == 1:
+            _print_model(chosen[0].config, engine.devices)
+        else:
+            print(shares_table(chosen, engine))
     finally:  # even if the model cannot be served, because a setting may be the reason
         _print_settings(settings)
     return EXIT_OK
@@ -198,7 +209,7 @@ def _print_model(model: ModelConfig, devices: str | None) -> None:
     num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
     tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
     rows = {
-        "model": f"{model.model} ({directory})",
+        "model": f"{model_name(model.model)} ({directory})",
         "architecture": config.architecture,
         "head": _head(config.classes),
         "parameters": f"{count_parameters(config):,}",

@@ -1,5 +1,6 @@
 """Model directories: of `demo`, of a local path, or of a name on the Hugging Face hub."""
 
+import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -25,6 +26,17 @@ def model_directory(model: str, revision: str | None = None) -> Path:
     if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") > 1:
         raise ConfigError(f"MODEL {model}: the directory does not exist")
     return _from_hub(model, revision)
+
+
+def model_name(model: str) -> str:
+    """Return the name by which a model is shown: for a local directory its folder's, else as given.
+
+    Absolute paths tell callers about the machine, and differ between machines.
+    """
+    path = Path(model).expanduser()
+    if model == DEMO or not path.is_dir():
+        return model
+    return Path(os.path.abspath(path)).name or model  # not `resolve`: a link has a name of its own
 
 
 def _from_hub(model: str, revision: str | None) -> Path:

@@ -91,3 +91,4 @@ class ReplicaState:
     alive: bool
     stats: EngineStats  # only counters and restarts count while it is not alive
     rerun: int = 0  # requests that were in flight when it was lost, and were run again elsewhere
+    model: str = ""  # the served name

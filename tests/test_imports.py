@@ -44,6 +44,12 @@ ALLOWED = {
     "gpuscore.config.options": {"gpuscore.config", "gpuscore.errors"},
     "gpuscore.config.flags": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
     "gpuscore.config.sources": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
+    "gpuscore.config.served": {
+        "gpuscore.config.fields",
+        "gpuscore.config.sources",
+        "gpuscore.errors",
+        "gpuscore.hub",
+    },
     "gpuscore.hub": {"gpuscore.errors"},
     "gpuscore.engine": {*DATA, "gpuscore.config", "gpuscore.engine", "gpuscore.backends.base"},
     # The worker imports a backend only by its name.
@@ -93,6 +99,7 @@ ALLOWED = {
     "gpuscore.replicas": {
         *DATA,
         "gpuscore.backends.common.plan",
+        "gpuscore.backends.common.sizing",
         "gpuscore.config",
         "gpuscore.engine",
         "gpuscore.replicas",
@@ -127,6 +134,7 @@ ALLOWED = {
         *DATA,
         "gpuscore",  # the package itself, for its version
         "gpuscore.config",
+        "gpuscore.config.served",
         "gpuscore.engine",
         "gpuscore.heap",
         "gpuscore.log",
@@ -149,6 +157,14 @@ ALLOWED = {
         "opentelemetry",
     },
     "gpuscore.backends.allocator": set(),
+    "gpuscore.backends.needs": {"gpuscore.backends", "gpuscore.config", "gpuscore.errors"},
+    "gpuscore.shares_table": {
+        "gpuscore.backends.common.sizing",
+        "gpuscore.config",
+        "gpuscore.config.served",
+        "gpuscore.hub",
+        "gpuscore.replicas",
+    },
     "gpuscore.backends.base": {"gpuscore.batch", "gpuscore.limits"},
     "gpuscore.backends.common": {
         *DATA,
@@ -226,6 +242,7 @@ ALLOWED = {
         "gpuscore.server.api.dialects",
         "gpuscore.server.api.errors",
         "gpuscore.server.observe.record",
+        "gpuscore.server.served",
         "gpuscore.server.service",
         "gpuscore.text",
     },
@@ -239,10 +256,11 @@ ALLOWED = {
         "gpuscore",  # the package itself, for its version
         "gpuscore.bulk",
         "gpuscore.config",
+        "gpuscore.config.served",
         "gpuscore.config.sources",
         "gpuscore.errors",
         "gpuscore.hub",
-        "gpuscore.server.service",
+        "gpuscore.server.served",
         "gpuscore.serving",
         "gpuscore.replicas",
     },

@@ -9,12 +9,13 @@ import httpx
 from gpuscore.config import ServerConfig
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
+from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
 
 
 def openapi() -> dict[str, Any]:
     config = ServerConfig()
-    service = ScoringService(("demo",))
+    service = ScoringService([ServedModel("demo")])
     try:
         document = asyncio.run(_fetched(create_app(service, config, ApiKeys(()))))
     finally:

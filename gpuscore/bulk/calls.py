@@ -16,11 +16,18 @@ from gpuscore.bulk.tasks import Unit
 from gpuscore.errors import GpuscoreError, MethodNotAllowed, NotFound
 from gpuscore.item_errors import renumbered, scored_places
 from gpuscore.request import ScoreResult
-from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
+from gpuscore.server.api.dialects.dialect import (
+    Dialect,
+    PreparedBody,
+    Scored,
+    answered_name,
+    choose,
+)
 from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.api.errors import encode_error
 from gpuscore.server.observe.record import RequestRecord
-from gpuscore.server.service import LoadedModel, ScoringService, cache_salt
+from gpuscore.server.served import LoadedModel, ModelTable, ServedModel
+from gpuscore.server.service import cache_salt
 from gpuscore.text.turns import ALONE
 
 OK = 200
@@ -90,7 +97,9 @@ class RequestTask:
 
     def __init__(self, model: LoadedModel, names: tuple[str, ...]) -> None:
         self._model = model
-        self._service = ScoringService(names)  # knows the names; runs nothing
+        served = ServedModel(names[0], names[1:])
+        served.loaded = model
+        self._models = ModelTable([served])
 
     def units(self, rows: Sequence[TextRow]) -> "Iterator[Unit | AnswerLine]":
         """Yield each line's request to the engine, or its answer if that has none."""
@@ -126,8 +135,7 @@ class RequestTask:
         if line.method != "POST":
             raise MethodNotAllowed("this path does not have that method")
         body = dialect.decode(bytes(line.body), record)
-        dialect.check(body, self._model)
-        name = self._service.model_name(body.model)
+        name = answered_name(choose(self._models, dialect, body), body)
         prepared = dialect.prepare(self._model, body, ALONE)
         return _Call(line, dialect, body, prepared, name, record)
 

@@ -13,12 +13,13 @@ from gpuscore.bulk.options import read_options
 from gpuscore.bulk.progress import Progress
 from gpuscore.bulk.writing import BatchOutcome
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
-from gpuscore.hub import model_directory
+from gpuscore.hub import model_directory, model_name
 from gpuscore.replicas.placement import placements
 from gpuscore.replicas.start import start_replicas
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.serving import load_model, read_files
 
 MODEL_FILES = (".json", ".safetensors", ".jinja")
@@ -30,16 +31,18 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     Raises:
         ConfigError, GpuscoreError, EngineFailed: as `run_job`.
     """
+    check_single(settings)
     options = read_options(values)
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine = settings.make(EngineConfig)
     family: str = settings.chosen["family"].value
     directory = model_directory(model.model, model.revision)
+    names = tuple(dict.fromkeys((model_name(model.model), model.model)))
 
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
         with closing(start_replicas(directory, model, engine)) as replicas:
-            files = read_files(directory, family, (model.model,))
+            files = read_files(directory, family, names[::-1])
             yield load_model(files, limits, replicas)
 
     job = BatchJob(
@@ -52,7 +55,7 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
             **options.identity(),
             "the model's files": _state_of(directory),
         },
-        (model.model,),
+        names,
         engine.prefix_cache,
         replicas=len(placements(model, engine.devices)),
     )

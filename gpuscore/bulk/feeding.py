@@ -12,7 +12,7 @@ from gpuscore.bulk.rows import Settled, TextRow
 from gpuscore.bulk.tasks import Task, Unit
 from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
 from gpuscore.request import ScoreResult
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 
 # For each replica: full batches of tokens in flight, so that the engine always has a choice, and
 # requests in flight.

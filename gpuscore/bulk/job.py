@@ -26,7 +26,7 @@ from gpuscore.bulk.tasks import Task, make_table_task
 from gpuscore.bulk.work import JOB, PLAN, SCORED_MARK, WRITTEN, WorkFolder, locked
 from gpuscore.bulk.writing import BatchOutcome, publish, write_output
 from gpuscore.errors import ConfigError, InvalidRequest
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)

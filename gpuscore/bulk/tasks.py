@@ -15,7 +15,7 @@ from gpuscore.probabilities import label_scores, softmax
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 

@@ -16,11 +16,14 @@ def option(
     positional: bool = False,
     size: bool = False,
     added: tuple[str, float] | None = None,
+    repeated: str = "",
 ) -> Any:
     """Return a configuration field with its default, help and range.
 
     `unset` describes the default None. A `size` is a number of bytes, and text may use KiB, MiB,
-    GiB or TiB. `added` is another field's name and a number: None stands for their sum.
+    GiB or TiB. `added` is another field's name and a number: None stands for their sum. `repeated`
+    is a flag that may be given several times; its values are joined by commas, and the environment
+    and the file have them so.
     """
     metadata = {
         "help": help,
@@ -32,5 +35,6 @@ def option(
         "positional": positional,
         "size": size,
         "added": added,
+        "repeated": repeated,
     }
     return field(default=default, metadata=metadata)

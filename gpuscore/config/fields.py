@@ -132,6 +132,15 @@ class ModelConfig:
         metavar="BYTES",
         size=True,
     )
+    memory_limit: int | None = option(
+        None,
+        "most memory of the device for weights, the largest batch, and keys and values together, "
+        "such as 20GiB; several models share it",
+        unset="all that is free",
+        minimum=1,
+        metavar="BYTES",
+        size=True,
+    )
     deterministic: bool = option(
         False,
         "compute every score to the same bits, whatever else is batched or cached; slower",
@@ -164,7 +173,21 @@ class ServerConfig:
     served_model_name: str | None = option(
         None,
         "name of the model in requests and answers",
-        unset="MODEL as given",
+        unset="MODEL, or its folder's name",
+        metavar="NAME",
+    )
+    models: str | None = option(
+        None,
+        "name and MODEL of a served model, instead of MODEL; repeat it for several, which share "
+        "the device",
+        unset="MODEL",
+        metavar="NAME=MODEL",
+        repeated="--model",
+    )
+    default_model: str | None = option(
+        None,
+        "the --model that answers requests without a model's name",
+        unset="none: with several models, each request has to name one",
         metavar="NAME",
     )
     family: str = option(

@@ -64,10 +64,26 @@ class _ApiKey(argparse.Action):
         )
 
 
+class _Repeated(argparse.Action):
+    """Joins the values of a repeated flag by commas."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
+
+
 def _add_flag(group: Any, item: Option) -> None:
     words: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(item)}
     if item.positional:
         words |= {"nargs": "?", "metavar": item.metavar}
+    elif item.repeated:
+        words |= {"dest": item.name, "action": _Repeated, "metavar": item.metavar}
     elif item.kind is bool:
         words |= {"action": argparse.BooleanOptionalAction}
     elif item.choices:

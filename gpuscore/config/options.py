@@ -35,9 +35,12 @@ class Option:
     positional: bool
     size: bool
     added: tuple[str, float] | None
+    repeated: str
 
     @property
     def flag(self) -> str:
+        if self.repeated:
+            return self.repeated
         return self.name if self.positional else "--" + self.name.replace("_", "-")
 
     @property

@@ -10,13 +10,18 @@ from gpuscore.server.http import gate
 class Board:
     """A row of counts for each front, and for each engine the seconds until it may be ready.
 
+    Args:
+        fronts: processes that share it.
+        engines: of all models.
+        models: that are served.
+
     Make it before the processes that share it are forked. The system frees it with the last of
     them.
     """
 
-    def __init__(self, fronts: int, engines: int) -> None:
+    def __init__(self, fronts: int, engines: int, models: int = 1) -> None:
         self.fronts, self._engines = fronts, engines
-        self._width = gate.PLACES + (engines + 1) * admission.PLACES
+        self._width = gate.PLACES + (engines + models) * admission.PLACES
         self._rows = fronts * self._width
         cells = memoryview(mmap.mmap(-1, 8 * (self._rows + engines))).cast("q")
         self._table, self._waits = cells[: self._rows], cells[self._rows :]
@@ -30,9 +35,9 @@ class Board:
         first = gate.PLACES + engine * admission.PLACES
         return Counts(self._table, self._width, front, first)
 
-    def whole_backlog(self, front: int) -> Counts:
-        """Return the counts of a front's requests to all engines together."""
-        return self.backlog(front, self._engines)
+    def whole_backlog(self, front: int, model: int) -> Counts:
+        """Return the counts of a front's requests to all engines of a model together."""
+        return self.backlog(front, self._engines + model)
 
     def clear(self, front: int) -> None:
         """Forget the counts of a front that has ended."""

@@ -36,7 +36,7 @@ from gpuscore.server.http.rounds import Listener
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.run import DrainingServer, FrontShare, serve
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel, ServedModel
 from gpuscore.worker.client import LinkedEngine, Siblings
 from gpuscore.worker.frames import FrameReader, FrameWriter
 from gpuscore.worker.link import FrontLink
@@ -64,20 +64,28 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontApp:
-    """A server's own parts, the same in all fronts; `serve` explains most of them.
+class FrontModel:
+    """A model that the fronts serve.
 
     Args:
-        devices: of the engines.
+        served: not loaded yet; each front has its own copy.
+        devices: of its engines.
         load: prepares the model for the engines' clients.
     """
 
-    names: tuple[str, ...]
+    served: ServedModel
+    devices: tuple[str, ...]
+    load: Callable[[Replicas], LoadedModel]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontApp:
+    """A server's own parts, the same in all fronts; `serve` explains most of them."""
+
+    models: Sequence[FrontModel]
     config: ServerConfig
     engine: EngineConfig
     keys: ApiKeys
-    devices: tuple[str, ...]
-    load: Callable[[Replicas], LoadedModel]
     tracer: "Callable[[], SpanTracer | None]" = lambda: None
 
 
@@ -87,7 +95,7 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
     Args:
         app: the server.
         board: the memory shared with the other fronts.
-        addresses: of the engines' listeners.
+        addresses: of the engines' listeners, model by model.
         seat: this front's place.
     """
     each = -(-app.config.max_inflight_per_key // board.fronts)  # the other limits count together
@@ -100,12 +108,20 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
         links.append(FrontLink(addresses[index], seat.about[index], owner, wait))
         return links[-1]
 
-    engines: list[LinkedEngine[FrontLink]] = []
-    siblings = Siblings(lambda: any(one.alive for one in engines), lambda: True)
-    for index in range(len(addresses)):
-        counts = board.backlog(seat.number, index)
-        engines.append(LinkedEngine(app.engine, partial(connect, index), counts, siblings))
-    replicas = Replicas(engines, app.devices, app.engine, board.whole_backlog(seat.number))
+    def linked(number: int, model: FrontModel) -> Replicas:
+        engines: list[LinkedEngine[FrontLink]] = []
+        siblings = Siblings(lambda: any(one.alive for one in engines), lambda: True)
+        for _ in model.devices:
+            index = len(links)
+            counts = board.backlog(seat.number, index)
+            engines.append(LinkedEngine(app.engine, partial(connect, index), counts, siblings))
+        whole = board.whole_backlog(seat.number, number)
+        return Replicas(engines, model.devices, app.engine, whole)
+
+    models = [
+        (one.served, partial(one.load, linked(number, one)))
+        for number, one in enumerate(app.models)
+    ]
     share = FrontShare(
         fronts=board.fronts,
         listener=Listener(fileno=seat.listener.detach()),
@@ -114,9 +130,8 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
         patience=WARM if seat.warm else 0.0,
         begun=partial(control.begin, links),
     )
-    load = partial(app.load, replicas)
     try:
-        code = serve(app.names, config, app.keys, load, control.serving, app.tracer(), share)
+        code = serve(models, config, app.keys, control.serving, app.tracer(), share)
     except EngineFailed:
         code = EXIT_ENGINE
     except ConfigError as error:

@@ -5,11 +5,10 @@ from functools import partial
 
 from gpuscore.config import ServerConfig
 from gpuscore.fronts.board import Board
-from gpuscore.fronts.engines import SupervisedEngine
+from gpuscore.fronts.engines import SupervisedEngine, SupervisedReplicas
 from gpuscore.fronts.forker import Forker, FrontMain
 from gpuscore.fronts.front import FrontApp, run_front
 from gpuscore.fronts.parent import Fronts
-from gpuscore.replicas.replicas import Replicas
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.http.address import address_of, bind_all
 from gpuscore.worker.process import EngineListener
@@ -20,12 +19,12 @@ class FrontSetup:
 
     Args:
         fronts: number of HTTP processes.
-        engines: number of engines.
+        engines: number of engines of each model.
     """
 
-    def __init__(self, fronts: int, engines: int) -> None:
-        self._board = Board(fronts, engines)
-        self.listeners = [EngineListener() for _ in range(engines)]
+    def __init__(self, fronts: int, engines: Sequence[int]) -> None:
+        self._board = Board(fronts, sum(engines), len(engines))
+        self.listeners = [EngineListener() for _ in range(sum(engines))]
 
     def forker(self, prepare: Callable[[str], FrontApp]) -> Forker:
         """Start the process that forks fronts; call it in the main thread, before there are others.
@@ -41,7 +40,7 @@ class FrontSetup:
         forker: Forker,
         config: ServerConfig,
         keys: ApiKeys,
-        replicas: Replicas,
+        replicas: SupervisedReplicas,
         engines: Sequence[SupervisedEngine],
         announce: Callable[[str], None],
     ) -> int:
@@ -51,8 +50,8 @@ class FrontSetup:
             forker: prepared.
             config: of the server.
             keys: the API keys.
-            replicas: of the engines; planned.
-            engines: started with `listeners`.
+            replicas: of all models; planned.
+            engines: of all models, started with `listeners`.
             announce: called with the address once all fronts can score.
 
         Raises:

@@ -45,6 +45,7 @@ class LoadedScorer:
         max_model_len: longest prompt, in tokens.
         memory_fraction: share of the free memory to use for keys and values of queries.
         kv_cache_size: bytes for them instead.
+        memory_limit: most bytes for weights, the largest batch, and keys and values together.
         deterministic: compute every score to the same bits, whatever else is batched.
         allow_degenerate: load a quantised model although it has collapsed.
         threads: CPU threads.
@@ -73,6 +74,7 @@ class LoadedScorer:
         max_model_len: int | None = None,
         memory_fraction: float | None = None,
         kv_cache_size: int | None = None,
+        memory_limit: int | None = None,
         deterministic: bool = False,
         allow_degenerate: bool = False,
         threads: int | None = None,

@@ -12,7 +12,7 @@ from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
-from gpuscore.hub import model_directory
+from gpuscore.hub import model_directory, model_name
 from gpuscore.parity.bundle import Bundle, read_bundle, refuse_different, write_bundle
 from gpuscore.parity.fingerprint import fingerprint
 from gpuscore.parity.gates import Comparison, Verdict, judge, judge_pair, packing
@@ -40,7 +40,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.parity.oracle import free_memory, oracle_device, run_oracle
 
     device = oracle_device(base.device)
-    about = {**_facts(base.model, workload), "oracle": f"transformers on {device}"}
+    about = {**_facts(model_name(base.model), workload), "oracle": f"transformers on {device}"}
     print(_lines(about), flush=True)
     halves = sorted({config.dtype for config, _ in planned.values()} - {"float32"})
     exact = run_oracle(directory, workload, "float32", device)
@@ -59,7 +59,7 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     for first, second in combinations(runs, 2):
         if first.dtype == second.dtype and first.in_eight_bits == second.in_eight_bits:
             verdicts += judge_pair(workload, first, second)[1]
-    title = f"Parity of {base.model} with transformers in float32"
+    title = f"Parity of {model_name(base.model)} with transformers in float32"
     return _conclude(title, about, workload, comparisons, verdicts, values.report)
 
 
@@ -71,7 +71,7 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
         raise ConfigError(f"--output {output} exists already")
     directory = model_directory(config.model, config.revision)
     workload = _workload(directory, config, values)
-    print(_lines(_facts(config.model, workload)), flush=True)
+    print(_lines(_facts(model_name(config.model), workload)), flush=True)
     plan = plan_backend(directory, config)  # says what "auto" means on this machine
     spec = BackendSpec(config.backend, plan.dtype_name, config.attention)
     if plan.precision != "full":
@@ -79,7 +79,7 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
     config, precision = _planned(directory, config)
     found = run_workload(str(spec), config, workload, precision)
     about = {
-        "model_name": Path(config.model).name,
+        "model_name": model_name(config.model),
         "device": plan.device_name,
         "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "versions": versions(),

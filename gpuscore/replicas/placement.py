@@ -25,12 +25,14 @@ class Placement:
         model: the settings, for this device and with its share of memory.
         environment: variables that the engine's process gets besides the server's.
         cores: the CPU cores that it may use; empty for all of them.
+        in_turn: it loads after the models before it on the same GPU, whose free memory it measures.
     """
 
     device: str
     model: ModelConfig
     environment: Mapping[str, str] = field(default_factory=dict)
     cores: tuple[int, ...] = ()
+    in_turn: bool = False
 
 
 def placements(model: ModelConfig, devices: str | None) -> list[Placement]:
@@ -68,19 +70,25 @@ def _on_cpus(model: ModelConfig, names: list[str]) -> list[Placement]:
     from gpuscore.backends.common.plan import MEMORY_FRACTION
 
     count = len(names)
+    parts = core_parts(count)
+    share = (model.memory_fraction or MEMORY_FRACTION["cpu"]) / count
+    limit = None if model.memory_limit is None else model.memory_limit // count
+    own = replace(model, device="cpu", memory_limit=limit)
+    if model.kv_cache_size is None:  # that size is for each replica
+        own = replace(own, memory_fraction=share)
+    return [Placement("cpu", own, cores=part if count > 1 else ()) for part in parts]
+
+
+def core_parts(count: int) -> list[tuple[int, ...]]:
+    """Return equal parts of the cores that this process may use; raises ConfigError if too few."""
     cores = _cores()
     if count > len(cores):
         raise ConfigError(
-            f"--devices names {count} replicas on CPUs, but this process may use {len(cores)} cores"
+            f"{count} engines on CPUs (one of each model on each of --devices) need a core each, "
+            f"but this process may use {len(cores)} cores"
         )
-    share = (model.memory_fraction or MEMORY_FRACTION["cpu"]) / count
-    if model.kv_cache_size is not None:
-        own = replace(model, device="cpu")  # that size is for each replica
-    else:
-        own = replace(model, device="cpu", memory_fraction=share)
     bounds = [len(cores) * i // count for i in range(count + 1)]
-    parts = [tuple(cores[bounds[i] : bounds[i + 1]]) for i in range(count)]
-    return [Placement("cpu", own, cores=part if count > 1 else ()) for part in parts]
+    return [tuple(cores[bounds[i] : bounds[i + 1]]) for i in range(count)]
 
 
 def _on_gpus(model: ModelConfig, devices: str, names: list[str]) -> list[Placement]:

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TypeVar
@@ -279,13 +279,19 @@ class Replicas:
     def _wait(self, futures: "Sequence[Future[ValueT]]") -> list[ValueT]:
         """Return the results of all replicas; raise the first error, with its replica's name."""
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        self.raise_first(futures, done)
+        return [future.result() for future in futures]
+
+    def raise_first(
+        self, futures: "Sequence[Future[ValueT]]", done: "Collection[Future[ValueT]]"
+    ) -> None:
+        """Raise the first error among the replicas' futures that are done, with its replica."""
         for number, future in enumerate(futures):
             error = future.exception() if future in done else None
             if len(futures) > 1 and isinstance(error, ConfigError | EngineFailed):
                 raise type(error)(f"replica {number} on {self._devices[number]}: {error}")
             if error is not None:
                 raise error
-        return [future.result() for future in futures]
 
 
 def _model(limits: BackendLimits) -> dict[str, object]:

@@ -1,10 +1,10 @@
-"""The start of all replicas: one engine process on each device."""
+"""The start of all replicas: one engine process of each model on each device."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.replicas.placement import placements
+from gpuscore.replicas.placement import Placement, placements
 from gpuscore.replicas.replicas import Replicas
 from gpuscore.worker.client import EngineClient, Siblings
 from gpuscore.worker.messages import Start
@@ -25,33 +25,69 @@ def start_replicas(
     Args:
         directory: the model's.
         model, engine: the settings.
-        factory: prepares a backend (`gpuscore.worker.__main__`).
-        patience: when an engine counts as lost.
-        listeners: by which fronts reach each engine.
+        factory, patience, listeners: as in `start_models`.
 
     Raises:
         ConfigError: the devices cannot be used together. Errors of the engines themselves are
             raised by the methods of `Replicas` that wait.
     """
     places = placements(model, engine.devices)
-    clients: list[EngineClient] = []
-    for number, place in enumerate(places):
-        start = Start(str(directory), place.model, engine, place.cores)
-        siblings = _siblings(clients, number)
-        listener = listeners[number] if listeners else None
-        clients.append(
-            EngineClient(command(factory), start, patience, listener, place.environment, siblings)
-        )
-    return Replicas(clients, [place.device for place in places], engine)
+    (replicas,) = start_models([(directory, places)], engine, factory, patience, listeners)
+    return replicas
 
 
-def _siblings(clients: Sequence[EngineClient], number: int) -> Siblings:
-    """Return what a replica may ask about the others, of which some are started after it."""
+def start_models(
+    models: Sequence[tuple[Path, Sequence[Placement]]],
+    engine: EngineConfig,
+    factory: str = TORCH,
+    patience: Patience | None = None,
+    listeners: Sequence[EngineListener] | None = None,
+) -> list[Replicas]:
+    """Start an engine process of each model at each of its places; return each model's replicas.
 
-    def others() -> list[EngineClient]:
-        return [client for index, client in enumerate(clients) if index != number]
+    Args:
+        models: their directories and places.
+        engine: the settings of all engines.
+        factory: prepares a backend (`gpuscore.worker.__main__`).
+        patience: when an engine counts as lost.
+        listeners: by which fronts reach each engine, model by model.
+    """
+    everyone: list[EngineClient] = []
+    before: dict[str, EngineClient] = {}  # the last one on each device
+    started = []
+    for directory, places in models:
+        own: list[EngineClient] = []
+        for place in places:
+            last = before.get(place.device) if place.in_turn else None
+            client = EngineClient(
+                command(factory),
+                Start(str(directory), place.model, engine, place.cores),
+                patience,
+                listeners[len(everyone)] if listeners else None,
+                place.environment,
+                _siblings(own, everyone, len(own), len(everyone)),
+                None if last is None else last.started,
+            )
+            own.append(client)
+            everyone.append(client)
+            before[place.device] = client
+        started.append(Replicas(own, [place.device for place in places], engine))
+    return started
 
+
+def _siblings(
+    own: Sequence[EngineClient], everyone: Sequence[EngineClient], number: int, place: int
+) -> Siblings:
+    """Return what an engine may ask about the others, of which some are started after it.
+
+    Args:
+        own: of its model.
+        everyone: of all models. While one of them is hopeful, the server goes on, and so does every
+            engine.
+        number: its place in `own`.
+        place: its place in `everyone`.
+    """
     return Siblings(
-        ready=lambda: any(client.alive for client in others()),
-        hopeful=lambda: any(client.hopeful for client in others()),
+        ready=lambda: any(one.alive for index, one in enumerate(own) if index != number),
+        hopeful=lambda: any(one.hopeful for index, one in enumerate(everyone) if index != place),
     )

@@ -1,7 +1,6 @@
 """The run of the server: it binds first, loads the model in a thread, and drains on SIGTERM."""
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -27,10 +26,11 @@ from gpuscore.server.http.address import address_of, bind
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
+from gpuscore.server.loading import Loading, ModelLoad
 from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
-from gpuscore.server.service import ANSWERS, LoadedModel, ScoringService
+from gpuscore.server.service import ANSWERS, ScoringService
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
@@ -153,28 +153,28 @@ class FrontShare:
 
 
 def serve(
-    names: tuple[str, ...],
+    models: Sequence[ModelLoad],
     config: ServerConfig,
     keys: ApiKeys,
-    load: Callable[[], LoadedModel],
     announce: Callable[[str], None],
     tracer: "SpanTracer | None" = None,
     share: FrontShare | None = None,
 ) -> int:
-    """Serve until SIGTERM, SIGINT, or SIGHUP without a key file; return the exit code.
+    """Serve models until SIGTERM, SIGINT, or SIGHUP without a key file; return the exit code.
 
     Args:
-        names: the names by which requests may call the model.
+        models: each one with a function that loads and warms it, which runs in a thread while
+            /health already answers. If the server stops meanwhile, it does not wait for the
+            threads: the caller must end the loads.
+        config: the settings.
         keys: digests of the valid API keys (`read_api_keys`); none leaves every route open.
-        load: loads and warms the model; runs in a thread while /health already answers. If the
-            server stops meanwhile, it does not wait for the thread: the caller must end the load.
-        announce: called with the server's address once it is ready.
+        announce: called with the server's address once all models are loaded.
         tracer: makes the spans of requests (`read_tracer`), if traces are configured.
         share: this process's part in a server of several; None = it is the whole server.
 
     Raises:
-        ConfigError: the address cannot be bound, or `load` raised this.
-        EngineFailed: the engine was lost at start, or too often since.
+        ConfigError: the address cannot be bound, or a load raised this.
+        EngineFailed: an engine was lost at start, or all of them too often since.
     """
     return_large_blocks(LARGE)
     rounds = Rounds()
@@ -182,7 +182,8 @@ def serve(
     fronts, counts, others = (
         (share.fronts, share.counts, share.others) if share else (1, None, None)
     )
-    service = ScoringService(names, config.max_queue_seconds, pieces, fronts)
+    served = [model for model, _ in models]
+    service = ScoringService(served, config.max_queue_seconds, pieces, fronts)
     gate = Gate(service, config, keys, rounds, counts)
     with LogWriter() as log, json_logging(log):
         operations = Operations(service, log, tracer, config.log_requests, others)
@@ -205,7 +206,8 @@ def serve(
         if share is not None:
             share.begun(server, operations)
         try:
-            return _run(server, service, listener, load, announce, share.patience if share else 0.0)
+            patience = share.patience if share else 0.0
+            return _run(server, service, listener, models, announce, patience)
         finally:
             if tracer is not None:
                 tracer.close()
@@ -226,48 +228,22 @@ def _run(
     server: DrainingServer,
     service: ScoringService,
     sock: Listener,
-    load: Callable[[], LoadedModel],
+    models: Sequence[ModelLoad],
     announce: Callable[[str], None],
     patience: float,
 ) -> int:
-    outcome: list[BaseException] = []
-    loaded = threading.Event()
+    def failed() -> None:
+        service.fail()
+        server.should_exit = True
 
-    def on_loaded() -> None:
-        loaded.set()
-        announce(address_of(sock))
-
-    thread = threading.Thread(
-        target=_load, args=(service, server, load, on_loaded, outcome), daemon=True
-    )
-    thread.start()
-    loaded.wait(patience)
+    loading = Loading(models, lambda: announce(address_of(sock)), failed)
+    loading.start(patience)
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(sock.rounds)) as runner:
         runner.run(server.serve(sockets=[sock]))
     service.close()
-    if outcome:
-        raise outcome[0]
+    if loading.error is not None:
+        raise loading.error
     return EXIT_ERROR if service.failed else server.exit_code
-
-
-def _load(
-    service: ScoringService,
-    server: DrainingServer,
-    load: Callable[[], LoadedModel],
-    announce: Callable[[], None],
-    outcome: list[BaseException],
-) -> None:
-    try:
-        model = load()
-        gc.collect()
-        gc.freeze()  # all objects made so far stay, so garbage collection need not visit them
-        service.serve(model)
-        announce()
-        model.wait_ended()
-    except BaseException as error:  # noqa: BLE001  (raised again by serve, in the main thread)
-        service.fail()
-        outcome.append(error)
-        server.should_exit = True
 
 
 def _uvicorn_config(

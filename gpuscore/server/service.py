@@ -1,82 +1,39 @@
-"""The service of one model: its state from loading to draining, its threads and its engine."""
+"""The service of a server's models: its state from loading to draining, and its threads."""
 
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from gpuscore.engine.admission import Backlog
-from gpuscore.errors import GpuscoreError, ModelNotFound, Unavailable
-from gpuscore.limits import BackendLimits
-from gpuscore.prompts.model import ModelPrompts
+from gpuscore.errors import Unavailable
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.bridge import Bridge
 from gpuscore.server.large_bodies import LargeBodies
 from gpuscore.server.memory import LARGE, Trimmer
 from gpuscore.server.observe.record import ENGINE, RequestRecord
+from gpuscore.server.served import (
+    LOADING_RETRY_AFTER,
+    LOST,
+    LoadedModel,
+    ModelTable,
+    ScoringEngine,
+    ServedModel,
+)
 from gpuscore.server.text_work import TextWork, permits_here
-from gpuscore.stats import ReplicaState
-from gpuscore.text.tokenizer_info import TokenizerInfo
 from gpuscore.text.turns import Turns
 
 ResultT = TypeVar("ResultT")
 
-DEFAULT_MODEL = "default"
-LOADING_RETRY_AFTER = 5  # seconds
 ANSWERS = 16  # answers of the engine that a round of the event loop delivers
 
 # Up to these sizes, preparing a request of token ids takes about a millisecond, so it is done on
 # the event loop.
 SMALL_ITEMS, SMALL_TOKENS = 64, 4096
-
-
-class ScoringEngine(Protocol):
-    """The part of `Replicas` that the server uses."""
-
-    @property
-    def limits(self) -> BackendLimits: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def backlog(self) -> Backlog: ...
-
-    def score_all(
-        self, requests: list[ScoreRequest]
-    ) -> "list[Future[ScoreResult] | GpuscoreError]": ...
-
-    def states(self) -> list[ReplicaState]: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model that is loaded and warm, with its engine and its prompts.
-
-    `wait_ended` blocks until the engine is closed; it raises if the engine has failed for good.
-    """
-
-    engine: ScoringEngine
-    prompts: ModelPrompts
-    wait_ended: Callable[[], None] = lambda: None
-    about: str = ""  # number format and device, for people
-    tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
-
-    @property
-    def default_labels(self) -> list[int] | None:
-        """The labels that /v1/score uses if a body names none; None if it must name some."""
-        if self.prompts.family is not None:
-            return self.prompts.family.label_ids
-        classes = self.engine.limits.classes
-        return None if classes is None else list(range(len(classes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,31 +54,30 @@ class RequestContext:
 
 
 class ScoringService:
-    """The service of one model, from before it is loaded until after it is drained.
+    """The service of a server's models, from before they are loaded until after it is drained.
 
     Args:
-        names: the names by which requests may call the model; /v1/models shows the first.
+        models: at least one.
         max_queue_seconds: the longest expected wait for the engine that a request is admitted with.
         answers_per_round: returns the number of the engine's answers that the current round of the
             event loop may deliver.
-        fronts: processes that serve this model together.
+        fronts: processes that serve these models together.
     """
 
     def __init__(
         self,
-        names: tuple[str, ...],
+        models: Sequence[ServedModel],
         max_queue_seconds: float = math.inf,
         answers_per_round: Callable[[], int] = lambda: ANSWERS,
         fronts: int = 1,
     ) -> None:
-        self.names = names
-        self.model: LoadedModel | None = None
+        self.models = ModelTable(models)
         self.draining = False
         self.abandoned = False
         self.failed = False
         self._max_wait, self._answers_per_round = max_queue_seconds, answers_per_round
         self._handlers: set[asyncio.Task[Any]] = set()
-        self._bridge: Bridge | None = None
+        self._bridges: dict[ScoringEngine, Bridge] = {}
         # Text and large requests are worked on here, never on the event loop.
         self._text = TextWork(self._text_ended, permits_here(fronts))
         self.memory = Trimmer(self._in_background)
@@ -130,11 +86,14 @@ class ScoringService:
 
     @property
     def healthy(self) -> bool:
-        return not self.failed and (self.model is None or self.model.engine.alive)
+        """True while a model loads or can score."""
+        return not self.failed and any(one.state != LOST for one in self.models)
 
     @property
     def ready(self) -> bool:
-        return self.model is not None and self.healthy and not self.draining
+        """True once all models are loaded, while one of them can score."""
+        loaded = all(one.loaded is not None for one in self.models)
+        return loaded and self.healthy and not self.draining
 
     @property
     def busy(self) -> bool:
@@ -157,12 +116,8 @@ class ScoringService:
         finally:
             self._handlers.discard(task)
 
-    def serve(self, model: LoadedModel) -> None:
-        """Start to serve the model, which is loaded and warm."""
-        self.model = model
-
     def fail(self) -> None:
-        """Count as unhealthy from now on, because there is no engine and will be none."""
+        """Count as unhealthy from now on, because the server is about to end."""
         self.failed = True
 
     def drain(self) -> None:
@@ -197,16 +152,11 @@ class ScoringService:
         call.record.engine_stages(submitted, result.timings)
         return result
 
-    def model_name(self, wanted: str | None) -> str:
-        name = DEFAULT_MODEL if wanted is None else wanted
-        if name not in (DEFAULT_MODEL, *self.names):
-            raise ModelNotFound(f"this server has one model: {self.names[0]}", param="model")
-        return name
-
     def _bridge_to(self, engine: ScoringEngine) -> Bridge:
-        if self._bridge is None or self._bridge.loop is not asyncio.get_running_loop():
-            self._bridge = Bridge(engine, self._answers_per_round)
-        return self._bridge
+        bridge = self._bridges.get(engine)
+        if bridge is None or bridge.loop is not asyncio.get_running_loop():
+            bridge = self._bridges[engine] = Bridge(engine, self._answers_per_round)
+        return bridge
 
     async def in_turns(self, call: RequestContext, work: Callable[[Turns], ResultT]) -> ResultT:
         """Run `work` in a thread, in turns with other jobs; give it up if this is cancelled."""
@@ -240,15 +190,9 @@ class ScoringService:
 
     def close(self) -> None:
         self._text.close()
-        if self.model is not None:
-            self.model.engine.close()
-
-    def loaded(self) -> LoadedModel:
-        if self.model is None:
-            raise Unavailable("the model is loading", retry_after=LOADING_RETRY_AFTER)
-        if not self.model.engine.alive:  # before any work on its text
-            raise Unavailable("the engine is not running", retry_after=LOADING_RETRY_AFTER)
-        return self.model
+        for model in self.models:
+            if model.loaded is not None:
+                model.loaded.engine.close()
 
 
 def cache_salt(tenant: str, given: str | None) -> str:

@@ -43,13 +43,13 @@ LinkT = TypeVar("LinkT", bound=EngineLink)
 
 @dataclass(frozen=True, slots=True)
 class Siblings:
-    """Other engines that can compute the same requests.
+    """Other engines of the same server.
 
     Args:
-        ready: returns True while one of them is alive. Requests of a silent child then fail before
-            it is killed, so that they can be run there.
-        hopeful: returns True while one of them is alive or still counts on its next start. A child
-            that failed too often is then started again all the same.
+        ready: returns True while one that can compute the same requests is alive. Requests of a
+            silent child then fail before it is killed, so that they can be run there.
+        hopeful: returns True while one, of any model, is alive or still counts on its next start. A
+            child that failed too often is then started again all the same.
     """
 
     ready: Callable[[], bool]
@@ -250,7 +250,8 @@ class EngineClient(LinkedEngine[Supervisor]):
         patience: times and counts after which the supervisor gives up waiting or restarting.
         listener: where other processes reach the child.
         environment: variables that the child gets besides this process's.
-        siblings: other engines for the same requests.
+        siblings: other engines of this server.
+        after: the first child starts once this is done without an error.
     """
 
     def __init__(
@@ -261,6 +262,7 @@ class EngineClient(LinkedEngine[Supervisor]):
         listener: EngineListener | None = None,
         environment: Mapping[str, str] | None = None,
         siblings: Siblings = ALONE,
+        after: "Future[BackendLimits] | None" = None,
     ) -> None:
         limits = patience or Patience()
         self._max_failures = limits.max_failures
@@ -274,6 +276,7 @@ class EngineClient(LinkedEngine[Supervisor]):
                 environment or {},
                 lambda: not siblings.hopeful(),
                 listener,
+                after,
             )
 
         super().__init__(start.engine, connect, siblings=siblings)

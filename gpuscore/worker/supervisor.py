@@ -43,6 +43,7 @@ class Supervisor:
         environment: variables that the child gets besides this process's.
         may_give_up: asked before a child that failed too often is not restarted any more.
         listener: the fronts' way to each child.
+        after: the first child starts once this is done without an error.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Supervisor:
         environment: Mapping[str, str],
         may_give_up: Callable[[], bool],
         listener: EngineListener | None = None,
+        after: "Future[BackendLimits] | None" = None,
     ) -> None:
         self.planned: Future[str] = Future()
         self.started: Future[BackendLimits] = Future()
@@ -61,7 +63,7 @@ class Supervisor:
         self.pid: int | None = None
         self.restarts = 0  # so far
         self._command, self._start, self._owner = command, start, owner
-        self._patience, self._listener = patience, listener
+        self._patience, self._listener, self._after = patience, listener, after
         self._environment, self._may_give_up = environment, may_give_up
         self._failures = 0  # in a row
         self._closing = threading.Event()
@@ -141,6 +143,9 @@ class Supervisor:
         Raises:
             ConfigError, EngineFailed: another start would not help.
         """
+        while not self._may_start():
+            if self._closing.wait(TICK):
+                return
         while True:
             reason, served = self._run_once()
             if self._closing.is_set():
@@ -161,6 +166,10 @@ class Supervisor:
             if self._closing.wait(delay):
                 return
             self.restarts += 1
+
+    def _may_start(self) -> bool:
+        before = self._after
+        return before is None or (before.done() and before.exception() is None)
 
     def _run_once(self) -> tuple[str, float]:
         """Run one child; return why it ended, and for how many seconds it served."""

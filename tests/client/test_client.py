@@ -35,7 +35,7 @@ def test_scores_are_the_scorers(url, scorer, call, softmax):
     same(found.label_mass, expected.label_mass)
     assert found.prompt_tokens == expected.prompt_tokens
     assert list(found.columns()) == list(expected.columns()), "one type of results"
-    assert (found.model, found.request_ids) == ("default", ("mine",))
+    assert (found.model, found.request_ids) == ("demo", ("mine",))
 
 
 @pytest.mark.parametrize("split", SMALL)

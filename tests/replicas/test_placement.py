@@ -68,7 +68,7 @@ def test_all_without_a_gpu_is_refused():
         ("cpu,", MODEL, "'' is not cpu or cuda:N"),
         ("cuda:0,cpu", MODEL, "different kinds of devices"),
         ("cuda:0,cuda:0", MODEL, "named twice"),
-        (",".join(["cpu"] * 9), MODEL, "names 9 replicas on CPUs, but .* may use 8 cores"),
+        (",".join(["cpu"] * 9), MODEL, "9 engines on CPUs .* may use 8 cores"),
         ("cpu", ModelConfig(device="cpu"), "--devices cpu and --device cpu: set one of them"),
         ("cuda:0", ModelConfig(backend="jax"), "needs --backend torch"),
     ],

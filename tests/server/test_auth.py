@@ -8,6 +8,7 @@ from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.api.app import OPEN_PATHS, create_app
 from gpuscore.server.api.auth import ApiKeys, read_api_keys
+from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
 from support.connections import KEYS, Connection, canary, check_error, connected
 from support.programs import run
@@ -23,7 +24,7 @@ def stranger(limited_server):
 
 def routes():
     """(method, path) of every route of the application."""
-    app = create_app(ScoringService(("m",)), ServerConfig(), ApiKeys([b"k"]))
+    app = create_app(ScoringService([ServedModel("m")]), ServerConfig(), ApiKeys([b"k"]))
     while not isinstance(app, FastAPI):
         app = app.app
     return sorted((m, r.path) for r in app.routes for m in r.methods)

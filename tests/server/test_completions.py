@@ -11,7 +11,7 @@ from gpuscore.arrays import NO_TOKENS
 from gpuscore.server.api.dialects.completion_answer import TokenTexts
 from support.connections import MARKER, check_error
 from support.models import random_ids
-from support.stub_service import StubEngine, ask, stub_service
+from support.stub_service import StubEngine, ask, loaded, stub_service
 
 TOLERANCE = 1e-4
 IDS = [5, 300, 7, 7, 61, 390, 12]
@@ -71,7 +71,7 @@ def test_as_lm_eval_asks(client, logprobs):
     prompts = [random_ids(rng, n) for n in (1, 2, 17, 63, 111, 400, 7, 512)]
     prompts.append(prompts[4])
     body = complete(client, prompts)
-    assert (body["object"], body["model"]) == ("text_completion", "default")
+    assert (body["object"], body["model"]) == ("text_completion", "tiny")
     assert [choice["index"] for choice in body["choices"]] == list(range(9))
     for choice, ids in zip(body["choices"], prompts, strict=True):
         assert choice["finish_reason"] == "length"
@@ -227,7 +227,7 @@ def test_a_row_that_is_not_finite(limited):
 
 def test_a_model_with_classes_has_no_next_tokens():
     service = stub_service()
-    service.model.engine.limits = replace(StubEngine.limits, classes=("good", "bad"))
+    loaded(service).engine.limits = replace(StubEngine.limits, classes=("good", "bad"))
     body = {"method": "POST", "url": "/v1/completions", "json": {"prompt": IDS} | LM_EVAL}
     (reply,) = ask(service, body)
     assert "classes, not tokens" in check_error(reply, 400, "invalid_request")

@@ -8,7 +8,7 @@ import pytest
 from gpuscore.config import ServerConfig
 from gpuscore.server.service import cache_salt
 from support.connections import check_error
-from support.stub_service import ask, stub_service
+from support.stub_service import ask, loaded, stub_service
 from support.watched_server import ALICE, BOB, BODY, TIMEOUT
 
 
@@ -43,7 +43,7 @@ class TestDeadline:
         request = {"method": "POST", "url": "/v1/score", "json": BODY, "headers": headers}
         (reply,) = ask(service, request, config=ServerConfig(**options))
         assert reply.status_code == 200
-        (got,) = service.model.engine.requests
+        (got,) = loaded(service).engine.requests
         assert start + seconds <= got.deadline <= time.monotonic() + seconds
 
 
@@ -60,7 +60,7 @@ class TestSalt:
         ]
         replies = ask(service, *requests, keys=[ALICE.encode(), BOB.encode()])
         assert {reply.status_code for reply in replies} == {200}
-        salts = [request.salt for request in service.model.engine.requests]
+        salts = [request.salt for request in loaded(service).engine.requests]
         assert salts[0:2] == salts[2:4]
         assert salts[4:6] == salts[6:8]
         assert len(set(salts)) == 4

@@ -8,6 +8,7 @@ import pytest
 
 from gpuscore.prompts.decisions import choice, level, predicate
 from gpuscore.server.api.dialects.table import DIALECTS
+from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
 from gpuscore.text import score_input
 from support.connections import check_error
@@ -53,7 +54,7 @@ class TestPairs:
         want = [row[0] for row in probabilities(demo, prompts())["scores"]]
         for query in (QUERY, [QUERY]):
             answer = demo.post("/v1/score", json={first: query, second: DOCUMENTS}).json()
-            assert (answer["object"], answer["model"]) == ("list", "default")
+            assert (answer["object"], answer["model"]) == ("list", "demo")
             assert [entry["index"] for entry in answer["data"]] == list(range(5))
             assert {entry["object"] for entry in answer["data"]} == {"score"}
             got = [entry["score"] for entry in answer["data"]]
@@ -129,7 +130,7 @@ NO_LABELS = {"method": "POST", "url": "/v1/score", "json": {"items": [[5]]}}
 
 def test_labels_may_be_left_out_while_the_model_loads():
     """The client is told to come again, because default labels are not known yet."""
-    (reply,) = ask(ScoringService(("tiny",)), NO_LABELS)
+    (reply,) = ask(ScoringService([ServedModel("tiny")]), NO_LABELS)
     check_error(reply, 503, "unavailable", None)
     (reply,) = ask(stub_service(), NO_LABELS)
     check_error(reply, 400, "missing_labels", "label_token_ids")

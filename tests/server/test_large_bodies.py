@@ -15,6 +15,7 @@ from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.large_bodies import REST, LargeBodies
 from gpuscore.server.memory import LARGE
+from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
 
 WORK = 0.02  # seconds of a turn
@@ -76,7 +77,7 @@ def test_an_error_ends_the_turn():
 
 
 def test_a_large_body_is_decoded_in_its_turn_and_a_small_one_at_once():
-    service = ScoringService(("tiny",))  # without a model: 503 after decoding
+    service = ScoringService([ServedModel("tiny")])  # without a model: 503 after decoding
     app = create_app(service, ServerConfig(), ApiKeys([]))
 
     async def status(client: httpx.AsyncClient, items: list[str]) -> int:

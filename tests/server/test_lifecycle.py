@@ -15,6 +15,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.run import serve
+from gpuscore.server.served import ServedModel
 from support.connections import Connection, canary, hold, large_request
 from support.programs import run
 from support.serving import serving, stops_at_once
@@ -81,7 +82,7 @@ def test_a_client_that_leaves_frees_the_engine(model, client):
 def test_a_port_in_use(client):
     config = ServerConfig(port=client.base_url.port)
     with pytest.raises(ConfigError, match="cannot bind --host 127.0.0.1 --port .*in use"):
-        serve(("m",), config, ApiKeys([]), load=pytest.fail, announce=pytest.fail)
+        serve([(ServedModel("m"), pytest.fail)], config, ApiKeys([]), announce=pytest.fail)
 
 
 def test_it_answers_while_loading_and_stops_with_the_reason(model, tmp_path):

@@ -50,6 +50,7 @@ class TestLog:
             "status": 200,
             "code": None,
             "tenant": hashlib.sha256(ALICE.encode()).hexdigest()[:8],
+            "model": "tiny",
             "items": 3,
             "prompt_tokens": usage["prompt_tokens"],
             "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
@@ -60,6 +61,7 @@ class TestLog:
     def test_the_longest_line_is_short(self):
         record = RequestRecord("x" * 128, method="CONNECT", route="/v1/score", code="x" * 30)
         record.tenant, record.trace_id, record.status = "f" * 16, "f" * 32, 503
+        record.model = "m" * 128
         record.items = record.prompt_tokens = record.cached_tokens = record.bytes_in = 2**40
         record.stages = dict.fromkeys(STAGES, (0.0, 1e5 / 3))
         assert len(request_line(record)) < 1024

@@ -13,11 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.record import STAGES
+from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
 from gpuscore.worker.child import BEAT as HEARTBEAT
 from support.connections import check_error, connected, post, score
 from support.serving import wait_until
-from support.stub_service import STATS, ask, stub_service
+from support.stub_service import STATS, ask, loaded, stub_service
 from support.tape_engine import HELD, NO_MEMORY, NO_NUMBER
 from support.tape_servers import body_of, engine_of, in_flight, tape_server
 from support.watched_server import samples_of
@@ -281,32 +282,35 @@ class TestMetrics:
         assert values["gpuscore_capacity_tokens_per_second"] == STATS.capacity
         for state in ("free", "cached", "used"):
             count = getattr(STATS, f"pages_{state}")
-            assert f'gpuscore_kv_pages{{replica="0",state="{state}"}} {count}.0' in reply.text
-        assert 'gpuscore_oom_total{outcome="retried",replica="0"} 4.0' in reply.text
-        assert 'gpuscore_oom_total{outcome="failed",replica="0"} 2.0' in reply.text
+            assert (
+                f'gpuscore_kv_pages{{model="tiny",replica="0",state="{state}"}} {count}.0'
+                in reply.text
+            )
+        assert 'gpuscore_oom_total{model="tiny",outcome="retried",replica="0"} 4.0' in reply.text
+        assert 'gpuscore_oom_total{model="tiny",outcome="failed",replica="0"} 2.0' in reply.text
         for name, counts, total in (
             ("tokens", {"16.0": 1, "64.0": 1, "256.0": 3, "65536.0": 3, "+Inf": 6}, 7000),
             ("items", {"0.0": 4, "1.0": 6, "+Inf": 6}, 2),
         ):
             for bound, count in counts.items():
-                bucket = f'gpuscore_batch_{name}_bucket{{le="{bound}",replica="0"}}'
+                bucket = f'gpuscore_batch_{name}_bucket{{le="{bound}",model="tiny",replica="0"}}'
                 assert f"{bucket} {count}.0" in reply.text
-            assert f'gpuscore_batch_{name}_count{{replica="0"}} 6.0' in reply.text
-            assert f'gpuscore_batch_{name}_sum{{replica="0"}} {total}.0' in reply.text
+            assert f'gpuscore_batch_{name}_count{{model="tiny",replica="0"}} 6.0' in reply.text
+            assert f'gpuscore_batch_{name}_sum{{model="tiny",replica="0"}} {total}.0' in reply.text
 
     def test_before_the_model_is_there_and_after_its_engine_has_died(self):
         dead = stub_service()
-        dead.model.engine.close()
-        for service, up in ((ScoringService(("m",)), 1), (dead, 0)):
+        loaded(dead).engine.close()
+        for service, up in ((ScoringService([ServedModel("m")]), 1), (dead, 0)):
             (reply,) = ask(service, {"method": "GET", "url": "/metrics"})
             assert reply.status_code == 200
             assert f"gpuscore_up {up}.0" in reply.text
             assert "gpuscore_ready 0.0" in reply.text
             assert "gpuscore_build_info{version=" in reply.text
             assert "gpuscore_kv_pages" not in reply.text
-            counted = 'gpuscore_batches_total{replica="0"} 6.0' in reply.text
+            counted = 'gpuscore_batches_total{model="tiny",replica="0"} 6.0' in reply.text
             heard = "gpuscore_engine_heartbeat_age_seconds" in reply.text
-            assert counted == heard == (service.model is not None)
+            assert counted == heard == (service is dead)
 
     def test_openmetrics(self, watched):
         reply = watched.client.get("/metrics", headers={"Accept": "application/openmetrics-text"})

@@ -41,7 +41,7 @@ def test_best_first(demo, relevance, path):
     assert all(set(result) == {"index", "relevance_score"} for result in body["results"])
     assert body["id"] == answer.headers["x-request-id"]
     kind = "list" if path == "/v1/rerank" else "rerank"
-    assert (body["object"], body["model"]) == (kind, "default")
+    assert (body["object"], body["model"]) == (kind, "demo")
     assert body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] > 50
     assert body["meta"]["api_version"] == {"version": "2"}
     assert body["meta"]["billed_units"] == {"search_units": 1}

@@ -150,7 +150,7 @@ class TestItems:
         asked = {"return_label_logprobs": True, "return_label_mass": True}
         assert ask(client, query=query, items=[], **labels, **asked) == {
             "scores": [],
-            "model": "default",
+            "model": "tiny",
             "object": "scoring",
             "usage": usage(0, 0),
             "label_logprobs": [],
@@ -323,6 +323,7 @@ class TestAnswer:
         for name in ("default", "tiny", str(model[0])):
             answer = ask(client, model=name, items=[[5]], label_token_ids=[3])
             assert answer["model"] == name
+        assert ask(client, items=[[5]], label_token_ids=[3])["model"] == "tiny"
 
     def test_usage_counts_every_prompt_as_if_alone(self, client):
         body = {"query": [5] * 40, "label_token_ids": [3]}

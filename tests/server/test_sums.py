@@ -25,7 +25,7 @@ def finish(one, route="/v1/score", seconds=0.2, items=4):
 def samples(one):
     text = one.exposition("")[0].decode()
     return {
-        (sample.name, *sorted(sample.labels.items())): sample.value
+        (sample.name, *sorted(sample.labels.items() - {("model", "")})): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }

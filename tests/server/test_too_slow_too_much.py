@@ -22,7 +22,8 @@ from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
-from gpuscore.server.service import LoadedModel, ScoringService
+from gpuscore.server.served import LoadedModel, ModelTable, ServedModel
+from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from support.connections import (
@@ -52,9 +53,10 @@ def service_of(plan, directory):
     """Serve with a real engine in this process."""
     backend = create_backend(plan)
     engine = Engine(backend, EngineConfig())
-    service = ScoringService(("tiny",))
+    served = ServedModel("tiny")
     builder = PromptBuilder(TextEncoder.read(directory), backend.limits, RequestLimits())
-    service.serve(LoadedModel(engine, ModelPrompts(builder)))
+    served.loaded = LoadedModel(engine, ModelPrompts(builder))
+    service = ScoringService([served])
     try:
         yield service
     finally:
@@ -235,18 +237,19 @@ class TestMemoryAndBugs:
 
     @covers("internal_error")
     def test_a_bug(self, caplog):
-        class BrokenService(ScoringService):
-            def model_name(self, wanted):
+        class BrokenTable(ModelTable):
+            def choose(self, wanted):
                 raise KeyError(MARKER)
 
-        service = BrokenService(("tiny",), 1)
+        service = ScoringService([ServedModel("tiny")], 1)
+        service.models = BrokenTable(list(service.models))
         message = check_error(ask_app(service, GOOD), 500, "internal_error", None)
         assert message == "internal error"
         assert "unhandled error" in caplog.text
 
     @covers("unavailable")
     def test_before_the_model_is_there(self):
-        service = ScoringService(("tiny",))
+        service = ScoringService([ServedModel("tiny")])
         for path in ("/ready", "/v1/score"):
             reply = ask_app(service, GOOD, path)
             check_error(reply, 503, "unavailable", None)
@@ -257,7 +260,7 @@ class TestMemoryAndBugs:
         with service_of(plan_backend(model[0], ModelConfig(str(model[0]))), model[0]) as service:
             assert ask_app(service, GOOD, "/health").status_code == 200
             assert ask_app(service, GOOD, "/ready").status_code == 200
-            service.model.engine.close()
+            service.models.only.loaded.engine.close()
             for path in ("/health", "/ready", "/v1/score"):
                 reply = ask_app(service, GOOD, path)
                 check_error(reply, 503, "unavailable", None)

@@ -20,7 +20,7 @@ from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.probabilities import softmax
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 

@@ -198,9 +198,10 @@ def hold(client: httpx.Client, connection: Connection, body: bytes) -> None:
 
 
 def metric(client: httpx.Client, name: str) -> float:
-    """Return the value of a metric without labels."""
+    """Return the value of a metric without labels but the model's and the first replica's."""
+    labels = r'(?:\{(?:model="[^"]*",?)?(?:replica="0")?\})?'
     text = client.get("/metrics").text
-    (value,) = re.findall(rf"^gpuscore_{name}(?:{{replica=\"0\"}})? (\S+)$", text, re.MULTILINE)
+    (value,) = re.findall(rf"^gpuscore_{name}{labels} (\S+)$", text, re.MULTILINE)
     return float(value)
 
 

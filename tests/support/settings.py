@@ -46,7 +46,7 @@ def read(tmp_path, given):
     for name, value in given.get("environment", {}).items():
         environment["GPUSCORE_" + name.upper()] = as_text(value)
     for name, value in given.get("command line", {}).items():
-        flag = "--" + name.replace("_", "-")
+        (flag,) = (item.flag for item in OPTIONS if item.name == name)
         if isinstance(value, bool):
             arguments.append(flag if value else flag.replace("--", "--no-"))
         else:

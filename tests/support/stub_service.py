@@ -13,7 +13,8 @@ from gpuscore.prompts.model import ModelPrompts
 from gpuscore.request import ScoreResult, Timings
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
-from gpuscore.server.service import LoadedModel, ScoringService
+from gpuscore.server.served import LoadedModel, ServedModel
+from gpuscore.server.service import ScoringService
 from gpuscore.stats import (
     BATCH_ITEMS,
     BATCH_TOKENS,
@@ -80,11 +81,17 @@ class StubEngine:
 
 
 def stub_service():
-    service = ScoringService(("tiny",))
+    served = ServedModel("tiny")
     engine = StubEngine()
-    builder = PromptBuilder(None, engine.limits, RequestLimits())
-    service.serve(LoadedModel(engine, ModelPrompts(builder)))
-    return service
+    served.loaded = LoadedModel(
+        engine, ModelPrompts(PromptBuilder(None, engine.limits, RequestLimits()))
+    )
+    return ScoringService([served])
+
+
+def loaded(service):
+    """Return the only model of a service."""
+    return service.models.only.loaded
 
 
 def ask(service, *requests, keys=(), config=None, operations=None):

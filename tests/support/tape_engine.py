@@ -85,6 +85,30 @@ def prepare(directory, config, max_tokens=8192):
     return Prepared("tape", lambda: MischievousTape(**options))
 
 
+OTHER_LSE, OTHER_VOCAB = 1.5, 950  # of any directory but the first one's
+
+
+class OtherTape(MischievousTape):
+    """A tape whose scores differ from the first one's, and whose vocabulary is smaller."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.limits = replace(self.limits, vocab_rows=OTHER_VOCAB)
+
+    def collect(self, pending):
+        result = super().collect(pending)
+        return replace(result, lse=result.lse + np.float32(OTHER_LSE))
+
+
+def by_directory(directory, config):
+    """Return a tape, or for the directories of further models another one."""
+    first = prepare(directory, config)
+    if directory.name == "a":
+        return first
+    options = {"max_tokens": 8192, "page_size": 16, "num_pages": 4096, "max_model_len": 4096}
+    return Prepared("other tape", lambda: OtherTape(**options))
+
+
 def of_small_batches(directory, config):
     return prepare(directory, config, max_tokens=64)
 
@@ -104,6 +128,15 @@ def slow_second_load(directory, config):
     mark = Path(os.environ["TAPE_MARK"])
     if mark.exists():
         return slow_load(directory, config)
+    mark.touch()
+    return prepare(directory, config)
+
+
+def loads_once(directory, config):
+    """Load in the first child of each directory; end those that come later."""
+    mark = Path(os.environ["TAPE_MARK"], directory.name)
+    if mark.exists():
+        return break_at_load(directory, config)
     mark.touch()
     return prepare(directory, config)
 

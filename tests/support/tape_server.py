@@ -1,4 +1,6 @@
-"""A small `gpuscore serve`: the server's own parts over a tape in a child process.
+"""A small `gpuscore serve`: the server's own parts over tapes in child processes.
+
+TAPE_MODELS has the models' names, TAPE_DEFAULT that of the default one.
 
 python -P -m support.tape_server FACTORY JSON-OF-PATIENCE JSON-OF-SERVER JSON-OF-ENGINE
 """
@@ -14,16 +16,19 @@ from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.errors import EngineFailed
-from gpuscore.fronts.front import FrontApp
+from gpuscore.fronts.front import FrontApp, FrontModel
 from gpuscore.fronts.start import FrontSetup
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.replicas.placement import placements
-from gpuscore.replicas.start import start_replicas
+from gpuscore.replicas.start import start_models
+from gpuscore.replicas.together import AllReplicas
 from gpuscore.server.api.auth import read_api_keys
 from gpuscore.server.run import serve
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel, ServedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.worker.patience import Patience
+
+NAMES = os.environ.get("TAPE_MODELS", "tape").split(",")
 
 
 def main(factory, patience, server, engine):
@@ -31,9 +36,7 @@ def main(factory, patience, server, engine):
     config = ServerConfig(port=0, **json.loads(server))
     keys = read_api_keys(config)
     make = partial(
-        start_replicas,
-        Path("/nowhere"),
-        ModelConfig(),
+        start_all,
         EngineConfig(**json.loads(engine)),
         factory,
         Patience(**json.loads(patience)),
@@ -46,19 +49,33 @@ def main(factory, patience, server, engine):
         return 70
 
 
+def start_all(engine, factory, patience, listeners=None):
+    places = placements(ModelConfig(), engine.devices)
+    models = [(Path("/nowhere", name), places) for name in NAMES]
+    return AllReplicas(NAMES, start_models(models, engine, factory, patience, listeners))
+
+
+def served(name):
+    return ServedModel(name, is_default=name == os.environ.get("TAPE_DEFAULT", NAMES[0]))
+
+
 def serve_alone(make, config, keys):
     replicas = make()
-    load = partial(load_tape, replicas)
     with closing(replicas):
-        return serve(("tape",), config, keys, load, announce)
+        models = [
+            (served(name), partial(load_tape, own))
+            for name, own in zip(NAMES, replicas.models, strict=True)
+        ]
+        return serve(models, config, keys, announce)
 
 
 def serve_by_fronts(make, config, keys):
     """Serve as `gpuscore.serving` does with several HTTP workers."""
-    engine = make.args[2]
+    engine = make.args[0]
     devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
-    setup = FrontSetup(config.http_workers, len(devices))
-    app = FrontApp(("tape",), config, engine, keys, devices, load_tape)
+    setup = FrontSetup(config.http_workers, [len(devices)] * len(NAMES))
+    models = [FrontModel(served(name), devices, load_tape) for name in NAMES]
+    app = FrontApp(models, config, engine, keys)
     if os.environ.get("TAPE_FRONTS_END"):
         setup._main = lambda prepare, text: lambda seat: 1
     with (
@@ -67,7 +84,8 @@ def serve_by_fronts(make, config, keys):
     ):
         forker.prepare("")
         forker.prepared()
-        replicas.wait_planned()
+        for number in range(len(NAMES)):
+            replicas.wait_planned(number)
         return setup.run(forker, config, keys, replicas, replicas.engines, announce)
 
 

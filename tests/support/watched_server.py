@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -24,15 +25,16 @@ TIMEOUT = "X-Request-Timeout-Ms"
 def samples_of(client, only=None):
     """Return {(name, labels as a sorted tuple): value} of /metrics, of the given types only.
 
-    The label of the first replica, which may be the only one, is left out.
+    The label of the first replica, which may be the only one, is left out, and the samples of all
+    models are added up.
     """
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    return {
-        (sample.name, tuple(sorted(sample.labels.items() - {("replica", "0")}))): sample.value
-        for family in families
-        if only is None or family.type in only
-        for sample in family.samples
-    }
+    samples = Counter()
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples if only is None or family.type in only else ():
+            kept = {k: v for k, v in sample.labels.items() if (k, v) != ("replica", "0")}
+            kept.pop("model", None)
+            samples[sample.name, tuple(sorted(kept.items()))] += sample.value
+    return dict(samples)
 
 
 @dataclass

@@ -8,6 +8,9 @@ from gpuscore.backends.common.sizing import PagePlan, mebibytes
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 
+# Memory that an engine's process takes beside what it plans: its interpreter, libraries, and on a
+# GPU the context and the kernels' code. Only the shares of several models need it.
+ENGINE_BYTES = {"cpu": 2**29, "cuda": 2**30}
 # By kind of device.
 PAGE_SIZE = {"cpu": 16, "cuda": 64, "tpu": 64}
 MAX_BATCH_TOKENS = {"cpu": 2048, "cuda": 16384, "tpu": 16384}
@@ -50,13 +53,14 @@ def choose_max_model_len(config: DecoderConfig, wanted: int | None) -> int:
     return wanted or limit
 
 
-def check_weights(pages: PagePlan, free: int, weight_bytes: int) -> None:
+def check_weights(pages: PagePlan, free: int, weight_bytes: int, limit: int | None = None) -> None:
     """Refuse, before weights are read, a model that would not fit even without any batch.
 
     Args:
         pages: the plan of KV pages.
         free: bytes that the device can give.
         weight_bytes: size of the weights in the dtype in which they are loaded.
+        limit: `--memory-limit`.
 
     Raises:
         ConfigError: the weights, or the weights and one prompt's pages, do not fit.
@@ -67,11 +71,22 @@ def check_weights(pages: PagePlan, free: int, weight_bytes: int) -> None:
             f"{mebibytes(free)} of memory are free; choose a smaller model, or --dtype bfloat16 "
             "instead of float32"
         )
+    if limit is not None and weight_bytes > limit:
+        raise ConfigError(
+            f"the weights that config.json asks for take {mebibytes(weight_bytes)}, over the "
+            f"--memory-limit of {mebibytes(limit)}"
+        )
     pages.count(free - weight_bytes, 0)
 
 
 def plan_pages(
-    config: DecoderConfig, wanted: ModelConfig, max_len: int, dtype: str, device: str, again: int
+    config: DecoderConfig,
+    wanted: ModelConfig,
+    max_len: int,
+    dtype: str,
+    device: str,
+    again: int,
+    weight_bytes: int,
 ) -> PagePlan:
     """Plan the KV pages.
 
@@ -82,6 +97,7 @@ def plan_pages(
         dtype: of keys and values.
         device: kind of device.
         again: query tokens that a long item computes again, at most.
+        weight_bytes: size of the weights, which count towards `--memory-limit`.
 
     Raises:
         ConfigError: two settings size the KV cache.
@@ -98,4 +114,5 @@ def plan_pages(
         most=max(CPU_PROMPTS * needed, CPU_TOKENS // size) if device == "cpu" else None,
         fraction=wanted.memory_fraction or MEMORY_FRACTION[device],
         exact_bytes=wanted.kv_cache_size,
+        spare=None if wanted.memory_limit is None else max(0, wanted.memory_limit - weight_bytes),
     )

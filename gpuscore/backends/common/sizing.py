@@ -32,6 +32,7 @@ class PagePlan:
     most: int | None  # upper bound; None = as many as fit
     fraction: float  # of the memory that is left
     exact_bytes: int | None  # size of all pages; replaces `most` and `fraction`
+    spare: int | None = None  # most bytes for pages and the largest batch; None = all that is free
 
     def count(self, free: int, batch: int) -> int:
         """Return the number of pages.
@@ -44,8 +45,12 @@ class PagePlan:
             ConfigError: the pages cannot hold one prompt of full length, or `exact_bytes` do not
                 fit.
         """
+        free, limited = (free, "") if self.spare is None else self._limited(free, self.spare)
         rest = max(0, free - batch)
-        left = f"the weights leave {mebibytes(free)}, the largest batch takes {mebibytes(batch)}"
+        left = (
+            f"the weights leave {mebibytes(free)}{limited}, the largest batch takes "
+            f"{mebibytes(batch)}"
+        )
         if self.exact_bytes is None:
             pages = int(rest * self.fraction) // self.page_bytes
             pages = pages if self.most is None else min(pages, self.most)
@@ -60,6 +65,9 @@ class PagePlan:
             )
         return pages
 
+    def _limited(self, free: int, spare: int) -> tuple[int, str]:
+        return (free, "") if free < spare else (spare, " of --memory-limit")
+
     def _check(self, pages: int, why: str, remedy: str) -> None:
         if pages >= self.needed:
             return
@@ -71,10 +79,16 @@ class PagePlan:
         )
 
 
-def measure(memory: Memory, *parts: Run) -> MeasuredMemory:
-    """Measure free memory, and the peak growths during `parts`, which run the largest batches."""
+def measure(memory: Memory, *parts: Run, spare: int | None = None) -> MeasuredMemory:
+    """Measure free memory, and the peak growths during `parts`, which run the largest batches.
+
+    Args:
+        memory: of the device.
+        parts: run the largest batches.
+        spare: the most of it that counts as free.
+    """
     memory.trim()
-    free = memory.free()
+    free = memory.free() if spare is None else min(spare, memory.free())
     peak = memory.growth(*parts)
     memory.trim()
     guess = int(free * UNMEASURED)

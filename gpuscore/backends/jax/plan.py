@@ -111,10 +111,10 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     # On a CPU, XLA computes products of other dtypes by converting them to float32 and back.
     dtype = choose_dtype(architecture.config, config.dtype, kind, lambda name: name == "float32")
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
-    pages = plan_pages(architecture.config, config, max_len, dtype, kind, again=0)
     precision = choose_precision(config.quantization, architecture.storage, _no_eight_bits)
     weight_bytes = count_weight_bytes(architecture.config, ITEM_SIZE[dtype], precision)
-    check_weights(pages, free_memory(device), weight_bytes)
+    pages = plan_pages(architecture.config, config, max_len, dtype, kind, 0, weight_bytes)
+    check_weights(pages, free_memory(device), weight_bytes, config.memory_limit)
     return JaxPlan(
         directory=str(directory),
         architecture=architecture,

@@ -208,7 +208,7 @@ class TorchBackend:
                 copied=plan.dtype != torch.float32,
             )
         try:
-            found = measure(memory, *(partial(run, part) for part in parts))
+            found = measure(memory, *(partial(run, part) for part in parts), spare=pages.spare)
         except OutOfMemory as error:
             raise ConfigError(
                 f"a batch of --max-batch-tokens {plan.max_tokens} does not fit into the memory "

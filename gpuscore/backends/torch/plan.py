@@ -131,8 +131,8 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
     )
     weight_bytes = count_weight_bytes(architecture.config, dtype.itemsize, precision)
     again = TILING.block if config.deterministic else 0
-    pages = plan_pages(architecture.config, config, max_len, name, device.type, again)
-    check_weights(pages, memory_of(device).free(), weight_bytes)
+    pages = plan_pages(architecture.config, config, max_len, name, device.type, again, weight_bytes)
+    check_weights(pages, memory_of(device).free(), weight_bytes, config.memory_limit)
     attention = choose_attention(
         config.attention, architecture.config, device, dtype, config.deterministic
     )

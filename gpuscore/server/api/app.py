@@ -31,7 +31,7 @@ from gpuscore.server.api.cors import read_origins
 from gpuscore.server.api.dialects.dialect import BodyT, Dialect, answer
 from gpuscore.server.api.dialects.table import DIALECTS
 from gpuscore.server.api.openapi import DocumentedApp
-from gpuscore.server.api.pages import add_metrics, add_pages
+from gpuscore.server.api.pages import add_metrics, add_pages, add_probes
 from gpuscore.server.api.paths import OPEN_PATHS
 from gpuscore.server.api.schema import openapi_of
 from gpuscore.server.http.headers import check_request_id, head_refusal, request_seconds
@@ -52,7 +52,7 @@ def create_app(
     keys: ApiKeys,
     operations: Operations | None = None,
 ) -> ASGIApp:
-    """Return the ASGI application for one served model; by default with metrics but no log."""
+    """Return the ASGI application for the served models; by default with metrics but no log."""
     operations = operations or Operations(service)
     app = DocumentedApp(
         title="gpuscore",
@@ -64,6 +64,7 @@ def create_app(
     )
     app.has_keys, app.longest = bool(keys), int(config.request_timeout * 1000)
     _add_dialects(app, service, config)
+    add_probes(app, service)
     add_pages(app, service)
     add_metrics(app, operations)
     app.add_exception_handler(GpuscoreError, _on_gpuscore_error)

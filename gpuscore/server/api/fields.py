@@ -50,8 +50,9 @@ Priority = Annotated[
 ModelName = Annotated[
     str | None,
     about(
-        "The served model's name (see GET /v1/models), or `default`, as null means; any other name "
-        "is answered 404."
+        "A served model's name (see GET /v1/models); any other name is answered 404. null and "
+        "`default` mean the only model, or the one of `--default-model`; without that, a server of "
+        "several models answers 400."
     ),
 ]
 ErrorMode = Annotated[
@@ -87,7 +88,7 @@ Instruction = Annotated[
 ]
 # Fields of answers.
 AnswerId = Annotated[str, about("The request's id, as in the header X-Request-Id.")]
-AnsweredModel = Annotated[str, about("The model's name as the request gave it, or `default`.")]
+AnsweredModel = Annotated[str, about("The model's name as the request gave it, or else its own.")]
 Created = Annotated[int, about("Time of the answer, in seconds since 1970.")]
 Index = Annotated[int, about("Number of the document in the request, from 0.")]
 Truncated = Annotated[bool, about("true if it was cut, as the request allowed.")]

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuscore import __version__
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 
 
-def server_info(names: tuple[str, ...], model: LoadedModel) -> dict[str, Any]:
+def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
     """Return the fields of text-embeddings-inference, and those that it lacks under `gpuscore`."""
     limits = model.engine.limits
     backlog, requests = model.engine.backlog.config, model.prompts.builder.limits
     return {
-        "model_id": names[0],
+        "model_id": name,
         "model_sha": None,
         "model_dtype": model.about,
         "model_type": _model_type(model),

@@ -11,6 +11,7 @@ from gpuscore.errors import GpuscoreError
 from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.api.errors import ErrorAnswer
 from gpuscore.server.api.paths import GENERATING_PATHS, OPEN_PATHS
+from gpuscore.server.served import LOADING, LOST, READY
 
 Errors: TypeAlias = tuple[type[msgspec.Struct], ...]
 PLAIN: Errors = (ErrorAnswer,)  # for routes that have no dialect
@@ -42,12 +43,17 @@ _NEED_AN_ENGINE = frozenset(("/health", "/ready", "/info", "/tokenizer_info"))
 
 _OBJECT = {"application/json": {"schema": {"type": "object"}}}
 _STATUS = {"type": "object", "properties": {"status": {"type": "string"}}, "required": ["status"]}
+_MODELS = {  # only of a server of several
+    "type": "object",
+    "additionalProperties": {"type": "string", "enum": [LOADING, READY, LOST]},
+}
+_STATES = _STATUS | {"properties": {"status": {"type": "string"}, "models": _MODELS}}
 _TEXT = {"schema": {"type": "string"}}
 # Answers of the routes that have no dialect, and so no answer type.
 _PAGES: dict[str, dict[str, Any]] = {
     "/livez": {"application/json": {"schema": _STATUS}},
-    "/health": {"application/json": {"schema": _STATUS}},
-    "/ready": {"application/json": {"schema": _STATUS}},
+    "/health": {"application/json": {"schema": _STATES}},
+    "/ready": {"application/json": {"schema": _STATES}},
     "/metrics": {"text/plain": _TEXT, "application/openmetrics-text": _TEXT},
 }
 _HEADERS: dict[str, dict[str, Any]] = {
@@ -99,7 +105,7 @@ def refusals(path: str, method: str, has_keys: bool) -> tuple[type[GpuscoreError
     """Return every error that an operation may be answered with."""
     found = list(_OF_HEADS)
     if path in _NEED_AN_ENGINE:
-        found.append(errors.Unavailable)
+        found += [errors.Unavailable, errors.ModelNotFound]
     if method == "post":
         found = list(_OF_BODIES if path in GENERATING_PATHS else _OF_DIALECTS)
     if has_keys and path not in OPEN_PATHS:
@@ -127,7 +133,8 @@ def _complete_operation(
     read = ["X-Request-Id", "traceparent"]
     if method == "post":
         read.append("X-Request-Timeout-Ms")
-    operation["parameters"] = [_reference("parameters", name) for name in read]
+    own = operation.get("parameters", [])
+    operation["parameters"] = own + [_reference("parameters", name) for name in read]
     if has_keys and path not in OPEN_PATHS:
         operation["security"] = [{name: []} for name in _KEYS]
     answers = operation["responses"]

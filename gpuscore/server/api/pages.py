@@ -1,19 +1,40 @@
-"""Routes without a body: probes, the model and metrics."""
+"""Routes without a body: probes, the models and metrics."""
 
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from gpuscore.config.served import listed
 from gpuscore.errors import InvalidRequest, Unavailable
 from gpuscore.server.api.answers import json_response
 from gpuscore.server.api.info import server_info
 from gpuscore.server.api.paths import TOKENIZER_INFO_PATH
 from gpuscore.server.observe.operations import Operations
-from gpuscore.server.service import LOADING_RETRY_AFTER, ScoringService
+from gpuscore.server.served import (
+    LOADING,
+    LOADING_RETRY_AFTER,
+    LOST,
+    ModelTable,
+    ServedModel,
+)
+from gpuscore.server.service import ScoringService
+
+MODEL = "model"
+WHICH_MODEL = {
+    "parameters": [
+        {
+            "name": MODEL,
+            "in": "query",
+            "required": False,
+            "schema": {"type": "string"},
+            "description": "The name of one of several served models, as in GET /v1/models.",
+        }
+    ]
+}
 
 
-def add_pages(app: FastAPI, service: ScoringService) -> None:
+def add_probes(app: FastAPI, service: ScoringService) -> None:
     @app.get(
         "/livez",
         summary="Liveness of the server",
@@ -24,48 +45,63 @@ def add_pages(app: FastAPI, service: ScoringService) -> None:
 
     @app.get(
         "/health",
-        summary="Health of the engine",
-        description="200 while the engine is alive or still loading.",
+        summary="Health of the engines",
+        description="200 while an engine is alive or a model is still loading. A server of several "
+        "models says how each one is; `?model=` asks for one alone.",
+        openapi_extra=WHICH_MODEL,
     )
-    async def health() -> Response:
-        if not service.healthy:
-            raise Unavailable("the engine is not running", retry_after=LOADING_RETRY_AFTER)
-        return json_response({"status": "ok"})
+    async def health(request: Request) -> Response:
+        named = _named(request, service.models)
+        if not service.healthy or (named is not None and named.state == LOST):
+            raise _unavailable("the engine is not running", service.models, LOST)
+        return json_response({"status": "ok"} | _states(service.models))
 
     @app.get(
-        "/ready", summary="Readiness", description="200 once the model is loaded and warmed up."
+        "/ready",
+        summary="Readiness",
+        description="200 once all models are loaded and warmed up, while one of them can score. A "
+        "server of several models says how each one is; `?model=` asks for one alone.",
+        openapi_extra=WHICH_MODEL,
     )
-    async def ready() -> Response:
-        if not service.ready:
-            raise Unavailable("not ready to score", retry_after=LOADING_RETRY_AFTER)
-        return json_response({"status": "ready"})
+    async def ready(request: Request) -> Response:
+        named = _named(request, service.models)
+        ready = service.ready if named is None else named.alive and not service.draining
+        if not ready:
+            raise _unavailable("not ready to score", service.models, LOST, LOADING)
+        return json_response({"status": "ready"} | _states(service.models))
 
+
+def add_pages(app: FastAPI, service: ScoringService) -> None:
     @app.get(
         "/v1/models",
-        summary="Served model",
-        description="The model's name and its longest prompt, as in OpenAI's API.",
+        summary="Served models",
+        description="The models' names and longest prompts, as in OpenAI's API.",
     )
     async def models() -> Response:
-        return json_response({"object": "list", "data": [_model_card(service)]})
+        return json_response({"object": "list", "data": list(map(_model_card, service.models))})
 
     @app.get(
         "/info",
         summary="Model and limits",
-        description="Limits, prompt and formula of the served model, as in TEI's API.",
+        description="Limits, prompt and formula of a served model, as in TEI's API.",
+        openapi_extra=WHICH_MODEL,
     )
-    async def info() -> Response:
-        return json_response(server_info(service.names, service.loaded()))
+    async def info(request: Request) -> Response:
+        served = service.models.choose(request.query_params.get(MODEL))
+        return json_response(server_info(served.name, served.ready()))
 
     @app.get(
         TOKENIZER_INFO_PATH,
         summary="Tokenizer",
         description="The tokenizer's special tokens and chat template, as in vLLM's API.",
+        openapi_extra=WHICH_MODEL,
     )
-    async def tokenizer_info() -> Response:
-        info = service.loaded().tokenizer_info
-        if info is None:
+    async def tokenizer_info(request: Request) -> Response:
+        served = service.models.choose(request.query_params.get(MODEL))
+        found = served.ready().tokenizer_info
+        if found is None:
             raise InvalidRequest("this model has no tokenizer")
-        return json_response(info)
+        return json_response(found)
 
 
 def add_metrics(app: FastAPI, operations: Operations) -> None:
@@ -79,8 +115,28 @@ def add_metrics(app: FastAPI, operations: Operations) -> None:
         return Response(content, headers={"Content-Type": kind})
 
 
-def _model_card(service: ScoringService) -> dict[str, Any]:
-    card = {"id": service.names[0], "object": "model", "created": 0, "owned_by": "gpuscore"}
-    if service.model is None:
+def _named(request: Request, models: ModelTable) -> ServedModel | None:
+    """Return the model that a probe asks for; None if it asks for all."""
+    name = request.query_params.get(MODEL)
+    return None if name is None else models.choose(name)
+
+
+def _states(models: ModelTable) -> dict[str, Any]:
+    """Return how each of several models is."""
+    if models.only is not None:
+        return {}
+    return {"models": {one.name: one.state for one in models}}
+
+
+def _unavailable(why: str, models: ModelTable, *states: str) -> Unavailable:
+    """Return an error that names those of several models that are in one of these states."""
+    names = [one.name for one in models if one.state in states]
+    which = f": {listed(names)}" if names and models.only is None else ""
+    return Unavailable(f"{why}{which}", retry_after=LOADING_RETRY_AFTER)
+
+
+def _model_card(served: ServedModel) -> dict[str, Any]:
+    card = {"id": served.name, "object": "model", "created": 0, "owned_by": "gpuscore"}
+    if served.loaded is None:
         return card
-    return card | {"max_model_len": service.model.engine.limits.max_model_len}
+    return card | {"max_model_len": served.loaded.engine.limits.max_model_len}

@@ -6,9 +6,10 @@ counts requests as they come from the HTTP parser, and the connection writes a r
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gpuscore.config import ServerConfig
+from gpuscore.engine.admission import Backlog
 from gpuscore.engine.counts import Counts
 from gpuscore.errors import Overloaded
 from gpuscore.server.api.auth import ApiKeys
@@ -105,15 +106,17 @@ class Gate:
         """
         if self._refused == self._rounds.number:
             return self._refusal
-        model = self._service.model
-        if model is None or self._service.draining or not model.engine.alive:
+        alive = self._service.models.alive
+        if not alive or self._service.draining:
             return None
-        backlog, requests = model.engine.backlog, self.requests
-        if requests >= backlog.config.max_queued_requests:
+        backlogs = [model.engine.backlog for model in alive]  # whose request it is, its body tells
+        requests = self.requests
+        if requests >= backlogs[0].config.max_queued_requests:
             self._refused = self._rounds.number
+            tokens = sum(backlog.tokens for backlog in backlogs)
             self._refusal = Overloaded(
-                f"{requests} requests with {backlog.tokens} tokens are in flight",
-                retry_after=backlog.retry_after,
+                f"{requests} requests with {tokens} tokens are in flight",
+                retry_after=_retry_after(backlogs),
             )
             return self._refusal
         if self._tenants[tenant] >= self._config.max_inflight_per_key:
@@ -125,12 +128,15 @@ class Gate:
             return Overloaded(
                 f"{requests} requests and bodies of {others} bytes are in flight, the limit is "
                 f"{limit} bytes",
-                retry_after=backlog.retry_after,
+                retry_after=_retry_after(backlogs),
             )
         if self._rounds.age > BEHIND:
             return Overloaded(f"the server is {self._rounds.age:.1f} seconds late", retry_after=1)
         seconds = min(self._config.max_queue_seconds, self._config.request_timeout)
-        return backlog.wait_refusal((own + announced) // BYTES_PER_TOKEN, seconds)
+        tokens = (own + announced) // BYTES_PER_TOKEN
+        refusals = [backlog.wait_refusal(tokens, seconds) for backlog in backlogs]
+        # While one model has time, only `ScoringService.run` can tell that another has none.
+        return None if None in refusals else refusals[0]
 
     def received(self, exchange: Exchange, size: int) -> Overloaded | None:
         """Count a part of a body; return an error if the bodies exceed `--max-queued-bytes`."""
@@ -184,3 +190,8 @@ class Gate:
         self._starts += 1
         self._start_bytes += self._sizes[exchange]
         start()
+
+
+def _retry_after(backlogs: Sequence[Backlog]) -> int:
+    """Return whole seconds until one of the models may have time."""
+    return min(backlog.retry_after for backlog in backlogs)

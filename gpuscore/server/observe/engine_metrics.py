@@ -1,4 +1,4 @@
-"""The metrics of the engines, with the label `replica`: its number, from 0."""
+"""The metrics of the engines, with the labels `model` and `replica`: its number, from 0."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
@@ -14,7 +14,7 @@ from prometheus_client.core import (
 
 from gpuscore.stats import BATCH_ITEMS, BATCH_TOKENS, EngineStats, ReplicaState, SizeCounts
 
-REPLICA = "replica"
+LABELS = ("model", "replica")
 _Row: TypeAlias = tuple[str, str, Callable[[EngineStats], float]]
 
 # Counters, which outlive restarts of an engine: name, help, value.
@@ -61,15 +61,15 @@ def engine_metrics(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     """Yield the metrics of all replicas; none of them before the model is loaded."""
     if not replicas:
         return
-    devices = InfoMetricFamily("gpuscore_replica", "Device of a replica", labels=[REPLICA])
+    devices = InfoMetricFamily("gpuscore_replica", "Device of a replica", labels=LABELS)
     up = _gauge("replica_up", "1 while the replica's engine is alive")
     heard = _gauge(
         "engine_heartbeat_age_seconds", "Time since the last sign of life of the engine's process"
     )
     for one in replicas:
-        devices.add_metric([one.replica], {"device": one.device})
-        up.add_metric([one.replica], one.alive)
-        heard.add_metric([one.replica], one.stats.heartbeat_age)
+        devices.add_metric(_labels(one), {"device": one.device})
+        up.add_metric(_labels(one), one.alive)
+        heard.add_metric(_labels(one), one.stats.heartbeat_age)
     yield from (devices, up, heard)
     yield from _counters(replicas)
     if alive := [one for one in replicas if one.alive]:
@@ -82,7 +82,7 @@ def rerun_metric(replicas: Sequence[ReplicaState]) -> Metric:
         "rerun", "Requests, or parts of them, run again elsewhere after this replica was lost"
     )
     for one in replicas:
-        rerun.add_metric([one.replica], one.rerun)
+        rerun.add_metric(_labels(one), one.rerun)
     return rerun
 
 
@@ -90,7 +90,7 @@ def _counters(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     for name, what, value in _COUNTERS:
         family = _counter(name, what)
         for one in replicas:
-            family.add_metric([one.replica], value(one.stats))
+            family.add_metric(_labels(one), value(one.stats))
         yield family
     oom = _counter(
         "oom",
@@ -99,13 +99,13 @@ def _counters(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
         "outcome",
     )
     for one in replicas:
-        oom.add_metric([one.replica, "retried"], one.stats.counters.oom_retried)
-        oom.add_metric([one.replica, "failed"], one.stats.counters.oom_failed)
+        oom.add_metric([*_labels(one), "retried"], one.stats.counters.oom_retried)
+        oom.add_metric([*_labels(one), "failed"], one.stats.counters.oom_failed)
     yield oom
-    done = {one.replica: one.stats.counters for one in replicas}
-    tokens = {replica: counters.batch_tokens for replica, counters in done.items()}
+    done = [(_labels(one), one.stats.counters) for one in replicas]
+    tokens = [(labels, counters.batch_tokens) for labels, counters in done]
     yield _histogram("batch_tokens", "Tokens of a forward pass", BATCH_TOKENS, tokens)
-    items = {replica: counters.batch_items for replica, counters in done.items()}
+    items = [(labels, counters.batch_items) for labels, counters in done]
     yield _histogram("batch_items", "Items that a pass scored", BATCH_ITEMS, items)
 
 
@@ -113,31 +113,35 @@ def _gauges(replicas: Sequence[ReplicaState]) -> Iterator[Metric]:
     for name, what, value in _GAUGES:
         family = _gauge(name, what)
         for one in replicas:
-            family.add_metric([one.replica], value(one.stats))
+            family.add_metric(_labels(one), value(one.stats))
         yield family
     pages = _gauge("kv_pages", "Pages of the KV cache", "state")
     for one in replicas:
         stats = one.stats
-        pages.add_metric([one.replica, "free"], stats.pages_free)
-        pages.add_metric([one.replica, "cached"], stats.pages_cached)
-        pages.add_metric([one.replica, "used"], stats.pages_used)
+        pages.add_metric([*_labels(one), "free"], stats.pages_free)
+        pages.add_metric([*_labels(one), "cached"], stats.pages_cached)
+        pages.add_metric([*_labels(one), "used"], stats.pages_used)
     yield pages
 
 
+def _labels(one: ReplicaState) -> list[str]:
+    return [one.model, one.replica]
+
+
 def _gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"gpuscore_{name}", what, labels=[REPLICA, *labels])
+    return GaugeMetricFamily(f"gpuscore_{name}", what, labels=[*LABELS, *labels])
 
 
 def _counter(name: str, what: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"gpuscore_{name}", what, labels=[REPLICA, *labels])
+    return CounterMetricFamily(f"gpuscore_{name}", what, labels=[*LABELS, *labels])
 
 
 def _histogram(
-    name: str, what: str, bounds: tuple[int, ...], sizes: dict[str, SizeCounts]
+    name: str, what: str, bounds: tuple[int, ...], sizes: "Sequence[tuple[list[str], SizeCounts]]"
 ) -> Metric:
-    family = HistogramMetricFamily(f"gpuscore_{name}", what, labels=[REPLICA])
+    family = HistogramMetricFamily(f"gpuscore_{name}", what, labels=LABELS)
     ends = [*(str(float(bound)) for bound in bounds), "+Inf"]
-    for replica, counted in sizes.items():
+    for labels, counted in sizes:
         buckets = list(zip(ends, accumulate(counted.counts), strict=True))
-        family.add_metric([replica], buckets, counted.total)
+        family.add_metric(labels, buckets, counted.total)
     return family

@@ -22,6 +22,7 @@ def request_line(record: RequestRecord) -> bytes:
         "status": record.status,
         "code": record.code or None,
         "tenant": tenant,
+        "model": record.model or None,
         "items": record.items,
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,

@@ -49,10 +49,14 @@ class Metrics:
     Args:
         state: of this process and of the engine.
         others: as in `SummedCollector`, if the server has other processes.
+        models: the served names.
     """
 
     def __init__(
-        self, state: Callable[[], ServerState], others: Callable[[Snapshot], Samples] | None = None
+        self,
+        state: Callable[[], ServerState],
+        others: Callable[[Snapshot], Samples] | None = None,
+        models: Sequence[str] = (),
     ) -> None:
         self._own = CollectorRegistry(auto_describe=False)  # of this process
         self._own.register(_ProcessCollector(state))
@@ -62,14 +66,15 @@ class Metrics:
         self.registry.register(_StateCollector(state))
         self._requests = Counter(
             "gpuscore_requests",
-            "Requests answered or given up; code is the error's, empty without an error",
-            ("route", "method", "status", "code"),
+            "Requests answered or given up; code is the error's, empty without an error; model is "
+            "empty if the request has reached none",
+            ("route", "method", "status", "code", "model"),
             registry=self._own,
         )
         self._duration = Histogram(
             "gpuscore_request_duration_seconds",
             "Time from a request's head to the end of its answer",
-            ("route",),
+            ("route", "model"),
             buckets=SECONDS,
             registry=self._own,
         )
@@ -95,15 +100,19 @@ class Metrics:
             "Delay of a timer of the server's event loop, measured ten times a second",
             LAG_SECONDS,
         )
-        self._items_total = self._counter("items", "Items scored")
-        self._tokens_total = self._counter("prompt_tokens", "Prompt tokens of scored requests")
-        self._cached_total = self._counter(
-            "cached_tokens", "Prompt tokens that no forward pass computed"
+        self._items_total = self._counters("items", "Items scored", model=models)
+        self._tokens_total = self._counters(
+            "prompt_tokens", "Prompt tokens of scored requests", model=models
+        )
+        self._cached_total = self._counters(
+            "cached_tokens", "Prompt tokens that no forward pass computed", model=models
         )
 
     def finished(self, record: RequestRecord) -> None:
-        self._requests.labels(record.route, record.method, str(record.status), record.code).inc()
-        self._duration.labels(record.route).observe(record.seconds)
+        self._requests.labels(
+            record.route, record.method, str(record.status), record.code, record.model
+        ).inc()
+        self._duration.labels(record.route, record.model).observe(record.seconds)
         if record.code == LEFT_CODE:
             self._cancelled.labels(record.progress).inc()
         elif record.code and record.route in DIALECT_OF and not record.accepted:
@@ -114,7 +123,7 @@ class Metrics:
         for name, (_, seconds) in record.stages.items():
             self._stages[name].observe(seconds)
         if record.status == 200 and record.items is not None:
-            self._scored(record.items, record.prompt_tokens or 0, record.cached_tokens or 0)
+            self._scored(record.model, record.items, record)
 
     def loop_was_late(self, seconds: float) -> None:
         self._lag.observe(seconds)
@@ -128,12 +137,13 @@ class Metrics:
         """Return what this process has counted."""
         return take_snapshot(self._own.collect())
 
-    def _scored(self, items: int, tokens: int, cached: int) -> None:
+    def _scored(self, model: str, items: int, record: RequestRecord) -> None:
+        tokens = record.prompt_tokens or 0
         self._items.observe(items)
         self._tokens.observe(tokens)
-        self._items_total.inc(items)
-        self._tokens_total.inc(tokens)
-        self._cached_total.inc(cached)
+        self._items_total.labels(model).inc(items)
+        self._tokens_total.labels(model).inc(tokens)
+        self._cached_total.labels(model).inc(record.cached_tokens or 0)
 
     def _stage(self, name: str) -> Histogram:
         what = {
@@ -158,9 +168,6 @@ class Metrics:
         for value in values:
             counter.labels(value)
         return counter
-
-    def _counter(self, name: str, what: str) -> Counter:
-        return Counter(f"gpuscore_{name}", what, registry=self._own)
 
 
 class _ProcessCollector(Collector):

@@ -47,7 +47,7 @@ class Operations:
         self.log_requests = log_requests
         self.running = 0
         self._connections_refused = 0
-        self.metrics = Metrics(self._state, others)
+        self.metrics = Metrics(self._state, others, service.models.names)
 
     def refuse_connection(self) -> None:
         """Count a connection over the limit."""
@@ -71,14 +71,13 @@ class Operations:
             self.metrics.loop_was_late(max(0.0, monotonic() - due))
 
     def _state(self) -> ServerState:
-        model = self.service.model
         return ServerState(
             up=self.service.healthy,
             ready=self.service.ready,
             running=self.running,
             log_lines_dropped=self.log.dropped if self.log is not None else 0,
             connections_refused=self._connections_refused,
-            replicas=model.engine.states() if model is not None else [],
+            replicas=self.service.models.states(),
         )
 
 

@@ -51,6 +51,7 @@ class RequestRecord:
     seconds: float = 0.0  # set when the request is over
     status: int = 0  # 0 until an answer begins; 499 if the client left before it
     code: str = ""  # the code of the error that was answered
+    model: str = ""  # the served name; empty until the body has told which
     variant: str = ""  # the kind of body, in a dialect whose errors differ by it
     tenant: str | None = None
     bytes_in: int = 0  # bytes of the body that were read

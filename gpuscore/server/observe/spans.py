@@ -65,6 +65,7 @@ def _attributes(record: RequestRecord) -> dict[str, str | int]:
         "http.response.status_code": record.status,
         "error.type": record.code or None,
         "gpuscore.request_id": record.request_id,
+        "gpuscore.model": record.model or None,
         "gpuscore.items": record.items,
         "gpuscore.prompt_tokens": record.prompt_tokens,
         "gpuscore.cached_tokens": record.cached_tokens,

@@ -29,7 +29,7 @@ from gpuscore.server.api.fields import (
 from gpuscore.server.api.paths import CLASSIFY_PATHS
 from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors, short_usage
 from gpuscore.server.observe.record import RequestRecord
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.text.turns import Turns
 
 

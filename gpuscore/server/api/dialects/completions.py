@@ -26,7 +26,7 @@ from gpuscore.server.api.fields import CacheSalt, ModelName, Priority, Unused, a
 from gpuscore.server.api.paths import COMPLETIONS_PATH
 from gpuscore.server.api.schema import decoding_errors
 from gpuscore.server.observe.record import RequestRecord
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.turns import Turns
 

@@ -35,7 +35,7 @@ from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.paths import DECISIONS_PATH
 from gpuscore.server.api.schema import decoding_errors
 from gpuscore.server.observe.record import RequestRecord
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.text.turns import Turns
 
 _decoder = msgspec.json.Decoder(DecisionsBody)

@@ -12,7 +12,8 @@ from gpuscore.item_errors import ItemError, renumbered, scored_places
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.api.errors import ErrorAnswer, encode_error
 from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
-from gpuscore.server.service import SMALL_ITEMS, LoadedModel, RequestContext, ScoringService
+from gpuscore.server.served import LoadedModel, ModelTable, ServedModel
+from gpuscore.server.service import SMALL_ITEMS, RequestContext, ScoringService
 from gpuscore.text.turns import ALONE, Turns
 
 
@@ -68,7 +69,7 @@ class Scored(Generic[BodyT]):
         body: as `decode` returned it.
         prepared: as `prepare` returned it.
         result: None if the engine was not asked.
-        model: the served model, by the name that the caller used.
+        model: the served model, by the name that the caller used, or else its own.
         request_id: for answers that have an id.
         path: the route to which the body was posted.
     """
@@ -165,6 +166,22 @@ class Dialect(Generic[BodyT]):
     encode_error: Callable[[GpuscoreError, str], bytes] = encode_error
 
 
+def choose(models: ModelTable, dialect: Dialect[BodyT], body: BodyT) -> ServedModel:
+    """Return the model that a body is for, once the dialect has checked the body's fields.
+
+    Raises:
+        GpuscoreError: a field is invalid, or there is no such model.
+    """
+    found = models.find(body.model) or models.only
+    dialect.check(body, None if found is None else found.loaded)
+    return models.choose(body.model)
+
+
+def answered_name(served: ServedModel, body: CheckedBody) -> str:
+    """Return the model's name for the answer: as the caller wrote it, or else its own."""
+    return served.name if body.model is None else body.model
+
+
 async def answer(
     service: ScoringService, dialect: Dialect[BodyT], body: BodyT, call: RequestContext
 ) -> bytes:
@@ -175,9 +192,9 @@ async def answer(
     """
     record = call.record
     record.items = body.num_items
-    dialect.check(body, service.model)
-    name = service.model_name(body.model)
-    model = service.loaded()
+    served = choose(service.models, dialect, body)
+    record.model = served.name
+    model = served.ready()
     with record.stage(TOKENIZE):
         if dialect.is_small(body):
             prepared = dialect.prepare(model, body, ALONE)
@@ -189,6 +206,7 @@ async def answer(
             result = await service.run(model, prepared.request, prepared.salt, call)
         except NonfiniteScore as error:
             raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
+    name = answered_name(served, body)
     scored = Scored(body, prepared, result, name, record.request_id, call.path)
     if prepared.prompt_tokens is None:
         return dialect.encode(scored)

@@ -11,7 +11,7 @@ from gpuscore.errors import InvalidRequest
 from gpuscore.item_errors import ItemErrors, scored_places
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.server.api.dialects.dialect import PreparedBody, Scored
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.text.turns import Turns
 
 

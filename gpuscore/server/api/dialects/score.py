@@ -30,7 +30,8 @@ from gpuscore.server.api.schema import (
     failed_items,
 )
 from gpuscore.server.observe.record import RequestRecord
-from gpuscore.server.service import SMALL_ITEMS, SMALL_TOKENS, LoadedModel
+from gpuscore.server.served import LoadedModel
+from gpuscore.server.service import SMALL_ITEMS, SMALL_TOKENS
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.turns import Turns
 

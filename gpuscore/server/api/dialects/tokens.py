@@ -10,7 +10,7 @@ from gpuscore.server.api.fields import ModelName, about
 from gpuscore.server.api.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.server.api.schema import decoding_errors
 from gpuscore.server.observe.record import RequestRecord
-from gpuscore.server.service import LoadedModel
+from gpuscore.server.served import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.pieces import OverLimit
 from gpuscore.text.turns import Turns

@@ -1,0 +1,126 @@
+"""The models of a server: their names, and what each one loads."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuscore.config.fields import ModelConfig, ServerConfig
+from gpuscore.config.sources import DEFAULT, Settings
+from gpuscore.errors import ConfigError
+from gpuscore.hub import model_name
+
+ANY_MODEL = "default"  # what requests may write for "no name"
+_NAME = re.compile(r"[^\s=,]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedConfig:
+    """A model that is served, and the names by which requests may call it.
+
+    Args:
+        name: shown in answers, metrics and the log.
+        config: the settings, with what is loaded as `config.model`.
+        others: further names that requests may use.
+        is_default: requests without a name get this model.
+    """
+
+    name: str
+    config: ModelConfig
+    others: tuple[str, ...] = ()
+    is_default: bool = True
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names that tell the family of the model, the best one first."""
+        return tuple(dict.fromkeys((self.config.model, *self.others, self.name)))
+
+
+def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig]:
+    """Return the models that MODEL, or every `--model`, names.
+
+    Raises:
+        ConfigError: a name is malformed or comes twice, or a setting does not go with several
+            models.
+    """
+    if server.models is None:
+        if server.default_model is not None:
+            raise ConfigError("--default-model needs --model NAME=MODEL")
+        folder = model_name(model.model)
+        name = server.served_model_name or folder
+        others = tuple(dict.fromkeys(one for one in (folder, model.model) if one != name))
+        return [ServedConfig(name, model, others)]
+    pairs = [_pair(text) for text in server.models.split(",")]
+    names = [name for name, _ in pairs]
+    _check(names, model, server)
+    default = server.default_model or (names[0] if len(names) == 1 else None)
+    return [
+        ServedConfig(name, replace(model, model=source), is_default=name == default)
+        for name, source in pairs
+    ]
+
+
+def check_one_source(settings: Settings) -> None:
+    """Raise ConfigError if both MODEL and `--model` say what to serve."""
+    alone, several = settings.chosen["model"], settings.chosen["models"]
+    if several.value is not None and alone.source != DEFAULT:
+        raise ConfigError(
+            f"MODEL {alone.value} and --model {several.value}: name all models by --model"
+        )
+
+
+def check_single(settings: Settings) -> None:
+    """Raise ConfigError if `--model` says what to serve, and no MODEL what to use instead."""
+    alone, several = settings.chosen["model"], settings.chosen["models"]
+    if several.value is not None and alone.source == DEFAULT:
+        raise ConfigError(
+            f"--model {several.value} is for serve and info: name the one MODEL to use here"
+        )
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Return names for a message, the first ones if there are many."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, _, source = text.partition("=")
+    if not _NAME.fullmatch(name) or not source:
+        raise ConfigError(
+            f"--model {text}: must be NAME=MODEL, such as reranker=Qwen/Qwen3-Reranker-0.6B; NAME "
+            "has up to 128 characters, and no spaces or commas"
+        )
+    if name == ANY_MODEL:
+        raise ConfigError(
+            f"--model {text}: requests write {ANY_MODEL} for the --default-model; choose another "
+            "NAME"
+        )
+    return name, source
+
+
+def _check(names: Sequence[str], model: ModelConfig, server: ServerConfig) -> None:
+    twice = [name for number, name in enumerate(names) if name in names[:number]]
+    if twice:
+        raise ConfigError(f"--model {twice[0]}=... is given twice; each model needs its own name")
+    if server.served_model_name is not None:
+        raise ConfigError("--served-model-name and --model both name the model; use --model alone")
+    if server.default_model not in (None, *names):
+        raise ConfigError(
+            f"--default-model {server.default_model} is none of the models {listed(names)}"
+        )
+    if len(names) == 1:
+        return
+    if model.backend != "torch":
+        raise ConfigError(
+            f"{len(names)} models need --backend torch: {model.backend} takes the whole device"
+        )
+    if model.revision is not None:
+        raise ConfigError(
+            f"--revision {model.revision} and {len(names)} models: download that revision, and "
+            "give its folder to --model"
+        )
+    if server.family not in ("auto", "none"):
+        raise ConfigError(
+            f"--family {server.family} would be the family of all {len(names)} models; with "
+            "several, only auto and none are supported"
+        )

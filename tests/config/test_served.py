@@ -1,0 +1,99 @@
+"""Promise: models are called by short names, and every wrong `--model` is refused by name."""
+
+import pytest
+
+from gpuscore.cli import main
+from gpuscore.config import ModelConfig, ServerConfig
+from gpuscore.config.served import listed, served_models
+from gpuscore.errors import ConfigError
+from gpuscore.hub import model_name
+
+
+def test_a_local_model_is_called_by_its_folders_name(tmp_path, monkeypatch):
+    folder = tmp_path / "models" / "my-reranker"
+    folder.mkdir(parents=True)
+    link = tmp_path / "current"
+    link.symlink_to(folder)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert model_name(str(folder)) == model_name(f"{folder}/") == "my-reranker"
+    assert model_name("~/models/my-reranker") == "my-reranker"
+    assert model_name(str(link)) == "current"
+    monkeypatch.chdir(folder)
+    assert model_name(".") == "my-reranker"
+    assert model_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+    (folder / "demo").mkdir()
+    assert model_name("demo") == "demo"
+
+
+def test_one_model_answers_to_all_its_names(tmp_path):
+    (one,) = served_models(ModelConfig(str(tmp_path)), ServerConfig())
+    assert (one.name, one.others) == (tmp_path.name, (str(tmp_path),))
+    (one,) = served_models(ModelConfig(str(tmp_path)), ServerConfig(served_model_name="x"))
+    assert (one.name, one.others) == ("x", (tmp_path.name, str(tmp_path)))
+    assert one.sources == (str(tmp_path), tmp_path.name, "x")
+    (one,) = served_models(ModelConfig("demo"), ServerConfig())
+    assert (one.name, one.others, one.is_default) == ("demo", (), True)
+
+
+def test_several_models_answer_to_their_names_alone():
+    both = served_models(ModelConfig(threads=3), ServerConfig(models="a=demo,b=Org/Name=1"))
+    assert [(one.name, one.config.model, one.others) for one in both] == [
+        ("a", "demo", ()),
+        ("b", "Org/Name=1", ()),
+    ]
+    assert {one.config.threads for one in both} == {3}
+    assert [one.is_default for one in both] == [False, False]
+    both = served_models(ModelConfig(), ServerConfig(models="a=x,b=y", default_model="b"))
+    assert [one.is_default for one in both] == [False, True]
+    (one,) = served_models(ModelConfig(), ServerConfig(models="a=x"))
+    assert one.is_default
+
+
+@pytest.mark.parametrize(
+    ("model", "server", "message"),
+    [
+        ({}, {"models": "demo"}, "--model demo: must be NAME=MODEL"),
+        ({}, {"models": "a="}, "--model a=: must be NAME=MODEL"),
+        ({}, {"models": "=demo"}, "must be NAME=MODEL"),
+        ({}, {"models": f"{'n' * 129}=demo"}, "up to 128 characters"),
+        ({}, {"models": "two words=demo"}, "no spaces"),
+        ({}, {"models": "default=demo"}, "requests write default"),
+        ({}, {"models": "a=x,b=y,a=z"}, "--model a=... is given twice"),
+        ({}, {"models": "a=x,b=y", "served_model_name": "n"}, "--served-model-name and --model"),
+        ({}, {"models": "a=x,b=y", "default_model": "c"}, "--default-model c is none of .* a, b"),
+        ({}, {"default_model": "a"}, "--default-model needs --model"),
+        ({"backend": "jax"}, {"models": "a=x,b=y"}, "2 models need --backend torch"),
+        ({"revision": "r"}, {"models": "a=x,b=y"}, "--revision r and 2 models"),
+        ({}, {"models": "a=x,b=y", "family": "zerank"}, "--family zerank .* all 2 models"),
+    ],
+)
+def test_wrong_models(model, server, message):
+    with pytest.raises(ConfigError, match=message):
+        served_models(ModelConfig(**model), ServerConfig(**server))
+
+
+def test_model_and_flags_together(capsys, monkeypatch):
+    assert main(["serve", "demo", "--model", "a=demo"]) == 78
+    assert "MODEL demo and --model a=demo: name all models by --model" in capsys.readouterr().err
+    monkeypatch.setenv("GPUSCORE_MODEL", "other")
+    assert main(["serve", "--model", "a=demo", "--model", "b=demo"]) == 78
+    assert "(MODEL is set by environment GPUSCORE_MODEL)" in capsys.readouterr().err
+    monkeypatch.delenv("GPUSCORE_MODEL")
+    assert main(["serve", "--model", "a=/x", "--model", "b=/y,c"]) == 78
+    assert "--model c: must be NAME=MODEL" in capsys.readouterr().err
+
+
+def test_a_command_for_one_model_does_not_take_the_demo_for_several(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("GPUSCORE_MODELS", "a=x,b=y")
+    score = ["score", "--query", "q", "--items", "/dev/null", "--labels", "y"]
+    batch = ["batch", "--input", str(tmp_path), "--output", str(tmp_path / "o.jsonl")]
+    for command in (score, batch):
+        assert main(command) == 78
+        assert "name the one MODEL to use here (--model is set by environment GPUSCORE_MODELS)" in (
+            capsys.readouterr().err
+        )
+
+
+def test_a_message_lists_the_first_names():
+    assert listed(["a", "b"]) == "a, b"
+    assert listed([str(n) for n in range(12)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"

@@ -1,0 +1,99 @@
+"""Promise: two models with different vocabularies, served together, answer as each does alone."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from gpuscore.cli import main
+from support.connections import connected
+from support.serving import QUICK, serving
+
+pytestmark = pytest.mark.slow
+
+TEXT = "query: a blue wooden chair for the garden\nitem: "
+DOCUMENTS = ["a chair made of wood", "a red lamp", "yes no maybe"]
+BODIES = [
+    ("/v1/score", {"query": TEXT, "items": DOCUMENTS, "label_token_ids": [3, 17, 399]}),
+    ("/v1/score", {"query": [5] * 40, "items": [[7], [8, 9]], "label_token_ids": [3]}),
+    ("/v1/score", {"query": [5], "items": [[401]], "label_token_ids": [3]}),  # tiny has 400 tokens
+    ("/rerank", {"query": "a blue chair", "documents": DOCUMENTS}),  # demo alone has a family
+    ("/v1/classify", {"input": DOCUMENTS}),
+    ("/v1/completions", {"prompt": TEXT, "max_tokens": 1, "echo": True, "logprobs": 2}),
+    ("/v1/decisions", {"input": "x", "questions": [{"type": "predicate", "instructions": "y"}]}),
+    ("/tokenize", {"prompt": TEXT}),
+    ("/detokenize", {"tokens": [300, 301, 302]}),
+]
+VOLATILE = {"id", "created", "cached_tokens", "prompt_tokens_details"}
+
+
+@pytest.fixture(scope="module")
+def together(model):
+    flags = (f"--model=tiny={model[0]}", *QUICK)
+    with serving("--model=demo=demo", *flags) as running, connected(running) as opened:
+        yield opened
+
+
+def same(one, other):
+    """Assert that two answers are equal but for ids, times and cache hits."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert set(one) == set(other)
+        for key in set(one) - VOLATILE:
+            same(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            same(left, right)
+    elif isinstance(one, float):
+        np.testing.assert_allclose(one, other, atol=1e-4)
+    else:
+        assert one == other
+
+
+def test_answers_equal_those_of_each_alone_also_in_parallel(together, client, demo):
+    alone = {"demo": demo, "tiny": client}
+    wanted = {
+        (name, number): alone[name].post(path, json=body | {"model": name})
+        for name in alone
+        for number, (path, body) in enumerate(BODIES)
+    }
+    assert wanted["demo", 0].json()["scores"] != wanted["tiny", 0].json()["scores"]
+    assert (wanted["demo", 2].status_code, wanted["tiny", 2].status_code) == (200, 400)
+    assert (wanted["demo", 3].status_code, wanted["tiny", 3].status_code) == (200, 400)
+    assert wanted["demo", 7].json()["tokens"] != wanted["tiny", 7].json()["tokens"]
+
+    def ask(asked):
+        name, number = asked
+        path, body = BODIES[number]
+        return asked, together.post(path, json=body | {"model": name})
+
+    with ThreadPoolExecutor(6) as pool:
+        for asked, reply in pool.map(ask, list(wanted) * 3):
+            assert reply.status_code == wanted[asked].status_code, (asked, reply.text)
+            same(reply.json(), wanted[asked].json())
+
+
+def test_each_has_its_own_description(together):
+    cards = together.get("/v1/models").json()["data"]
+    assert [(card["id"], card["max_model_len"]) for card in cards] == [
+        ("demo", 4096),
+        ("tiny", 512),
+    ]
+    families = [
+        together.get("/info", params={"model": name}).json()["gpuscore"]["family"] is not None
+        for name in ("demo", "tiny")
+    ]
+    assert families == [True, False]
+
+
+def test_models_that_do_not_fit_are_refused_before_anything_is_loaded(model, capfd):
+    flags = ["--model", "demo=demo", "--model", f"tiny={model[0]}", "--device", "cpu"]
+    assert main(["serve", *flags, "--memory-limit", "520MiB"]) == 78
+    captured = capfd.readouterr()
+    assert "may take 520.0 MiB of cpu memory: demo 3.9 MiB of weights and 11.5 MiB" in captured.err
+    assert "loading" not in captured.out
+    assert main(["info", *flags, "--memory-limit", "600MiB"]) == 0
+    rows = {line.split()[0]: line for line in capfd.readouterr().out.splitlines() if line}
+    limits = [float(rows[name].split()[-2]) for name in ("demo", "tiny")]
+    assert sum(limits) == pytest.approx(600 - 512, abs=0.2)
