@@ -41,7 +41,7 @@ def test_pairs(url, scorer, call, split, options):
     same(found.truncated, expected.truncated)
     assert found.prompt_tokens == expected.prompt_tokens
     assert isinstance(found, PairScores)
-    assert (found.model, found.errors) == ("default", ())
+    assert (found.model, found.errors) == ("demo", ())
 
 
 @pytest.mark.parametrize("split", SPLITS)

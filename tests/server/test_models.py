@@ -10,6 +10,7 @@ import pytest
 
 from engine.test_admission import request
 from gpuscore.config import RequestLimits, ServerConfig
+from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
@@ -138,7 +139,8 @@ def test_a_busy_model_does_not_have_requests_for_another_refused_unread():
     engines = [StubEngine(), StubEngine()]
     models = [ServedModel(A), ServedModel(B)]
     for model, engine in zip(models, engines, strict=True):
-        model.loaded = LoadedModel(engine, PromptBuilder(None, engine.limits, RequestLimits()))
+        prompts = ModelPrompts(PromptBuilder(None, engine.limits, RequestLimits()))
+        model.loaded = LoadedModel(engine, prompts)
     config = ServerConfig(max_queue_seconds=0.1)
     gate = Gate(ScoringService(models), config, ApiKeys([]), Rounds())
     assert gate.refusal("", 4000) is None
