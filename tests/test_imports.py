@@ -42,7 +42,8 @@ ALLOWED = {
     "gpuscore.config.options": {"gpuscore.config", "gpuscore.errors"},
     "gpuscore.config.flags": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
     "gpuscore.config.sources": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
-    "gpuscore.hub": {"gpuscore.errors"},
+    "gpuscore.other_formats": {"gpuscore.errors", "gpuscore.model_files"},
+    "gpuscore.hub": {"gpuscore.errors", "gpuscore.other_formats"},
     "gpuscore.engine": {*DATA, "gpuscore.config", "gpuscore.engine", "gpuscore.backends.base"},
     # The worker imports a backend only by its name.
     "gpuscore.worker": {
