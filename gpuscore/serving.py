@@ -1,22 +1,22 @@
 """The composition root of `gpuscore serve`: loads a model and serves it."""
 
-import json
 import os
-import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gpuscore.announcement import ServedAs, announcement
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.fronts.front import FrontApp
 from gpuscore.fronts.start import FrontSetup
 from gpuscore.hub import model_directory
-from gpuscore.log import LogWriter, json_logging
+from gpuscore.loading_bar import LoadingBar
+from gpuscore.log import LogWriter, chosen_format, logging_to
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.replicas.placement import placements
 from gpuscore.replicas.replicas import Replicas
@@ -49,15 +49,22 @@ def serve_model(
     _read_keys_at_hangup(server, keys)
     tracer = read_tracer(server, os.environ)
     directory = model_directory(model.model, model.revision)
-    replicas = start_replicas(directory, model, engine)
+    style = chosen_format(server.log_format)
+    replicas = start_replicas(directory, model, engine, log_format=style)
     # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
-    with LogWriter(STANDARD_OUTPUT) as output, closing(replicas):
+    with LogWriter(STANDARD_OUTPUT, for_people=True) as output, closing(replicas):
+        say = partial(_say, output)
         files = read_files(directory, server.family, names)  # while the children import torch
+        say(f"gpuscore: loading {model.model} as {replicas.wait_planned()}")
+        bar = LoadingBar(replicas.engines)
+        lines = ReadyLines(ServedAs(directory, names[0], os.getpid()), keys)
+        load = partial(lines.loaded, partial(load_model, files, limits), replicas)
 
-        _say(output, f"gpuscore: loading {model.model} as {replicas.wait_planned()}")
-        load = partial(load_model, files, limits, replicas)
-        announce = partial(_announce, output, replicas)
-        return serve(names, server, keys, load, announce, tracer)
+        def announce(address: str) -> None:
+            bar.close()
+            say(lines.text(address))
+
+        return serve(names, server, keys, load, announce, tracer, say=say)
 
 
 def _serve_by_fronts(
@@ -73,29 +80,52 @@ def _serve_by_fronts(
         raise ConfigError("--http-workers over 1 needs Linux, whose kernel shares out connections")
     devices = tuple(place.device for place in placements(model, engine.devices))
     setup = FrontSetup(server.http_workers, len(devices))
+    parent = os.getpid()
 
     def prepare(directory: str) -> FrontApp:
         files = read_files(Path(directory), server.family, names)
         tracer = partial(read_tracer, server, os.environ)
-        load = partial(load_model, files, limits)
-        return FrontApp(names, server, engine, keys, devices, load, tracer)
+        lines = ReadyLines(ServedAs(Path(directory), names[0], parent), keys)
+        load = partial(lines.loaded, partial(load_model, files, limits))
+        return FrontApp(names, server, engine, keys, devices, load, tracer, lines.text)
 
     with closing(setup.forker(prepare)) as forker:  # before this process has threads
         _read_keys_at_hangup(server, keys)
         directory = model_directory(model.model, model.revision)
         forker.prepare(str(directory))  # while the engines' processes import torch
-        replicas = start_replicas(directory, model, engine, listeners=setup.listeners)
-        with LogWriter(STANDARD_OUTPUT) as output, closing(replicas):
+        style = chosen_format(server.log_format)
+        replicas = start_replicas(
+            directory, model, engine, listeners=setup.listeners, log_format=style
+        )
+        with LogWriter(STANDARD_OUTPUT, for_people=True) as output, closing(replicas):
+            say = partial(_say, output)
             forker.prepared()
-            _say(output, f"gpuscore: loading {model.model} as {replicas.wait_planned()}")
-            announce = partial(_announce, output, replicas)
-            with LogWriter() as log, json_logging(log):
-                return setup.run(forker, server, keys, replicas, replicas.engines, announce)
+            say(f"gpuscore: loading {model.model} as {replicas.wait_planned()}")
+            bar = LoadingBar(replicas.engines)
+
+            def announce(text: str) -> None:
+                bar.close()
+                say(text)
+
+            with LogWriter() as log, logging_to(log, style):
+                return setup.run(forker, server, keys, replicas, replicas.engines, announce, say)
 
 
-def _announce(output: LogWriter, replicas: Replicas, address: str) -> None:
-    example = _example(address, replicas.wait_ready().classes)
-    _say(output, f"gpuscore: ready on http://{address} - try\n\n{example}\n")
+class ReadyLines:
+    """The lines that are printed when the server is ready, made once its model is loaded."""
+
+    def __init__(self, served: ServedAs, keys: ApiKeys) -> None:
+        self._served, self._keys = served, keys
+        self._model: LoadedModel | None = None
+
+    def loaded(self, load: Callable[[Replicas], LoadedModel], replicas: Replicas) -> LoadedModel:
+        """Load the model and keep it."""
+        self._model = load(replicas)
+        return self._model
+
+    def text(self, address: str) -> str:
+        assert self._model is not None  # noqa: S101  (called after the load)
+        return announcement(address, self._served, self._model, len(self._keys))
 
 
 def _read_keys_at_hangup(server: ServerConfig, keys: ApiKeys) -> None:
@@ -136,16 +166,3 @@ def load_model(files: ServedFiles, limits: RequestLimits, replicas: Replicas) ->
 
 def _say(output: LogWriter, text: str) -> None:
     output.write(f"{text}\n".encode())
-
-
-def _example(address: str, classes: Sequence[str] | None) -> str:
-    body = {
-        "query": "query: a blue wooden chair for the garden\nitem: ",
-        "items": ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."],
-        "labels": ["yes", "no"] if classes is None else classes[:2],
-        "apply_softmax": True,
-    }
-    return (
-        f"curl -s http://{address}/v1/score -H 'Content-Type: application/json' "
-        f"-d {shlex.quote(json.dumps(body))}"
-    )

@@ -55,6 +55,14 @@ ALLOWED = {
         "gpuscore.log",
         "gpuscore.worker",
     },
+    "gpuscore.announcement": {
+        "gpuscore.backends.common",
+        "gpuscore.errors",
+        "gpuscore.limits",
+        "gpuscore.prompts",
+        "gpuscore.text",
+    },
+    "gpuscore.loading_bar": {"gpuscore.limits"},
     "gpuscore.questions": set(),
     "gpuscore.offline": {
         *DATA,
@@ -81,6 +89,7 @@ ALLOWED = {
         "gpuscore.backends.common.plan",
         "gpuscore.config",
         "gpuscore.engine",
+        "gpuscore.log",
         "gpuscore.replicas",
         "gpuscore.worker",
     },
@@ -138,6 +147,7 @@ ALLOWED = {
     "gpuscore.backends.base": {"gpuscore.batch", "gpuscore.limits"},
     "gpuscore.backends.common": {
         *DATA,
+        "gpuscore.backends.base",
         "gpuscore.backends.common",
         "gpuscore.config",
         "gpuscore.heap",
@@ -219,6 +229,7 @@ ALLOWED = {
         "gpuscore.config.sources",
         "gpuscore.errors",
         "gpuscore.hub",
+        "gpuscore.loading_bar",
         "gpuscore.server.service",
         "gpuscore.serving",
         "gpuscore.replicas",

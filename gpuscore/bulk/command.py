@@ -16,6 +16,7 @@ from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
+from gpuscore.loading_bar import LoadingBar
 from gpuscore.replicas.placement import placements
 from gpuscore.replicas.start import start_replicas
 from gpuscore.server.service import LoadedModel
@@ -38,9 +39,11 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
 
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
-        with closing(start_replicas(directory, model, engine)) as replicas:
+        with closing(start_replicas(directory, model, engine, log_format="text")) as replicas:
             files = read_files(directory, family, (model.model,))
-            yield load_model(files, limits, replicas)
+            with closing(LoadingBar(replicas.engines)):
+                loaded = load_model(files, limits, replicas)
+            yield loaded
 
     job = BatchJob(
         options,

@@ -243,7 +243,13 @@ class ServerConfig:
         metavar="SECONDS",
     )
     log_requests: bool = option(
-        True, "write one JSON line per request to standard error, without any input text"
+        True, "write one line per request to standard error, without any input text"
+    )
+    log_format: str = option(
+        "auto",
+        "lines of the log on standard error: JSON objects, or text for people; auto: text on a "
+        "terminal, otherwise json",
+        choices=("auto", "json", "text"),
     )
     timing_headers: bool = option(
         False, "send callers the milliseconds of each stage, which reveal cache hits"

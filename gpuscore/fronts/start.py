@@ -11,7 +11,8 @@ from gpuscore.fronts.front import FrontApp, run_front
 from gpuscore.fronts.parent import Fronts
 from gpuscore.replicas.replicas import Replicas
 from gpuscore.server.api.auth import ApiKeys
-from gpuscore.server.http.address import address_of, bind_all
+from gpuscore.server.http.address import bind_all
+from gpuscore.server.stopping import StopLines
 from gpuscore.worker.process import EngineListener
 
 
@@ -44,6 +45,7 @@ class FrontSetup:
         replicas: Replicas,
         engines: Sequence[SupervisedEngine],
         announce: Callable[[str], None],
+        say: Callable[[str], None] = lambda line: None,
     ) -> int:
         """Serve until a signal or a failure; return the exit code.
 
@@ -53,16 +55,19 @@ class FrontSetup:
             keys: the API keys.
             replicas: of the engines; planned.
             engines: started with `listeners`.
-            announce: called with the address once all fronts can score.
+            announce: called with a front's lines once all fronts can score.
+            say: prints a line for people without blocking.
 
         Raises:
             ConfigError: the address cannot be bound, or the model cannot be served.
             EngineFailed: the engines or the fronts were lost, at start or too often since.
         """
         sockets = bind_all(config, config.http_workers)
-        ready = partial(announce, address_of(sockets[0]))
+        lines = StopLines(say)
         board = self._board
-        return Fronts(forker, board, config, keys, sockets, replicas, engines, ready).run()
+        return Fronts(
+            forker, board, config, keys, sockets, replicas, engines, announce, lines
+        ).run()
 
     def _main(self, prepare: Callable[[str], FrontApp], text: str) -> FrontMain:
         addresses = [listener.address for listener in self.listeners]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.log import LogFormat
 from gpuscore.replicas.placement import placements
 from gpuscore.replicas.replicas import Replicas
 from gpuscore.worker.client import EngineClient, Siblings
@@ -19,6 +20,7 @@ def start_replicas(
     factory: str = TORCH,
     patience: Patience | None = None,
     listeners: Sequence[EngineListener] | None = None,
+    log_format: LogFormat = "json",
 ) -> Replicas:
     """Start an engine process on each device of `engine.devices`, or one on `model.device`.
 
@@ -28,6 +30,7 @@ def start_replicas(
         factory: prepares a backend (`gpuscore.worker.__main__`).
         patience: when an engine counts as lost.
         listeners: by which fronts reach each engine.
+        log_format: of the engines' processes.
 
     Raises:
         ConfigError: the devices cannot be used together. Errors of the engines themselves are
@@ -36,7 +39,7 @@ def start_replicas(
     places = placements(model, engine.devices)
     clients: list[EngineClient] = []
     for number, place in enumerate(places):
-        start = Start(str(directory), place.model, engine, place.cores)
+        start = Start(str(directory), place.model, engine, place.cores, log_format)
         siblings = _siblings(clients, number)
         listener = listeners[number] if listeners else None
         clients.append(

@@ -19,7 +19,7 @@ import uvicorn
 from gpuscore.config import ServerConfig
 from gpuscore.engine.counts import Counts
 from gpuscore.heap import return_large_blocks
-from gpuscore.log import LogWriter, json_logging
+from gpuscore.log import LogWriter, chosen_format, logging_to
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.api.cors import read_origins
@@ -31,6 +31,7 @@ from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ANSWERS, LoadedModel, ScoringService
+from gpuscore.server.stopping import StopLines
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
@@ -61,8 +62,10 @@ class DrainingServer(uvicorn.Server):
         stops: Sequence[signal.Signals],
         gate: Gate,
         rounds: Rounds,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         super().__init__(config)
+        self.lines = StopLines(say)
         self.service, self._operations, self._gate = service, operations, gate
         self._rounds = rounds
         self.exit_code = EXIT_OK
@@ -110,6 +113,7 @@ class DrainingServer(uvicorn.Server):
         # but not all of them in the short time after a second signal.
         counted = self.force_exit or not self._last_look
         busy = self.service.busy or (counted and self._gate.waiting > 0)
+        self.lines.waiting(max(self._gate.requests, busy), max(0.0, left))
         if busy and not self.force_exit and left > 0:
             return False
         if busy:
@@ -159,6 +163,7 @@ def serve(
     announce: Callable[[str], None],
     tracer: "SpanTracer | None" = None,
     share: FrontShare | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Serve until SIGTERM, SIGINT, or SIGHUP without a key file; return the exit code.
 
@@ -170,6 +175,7 @@ def serve(
         announce: called with the server's address once it is ready.
         tracer: makes the spans of requests (`read_tracer`), if traces are configured.
         share: this process's part in a server of several; None = it is the whole server.
+        say: prints a line for people without blocking.
 
     Raises:
         ConfigError: the address cannot be bound, or `load` raised this.
@@ -183,8 +189,9 @@ def serve(
     )
     service = ScoringService(names, config.max_queue_seconds, pieces, fronts)
     gate = Gate(service, config, keys, rounds, counts)
-    with LogWriter() as log, json_logging(log):
-        operations = Operations(service, log, tracer, config.log_requests, others)
+    style = chosen_format(config.log_format)
+    with LogWriter() as log, logging_to(log, style):
+        operations = Operations(service, log, tracer, config.log_requests, others, style)
         app = create_app(service, config, keys, operations)
         protocol = partial(
             ScoreProtocol,
@@ -197,7 +204,7 @@ def serve(
         uvicorn_config = _uvicorn_config(app, config, protocol)
         stops = stop_signals(config) if share is None else []
         server = DrainingServer(
-            uvicorn_config, service, operations, config.drain_seconds, stops, gate, rounds
+            uvicorn_config, service, operations, config.drain_seconds, stops, gate, rounds, say
         )
         listener = bind(config) if share is None else share.listener
         listener.rounds = rounds
@@ -246,6 +253,7 @@ def _run(
     service.close()
     if outcome:
         raise outcome[0]
+    server.lines.stopped(server.exit_code != EXIT_OK)
     return EXIT_ERROR if service.failed else server.exit_code
 
 

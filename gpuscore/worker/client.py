@@ -110,6 +110,11 @@ class LinkedEngine(Generic[LinkT]):
         return self._supervisor.ended
 
     @property
+    def loaded(self) -> tuple[int, int]:
+        """Bytes of weights that the child has read, and of all; 0 where that is not known."""
+        return self._supervisor.loaded
+
+    @property
     def alive(self) -> bool:
         """True while a child is ready and sends heartbeats."""
         return self._supervisor.healthy and not self._closing

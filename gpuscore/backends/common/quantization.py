@@ -87,8 +87,8 @@ def read_storage(fields: Mapping[str, Any]) -> Storage | None:
         return _fine_grained(section)
     bits = f" ({shown(section['bits'])} bits)" if "bits" in section else ""
     raise ConfigError(
-        f"{_SECTION}.quant_method is {shown(method)}{bits}; supported: compressed-tensors (INT8 or FP8), "
-        f"fp8 (blocks of 128 x 128); {CONVERT}"
+        f"{_SECTION}.quant_method is {shown(method)}{bits}; supported: compressed-tensors "
+        f"(INT8 or FP8), fp8 (blocks of 128 x 128); {CONVERT}"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.hf_config import Mixture
@@ -40,6 +41,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     precision: Precision = "full",
+    progress: Progress = unreported,
 ) -> DecoderWeights:
     """Read and check all weights.
 
@@ -48,11 +50,12 @@ def load_weights(
         dtype, device: of the weights.
         precision: of linear layers. Weights of a plain checkpoint are quantised here; those of a
             quantised one are converted to `dtype` with "w8a16".
+        progress: called after each tensor.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
     """
-    with CheckpointFiles(directory, architecture, "pt") as files:
+    with CheckpointFiles(directory, architecture, "pt", progress) as files:
         return _Checkpoint(files, architecture, dtype, device, precision).read()
 
 
