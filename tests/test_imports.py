@@ -41,6 +41,8 @@ ALLOWED = {
     "gpuscore.config.fields": {"gpuscore.config.field"},
     "gpuscore.config.options": {"gpuscore.config", "gpuscore.errors"},
     "gpuscore.config.flags": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
+    "gpuscore.config.parser": {"gpuscore.config.fields"},
+    "gpuscore.config.examples": set(),
     "gpuscore.config.sources": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
     "gpuscore.other_formats": {"gpuscore.errors", "gpuscore.model_files"},
     "gpuscore.hub": {"gpuscore.errors", "gpuscore.other_formats"},
@@ -63,6 +65,26 @@ ALLOWED = {
         "gpuscore.text",
     },
     "gpuscore.loading_bar": {"gpuscore.limits"},
+    "gpuscore.info": {
+        "gpuscore.backends",
+        "gpuscore.config",
+        "gpuscore.config.options",
+        "gpuscore.config.sources",
+        "gpuscore.hub",
+        "gpuscore.prompts",
+        "gpuscore.replicas.placement",
+    },
+    "gpuscore.doctor": {
+        "gpuscore",  # the package itself, for its version
+        "gpuscore.backends",
+        "gpuscore.config",
+        "gpuscore.config.sources",
+        "gpuscore.doctor",
+        "gpuscore.errors",
+        "gpuscore.server.api.auth",
+        "gpuscore.server.http.address",
+        "torch",
+    },
     "gpuscore.questions": set(),
     "gpuscore.offline": {
         *DATA,
@@ -190,7 +212,9 @@ ALLOWED = {
     # The command line imports this at every start.
     "gpuscore.parity.arguments": {
         "gpuscore.config",
+        "gpuscore.config.examples",
         "gpuscore.config.flags",
+        "gpuscore.config.parser",
         "gpuscore.config.sources",
         "gpuscore.parity.commands",
         "gpuscore.parity.conformance.check_server",
@@ -220,6 +244,7 @@ ALLOWED = {
         "gpuscore.bulk.command",
         "gpuscore.config",
         "gpuscore.config.flags",
+        "gpuscore.config.parser",
         "gpuscore.config.sources",
     },
     "gpuscore.bulk.command": {
