@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuscore.backends import Plan, plan_backend
-from gpuscore.backends.common.estimate import MemoryPlan, plan_memory
+from gpuscore.backends.common.estimate import ABOUT, MemoryPlan, plan_memory
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.common.quantization import described
 from gpuscore.backends.common.shapes import count_parameters
@@ -103,8 +103,8 @@ def _memory_rows(plan: MemoryPlan) -> dict[str, str]:
         "one forward pass": f"{plan.max_tokens:,} tokens",
         "memory for CUDA itself": f"{mebibytes(plan.context)} (assumed)",
         "memory for weights": mebibytes(plan.weight_bytes),
-        "memory for the largest batch": f"{mebibytes(plan.batch_bytes)} (estimated from the "
-        "model's shapes; measured at start)",
+        "memory for the largest batch": f"{mebibytes(plan.batch_bytes)} (predicted from the "
+        f"model's shapes, ±{ABOUT:.0%}; measured at start)",
         "memory for the KV cache": f"{mebibytes(count * pages.page_bytes)} ({count:,} pages of "
         f"{pages.size} tokens: {count * pages.size:,} tokens)",
     }

@@ -5,7 +5,11 @@ import re
 
 import pytest
 
+from gpuscore.backends.common.architectures import read_architecture
+from gpuscore.backends.common.estimate import estimate_batch
+from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.cli import main
+from graphs.models import LLAMA_8B, MIXTURE, QWEN3_06B
 
 QWEN3_8B = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -52,7 +56,7 @@ def test_resolved_values_stand_beside_given_ones(capsys):
 
 
 def test_a_plan_for_a_device_that_is_not_here(large, capsys):
-    assert main(["info", large, "--device-memory", "24GiB"]) == 0
+    assert main(["info", large, "--device-memory", "32GiB"]) == 0
     shown = capsys.readouterr().out
     values = values_in(shown)
     assert values["device"] == "auto -> cuda"
@@ -62,8 +66,17 @@ def test_a_plan_for_a_device_that_is_not_here(large, capsys):
     numbers = re.findall(r"^memory for .*?  ([\d,.]+) MiB", shown, re.M)
     context, weights, batch, cache = (float(one.replace(",", "")) for one in numbers)
     assert weights == pytest.approx(2 * 8_190_735_360 / 2**20, abs=0.1)
-    rest = 24 * 1024 - context - weights - batch
+    rest = 32 * 1024 - context - weights - batch
     assert 0.9 * rest - 9 <= cache <= 0.9 * rest
+
+
+@pytest.mark.parametrize(
+    ("fields", "gigabytes"), [(QWEN3_06B, 0.761), (LLAMA_8B, 2.712), (MIXTURE, 1.602)]
+)
+def test_the_largest_batch_is_predicted_as_check_graphs_measures_it(fields, gigabytes):
+    """The numbers are those that `make check-graphs` prints, of batches of 16,384 tokens."""
+    config = read_architecture(RawConfig(fields)).config
+    assert estimate_batch(config, 16384, 2) == pytest.approx(1e9 * gigabytes, rel=0.05)
 
 
 def test_a_model_that_does_not_fit_comes_with_a_setting_that_does(large, capsys):
