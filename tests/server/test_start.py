@@ -1,15 +1,11 @@
 """Promise: a start says what is served and how to use it, the printed request works, and a stop
 says what it waits for."""
 
-import fcntl
 import json
 import os
-import pty
 import re
 import signal
-import struct
 import subprocess
-import termios
 import threading
 
 import httpx
@@ -19,9 +15,9 @@ from gpuscore.server.stopping import StopLines
 from support.connections import connected, large_request, metric, post
 from support.families import qwen_like
 from support.models import make_model
-from support.programs import start
 from support.serving import QUICK, serving, wait_until
 from support.slow import slow
+from support.terminal import on_terminal
 
 KEY = "key-of-alice"
 TEMPLATE = (
@@ -107,14 +103,8 @@ def test_the_printed_request_works(tmp_path, make, flags, path, field, family):
 
 def test_a_start_and_a_stop_on_a_terminal():
     """With an API key: bar, text of the log, the printed request, and what a stop waits for."""
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
-    words = ["serve", "demo", "--port", "0", *QUICK]
-    environment = os.environ | {"GPUSCORE_API_KEY": KEY}
-    process = start("gpuscore", words, stdout=child, stderr=child, env=environment)
-    os.close(child)
-    screen = Screen(parent)
-    try:
+    words = ("serve", "demo", "--port", "0", *QUICK)
+    with on_terminal(*words, GPUSCORE_API_KEY=KEY) as (process, screen):
         wait_until(lambda: "\ncurl " in screen.text, 60)
         command = re.search(r"^curl .*$", screen.text, re.MULTILINE)[0]
         assert "results" in answer_of(command, GPUSCORE_API_KEY=KEY)
@@ -123,10 +113,6 @@ def test_a_start_and_a_stop_on_a_terminal():
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         wait_until(lambda: "gpuscore: stopped" in screen.text)
-    finally:
-        process.kill()
-        process.wait()
-        screen.close()
     assert re.search(r"\rreading weights: +\d+%|\rmeasuring memory and warming up", screen.text)
     assert "key       required" in screen.text
     assert '{"time"' not in screen.text, "no JSON on a terminal"
@@ -135,27 +121,6 @@ def test_a_start_and_a_stop_on_a_terminal():
     assert re.search(line, screen.text)
     assert re.search(r"POST /v1/rerank 401  invalid_api_key  [\d.]+ ms  id \w+", screen.text)
     assert "gpuscore: stopping; no request is in flight" in screen.text
-
-
-class Screen:
-    """The text that a terminal has got, read in a thread."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.text, self._descriptor = "", descriptor
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while True:
-            try:
-                data = os.read(self._descriptor, 65536)
-            except OSError:  # the other side is closed
-                return
-            self.text += data.decode(errors="replace").replace("\r\n", "\n")
-
-    def close(self) -> None:
-        self._thread.join()
-        os.close(self._descriptor)
 
 
 @pytest.mark.parametrize("workers", ["1", *slow("2")])
