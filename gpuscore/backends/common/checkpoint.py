@@ -191,6 +191,7 @@ class CheckpointFiles:
                 f"the checkpoint holds {len(left)} tensors that "
                 f"{self.architecture.config.architecture} does not use, such as {min(left)}"
             )
+        self._progress(self._total, self._total)  # all is read that is used
 
     def _is_scale(self, name: str) -> bool:
         return self.storage is not None and name.endswith(f"weight{self.storage.scale}")
