@@ -317,5 +317,5 @@ def test_a_load_reports_the_bytes_that_it_has_read(copy, framework):
     assert {total for _, total in reports} == {size}
     done = [report for report, _ in reports]
     assert done == sorted(done)
-    assert len(set(done)) > 10
+    assert len(done) == len(load_file(directory / "model.safetensors")) + 1, "each is read once"
     assert done[-1] == size

@@ -141,7 +141,7 @@ class _Checkpoint:
             wide = _finite(f"tensor {name}", weight.float())
             weight, scale = quantize_rows(wide, EIGHT_BITS[self.precision])
         else:  # a layer that the checkpoint's makers left as it was
-            return DenseLinear(self._tensor(part, name), bias)
+            return DenseLinear(self._converted(name, weight), bias)
         return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias)
 
     def _scale(self, part: str, name: str) -> Tensor | None:
@@ -193,8 +193,10 @@ class _Checkpoint:
         return self._dequantised(name, self.files.tensor(part, name), scale)
 
     def _tensor(self, part: str, name: str) -> Tensor:
-        tensor: Tensor = self.files.tensor(part, name).to(self.dtype)
-        return _finite(f"tensor {name}", tensor).to(self.device)
+        return self._converted(name, self.files.tensor(part, name))
+
+    def _converted(self, name: str, tensor: Tensor) -> Tensor:
+        return _finite(f"tensor {name}", tensor.to(self.dtype)).to(self.device)
 
 
 def _finite(what: str, tensor: Tensor) -> Tensor:
