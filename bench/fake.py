@@ -149,4 +149,4 @@ class FakeBackend:
 def prepare(directory: object, config: object) -> Prepared:
     """Prepare the backend in the engine's process; its arguments are in the environment."""
     options = json.loads(os.environ["BENCH_FAKE"])
-    return Prepared("fake", lambda: FakeBackend(**options))
+    return Prepared("fake", lambda report: FakeBackend(**options))

@@ -115,7 +115,7 @@ def forward_pass(
     from graphs.models import EmptyFiles
 
     architecture = read_architecture(RawConfig(config))
-    files = EmptyFiles(Path(), architecture, "pt", device.type)
+    files = EmptyFiles(Path(), architecture, "pt", device=device.type)
     with mock.patch.object(loader, "_finite", lambda what, tensor: tensor):
         weights = loader._Checkpoint(files, architecture, dtype, device, "full").read()
     decoder = Decoder(architecture.config, weights, in_triton, own="triton")

@@ -85,6 +85,7 @@ def start(directory: Path, cache: str, options: argparse.Namespace) -> Stages:
 def child(settings: dict[str, Any]) -> None:
     """Load as the engine's process does, and print what each stage took."""
     from gpuscore.backends import prepare
+    from gpuscore.backends.base import unreported
     from gpuscore.backends.torch import backend
     from gpuscore.config import ModelConfig
 
@@ -107,7 +108,7 @@ def child(settings: dict[str, Any]) -> None:
     timed(backend.TorchBackend, "_load", "weights, and import of torch's compiler")
     timed(backend.TorchBackend, "_set_up", "small batches, and compilation")
     timed(backend, "measure", "largest batches")
-    prepare(Path(settings["model"]), ModelConfig(**settings)).load().warmup()
+    prepare(Path(settings["model"]), ModelConfig(**settings)).load(unreported).warmup()
     stages["ready"] = time.perf_counter() - STARTED, cpu_seconds()
     print(json.dumps(stages), flush=True)
     os._exit(0)

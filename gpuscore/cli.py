@@ -1,4 +1,4 @@
-"""The `gpuscore` command: serve, score, batch, info and parity."""
+"""The `gpuscore` command: serve, score, batch, info, doctor and parity."""
 
 import argparse
 import json
@@ -9,9 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from tqdm import tqdm
+from typing import Any
 
 from gpuscore import __version__
 from gpuscore.bulk.arguments import add_batch
@@ -23,20 +21,17 @@ from gpuscore.config import (
     RequestLimits,
     ServerConfig,
 )
-from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
-from gpuscore.config.options import plain
-from gpuscore.config.served import check_one_source, check_single, served_models
-from gpuscore.config.sources import DEFAULT, Settings, read_settings
+from gpuscore.config.examples import EXAMPLES
+from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, add_some_flags, refuse_api_key
+from gpuscore.config.options import options
+from gpuscore.config.parser import CommandParser
+from gpuscore.config.served import check_one_source, check_single
+from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout
-from gpuscore.hub import model_directory, model_name
 from gpuscore.parity.arguments import add_parity
-
-if TYPE_CHECKING:
-    from gpuscore.replicas.placement import Placement
 
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
 LONG_INPUT = 200  # items; with as many or more, a progress bar is shown
-SHOWN_CLASSES = 8
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 MAX_WAIT = 1.0  # seconds for a full pipe to be read
 
@@ -73,30 +68,61 @@ def _complain(message: str) -> None:
             print(f"gpuscore: {message}", file=sys.stderr, flush=True)
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> CommandParser:
+    parser = CommandParser(
         prog="gpuscore",
-        allow_abbrev=False,
         description="Score items by the probability of label tokens after query + item.",
+        epilog=EXAMPLES["gpuscore"],
+        formatter_class=HelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gpuscore {__version__}")
     refuse_api_key(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     serve = _add_command(commands, "serve", "serve a model over HTTP", _serve)
     add_flags(serve, *CONFIGS, FileConfig)
+    serve.add_help_all()
     score = _add_command(commands, "score", "score the lines of a file", _score, _SCORE_USAGE)
     _add_score_flags(score)
     add_flags(score, ModelConfig, FileConfig)
+    score.add_help_all()
     add_batch(commands)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
     )
+    info.add_argument(
+        "--device-memory",
+        type=_size,
+        metavar="BYTES",
+        help="plan for a CUDA device with this much free memory, such as 24GiB, which need not be "
+        "here",
+    )
     add_flags(info, *CONFIGS, FileConfig)
+    info.add_help_all()
+    doctor = _add_command(
+        commands,
+        "doctor",
+        "check this machine: what would keep a server from starting",
+        _doctor,
+        model="",
+    )
+    doctor.add_argument("--json", action="store_true", help="one JSON object with all checks")
+    add_some_flags(doctor, "Settings to check", ModelConfig, ("device",))
+    names = ("host", "port", "api_key_file", "insecure")
+    add_some_flags(doctor, "Address to check", ServerConfig, names)
+    add_flags(doctor, FileConfig)
     add_parity(commands)
     return parser
 
 
 _SCORE_USAGE = "--query TEXT --items FILE --labels A,B "
+
+
+def _size(text: str) -> int:
+    (option,) = (one for one in options(ModelConfig) if one.name == "kv_cache_size")
+    value: int = option.from_text(text)
+    if problem := option.problem(value):
+        raise argparse.ArgumentTypeError(problem)
+    return value
 
 
 def _add_command(
@@ -105,14 +131,14 @@ def _add_command(
     help: str,
     run: Callable[[argparse.Namespace, Settings], int],
     required: str = "",
-) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(
+    model: str = "[MODEL] ",
+) -> CommandParser:
+    command: CommandParser = commands.add_parser(
         name,
-        allow_abbrev=False,
-        usage=f"gpuscore {name} [MODEL] {required}[OPTIONS]",
+        usage=f"gpuscore {name} {model}{required}[OPTIONS]",
         description=f"{help[0].upper()}{help[1:]}.",
         help=help,
-        epilog=EPILOG,
+        epilog=EXAMPLES[name] + EPILOG,
         formatter_class=HelpFormatter,
     )
     command.set_defaults(command=run)
@@ -178,84 +204,16 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def _info(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.shares_table import shares_table
+    from gpuscore.info import print_info
 
-    engine = settings.make(EngineConfig)
-    try:
-        check_one_source(settings)
-        chosen = served_models(settings.make(ModelConfig), settings.make(ServerConfig))
-        if len(chosen) == 1:
-            _print_model(chosen[0].config, engine.devices)
-        else:
-            print(shares_table(chosen, engine))
-    finally:  # even if the model cannot be served, because a setting may be the reason
-        _print_settings(settings)
+    print_info(settings, values.device_memory)
     return EXIT_OK
 
 
-def _print_model(model: ModelConfig, devices: str | None) -> None:
-    from gpuscore.backends import plan_backend
-    from gpuscore.backends.common.quantization import described
-    from gpuscore.backends.common.shapes import count_parameters
-    from gpuscore.backends.common.sizing import mebibytes
-    from gpuscore.replicas.placement import placements
-    from gpuscore.text.tokenizer import TextEncoder
+def _doctor(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.doctor.checks import doctor
 
-    directory = model_directory(model.model, model.revision)
-    places = placements(model, devices)
-    os.environ.update(places[0].environment)
-    plan = plan_backend(directory, places[0].model)
-    config, pages = plan.architecture.config, plan.pages
-    num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
-    tokenizer = "tokenizer.json" if TextEncoder.read(directory) else "none: token ids only"
-    rows = {
-        "model": f"{model_name(model.model)} ({directory})",
-        "architecture": config.architecture,
-        "head": _head(config.classes),
-        "parameters": f"{count_parameters(config):,}",
-        "layers, heads, KV heads, head size": f"{config.num_layers}, {config.num_heads}, "
-        f"{config.num_kv_heads}, {config.head_dim}",
-        "valid token ids": f"0 to {config.vocab_size - 1}",
-        "tokenizer": tokenizer,
-        "replicas": f"{len(places)}" + ("" if devices is None else f" on {_places(places)}"),
-        "device, dtype": f"{plan.device_name}, {plan.dtype_name}",
-        "linear layers": described(plan.precision, plan.architecture.storage),
-        "longest prompt": f"{plan.max_model_len:,} tokens",
-        "one forward pass": f"{plan.max_tokens:,} tokens",
-        "memory for weights": mebibytes(plan.weight_bytes),
-        "memory for the largest batch": "measured at start",
-        "memory for the KV cache": f"{mebibytes(num_pages * pages.page_bytes)} "
-        f"({num_pages:,} pages of {pages.size} tokens), less if the largest batch leaves less",
-    }
-    width = max(map(len, rows))
-    for name, value in rows.items():
-        print(f"{name:<{width}}  {value}")
-
-
-def _places(places: "Sequence[Placement]") -> str:
-    """Name the replicas' devices; what is printed below them is the first one's."""
-    cores = [
-        f" (cores {', '.join(map(str, place.cores))})" if place.cores else "" for place in places
-    ]
-    return ", ".join(place.device + own for place, own in zip(places, cores, strict=True))
-
-
-def _head(classes: Sequence[str] | None) -> str:
-    if classes is None:
-        return "the vocabulary: labels are tokens"
-    shown = ", ".join(classes[:SHOWN_CLASSES]) + (", ..." if len(classes) > SHOWN_CLASSES else "")
-    return f"classification, {len(classes)} class{'es' if len(classes) > 1 else ''}: {shown}"
-
-
-def _print_settings(settings: Settings) -> None:
-    """Print one line per setting; a star marks values that are not defaults."""
-    shown = {name: settings.in_force(name) for name in settings.chosen}
-    rows = [(name, plain(one.value), one.source) for name, one in shown.items()]
-    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
-    print(f"\n  {'setting':<{names}}  {'value':<{values}}  source")
-    for name, value, source in rows:
-        star = " " if source.startswith(DEFAULT) else "*"
-        print(f"{star} {name:<{names}}  {value:<{values}}  {source}")
+    return doctor(settings, as_json=values.json)
 
 
 def _read_items(source: str) -> list[str]:
@@ -270,6 +228,8 @@ def _read_items(source: str) -> list[str]:
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on standard error if that is a terminal and there are many items."""
+    from tqdm import tqdm  # its import takes half as long as that of all the rest
+
     with tqdm(total=total, unit="item", disable=True if total < LONG_INPUT else None) as bar:
         yield lambda done: bar.update(done - bar.n) and None
 

@@ -5,6 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from gpuscore.errors import ConfigError
+from gpuscore.other_formats import refuse_file, refuse_other_formats
 
 DEMO = "demo"
 # Weights in safetensors and the other files that are read; no other formats of the same weights.
@@ -15,14 +16,20 @@ def model_directory(model: str, revision: str | None = None) -> Path:
     """Return the directory of the model's files; download a hub model that is not cached.
 
     Raises:
-        ConfigError: there is no such model, or the hub cannot be reached; the message then says
-            how to go on without it.
+        ConfigError: there is no such model, it has another format or kind than those that are
+            served, or the hub cannot be reached; the message says how to go on.
     """
     if model == DEMO:
         return Path(str(files("gpuscore"))) / DEMO
     path = Path(model).expanduser()
-    if path.is_dir():
-        return path
+    if path.is_file():
+        refuse_file(path)
+    directory = path if path.is_dir() else _downloaded(model, path, revision)
+    refuse_other_formats(directory)
+    return directory
+
+
+def _downloaded(model: str, path: Path, revision: str | None) -> Path:
     if path.is_absolute() or model.startswith(("./", "../", "~")) or model.count("/") > 1:
         raise ConfigError(f"MODEL {model}: the directory does not exist")
     return _from_hub(model, revision)

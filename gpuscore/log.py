@@ -1,7 +1,7 @@
-"""The log: one JSON object per line on standard error, never with a caller's text.
+"""The log on standard error: lines of JSON, or of text for a terminal; never with a caller's text.
 
-Standard output is for people (loading, ready). `server.observe.lines.request_line` makes the line
-of each request; `JsonFormatter` makes all other lines.
+Standard output is for people (loading, ready, stopping). `server.observe.lines` makes the line of
+each request; `JsonFormatter` and `TextFormatter` make all other lines.
 """
 
 import logging
@@ -11,17 +11,28 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
+from typing import Literal, TypeAlias
 
 import msgspec
+
+LogFormat: TypeAlias = Literal["json", "text"]
 
 MAX_MESSAGE = 2000  # most characters of a message, and of a traceback
 _PAUSE = 0.05  # seconds between writes, so that many lines go out at once
 _CAPACITY = 10_000  # most lines that may wait
 _STANDARD_ERROR = 2
+_CLEAR_LINE = b"\r\x1b[K"  # a progress bar, or the ^C that a terminal shows
+
+
+def chosen_format(wanted: str) -> LogFormat:
+    """Return the format for a `--log-format`; auto is text on a terminal, and JSON elsewhere."""
+    if wanted == "auto":
+        return "text" if os.isatty(_STANDARD_ERROR) else "json"
+    return "text" if wanted == "text" else "json"
 
 
 class JsonFormatter(logging.Formatter):
@@ -44,14 +55,33 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(fields).decode()
 
 
+class TextFormatter(logging.Formatter):
+    """A formatter of log records as text for people; exceptions as `JsonFormatter` shows them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()[:MAX_MESSAGE]
+        text = f"{clock_time()} {record.levelname.lower()}: {message}"
+        if record.exc_info and record.exc_info[0] is not None:
+            trace = "".join(traceback.format_tb(record.exc_info[2]))[-MAX_MESSAGE:]
+            text += f" ({record.exc_info[0].__name__})\n{trace.rstrip()}"
+        return text
+
+
 class LogWriter:
     """A writer of lines in a thread of its own, so that a slow reader delays no request.
 
-    If the queue is full, lines are dropped and counted.
+    If the queue is full, lines are dropped and counted. With `for_people`, lines on a terminal
+    replace what its last line shows, such as a progress bar of this process or another.
     """
 
-    def __init__(self, descriptor: int = _STANDARD_ERROR, capacity: int = _CAPACITY) -> None:
+    def __init__(
+        self,
+        descriptor: int = _STANDARD_ERROR,
+        capacity: int = _CAPACITY,
+        for_people: bool = False,
+    ) -> None:
         self.dropped = 0
+        self.for_people = for_people
         self._descriptor, self._capacity = descriptor, capacity
         self._lines: deque[bytes] = deque()
         self._torn = False  # the last line that was written may lack its end
@@ -102,7 +132,8 @@ class LogWriter:
 
     def _write_piece(self, piece: bytes) -> None:
         # If a full disk has cut a line off, end that line before the next one.
-        whole = b"\n" * self._torn + piece
+        clear = self.for_people and os.isatty(self._descriptor)
+        whole = b"\n" * self._torn + _CLEAR_LINE * clear + piece
         rest = memoryview(whole)
         while rest:
             try:
@@ -130,25 +161,36 @@ def _pieces(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _WriterHandler(logging.Handler):
-    def __init__(self, writer: LogWriter) -> None:
+    def __init__(self, writer: LogWriter, style: LogFormat) -> None:
         super().__init__()
         self.writer = writer
-        self.setFormatter(JsonFormatter())
+        self.use(style)
+
+    def use(self, style: LogFormat) -> None:
+        self.writer.for_people = style == "text"
+        self.setFormatter(TextFormatter() if style == "text" else JsonFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         self.writer.write(self.format(record).encode() + b"\n")
 
 
 @contextmanager
-def json_logging(writer: LogWriter) -> Iterator[None]:
-    """Send all log records of the process through the writer."""
+def logging_to(
+    writer: LogWriter, style: LogFormat = "json"
+) -> Iterator[Callable[[LogFormat], None]]:
+    """Send all log records of the process through the writer.
+
+    Yields:
+        A function that changes the format.
+    """
     root = logging.getLogger()
     before = root.handlers[:]
-    root.handlers[:] = [_WriterHandler(writer)]
+    handler = _WriterHandler(writer, style)
+    root.handlers[:] = [handler]
     logging.captureWarnings(True)
     sys.stderr.flush()
     try:
-        yield
+        yield handler.use
     finally:
         logging.captureWarnings(False)
         root.handlers[:] = before
@@ -156,3 +198,8 @@ def json_logging(writer: LogWriter) -> Iterator[None]:
 
 def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def clock_time() -> str:
+    """Return the local time of day, for people."""
+    return datetime.now().strftime("%H:%M:%S")

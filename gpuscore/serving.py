@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -11,13 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from gpuscore.announcement import ServedAs, announcement
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.config.served import ServedConfig, listed, served_models
+from gpuscore.config.served import ServedConfig, served_models
 from gpuscore.errors import ConfigError
 from gpuscore.fronts.front import FrontApp, FrontModel
 from gpuscore.fronts.start import FrontSetup
 from gpuscore.hub import model_directory
-from gpuscore.log import LogWriter, json_logging
+from gpuscore.loading_bar import LoadingBar
+from gpuscore.log import LogFormat, LogWriter, chosen_format, logging_to
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.replicas.placement import placements
 from gpuscore.replicas.replicas import Replicas
@@ -53,19 +54,21 @@ def serve_model(
     _read_keys_at_hangup(server, keys)
     tracer = read_tracer(server, os.environ)
     directories = [model_directory(one.config.model, one.config.revision) for one in chosen]
-    replicas = _start(chosen, directories, engine)
+    style = chosen_format(server.log_format)
+    replicas = _start(chosen, directories, engine, log_format=style)
     # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
-    with LogWriter(STANDARD_OUTPUT) as output, closing(replicas):
-        models = []
+    with LogWriter(STANDARD_OUTPUT, for_people=True) as output, closing(replicas):
+        say, lines, models = partial(_say, output), ReadyLines(chosen, directories, keys), []
         for number, one in enumerate(chosen):  # while the children import torch
             files = read_files(directories[number], server.family, one.sources)
-            say = partial(_say_loading, output, replicas, number, one.name)
+            loading = partial(_say_loading, say, replicas, number, one.name)
             if number == 0:
-                say()  # before connections are accepted: it may be refused
-            load = partial(_load, replicas, number, files, limits, say if number else None)
+                loading()  # before connections are accepted: it may be refused
+            prepare = partial(lines.loaded, number, partial(load_model, files, limits))
+            load = partial(_load, replicas, number, prepare, loading if number else None)
             models.append((_served(one), load))
-        announce = partial(_announce, output, chosen, replicas)
-        return serve(models, server, keys, announce, tracer)
+        announce = _announced_by(LoadingBar(replicas.engines), lambda at: say(lines.text(at)))
+        return serve(models, server, keys, announce, tracer, say=say)
 
 
 def _serve_by_fronts(
@@ -80,26 +83,69 @@ def _serve_by_fronts(
         raise ConfigError("--http-workers over 1 needs Linux, whose kernel shares out connections")
     devices = tuple(place.device for place in placements(chosen[0].config, engine.devices))
     setup = FrontSetup(server.http_workers, [len(devices)] * len(chosen))
+    parent = os.getpid()
 
-    def prepare(directories: str) -> FrontApp:
-        models = []
-        for one, directory in zip(chosen, json.loads(directories), strict=True):
-            files = read_files(Path(directory), server.family, one.sources)
-            models.append(FrontModel(_served(one), devices, partial(load_model, files, limits)))
-        return FrontApp(models, server, engine, keys, partial(read_tracer, server, os.environ))
+    def prepare(given: str) -> FrontApp:
+        directories = [Path(one) for one in json.loads(given)]
+        lines, models = ReadyLines(chosen, directories, keys, parent), []
+        for number, one in enumerate(chosen):
+            files = read_files(directories[number], server.family, one.sources)
+            load = partial(lines.loaded, number, partial(load_model, files, limits))
+            models.append(FrontModel(_served(one), devices, load))
+        tracer = partial(read_tracer, server, os.environ)
+        return FrontApp(models, server, engine, keys, tracer, lines.text)
 
     with closing(setup.forker(prepare)) as forker:  # before this process has threads
         _read_keys_at_hangup(server, keys)
         directories = [model_directory(one.config.model, one.config.revision) for one in chosen]
         forker.prepare(json.dumps(list(map(str, directories))))  # while the engines import torch
-        replicas = _start(chosen, directories, engine, setup.listeners)
-        with LogWriter(STANDARD_OUTPUT) as output, closing(replicas):
+        style = chosen_format(server.log_format)
+        replicas = _start(chosen, directories, engine, setup.listeners, style)
+        with LogWriter(STANDARD_OUTPUT, for_people=True) as output, closing(replicas):
+            say = partial(_say, output)
             forker.prepared()
             for number, one in enumerate(chosen):
-                _say_loading(output, replicas, number, one.name)
-            announce = partial(_announce, output, chosen, replicas)
-            with LogWriter() as log, json_logging(log):
-                return setup.run(forker, server, keys, replicas, replicas.engines, announce)
+                _say_loading(say, replicas, number, one.name)
+            announce = _announced_by(LoadingBar(replicas.engines), say)
+            with LogWriter() as log, logging_to(log, style):
+                return setup.run(forker, server, keys, replicas, replicas.engines, announce, say)
+
+
+class ReadyLines:
+    """The lines that are printed when the server is ready, made once its models are loaded.
+
+    Args:
+        chosen: the models.
+        directories: theirs.
+        keys: the API keys.
+        pid: of the process to stop; None = this one.
+    """
+
+    def __init__(
+        self,
+        chosen: Sequence[ServedConfig],
+        directories: Sequence[Path],
+        keys: ApiKeys,
+        pid: int | None = None,
+    ) -> None:
+        self._served = [
+            ServedAs(directory, one.name)
+            for directory, one in zip(directories, chosen, strict=True)
+        ]
+        self._keys, self._pid = keys, os.getpid() if pid is None else pid
+        self._models: dict[int, LoadedModel] = {}
+
+    def loaded(
+        self, number: int, load: Callable[[Replicas], LoadedModel], replicas: Replicas
+    ) -> LoadedModel:
+        """Load one of the models and keep it."""
+        self._models[number] = load(replicas)
+        return self._models[number]
+
+    def text(self, address: str) -> str:
+        """Return the lines; call it when all models are loaded."""
+        models = [(one, self._models[number]) for number, one in enumerate(self._served)]
+        return announcement(address, models, len(self._keys), self._pid)
 
 
 def _start(
@@ -107,6 +153,7 @@ def _start(
     directories: Sequence[Path],
     engine: EngineConfig,
     listeners: Sequence[EngineListener] | None = None,
+    log_format: LogFormat = "json",
 ) -> AllReplicas:
     """Start the engines of all models, each with its share of memory and cores."""
     sought = [
@@ -116,7 +163,8 @@ def _start(
     places = places_of_all(sought, engine.devices)
     models = list(zip(directories, places, strict=True))
     names = [one.name for one in chosen]
-    return AllReplicas(names, start_models(models, engine, listeners=listeners))
+    started = start_models(models, engine, listeners=listeners, log_format=log_format)
+    return AllReplicas(names, started)
 
 
 def _served(one: ServedConfig) -> ServedModel:
@@ -126,28 +174,28 @@ def _served(one: ServedConfig) -> ServedModel:
 def _load(
     replicas: AllReplicas,
     number: int,
-    files: "ServedFiles",
-    limits: RequestLimits,
+    load: Callable[[Replicas], LoadedModel],
     say: Callable[[], None] | None,
 ) -> LoadedModel:
     """Load one of the models as `load_model` does, in its thread."""
     if say is not None:
         say()
     with replicas.named(number):
-        return load_model(files, limits, replicas.models[number])
+        return load(replicas.models[number])
 
 
-def _say_loading(output: LogWriter, replicas: AllReplicas, number: int, name: str) -> None:
-    _say(output, f"gpuscore: loading {name} as {replicas.wait_planned(number)}")
+def _say_loading(say: Callable[[str], None], replicas: AllReplicas, number: int, name: str) -> None:
+    say(f"gpuscore: loading {name} as {replicas.wait_planned(number)}")
 
 
-def _announce(
-    output: LogWriter, chosen: Sequence[ServedConfig], replicas: AllReplicas, address: str
-) -> None:
-    first = None if len(chosen) == 1 else chosen[0].name
-    example = _example(address, replicas.models[0].wait_ready().classes, first)
-    models = f" with {listed([one.name for one in chosen])}" if first else ""
-    _say(output, f"gpuscore: ready on http://{address}{models} - try\n\n{example}\n")
+def _announced_by(bar: LoadingBar, say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return `say` for when the server is ready, which removes the bar first."""
+
+    def announce(text: str) -> None:
+        bar.close()
+        say(text)
+
+    return announce
 
 
 def _read_keys_at_hangup(server: ServerConfig, keys: ApiKeys) -> None:
@@ -180,16 +228,3 @@ def load_model(files: ServedFiles, limits: RequestLimits, replicas: Replicas) ->
 
 def _say(output: LogWriter, text: str) -> None:
     output.write(f"{text}\n".encode())
-
-
-def _example(address: str, classes: Sequence[str] | None, model: str | None) -> str:
-    body = ({} if model is None else {"model": model}) | {
-        "query": "query: a blue wooden chair for the garden\nitem: ",
-        "items": ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."],
-        "labels": ["yes", "no"] if classes is None else classes[:2],
-        "apply_softmax": True,
-    }
-    return (
-        f"curl -s http://{address}/v1/score -H 'Content-Type: application/json' "
-        f"-d {shlex.quote(json.dumps(body))}"
-    )

@@ -43,6 +43,8 @@ ALLOWED = {
     "gpuscore.config.fields": {"gpuscore.config.field"},
     "gpuscore.config.options": {"gpuscore.config", "gpuscore.errors"},
     "gpuscore.config.flags": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
+    "gpuscore.config.parser": {"gpuscore.config.fields"},
+    "gpuscore.config.examples": set(),
     "gpuscore.config.sources": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
     "gpuscore.config.served": {
         "gpuscore.config.fields",
@@ -50,7 +52,8 @@ ALLOWED = {
         "gpuscore.errors",
         "gpuscore.hub",
     },
-    "gpuscore.hub": {"gpuscore.errors"},
+    "gpuscore.other_formats": {"gpuscore.errors", "gpuscore.model_files"},
+    "gpuscore.hub": {"gpuscore.errors", "gpuscore.other_formats"},
     "gpuscore.engine": {*DATA, "gpuscore.config", "gpuscore.engine", "gpuscore.backends.base"},
     # The worker imports a backend only by its name.
     "gpuscore.worker": {
@@ -61,6 +64,34 @@ ALLOWED = {
         "gpuscore.heap",
         "gpuscore.log",
         "gpuscore.worker",
+    },
+    "gpuscore.announcement": {
+        "gpuscore.backends.common",
+        "gpuscore.errors",
+        "gpuscore.limits",
+        "gpuscore.prompts",
+        "gpuscore.text",
+    },
+    "gpuscore.loading_bar": {"gpuscore.limits"},
+    "gpuscore.info": {
+        "gpuscore.backends",
+        "gpuscore.config",
+        "gpuscore.config.options",
+        "gpuscore.config.sources",
+        "gpuscore.hub",
+        "gpuscore.prompts",
+        "gpuscore.replicas.placement",
+    },
+    "gpuscore.doctor": {
+        "gpuscore",  # the package itself, for its version
+        "gpuscore.backends",
+        "gpuscore.config",
+        "gpuscore.config.sources",
+        "gpuscore.doctor",
+        "gpuscore.errors",
+        "gpuscore.server.api.auth",
+        "gpuscore.server.http.address",
+        "torch",
     },
     "gpuscore.questions": set(),
     "gpuscore.call_options": {"gpuscore.item_errors"},
@@ -102,6 +133,7 @@ ALLOWED = {
         "gpuscore.backends.common.sizing",
         "gpuscore.config",
         "gpuscore.engine",
+        "gpuscore.log",
         "gpuscore.replicas",
         "gpuscore.worker",
     },
@@ -168,6 +200,7 @@ ALLOWED = {
     "gpuscore.backends.base": {"gpuscore.batch", "gpuscore.limits"},
     "gpuscore.backends.common": {
         *DATA,
+        "gpuscore.backends.base",
         "gpuscore.backends.common",
         "gpuscore.config",
         "gpuscore.heap",
@@ -219,7 +252,9 @@ ALLOWED = {
     # The command line imports this at every start.
     "gpuscore.parity.arguments": {
         "gpuscore.config",
+        "gpuscore.config.examples",
         "gpuscore.config.flags",
+        "gpuscore.config.parser",
         "gpuscore.config.sources",
         "gpuscore.parity.commands",
         "gpuscore.parity.conformance.check_server",
@@ -250,6 +285,7 @@ ALLOWED = {
         "gpuscore.bulk.command",
         "gpuscore.config",
         "gpuscore.config.flags",
+        "gpuscore.config.parser",
         "gpuscore.config.sources",
     },
     "gpuscore.bulk.command": {
@@ -260,6 +296,7 @@ ALLOWED = {
         "gpuscore.config.sources",
         "gpuscore.errors",
         "gpuscore.hub",
+        "gpuscore.loading_bar",
         "gpuscore.server.served",
         "gpuscore.serving",
         "gpuscore.replicas",

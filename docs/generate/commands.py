@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from generate.markdown import block, page, table
 from gpuscore.cli import make_parser
+from gpuscore.config.parser import CommandParser
 
 COLUMNS = "92"
 LONG = 4  # lines; shorter groups are repeated
@@ -24,11 +25,13 @@ def page_of_commands() -> str:
     os.environ["COLUMNS"] = COLUMNS  # argparse reads it each time
     blocks, shown = [], dict[str, str]()
     for parser in _parsers(make_parser()):
+        parser.every = True
         text = "\n\n".join(_without_repeats(parser, shown))
         blocks += [f"## {parser.prog}", block("text", text)]
     return page(
         "Command line",
-        "This page shows the `--help` text of every command; groups of options that several "
+        "This page shows the `--help-all` text of every command (`--help` leaves out settings that "
+        "few need); groups of options that several "
         "commands share are shown once. [Settings](settings.md) explains every setting, with its "
         "environment variable.",
         *blocks,
@@ -53,7 +56,7 @@ def _without_repeats(parser: argparse.ArgumentParser, shown: dict[str, str]) -> 
             yield f"{title}\n  as for {shown[part]}"
 
 
-def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def _parsers(parser: CommandParser) -> Iterator[CommandParser]:
     yield parser
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

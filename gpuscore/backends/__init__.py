@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpuscore.backends.allocator import set_allocator
-from gpuscore.backends.base import Backend, Prepared
+from gpuscore.backends.base import Backend, Prepared, Progress, unreported
 from gpuscore.backends.common.quantization import described
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -32,15 +32,15 @@ def plan_backend(directory: Path, config: ModelConfig) -> Plan:
     return of_torch.plan_backend(directory, config)
 
 
-def create_backend(plan: Plan) -> Backend:
+def create_backend(plan: Plan, progress: Progress = unreported) -> Backend:
     """Load the weights; raises ConfigError for a damaged checkpoint."""
     if plan.framework == "jax":
         from gpuscore.backends.jax.backend import JaxBackend
 
-        return JaxBackend(plan)
+        return JaxBackend(plan, progress)
     from gpuscore.backends.torch.backend import TorchBackend
 
-    return TorchBackend(plan)
+    return TorchBackend(plan, progress=progress)
 
 
 def prepare(directory: Path, config: ModelConfig) -> Prepared:

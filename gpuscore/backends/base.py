@@ -11,6 +11,14 @@ from gpuscore.limits import BackendLimits
 Pending: TypeAlias = Any
 
 
+# Gets the bytes of weights that were read so far, and those of all weight files.
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+def unreported(done: int, total: int) -> None:
+    """Do nothing, as a `Progress` that nobody watches."""
+
+
 class OutOfMemory(Exception):
     """The device had too little memory for a batch; a smaller one may succeed."""
 
@@ -50,4 +58,4 @@ class Prepared:
     """A planned model whose weights are not read yet."""
 
     about: str  # number format and device, for people
-    load: Callable[[], Backend]  # may raise ConfigError
+    load: Callable[[Progress], Backend]  # may raise ConfigError

@@ -5,6 +5,7 @@ from typing import Any
 
 from gpuscore.config import EngineConfig, FileConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, add_some_flags, refuse_api_key
+from gpuscore.config.parser import CommandParser
 from gpuscore.config.sources import Settings
 
 EXAMPLES = """\
@@ -24,9 +25,8 @@ with --strict a row is bad.
 
 def add_batch(commands: Any) -> None:
     """Add `batch` to the parser's commands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: CommandParser = commands.add_parser(
         "batch",
-        allow_abbrev=False,
         usage="gpuscore batch [MODEL] --input PATH --output PATH [OPTIONS]",
         description="Score the rows of files; files in, files out.",
         help="score the rows of files: JSON lines, CSV, Parquet",
@@ -35,6 +35,7 @@ def add_batch(commands: Any) -> None:
     )
     parser.set_defaults(command=_batch)
     refuse_api_key(parser)
+    parser.add_help_all()
     _add_files(parser.add_argument_group("Input and output (command line only)"))
     _add_rows(parser.add_argument_group("Rows (command line only)"))
     add_some_flags(parser, "Prompt family", ServerConfig, ("family",))

@@ -17,6 +17,7 @@ from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory, model_name
+from gpuscore.loading_bar import LoadingBar
 from gpuscore.replicas.placement import placements
 from gpuscore.replicas.start import start_replicas
 from gpuscore.server.served import LoadedModel
@@ -41,9 +42,11 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
 
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
-        with closing(start_replicas(directory, model, engine)) as replicas:
+        with closing(start_replicas(directory, model, engine, log_format="text")) as replicas:
             files = read_files(directory, family, names[::-1])
-            yield load_model(files, limits, replicas)
+            with closing(LoadingBar(replicas.engines)):
+                loaded = load_model(files, limits, replicas)
+            yield loaded
 
     job = BatchJob(
         options,

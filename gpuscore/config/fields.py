@@ -266,7 +266,13 @@ class ServerConfig:
         metavar="SECONDS",
     )
     log_requests: bool = option(
-        True, "write one JSON line per request to standard error, without any input text"
+        True, "write one line per request to standard error, without any input text"
+    )
+    log_format: str = option(
+        "auto",
+        "lines of the log on standard error: JSON objects, or text for people; auto: text on a "
+        "terminal, otherwise json",
+        choices=("auto", "json", "text"),
     )
     timing_headers: bool = option(
         False, "send callers the milliseconds of each stage, which reveal cache hits"
@@ -344,5 +350,17 @@ class FileConfig:
 
     config: str | None = option(None, "TOML file with one line per option", metavar="FILE")
 
+
+# Settings that few need: --help leaves them out, --help-all shows them.
+RARE = frozenset(
+    (
+        *("backend", "attention", "compile", "compile_cache", "kernels", "cuda_graph_tokens"),
+        *("allow_degenerate", "max_body_bytes", "max_header_bytes", "max_headers"),
+        *("max_connections", "max_inflight_per_key", "max_queued_bytes", "max_queue_seconds"),
+        *("header_timeout", "body_timeout", "send_timeout", "timing_headers"),
+        *("max_queued_requests", "max_queued_tokens", "max_queued_items"),
+        *("engine_timeout", "load_timeout"),
+    )
+)
 
 CONFIGS: tuple[type, ...] = (ModelConfig, ServerConfig, RequestLimits, EngineConfig)

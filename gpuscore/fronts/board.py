@@ -26,6 +26,11 @@ class Board:
         cells = memoryview(mmap.mmap(-1, 8 * (self._rows + engines))).cast("q")
         self._table, self._waits = cells[: self._rows], cells[self._rows :]
 
+    @property
+    def requests(self) -> int:
+        """Number of requests in flight in all fronts."""
+        return self.gate(0).total(gate.REQUESTS)
+
     def gate(self, front: int) -> Counts:
         """Return the counts of a front's `Gate`."""
         return Counts(self._table, self._width, front)

@@ -71,6 +71,7 @@ class FrontModel:
         served: not loaded yet; each front has its own copy.
         devices: of its engines.
         load: prepares the model for the engines' clients.
+        ready_lines: returns what the parent prints when the server is ready, given its address.
     """
 
     served: ServedModel
@@ -87,6 +88,7 @@ class FrontApp:
     engine: EngineConfig
     keys: ApiKeys
     tracer: "Callable[[], SpanTracer | None]" = lambda: None
+    ready_lines: Callable[[str], str] = str
 
 
 def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat) -> int:
@@ -148,7 +150,7 @@ class Control:
         self._sock = seat.control
         self._writer = FrameWriter(seat.control, "control-writer")
         self._reader = FrameReader(seat.control)
-        self._keys = app.keys
+        self._keys, self._ready_lines = app.keys, app.ready_lines
         self._asked: dict[int, Future[Sums]] = {}
         self._numbers = count()
         self._links: list[FrontLink] = []
@@ -167,7 +169,7 @@ class Control:
 
     def serving(self, address: str) -> None:
         """Report that this front can score."""
-        self._send(Serving())
+        self._send(Serving(self._ready_lines(address)))
 
     def end(self, code: int, refusal: str | None = None) -> None:
         """Report what was counted last, and the end of this front."""

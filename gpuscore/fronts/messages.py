@@ -53,7 +53,9 @@ class Began(Message, frozen=True):
 
 
 class Serving(Message, frozen=True):
-    """A front's message that it can score."""
+    """A front's message that it can score; the text is for people, once all fronts can."""
+
+    text: str
 
 
 class Counted(Message, frozen=True):

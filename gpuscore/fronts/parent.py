@@ -6,8 +6,8 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from time import monotonic
 from types import FrameType
 
@@ -33,9 +33,11 @@ from gpuscore.fronts.messages import (
     snapshot_of,
 )
 from gpuscore.fronts.running import RunningFront
+from gpuscore.fronts.signals import handled_signals
 from gpuscore.fronts.totals import Totals
 from gpuscore.server.api.auth import ApiKeys, KeyReader
-from gpuscore.server.run import EXIT_OK, EXIT_SIGNAL, FORCED_EXIT, stop_signals
+from gpuscore.server.run import EXIT_OK, EXIT_SIGNAL, FORCED_EXIT
+from gpuscore.server.stopping import StopLines
 from gpuscore.worker.frames import ProtocolError
 from gpuscore.worker.messages import Message
 
@@ -61,7 +63,8 @@ class Fronts:
             here, so that connections wait for the replacement of a front that has ended.
         replicas: of all engines.
         engines: those engines, which this process supervises; their models are planned.
-        announce: called once, when all fronts can score.
+        announce: called once, when all fronts can score, with the lines of one of them.
+        lines: says what is waited for at the end.
     """
 
     def __init__(
@@ -73,13 +76,15 @@ class Fronts:
         listeners: Sequence[socket.socket],
         replicas: SupervisedReplicas,
         engines: Sequence[SupervisedEngine],
-        announce: Callable[[], None],
+        announce: Callable[[str], None],
+        lines: StopLines,
     ) -> None:
         self._forker, self._board, self._config = forker, board, config
         self._keys, self._key_reader = keys, KeyReader(config, keys)
         self._listeners, self._replicas, self._engines = listeners, replicas, engines
         self._about = tuple(engine.planned.result() for engine in engines)
-        self._announce: Callable[[], None] | None = announce
+        self._announce: Callable[[str], None] | None = announce
+        self._lines = lines
         self._fronts: dict[int, RunningFront] = {}  # by seat
         self._due: dict[int, float] = dict.fromkeys(range(board.fronts), 0.0)  # next starts
         self._totals = Totals()
@@ -107,7 +112,7 @@ class Fronts:
         """
         self._selector.register(self._woken, selectors.EVENT_READ)
         threading.Thread(target=self._watch, daemon=True).start()
-        with self._handlers():
+        with handled_signals(self._config, self._note, self._wake):
             while self._fronts or not self._ending:
                 self._start_due()
                 for key, _ in self._selector.select(self._patience):
@@ -118,7 +123,9 @@ class Fronts:
                 self._look()
         if self._error is not None:
             raise self._error
-        return max(self._codes, default=EXIT_OK)
+        code = max(self._codes, default=EXIT_OK)
+        self._lines.stopped(code != EXIT_OK)
+        return code
 
     @property
     def _patience(self) -> float:
@@ -131,20 +138,6 @@ class Fronts:
         return bool(self._stopping) or self._error is not None
 
     # ---- signals, keys and engines: noted anywhere, acted on by the loop ----
-
-    @contextmanager
-    def _handlers(self) -> Iterator[None]:
-        numbers = stop_signals(self._config)
-        if self._config.api_key_file is not None:
-            numbers.append(signal.SIGHUP)
-        before = {number: signal.signal(number, self._note) for number in numbers}
-        waker = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(waker)
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
@@ -234,7 +227,7 @@ class Fronts:
             case Serving():
                 front.served, self._failures = True, 0
                 if self._announce and all(seat.served for seat in self._all()):
-                    self._announce()
+                    self._announce(message.text)
                     self._announce = None
             case Counted():
                 self._totals.report(front.seat, snapshot_of(message), message.number)
@@ -281,6 +274,9 @@ class Fronts:
         for index, engine in enumerate(self._engines):
             self._board.set_retry_after(index, engine.retry_after)
         self._end_silent()
+        if self._stopping:
+            left = max(0.0, min(self._stop_by - monotonic(), self._config.drain_seconds))
+            self._lines.waiting(self._board.requests, left)
         if self._ending:
             for listener in self._listeners:  # from now on, each front closes its own at its end
                 listener.close()

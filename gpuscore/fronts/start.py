@@ -10,7 +10,8 @@ from gpuscore.fronts.forker import Forker, FrontMain
 from gpuscore.fronts.front import FrontApp, run_front
 from gpuscore.fronts.parent import Fronts
 from gpuscore.server.api.auth import ApiKeys
-from gpuscore.server.http.address import address_of, bind_all
+from gpuscore.server.http.address import bind_all
+from gpuscore.server.stopping import StopLines
 from gpuscore.worker.process import EngineListener
 
 
@@ -43,6 +44,7 @@ class FrontSetup:
         replicas: SupervisedReplicas,
         engines: Sequence[SupervisedEngine],
         announce: Callable[[str], None],
+        say: Callable[[str], None] = lambda line: None,
     ) -> int:
         """Serve until a signal or a failure; return the exit code.
 
@@ -52,16 +54,19 @@ class FrontSetup:
             keys: the API keys.
             replicas: of all models; planned.
             engines: of all models, started with `listeners`.
-            announce: called with the address once all fronts can score.
+            announce: called with a front's lines once all fronts can score.
+            say: prints a line for people without blocking.
 
         Raises:
             ConfigError: the address cannot be bound, or the model cannot be served.
             EngineFailed: the engines or the fronts were lost, at start or too often since.
         """
         sockets = bind_all(config, config.http_workers)
-        ready = partial(announce, address_of(sockets[0]))
+        lines = StopLines(say)
         board = self._board
-        return Fronts(forker, board, config, keys, sockets, replicas, engines, ready).run()
+        return Fronts(
+            forker, board, config, keys, sockets, replicas, engines, announce, lines
+        ).run()
 
     def _main(self, prepare: Callable[[str], FrontApp], text: str) -> FrontMain:
         addresses = [listener.address for listener in self.listeners]

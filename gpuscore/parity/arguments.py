@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuscore.config import FileConfig, ModelConfig
+from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
+from gpuscore.config.parser import CommandParser
 from gpuscore.config.sources import Settings
 
 Command = Callable[[argparse.Namespace, Settings], int]
@@ -19,7 +21,6 @@ def add_parity(commands: Any) -> None:
     """Add `parity` with its commands to the parser's."""
     parity = commands.add_parser(
         "parity",
-        allow_abbrev=False,
         description="Compare ways to score: backends, machines, servers.",
         help="compare backends, machines and servers",
     )
@@ -53,6 +54,7 @@ def _add_run(commands: Any) -> None:
     _add_workload(group)
     _add_report(group)
     add_flags(run, ModelConfig, FileConfig)
+    run.add_help_all()
 
 
 def _add_record(commands: Any) -> None:
@@ -70,6 +72,7 @@ def _add_record(commands: Any) -> None:
     )
     _add_workload(group)
     add_flags(record, ModelConfig, FileConfig)
+    record.add_help_all()
 
 
 def _add_compare(commands: Any) -> None:
@@ -174,16 +177,15 @@ def _add(
     help: str,
     run: Command,
     exit_1: str | None = None,
-    epilog: str | None = None,
-) -> argparse.ArgumentParser:
+    epilog: str = "",
+) -> CommandParser:
     ending = f"\nExit code 1: {exit_1}." if exit_1 else ""
-    command: argparse.ArgumentParser = commands.add_parser(
+    command: CommandParser = commands.add_parser(
         name,
-        allow_abbrev=False,
         usage=f"gpuscore parity {name} {usage}",
         description=f"{help[0].upper()}{help[1:]}.{ending}",
         help=help,
-        epilog=epilog,
+        epilog=EXAMPLES[f"parity {name}"] + epilog,
         formatter_class=HelpFormatter,
     )
     command.set_defaults(command=run)

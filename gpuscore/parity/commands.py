@@ -17,8 +17,9 @@ from gpuscore.parity.bundle import Bundle, read_bundle, refuse_different, write_
 from gpuscore.parity.fingerprint import fingerprint
 from gpuscore.parity.gates import Comparison, Verdict, judge, judge_pair, packing
 from gpuscore.parity.machine import hardware, versions
+from gpuscore.parity.progress import comparing
 from gpuscore.parity.runs import BackendSpec, run_workload
-from gpuscore.parity.table import HEAD, aligned, row, verdict_line
+from gpuscore.parity.table import ABOUT_RANKS, HEAD, aligned, row, verdict_line
 from gpuscore.parity.workload import Workload, make_workload, read_tokenizer
 
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -40,15 +41,20 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.parity.oracle import free_memory, oracle_device, run_oracle
 
     device = oracle_device(base.device)
+    machine = {"hardware": hardware(specs[0].framework)}
     about = {**_facts(model_name(base.model), workload), "oracle": f"transformers on {device}"}
     print(_lines(about), flush=True)
     halves = sorted({config.dtype for config, _ in planned.values()} - {"float32"})
-    exact = run_oracle(directory, workload, "float32", device)
-    rounded = {dtype: run_oracle(directory, workload, dtype, device) for dtype in halves}
     runs = []
-    for name, (config, precision) in planned.items():
-        runs.append(run_workload(name, config, workload, precision))
-        free_memory()
+    with comparing(workload, 1 + len(halves) + len(planned)) as begin:
+        exact, *others = (
+            run_oracle(directory, workload, dtype, device, begin(f"transformers:{dtype}"))
+            for dtype in ("float32", *halves)
+        )
+        for name, (config, precision) in planned.items():
+            runs.append(run_workload(name, config, workload, precision, begin(name)))
+            free_memory()
+    rounded = dict(zip(halves, others, strict=True))
     comparisons, verdicts = [], []
     for yardstick in rounded.values():  # for the table only, without verdicts
         comparisons.append(judge(workload, exact, yardstick, yardstick)[0])
@@ -60,7 +66,9 @@ def run(values: argparse.Namespace, settings: Settings) -> int:
         if first.dtype == second.dtype and first.in_eight_bits == second.in_eight_bits:
             verdicts += judge_pair(workload, first, second)[1]
     title = f"Parity of {model_name(base.model)} with transformers in float32"
-    return _conclude(title, about, workload, comparisons, verdicts, values.report)
+    about |= {"date": _now(), "hardware": _hardware(machine), "versions": _listed(versions())}
+    reference = "against transformers in float32, unless another run is named"
+    return _conclude(title, about, workload, comparisons, verdicts, values.report, reference)
 
 
 def record(values: argparse.Namespace, settings: Settings) -> int:
@@ -77,11 +85,12 @@ def record(values: argparse.Namespace, settings: Settings) -> int:
     if plan.precision != "full":
         spec = replace(spec, quantization=plan.precision)
     config, precision = _planned(directory, config)
-    found = run_workload(str(spec), config, workload, precision)
+    with comparing(workload, 1) as begin:
+        found = run_workload(str(spec), config, workload, precision, begin(str(spec)))
     about = {
         "model_name": model_name(config.model),
         "device": plan.device_name,
-        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "created": _now(),
         "versions": versions(),
         "hardware": hardware(config.backend),
         "flags": {name: value for name, value in asdict(config).items() if name not in _LOCAL},
@@ -101,6 +110,9 @@ def compare(values: argparse.Namespace) -> int:
     }
     for place, what in facts.items():
         print(f"{place}: {what}")
+    for place, bundle in ((values.a, a), (values.b, b)):
+        facts[f"{place}, versions"] = _listed(bundle.about.get("versions"))
+        facts[f"{place}, made"] = str(bundle.about.get("created", "unknown"))
     one, two = (
         replace(bundle.run, name=f"{Path(place).name} ({bundle.run.name})")
         for place, bundle in ((values.a, a), (values.b, b))
@@ -108,7 +120,9 @@ def compare(values: argparse.Namespace) -> int:
     found, verdicts = judge_pair(a.workload, one, two)
     verdicts += [*packing(one), *packing(two)]
     title = "Parity of two bundles"
-    return _conclude(title, facts, a.workload, [found], verdicts, values.report)
+    facts["date"] = _now()
+    reference = f"against {found.want.name}"
+    return _conclude(title, facts, a.workload, [found], verdicts, values.report, reference)
 
 
 def _planned(directory: Path, config: ModelConfig) -> tuple[ModelConfig, str]:
@@ -158,6 +172,16 @@ def _facts(model: str, workload: Workload) -> dict[str, str]:
     return facts
 
 
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _listed(found: object) -> str:
+    """Return names and versions as text."""
+    parts = found if isinstance(found, dict) else {}
+    return ", ".join(f"{name} {number}" for name, number in parts.items()) or "unknown"
+
+
 def _hardware(about: Mapping[str, Any]) -> str:
     """Return a bundle's description of its hardware, which is only shown."""
     found = about.get("hardware")
@@ -174,12 +198,14 @@ def _conclude(
     comparisons: Sequence[Comparison],
     verdicts: Sequence[Verdict],
     report: str | None,
+    reference: str,
 ) -> int:
-    print(f"\n{aligned(HEAD, map(row, comparisons))}\n")
+    print(f"\n{aligned(HEAD, map(row, comparisons))}\n{ABOUT_RANKS}\n")
+    print(f"Gates, {reference}:")
     for verdict in verdicts:
         print(verdict_line(verdict))
     if report is not None:
         from gpuscore.parity.report import write_report
 
-        write_report(Path(report), title, facts, workload, comparisons, verdicts)
+        write_report(Path(report), title, facts, workload, comparisons, verdicts, reference)
     return EXIT_OK if all(verdict.passed for verdict in verdicts) else EXIT_FAILED

@@ -220,10 +220,10 @@ def order_verdicts(found: Comparison, subject: str | None = None) -> Iterator[Ve
     detail = f"{ranking.inversions} inversions of {ranking.clear_pairs} clear pairs"
     yield Verdict(subject, "rank", ranking.inversions == 0, detail)
     if ranking.clear_tau is not None:
-        detail = f"tau-b {ranking.clear_tau:.4f}, at least {TAU}"
+        detail = f"tau-b {ranking.clear_tau:.4f} of rankings that are no near ties, at least {TAU}"
         yield Verdict(subject, "tau-b", ranking.clear_tau >= TAU, detail)
     if ranking.clear_top is not None:
-        detail = f"top-10 overlap {ranking.clear_top:.2f}, at least {TOP}"
+        detail = f"top-10 overlap {ranking.clear_top:.2f} of the same, at least {TOP}"
         yield Verdict(subject, "top-10", ranking.clear_top >= TOP, detail)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from gpuscore.backends.torch.devices import choose_device
 from gpuscore.errors import ConfigError
+from gpuscore.parity.progress import Scored, unwatched
 from gpuscore.parity.runs import CaseResult, Run, case_result
 from gpuscore.parity.workload import Case, Ids, Workload
 
@@ -29,9 +30,11 @@ def oracle_device(name: str) -> str:
     return "cpu" if name == "tpu" else choose_device(name).type
 
 
-def run_oracle(directory: Path, workload: Workload, dtype: str, device: str) -> Run:
+def run_oracle(
+    directory: Path, workload: Workload, dtype: str, device: str, scored: Scored = unwatched
+) -> Run:
     """Run `Oracle.run`, then free its memory for the backends."""
-    found = Oracle(directory, dtype, device).run(workload)
+    found = Oracle(directory, dtype, device).run(workload, scored)
     free_memory()
     return found
 
@@ -53,8 +56,12 @@ class Oracle:
     def __init__(self, directory: Path, dtype: str, device: str) -> None:
         self._model, self._dtype, self._device = _load(directory, dtype, device), dtype, device
 
-    def run(self, workload: Workload) -> Run:
-        results = {case.name: self.score(case) for case in workload.cases}
+    def run(self, workload: Workload, scored: Scored = unwatched) -> Run:
+        """Score every case; `scored` is called after each one."""
+        results = {}
+        for case in workload.cases:
+            results[case.name] = self.score(case)
+            scored(len(case.items))
         return Run(f"transformers:{self._dtype}", self._dtype, results)
 
     def score(self, case: Case) -> CaseResult:

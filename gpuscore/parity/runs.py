@@ -12,6 +12,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.config.options import options
 from gpuscore.errors import ConfigError
 from gpuscore.parity.metrics import Errors, errors
+from gpuscore.parity.progress import Scored, unwatched
 from gpuscore.parity.workload import Case, Workload
 from gpuscore.results import Scores
 from gpuscore.scorer import Scorer
@@ -100,7 +101,11 @@ class BackendSpec:
 
 
 def run_workload(
-    name: str, config: ModelConfig, workload: Workload, precision: str = "full"
+    name: str,
+    config: ModelConfig,
+    workload: Workload,
+    precision: str = "full",
+    scored: Scored = unwatched,
 ) -> Run:
     """Score every case once, in order; then measure the throughput and score items alone.
 
@@ -109,6 +114,7 @@ def run_workload(
         config: its backend; `dtype` is not "auto".
         workload: the requests.
         precision: of the backend's linear layers.
+        scored: called after each case.
 
     Raises:
         ConfigError: the model cannot be served.
@@ -117,7 +123,10 @@ def run_workload(
     timed = next(case for case in workload.cases if case.name == TIMED)
     with Scorer(config) as scorer:
         scorer.warmup()  # as a server does, so that the same code, such as CUDA graphs, runs
-        results = {case.name: score_case(scorer, case) for case in workload.cases}
+        results = {}
+        for case in workload.cases:
+            results[case.name] = score_case(scorer, case)
+            scored(len(case.items))
         rate = _items_per_second(scorer, timed)
         alone = _alone(scorer, timed, results[TIMED])
     return Run(name, config.dtype, results, rate, alone, config.deterministic, precision)

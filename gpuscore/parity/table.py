@@ -6,6 +6,7 @@ from gpuscore.parity.gates import Comparison, Verdict
 
 HEAD = (
     "scores",
+    "against",
     "max |d log p|",
     "p99",
     "mean",
@@ -17,12 +18,17 @@ HEAD = (
     "items/s",
 )
 
+ABOUT_RANKS = (
+    "(tau-b and top-10 are the worst of all rankings; the gates leave out rankings of near ties)"
+)
+
 
 def row(found: Comparison) -> tuple[str, ...]:
     """Return one row of the table, with the columns of `HEAD`."""
     ranking, run = found.ranking, found.got
     return (
         run.name,
+        found.want.name,
         f"{found.log_p.maximum:.1e}",
         f"{found.log_p.p99:.1e}",
         f"{found.log_p.mean:.1e}",

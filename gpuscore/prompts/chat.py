@@ -18,7 +18,10 @@ from gpuscore.text.tokenizer_info import token_text
 # Placeholders for the callers' texts while a chat template is rendered; no template contains them.
 MARKS = {INSTRUCTION: "\ue001i\ue001", QUERY: "\ue002q\ue002", DOCUMENT: "\ue003d\ue003"}
 Messages = Sequence[tuple[str, str]]  # (role, content); the content has fields such as {query}
-_BESIDE = "--family none serves /v1/score without it"
+BESIDE = (
+    "without a family (--family none; family='none' in Python) the model still scores query, items "
+    "and labels"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class ChatTemplate:
         try:
             made = render(self.text, {**self.variables, **options}, conversations)
         except TemplateLimit as error:
-            raise TemplateLimit(f"{error}; {_BESIDE}") from error
+            raise TemplateLimit(f"{error}; {BESIDE}") from error
         return [_chosen(made[i : i + 2], fields) for i in range(0, len(made), 2)]
 
 
@@ -95,12 +98,12 @@ def _chosen(made: Sequence[str | ConfigError], fields: list[str]) -> str:
     """Return the rendering of plain contents if it has all fields once, else that of pieces."""
     plain, pieces = made
     if isinstance(plain, ConfigError):
-        raise ConfigError(f"the chat template cannot be rendered: {plain}; {_BESIDE}")
+        raise ConfigError(f"the chat template cannot be rendered: {plain}; {BESIDE}")
     wrong = _wrong(plain, fields)
     if not wrong:
         return plain
     if isinstance(pieces, ConfigError) or _wrong(pieces, fields):
-        raise ConfigError(f"the chat template has the {wrong}, not once; {_BESIDE}")
+        raise ConfigError(f"the chat template has the {wrong}, not once; {BESIDE}")
     return pieces
 
 

@@ -17,8 +17,8 @@ from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.turns import ALONE, Turns
 
 NO_CLASSES = (
-    "this model has no classes and belongs to no known family of guards: send labels, or start the "
-    "server with --family"
+    "this model has no classes and belongs to no known family of guards: give labels, or name its "
+    "family (--family; family= in Python)"
 )
 
 

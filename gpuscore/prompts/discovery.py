@@ -12,7 +12,7 @@ from typing import Any
 
 from gpuscore.errors import ConfigError
 from gpuscore.model_files import as_object, read_json, read_object, shown
-from gpuscore.prompts.chat import ChatTemplate, Messages, parts_of
+from gpuscore.prompts.chat import BESIDE, ChatTemplate, Messages, parts_of
 from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, ONLY_CLASS, QUERY, PromptFamily, literal
 from gpuscore.prompts.files import ClassifierHead, architecture_name
 from gpuscore.prompts.registry import FAMILIES, QWEN3_RERANKER, AnyFamily, by_name
@@ -70,7 +70,7 @@ def _for_head(family: PromptFamily, head: ClassifierHead | None) -> PromptFamily
     if not family.ranks:
         raise ConfigError(
             f"--family {family.name}: the model's head is one class, and a guard of this family "
-            f"answers with one of {len(family.classes)}; --family none serves /v1/score without it"
+            f"answers with one of {len(family.classes)}; {BESIDE}"
         )
     return replace(family, labels=(ONLY_CLASS,), one_class=True)
 
@@ -82,7 +82,7 @@ def _resolved(family: AnyFamily, directory: Path, specials: Sequence[str]) -> Pr
     if template is None:
         raise ConfigError(
             f"prompts of the family {family.name} are made by the model's chat template, and "
-            f"{directory} has none; --family none serves /v1/score without it"
+            f"{directory} has none; {BESIDE}"
         )
 
     def parts(messages: Messages) -> tuple[str, ...]:

@@ -21,8 +21,8 @@ from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 
 NO_RERANKER = (
-    "this model belongs to no known family of rerankers: start the server with --family, or use "
-    "/v1/score with query, items and labels"
+    "this model belongs to no known family of rerankers: name its family (--family; family= in "
+    "Python), or score query, items and labels (/v1/score; Scorer.score in Python)"
 )
 
 
@@ -92,7 +92,8 @@ class ModelPrompts:
             raise InvalidRequest(NO_RERANKER)
         if not self.family.family.ranks:
             raise InvalidRequest(
-                f"{self.family.family.name} is a guard and ranks nothing: use /v1/classify"
+                f"{self.family.family.name} is a guard and ranks nothing: classify its texts "
+                "(/v1/classify; Scorer.classify in Python)"
             )
         return self.family
 

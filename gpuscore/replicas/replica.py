@@ -25,6 +25,9 @@ class Replica(Protocol):
     def ended(self) -> Future[None]: ...
 
     @property
+    def loaded(self) -> tuple[int, int]: ...
+
+    @property
     def alive(self) -> bool: ...
 
     @property

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.log import LogFormat
 from gpuscore.replicas.placement import Placement, placements
 from gpuscore.replicas.replicas import Replicas
 from gpuscore.worker.client import EngineClient, Siblings
@@ -19,20 +20,23 @@ def start_replicas(
     factory: str = TORCH,
     patience: Patience | None = None,
     listeners: Sequence[EngineListener] | None = None,
+    log_format: LogFormat = "json",
 ) -> Replicas:
     """Start an engine process on each device of `engine.devices`, or one on `model.device`.
 
     Args:
         directory: the model's.
         model, engine: the settings.
-        factory, patience, listeners: as in `start_models`.
+        factory, patience, listeners, log_format: as in `start_models`.
 
     Raises:
         ConfigError: the devices cannot be used together. Errors of the engines themselves are
             raised by the methods of `Replicas` that wait.
     """
     places = placements(model, engine.devices)
-    (replicas,) = start_models([(directory, places)], engine, factory, patience, listeners)
+    (replicas,) = start_models(
+        [(directory, places)], engine, factory, patience, listeners, log_format
+    )
     return replicas
 
 
@@ -42,6 +46,7 @@ def start_models(
     factory: str = TORCH,
     patience: Patience | None = None,
     listeners: Sequence[EngineListener] | None = None,
+    log_format: LogFormat = "json",
 ) -> list[Replicas]:
     """Start an engine process of each model at each of its places; return each model's replicas.
 
@@ -51,6 +56,7 @@ def start_models(
         factory: prepares a backend (`gpuscore.worker.__main__`).
         patience: when an engine counts as lost.
         listeners: by which fronts reach each engine, model by model.
+        log_format: of the engines' processes.
     """
     everyone: list[EngineClient] = []
     before: dict[str, EngineClient] = {}  # the last one on each device
@@ -61,7 +67,7 @@ def start_models(
             last = before.get(place.device) if place.in_turn else None
             client = EngineClient(
                 command(factory),
-                Start(str(directory), place.model, engine, place.cores),
+                Start(str(directory), place.model, engine, place.cores, log_format),
                 patience,
                 listeners[len(everyone)] if listeners else None,
                 place.environment,

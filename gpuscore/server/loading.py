@@ -10,7 +10,7 @@ from gpuscore.server.served import LoadedModel, ServedModel
 ModelLoad: TypeAlias = tuple[ServedModel, Callable[[], LoadedModel]]
 
 
-class Loading:
+class ModelLoads:
     """Loads all models; ends the server if one cannot be loaded, or its engine fails for good.
 
     Args:

@@ -18,7 +18,7 @@ import uvicorn
 from gpuscore.config import ServerConfig
 from gpuscore.engine.counts import Counts
 from gpuscore.heap import return_large_blocks
-from gpuscore.log import LogWriter, json_logging
+from gpuscore.log import LogWriter, chosen_format, logging_to
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.api.cors import read_origins
@@ -26,11 +26,12 @@ from gpuscore.server.http.address import address_of, bind
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
-from gpuscore.server.loading import Loading, ModelLoad
+from gpuscore.server.loading import ModelLoad, ModelLoads
 from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ANSWERS, ScoringService
+from gpuscore.server.stopping import StopLines
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
@@ -62,8 +63,10 @@ class DrainingServer(uvicorn.Server):
         stops: Sequence[signal.Signals],
         gate: Gate,
         rounds: Rounds,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         super().__init__(config)
+        self.lines = StopLines(say)
         self.service, self._operations, self._gate = service, operations, gate
         self._rounds = rounds
         self.exit_code = EXIT_OK
@@ -111,6 +114,7 @@ class DrainingServer(uvicorn.Server):
         # but not all of them in the short time after a second signal.
         counted = self.force_exit or not self._last_look
         busy = self.service.busy or (counted and self._gate.waiting > 0)
+        self.lines.waiting(max(self._gate.requests, busy), max(0.0, left))
         if busy and not self.force_exit and left > 0:
             return False
         if busy:
@@ -159,6 +163,7 @@ def serve(
     announce: Callable[[str], None],
     tracer: "SpanTracer | None" = None,
     share: FrontShare | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Serve models until SIGTERM, SIGINT, or SIGHUP without a key file; return the exit code.
 
@@ -171,6 +176,7 @@ def serve(
         announce: called with the server's address once all models are loaded.
         tracer: makes the spans of requests (`read_tracer`), if traces are configured.
         share: this process's part in a server of several; None = it is the whole server.
+        say: prints a line for people without blocking.
 
     Raises:
         ConfigError: the address cannot be bound, or a load raised this.
@@ -185,8 +191,9 @@ def serve(
     served = [model for model, _ in models]
     service = ScoringService(served, config.max_queue_seconds, pieces, fronts)
     gate = Gate(service, config, keys, rounds, counts)
-    with LogWriter() as log, json_logging(log):
-        operations = Operations(service, log, tracer, config.log_requests, others)
+    style = chosen_format(config.log_format)
+    with LogWriter() as log, logging_to(log, style):
+        operations = Operations(service, log, tracer, config.log_requests, others, style)
         app = create_app(service, config, keys, operations)
         protocol = partial(
             ScoreProtocol,
@@ -199,7 +206,7 @@ def serve(
         uvicorn_config = _uvicorn_config(app, config, protocol)
         stops = stop_signals(config) if share is None else []
         server = DrainingServer(
-            uvicorn_config, service, operations, config.drain_seconds, stops, gate, rounds
+            uvicorn_config, service, operations, config.drain_seconds, stops, gate, rounds, say
         )
         listener = bind(config) if share is None else share.listener
         listener.rounds = rounds
@@ -236,13 +243,14 @@ def _run(
         service.fail()
         server.should_exit = True
 
-    loading = Loading(models, lambda: announce(address_of(sock)), failed)
+    loading = ModelLoads(models, lambda: announce(address_of(sock)), failed)
     loading.start(patience)
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(sock.rounds)) as runner:
         runner.run(server.serve(sockets=[sock]))
     service.close()
     if loading.error is not None:
         raise loading.error
+    server.lines.stopped(server.exit_code != EXIT_OK)
     return EXIT_ERROR if service.failed else server.exit_code
 
 

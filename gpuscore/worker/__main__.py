@@ -25,7 +25,7 @@ from contextlib import closing, nullcontext, suppress
 from importlib import import_module
 
 from gpuscore.heap import use_one_arena
-from gpuscore.log import LogWriter, json_logging
+from gpuscore.log import LogWriter, logging_to
 from gpuscore.worker.child import run
 from gpuscore.worker.process import die_with
 
@@ -40,11 +40,11 @@ def main(factory: str, descriptor: str, parent: str, listener: str = "") -> int:
     # process reads, so `LogWriter` writes from a thread of its own.
     with (
         LogWriter() as log,
-        json_logging(log),
+        logging_to(log) as use_format,
         socket.socket(fileno=int(descriptor)) as sock,
         closing(socket.socket(fileno=int(listener))) if listener else nullcontext() as fronts,
     ):
-        return run(sock, getattr(import_module(module), function), fronts)
+        return run(sock, getattr(import_module(module), function), fronts, use_format)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,14 @@ from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
 from gpuscore.heap import collect_and_trim
 from gpuscore.limits import BackendLimits
+from gpuscore.log import LogFormat
 from gpuscore.stats import EngineStats
 from gpuscore.worker.caller import Reception, messages_of
 from gpuscore.worker.frames import FrameReader, FrameWriter, ProtocolError
 from gpuscore.worker.messages import (
     Close,
     Heartbeat,
+    Loading,
     Message,
     Planned,
     Refused,
@@ -33,17 +35,23 @@ from gpuscore.worker.messages import (
 logger = logging.getLogger(__name__)
 
 BEAT = 0.25  # seconds between heartbeats
+REPORT = 0.1  # seconds between reports of the weights that were read
 TRIM = 10.0  # least seconds between two times that free memory is given back
 EXIT_OK, EXIT_FAILED = 0, 1
 
 Prepare = Callable[[Path, ModelConfig], Prepared]
 
 
-def run(sock: socket.socket, prepare: Prepare, listener: socket.socket | None = None) -> int:
+def run(
+    sock: socket.socket,
+    prepare: Prepare,
+    listener: socket.socket | None = None,
+    use_format: Callable[[LogFormat], None] = lambda style: None,
+) -> int:
     """Load the model that `Start` names, then score until `Close`; return the exit code.
 
     The process also ends when the parent's end of the socket closes. Processes that connect to the
-    listener can score too.
+    listener can score too. `use_format` sets the format of the log, which `Start` names.
     """
     writer = FrameWriter(sock, "answers")
     messages = messages_of(FrameReader(sock))
@@ -51,6 +59,7 @@ def run(sock: socket.socket, prepare: Prepare, listener: socket.socket | None = 
         start, *more = next(messages)
         if more or not isinstance(start, Start):
             raise ProtocolError("the first message is not Start alone")
+        use_format(start.log_format)
         if start.cores:  # before the framework counts them
             os.sched_setaffinity(0, start.cores)
         _Worker(start, prepare, writer, listener).serve(messages)
@@ -82,7 +91,7 @@ class _Worker:
     ) -> None:
         prepared = prepare(Path(start.directory), start.model)
         _send(writer, Planned(prepared.about))
-        backend = WatchedBackend(prepared.load())
+        backend = WatchedBackend(prepared.load(LoadingReport(writer)))
         backend.warmup()
         degenerate = start.model.allow_degenerate
         self._reception = Reception(
@@ -122,6 +131,18 @@ class _Worker:
         if not self._closing:
             logger.critical("the engine's thread is dead")
             os._exit(EXIT_FAILED)
+
+
+class LoadingReport:
+    """Tells the supervisor how many bytes of weights are read, at most a few times a second."""
+
+    def __init__(self, writer: FrameWriter) -> None:
+        self._writer, self._told = writer, 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        if done >= total or monotonic() - self._told >= REPORT:
+            self._told = monotonic()
+            _send(self._writer, Loading(done, total))
 
 
 class IdleTrimmer:

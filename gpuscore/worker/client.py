@@ -65,8 +65,7 @@ class LinkedEngine(Generic[LinkT]):
     Args:
         config: the limits on the requests in flight.
         connect: returns the way to the process, which tells its events to this client.
-        counts: of the backlog (`gpuscore.engine.admission.PLACES`), if several processes share
-            them.
+        counts: of the backlog (`engine.admission.PLACES`), if several processes share them.
         siblings: other engines for the same requests.
     """
 
@@ -108,6 +107,11 @@ class LinkedEngine(Generic[LinkT]):
     def ended(self) -> Future[None]:
         """Done after `close`; raises EngineFailed if the child fails too often to be restarted."""
         return self._supervisor.ended
+
+    @property
+    def loaded(self) -> tuple[int, int]:
+        """Bytes of weights that the child has read, and of all; 0 where that is not known."""
+        return self._supervisor.loaded
 
     @property
     def alive(self) -> bool:
@@ -292,5 +296,5 @@ class EngineClient(LinkedEngine[Supervisor]):
 
     @property
     def hopeful(self) -> bool:
-        """True while a child is ready or did not fail too often in a row."""
+        """True while a child is ready or has not failed too often in a row."""
         return self.alive or self._supervisor.failures < self._max_failures

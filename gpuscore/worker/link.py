@@ -53,6 +53,7 @@ class FrontLink:
         self.planned.set_result(about)
         self.started: Future[BackendLimits] = Future()
         self.ended: Future[None] = Future()
+        self.loaded = (0, 0)  # its supervisor knows
         self._address, self._owner, self._retry_after = address, owner, retry_after
         self._closing = threading.Event()
         self._lock = threading.Lock()

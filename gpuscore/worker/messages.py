@@ -16,6 +16,7 @@ from gpuscore.arrays import Float32Array, Int32Array
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
 from gpuscore.limits import BackendLimits
+from gpuscore.log import LogFormat
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
 from gpuscore.stats import EngineStats
 from gpuscore.worker.frames import ProtocolError
@@ -38,6 +39,7 @@ class Start(Message, frozen=True):
     model: ModelConfig
     engine: EngineConfig
     cores: tuple[Natural, ...] = ()  # CPU cores that the child may use; empty: all
+    log_format: LogFormat = "json"
 
 
 class Score(Message, frozen=True):
@@ -72,6 +74,13 @@ class Planned(Message, frozen=True):
     """The child's first message: the model can be served; `about` describes it."""
 
     about: str
+
+
+class Loading(Message, frozen=True):
+    """The child's account, a few times a second, of the weights that it has read."""
+
+    done: Natural  # bytes
+    total: Natural
 
 
 class Ready(Message, frozen=True):
@@ -116,7 +125,7 @@ class Heartbeat(Message, frozen=True):
 
 
 ToChild: TypeAlias = Start | Score | Cancel | Close
-FromChild: TypeAlias = Planned | Ready | Refused | Result | Failure | Heartbeat
+FromChild: TypeAlias = Planned | Loading | Ready | Refused | Result | Failure | Heartbeat
 
 _encoder = msgspec.msgpack.Encoder()
 _to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)

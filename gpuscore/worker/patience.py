@@ -63,6 +63,7 @@ class EngineLink(Protocol):
     planned: "Future[str]"
     started: "Future[BackendLimits]"
     ended: "Future[None]"
+    loaded: tuple[int, int]  # bytes of weights that the child has read, and of all
 
     @property
     def healthy(self) -> bool: ...

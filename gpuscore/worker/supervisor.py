@@ -18,6 +18,7 @@ from gpuscore.worker.messages import (
     Failure,
     FromChild,
     Heartbeat,
+    Loading,
     Planned,
     Ready,
     Refused,
@@ -62,6 +63,7 @@ class Supervisor:
         self.ended: Future[None] = Future()  # fails with EngineFailed after the last restart
         self.pid: int | None = None
         self.restarts = 0  # so far
+        self.loaded = (0, 0)
         self._command, self._start, self._owner = command, start, owner
         self._patience, self._listener, self._after = patience, listener, after
         self._environment, self._may_give_up = environment, may_give_up
@@ -252,6 +254,8 @@ class Supervisor:
             case Planned():
                 if not self.planned.done():
                     self.planned.set_result(message.about)
+            case Loading():
+                self.loaded = (message.done, message.total)
             case Ready():
                 return self._on_ready(process, message.limits)
             case Refused():

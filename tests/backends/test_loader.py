@@ -58,7 +58,7 @@ def load(directory, **options):
         ({"architectures": None}, "architectures is None; supported"),
         (
             {"quantization_config": {"bits": 4}},
-            "quantization_config.quant_method is None; supported: compressed-tensors",
+            r"quantization_config.quant_method is None \(4 bits\); supported: compressed-tensors",
         ),
         ({"auto_map": {"AutoModel": "x.py"}}, "auto_map is a value; supported: models without"),
         ({"is_causal": False}, "is_causal is False; supported: causal"),
@@ -266,7 +266,7 @@ def test_a_tied_model_may_store_its_head_too(copy):
 def test_auto_dtype_is_the_checkpoints_where_the_cpu_has_it(copy, monkeypatch, native, expected):
     directory = copy()
     edit_config(directory, dtype="bfloat16")
-    monkeypatch.setattr(plan, "_computes_natively", lambda dtype: native)
+    monkeypatch.setattr(plan, "computes_natively", lambda dtype: native)
     assert plan_backend(directory, ModelConfig()).dtype == expected
     assert plan_backend(directory, ModelConfig(dtype="bfloat16")).dtype == torch.bfloat16
     assert plan_backend(directory, ModelConfig(dtype="float32")).dtype == torch.float32
@@ -281,8 +281,8 @@ def test_auto_dtype_is_the_checkpoints_where_the_cpu_has_it(copy, monkeypatch, n
 def test_a_cpu_computes_what_it_has_instructions_for(dtype, flags):
     """oneDNN emulates bfloat16 on every CPU with AVX-512, at over twice the time of float32."""
     (line, *_) = (x for x in Path("/proc/cpuinfo").read_text().splitlines() if "flags\t" in x)
-    assert plan._computes_natively(dtype) is bool(flags & set(line.split()))
-    assert plan._computes_natively("float32")
+    assert plan.computes_natively(dtype) is bool(flags & set(line.split()))
+    assert plan.computes_natively("float32")
 
 
 def test_a_tied_head_that_is_another_one_is_refused(copy):
@@ -304,3 +304,18 @@ def test_a_single_file_goes_before_an_index(copy):
     index = {"weight_map": {"model.norm.weight": "nowhere.safetensors"}}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     load(directory)
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_load_reports_the_bytes_that_it_has_read(copy, framework):
+    directory = copy()
+    reports: list[tuple[int, int]] = []
+    config = ModelConfig(backend=framework, device="cpu", dtype="float32", max_batch_tokens=64)
+    planned = plan_backend(directory, config)
+    create_backend(planned, lambda *report: reports.append(report)).close()
+    size = (directory / "model.safetensors").stat().st_size
+    assert {total for _, total in reports} == {size}
+    done = [report for report, _ in reports]
+    assert done == sorted(done)
+    assert len(done) == len(load_file(directory / "model.safetensors")) + 1, "each is read once"
+    assert done[-1] == size

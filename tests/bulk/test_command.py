@@ -20,6 +20,7 @@ from gpuscore.cli import main
 from support import programs
 from support.batch_jobs import make_rows, read_jsonl, run, write_jsonl
 from support.serving import QUICK, children
+from support.terminal import on_terminal
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "score-a-file.md"
 
@@ -138,3 +139,16 @@ def test_an_engine_that_never_runs_is_exit_code_70(tmp_path):
     assert not output.exists()
     assert (tmp_path / "out.jsonl.work" / "job.json").exists()
     assert programs.run(*words).returncode == 0
+
+
+def test_the_engines_lines_go_past_the_bars(tmp_path):
+    """They are text, and each replaces the bar in whose line it would stand."""
+    source = tmp_path / "rows.jsonl"
+    write_jsonl(source, make_rows(50))
+    words = ("--input", str(source), "--output", str(tmp_path / "scored.jsonl"))
+    with on_terminal("batch", "demo", *words, "--labels", "yes,no", *QUICK) as (process, screen):
+        assert process.wait(60) == 0
+    assert "scoring: 100%" in screen.text
+    assert '"message"' not in screen.text
+    (before,) = re.findall(r"(.{4})\d\d:\d\d:\d\d info: memory: ", screen.text, re.DOTALL)
+    assert before == "\r\x1b[K"

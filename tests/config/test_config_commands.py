@@ -20,7 +20,7 @@ from support.settings import OPTIONS, SECRET, SOURCES
 def test_help_is_readable(command, columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(SystemExit):
-        main([*command.split(), "--help"])
+        main([*command.split(), "--help-all"])
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert max(map(len, lines)) <= int(columns)

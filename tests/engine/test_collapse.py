@@ -141,7 +141,7 @@ def test_the_engines_process(backend_of, allow, last):
     with ours, theirs, ThreadPoolExecutor(1) as threads:
         writer, reader = FrameWriter(ours, "messages"), FrameReader(ours)
         writer.put(lambda: encode(Start("/nowhere", config, EngineConfig())))
-        code = threads.submit(child.run, theirs, lambda *_: Prepared("tiny", lambda: one))
+        code = threads.submit(child.run, theirs, lambda *_: Prepared("tiny", lambda report: one))
         messages = []
         while not any(isinstance(message, (Refused, Ready)) for message in messages):
             messages += map(decode_from_child, reader.read())

@@ -118,7 +118,12 @@ class EmptyFiles:
     storage = None  # of a plain checkpoint
 
     def __init__(
-        self, directory: Path, architecture: Architecture, framework: str, device: str = "cuda"
+        self,
+        directory: Path,
+        architecture: Architecture,
+        framework: str,
+        progress: object = None,
+        device: str = "cuda",
     ) -> None:
         self.shapes, self._device = weight_shapes(architecture.config), device
 

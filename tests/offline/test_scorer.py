@@ -255,6 +255,13 @@ def test_wrong_calls(scorer, call, error, message):
     assert isinstance(raised.value, GpuscoreError)
 
 
+def test_a_model_without_a_family_says_what_python_can_call():
+    with Scorer("demo", family="none", **SETTINGS) as plain:
+        for call in (plain.rerank, lambda q, d: plain.score_pairs([(q, d[0])])):
+            with pytest.raises(InvalidRequest, match="family= in Python.*Scorer.score in Python"):
+                call(QUERY, DOCUMENTS)
+
+
 def test_results_are_tables(scorer):
     ranking = scorer.rerank(QUERY, ["<b>bold</b> & more", *DOCUMENTS])
     shown = ranking._repr_html_()

@@ -67,7 +67,13 @@ def test_float32_and_bfloat16_of_a_model_pass(tiny_model, few_items, capsys, tmp
     for gate in ("float32, float32", "float32, rank", "float32, tau-b", "bfloat16, relative"):
         assert f"ok    torch:{gate}: " in shown
     assert "FAIL" not in shown
+    assert shown.count(" transformers:float32 ") >= 3, "each row says what it is compared with"
+    assert "\nGates, against transformers in float32, unless another run is named:\nok " in shown
     page = report.read_text()
+    for fact in ('name="viewport"', "<td>date</td><td>20", "torch 2.", "<td>hardware</td>"):
+        assert fact in page
+    assert "against transformers in float32" in page
+    assert page.count('<div class="wide"><table') == page.count("<table"), "tables scroll"
     assert not Page(page).open, "every tag is closed"
     plots = [f"<svg{part.split('</svg>')[0]}</svg>" for part in page.split("<svg")[1:]]
     assert len(plots) == 6

@@ -2,6 +2,7 @@
 request."""
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -102,11 +103,11 @@ def test_directories_that_are_no_model(model, tmp_path, capsys):
     (directory / "tokenizer.json").write_text("{")
     bert = tmp_path / "bert"
     bert.mkdir()
-    config = json.loads((directory / "config.json").read_text())
-    (bert / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
+    config = {"architectures": ["BertModel"], "model_type": "bert"}
+    (bert / "config.json").write_text(json.dumps(config))
     for place, reason in (
         (tmp_path, "has no config.json"),
-        (bert, "architectures is ['BertModel']; supported: Gemma2"),
+        (bert, "is BertModel, an encoder"),
         (directory, "cannot be read as a tokenizer"),
     ):
         assert main(["info", str(place)]) == 78
@@ -141,6 +142,7 @@ def test_a_model_without_a_tokenizer_takes_ids_and_keys_are_never_printed(model,
                 message = reply.json()["error"]["message"]
                 assert message == "this model has no tokenizer: send token ids"
         output = stops_at_once(server, signal.SIGINT)
-    assert output.strip().endswith("}'"), "no noise after the example"
+    _, _, after = output.partition("}'\n")
+    assert re.sub("^gpuscore: stopp.*$", "", after, flags=re.M).strip() == "", "no noise"
     assert '"status":401' in log.read_text()
     assert key not in output + log.read_text()

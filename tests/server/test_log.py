@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from gpuscore.log import JsonFormatter, LogWriter
+from gpuscore.log import JsonFormatter, LogWriter, logging_to
 from gpuscore.server.observe.lines import request_line
 from gpuscore.server.observe.record import STAGES, RequestRecord
 from support.connections import post
@@ -65,6 +65,32 @@ class TestLog:
         record.items = record.prompt_tokens = record.cached_tokens = record.bytes_in = 2**40
         record.stages = dict.fromkeys(STAGES, (0.0, 1e5 / 3))
         assert len(request_line(record)) < 1024
+
+    def test_a_request_as_text(self):
+        record = RequestRecord("a-request", method="POST", route="/v1/score", status=200)
+        record.items, record.prompt_tokens, record.cached_tokens = 1, 1234, 1000
+        record.seconds = 0.0123
+        line = request_line(record, "text").decode()
+        want = "POST /v1/score 200  12.3 ms  1 item  1,234 tokens, 1,000 of them cached\n"
+        assert line[8:] == f" {want}"
+        record.status, record.code = 429, "overloaded"
+        line = request_line(record, "text").decode()
+        assert line.endswith(" 429  overloaded" + want[18:-1] + "  id a-request\n")
+
+    @pytest.mark.parametrize("style", ["json", "text"])
+    def test_an_exception_is_shown_without_its_message_in_either_format(self, style, tmp_path):
+        path = tmp_path / "log"
+        with path.open("wb") as file, LogWriter(file.fileno()) as writer, logging_to(writer, style):
+            try:
+                raise KeyError(CANARY)
+            except KeyError:
+                logging.getLogger("test").exception("failed after %d items", 3)
+        text = path.read_text()
+        assert "KeyError" in text
+        assert "test_log.py" in text
+        assert "failed after 3 items" in text
+        assert CANARY.lower() not in text.lower()
+        assert text.startswith("{") == (style == "json")
 
     def test_an_exception_is_shown_without_its_message(self):
         stream = io.StringIO()

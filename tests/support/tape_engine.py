@@ -82,7 +82,7 @@ ACTIONS = {
 
 def prepare(directory, config, max_tokens=8192):
     options = {"max_tokens": max_tokens, "page_size": 16, "num_pages": 4096, "max_model_len": 4096}
-    return Prepared("tape", lambda: MischievousTape(**options))
+    return Prepared("tape", lambda report: MischievousTape(**options))
 
 
 OTHER_LSE, OTHER_VOCAB = 1.5, 950  # of any directory but the first one's
@@ -120,7 +120,7 @@ def refuse(directory, config):
 
 
 def break_at_load(directory, config):
-    return Prepared("broken", lambda: time.sleep(0.2) or os._exit(5))
+    return Prepared("broken", lambda report: time.sleep(0.2) or os._exit(5))
 
 
 def slow_second_load(directory, config):
@@ -146,4 +146,4 @@ def hanging_import(directory, config):
 
 
 def slow_load(directory, config):
-    return Prepared("slow", lambda: time.sleep(3600))
+    return Prepared("slow", lambda report: time.sleep(3600))

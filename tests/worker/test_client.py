@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gpuscore.arrays import NO_TOKENS
+from gpuscore.backends.base import unreported
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import (
@@ -77,7 +78,7 @@ def client(shared):
 @pytest.fixture(scope="module")
 def here():
     """The same engine, run in this process."""
-    backend = tape_child.prepare(None, None).load()
+    backend = tape_child.prepare(None, None).load(unreported)
     assert isinstance(backend, MischievousTape)
     engine = Engine(backend, EngineConfig())
     yield engine

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.quantization import BLOCK, EXPERTS, LINEAR
 from gpuscore.backends.common.shapes import weight_shapes
@@ -28,13 +29,18 @@ class CheckpointFiles:
         directory: the model directory, with config.json and the weights.
         architecture: names the tensors that must exist.
         framework: "pt" for torch tensors, "np" for NumPy arrays.
+        progress: called after each tensor.
 
     Raises:
         ConfigError: a file is missing or cannot be read.
     """
 
     def __init__(
-        self, directory: Path, architecture: Architecture, framework: Literal["pt", "np"]
+        self,
+        directory: Path,
+        architecture: Architecture,
+        framework: Literal["pt", "np"],
+        progress: Progress = unreported,
     ) -> None:
         self.architecture, self.storage = architecture, architecture.storage
         self._framework = framework
@@ -46,8 +52,10 @@ class CheckpointFiles:
             self._path_of = dict(zip(files, paths, strict=True))
             self._file_of = _by_name(files)
             self._check()
+            self._total = sum(path.stat().st_size for path in paths)
             self._stack = stack.pop_all()
         self._used: set[str] = set()
+        self._progress, self._done = progress, 0
 
     def tensor(self, part: str, name: str) -> Any:
         """Return the tensor `name` as it is stored; it must have the shape of `part`.
@@ -61,8 +69,13 @@ class CheckpointFiles:
         self._used.add(name)
         file = self._file_of[name]
         if self._framework == "np" and file.get_slice(name).get_dtype() == _QUANTISED["fp8"]:
-            return _float8_bits(self._path_of[file], name)
-        return file.get_tensor(name)
+            return self._counted(_float8_bits(self._path_of[file], name))
+        return self._counted(file.get_tensor(name))
+
+    def _counted(self, tensor: Any) -> Any:
+        self._done += tensor.nbytes
+        self._progress(min(self._done, self._total), self._total)
+        return tensor
 
     def scale(self, part: str, name: str) -> Any | None:
         """Return the scale of the weight `name` as it is stored; None if it has none.
@@ -178,6 +191,7 @@ class CheckpointFiles:
                 f"the checkpoint holds {len(left)} tensors that "
                 f"{self.architecture.config.architecture} does not use, such as {min(left)}"
             )
+        self._progress(self._total, self._total)  # all is read that is used
 
     def _is_scale(self, name: str) -> bool:
         return self.storage is not None and name.endswith(f"weight{self.storage.scale}")
@@ -238,7 +252,9 @@ def _weight_files(directory: Path) -> list[Path]:
     if content is None:
         raise ConfigError(
             f"{directory} has neither model.safetensors nor model.safetensors.index.json; "
-            "supported: safetensors"
+            "supported: safetensors (if its repository has pytorch_model.bin, download all of it "
+            "with `hf download NAME --local-dir DIR` and serve DIR: the error has the command that "
+            "converts it)"
         )
     names = as_object(content.get("weight_map"), f"{index}: weight_map").values()
     for name in names:

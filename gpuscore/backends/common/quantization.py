@@ -81,14 +81,14 @@ def read_storage(fields: Mapping[str, Any]) -> Storage | None:
     ((name, section),) = found.items()
     if not isinstance(section, dict):
         raise ConfigError(f"config.json: {name} must be an object, found {shown(section)}")
-    method = section.get("quant_method")
-    if method == "compressed-tensors":
+    if (method := section.get("quant_method")) == "compressed-tensors":
         return _compressed_tensors(section)
     if method == "fp8":
         return _fine_grained(section)
+    bits = f" ({shown(section['bits'])} bits)" if "bits" in section else ""
     raise ConfigError(
-        f"{_SECTION}.quant_method is {shown(method)}; supported: compressed-tensors (INT8 or FP8), "
-        f"fp8 (blocks of 128 x 128); {CONVERT}"
+        f"{_SECTION}.quant_method is {shown(method)}{bits}; supported: compressed-tensors "
+        f"(INT8 or FP8), fp8 (blocks of 128 x 128); {CONVERT}"
     )
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from gpuscore.backends.base import DeviceLost, OutOfMemory
+from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.checks import check_ids
 from gpuscore.backends.common.sizing import mebibytes
@@ -44,18 +44,27 @@ class Launched:
 class JaxBackend:
     """Implements `Backend`.
 
+    Args:
+        plan: what to load.
+        progress: called while weights are read.
+
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory.
     """
 
-    def __init__(self, plan: JaxPlan) -> None:
+    def __init__(self, plan: JaxPlan, progress: Progress = unreported) -> None:
         self.plan = plan
         if plan.compile_cache is not None:
             keep_programs(plan.compile_cache)
         self._config = plan.architecture.config
         self._prefix_pass = _prefix_pass(plan.attention)
         self._weights = load_weights(
-            Path(plan.directory), plan.architecture, plan.dtype_name, plan.device, plan.precision
+            Path(plan.directory),
+            plan.architecture,
+            plan.dtype_name,
+            plan.device,
+            plan.precision,
+            progress,
         )
         self._sizes = plan.sizes()
         self._programs: dict[ProgramSizes, Programs] = {}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
@@ -39,6 +40,7 @@ def load_weights(
     dtype: str,
     device: jax.Device,
     precision: Precision = "full",
+    progress: Progress = unreported,
 ) -> Weights:
     """Read and check all weights.
 
@@ -47,12 +49,13 @@ def load_weights(
         dtype, device: of the weights.
         precision: "full"; "int8", in which weights of a plain checkpoint are quantised here; or
             "w8a16", with which those of a quantised one are converted to `dtype`.
+        progress: called after each tensor.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite; or
             a linear layer is quantised in some layers of the model only.
     """
-    with CheckpointFiles(directory, architecture, "np") as files:
+    with CheckpointFiles(directory, architecture, "np", progress) as files:
         return _Reader(files, architecture, np.dtype(jnp.dtype(dtype)), device, precision).read()
 
 

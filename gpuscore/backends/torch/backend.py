@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from gpuscore.backends.base import OutOfMemory
+from gpuscore.backends.base import OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import largest_batches, largest_in_parts, warmup_batches
 from gpuscore.backends.common.checks import check_ids
 from gpuscore.backends.common.hf_config import DecoderConfig
@@ -54,13 +54,16 @@ class TorchBackend:
     Args:
         plan: what to load.
         memory: measures the device's memory; None = that of the plan's device.
+        progress: called while weights are read.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory, or an attention backend
             or kernel computes something else than its reference.
     """
 
-    def __init__(self, plan: TorchPlan, memory: Memory | None = None) -> None:
+    def __init__(
+        self, plan: TorchPlan, memory: Memory | None = None, progress: Progress = unreported
+    ) -> None:
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
         sum_in_float32()
@@ -71,7 +74,7 @@ class TorchBackend:
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.architecture.config
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
-        weights = self._load()
+        weights = self._load(progress)
         if plan.device.type == "cpu":
             keep_freed_blocks()
         self.tiling = TILING if plan.deterministic else None
@@ -112,13 +115,18 @@ class TorchBackend:
             raise
         self._limits = plan.limits(num_pages)
 
-    def _load(self) -> DecoderWeights:
+    def _load(self, progress: Progress) -> DecoderWeights:
         """Read the weights; the compiler is imported meanwhile."""
         plan = self.plan
         prepared = self._thread.submit(prepare) if plan.compile else None
         try:
             weights = load_weights(
-                Path(plan.directory), plan.architecture, plan.dtype, plan.device, plan.precision
+                Path(plan.directory),
+                plan.architecture,
+                plan.dtype,
+                plan.device,
+                plan.precision,
+                progress,
             )
             if prepared is not None:
                 prepared.result()

@@ -37,7 +37,7 @@ def use_compiler(wanted: str, device: torch.device, num_parameters: int) -> bool
         if wanted == "on":
             raise ConfigError(f"--compile on: device is {device.type}; supported: cpu")
         return False
-    compiler = _cxx()
+    compiler = cxx()
     if shutil.which(compiler) is None:
         if wanted == "on":
             raise ConfigError(f"--compile on: there is no C++ compiler {compiler}; install g++")
@@ -67,12 +67,12 @@ def _knows_vectors() -> bool:
     """True if the C++ compiler takes the flags of all vector instructions that torch may choose."""
     if platform.machine() != "x86_64":
         return False  # torch tries nothing there
-    command = [_cxx(), *_VECTOR_FLAGS, "-x", "c++", "-E", "-"]
+    command = [cxx(), *_VECTOR_FLAGS, "-x", "c++", "-E", "-"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     return done.returncode == 0
 
 
-def _cxx() -> str:
+def cxx() -> str:
     return os.environ.get("CXX") or "g++"  # the one that torch.compile takes
 
 

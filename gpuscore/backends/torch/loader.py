@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.hf_config import Mixture
@@ -40,6 +41,7 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     precision: Precision = "full",
+    progress: Progress = unreported,
 ) -> DecoderWeights:
     """Read and check all weights.
 
@@ -48,11 +50,12 @@ def load_weights(
         dtype, device: of the weights.
         precision: of linear layers. Weights of a plain checkpoint are quantised here; those of a
             quantised one are converted to `dtype` with "w8a16".
+        progress: called after each tensor.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
     """
-    with CheckpointFiles(directory, architecture, "pt") as files:
+    with CheckpointFiles(directory, architecture, "pt", progress) as files:
         return _Checkpoint(files, architecture, dtype, device, precision).read()
 
 
@@ -138,7 +141,7 @@ class _Checkpoint:
             wide = _finite(f"tensor {name}", weight.float())
             weight, scale = quantize_rows(wide, EIGHT_BITS[self.precision])
         else:  # a layer that the checkpoint's makers left as it was
-            return DenseLinear(self._tensor(part, name), bias)
+            return DenseLinear(self._converted(name, weight), bias)
         return QuantizedLinear(weight.to(self.device), scale.to(self.device), bias)
 
     def _scale(self, part: str, name: str) -> Tensor | None:
@@ -190,8 +193,10 @@ class _Checkpoint:
         return self._dequantised(name, self.files.tensor(part, name), scale)
 
     def _tensor(self, part: str, name: str) -> Tensor:
-        tensor: Tensor = self.files.tensor(part, name).to(self.dtype)
-        return _finite(f"tensor {name}", tensor).to(self.device)
+        return self._converted(name, self.files.tensor(part, name))
+
+    def _converted(self, name: str, tensor: Tensor) -> Tensor:
+        return _finite(f"tensor {name}", tensor.to(self.dtype)).to(self.device)
 
 
 def _finite(what: str, tensor: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
         raise ConfigError("--compile-cache needs --backend jax")
     architecture = read_architecture(RawConfig.read(directory))
     device = choose_device(config.device)
-    name = choose_dtype(architecture.config, config.dtype, device.type, _computes_natively)
+    name = choose_dtype(architecture.config, config.dtype, device.type, computes_natively)
     dtype: torch.dtype = getattr(torch, name)
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
     kernels = use_kernels(config.kernels, device, dtype)
@@ -203,7 +203,7 @@ def _graph_tokens(
     return None
 
 
-def _computes_natively(dtype: str) -> bool:
+def computes_natively(dtype: str) -> bool:
     """True if this CPU has instructions for matrix products in `dtype`.
 
     oneDNN also supports what it emulates: bfloat16 on any x86 CPU with AVX-512, which takes over

@@ -25,7 +25,7 @@ STARTS, START_BYTES = 8, 2**18
 BEHIND = 0.5  # seconds; a loop that is this late admits no more requests
 BYTES_PER_TOKEN = 4  # of a body, roughly; to estimate the wait of a request that was not read yet
 # Places of a gate's counts: open connections, requests in flight, bytes of bodies.
-_CONNECTIONS, _REQUESTS, _BYTES = range(3)
+_CONNECTIONS, REQUESTS, _BYTES = range(3)
 PLACES = 3
 
 
@@ -67,7 +67,7 @@ class Gate:
     @property
     def requests(self) -> int:
         """Number of requests in flight."""
-        return self._counts.total(_REQUESTS)
+        return self._counts.total(REQUESTS)
 
     @property
     def bytes(self) -> int:
@@ -156,7 +156,7 @@ class Gate:
         later round, in order of arrival.
         """
         self._entered.add(exchange)
-        self._counts.add(_REQUESTS, 1)
+        self._counts.add(REQUESTS, 1)
         self._tenants[exchange.tenant] += 1
         if not self._turns and self._has_time():
             self._start(exchange, start)
@@ -169,7 +169,7 @@ class Gate:
         """Stop counting an exchange, however it ended."""
         if exchange in self._entered:
             self._entered.remove(exchange)
-            self._counts.add(_REQUESTS, -1)
+            self._counts.add(REQUESTS, -1)
             self._tenants[exchange.tenant] -= 1
             if not self._tenants[exchange.tenant]:
                 del self._tenants[exchange.tenant]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpuscore.log import LogWriter
+from gpuscore.log import LogFormat, LogWriter
 from gpuscore.server.observe.lines import request_line
 from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.observe.record import (
@@ -42,9 +42,10 @@ class Operations:
         tracer: Tracer | None = None,
         log_requests: bool = True,
         others: Callable[[Snapshot], Samples] | None = None,
+        log_format: LogFormat = "json",
     ) -> None:
         self.service, self.log, self.tracer = service, log, tracer
-        self.log_requests = log_requests
+        self.log_requests, self.log_format = log_requests, log_format
         self.running = 0
         self._connections_refused = 0
         self.metrics = Metrics(self._state, others, service.models.names)
@@ -61,7 +62,7 @@ class Operations:
         if self.tracer is not None:
             record.trace_id = self.tracer.finished(record, headers)
         if self.log is not None and self.log_requests:
-            self.log.write(request_line(record))
+            self.log.write(request_line(record, self.log_format))
 
     async def watch_loop(self) -> None:
         """Measure the delay of the running event loop until cancelled."""

@@ -1,0 +1,139 @@
+"""The memory of a model on a CUDA device that need not be here, from config.json alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuscore.backends.common.architectures import Architecture, read_architecture
+from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
+from gpuscore.backends.common.plan import (
+    ITEM_SIZE,
+    MAX_BATCH_TOKENS,
+    check_weights,
+    choose_dtype,
+    choose_max_model_len,
+    plan_pages,
+)
+from gpuscore.backends.common.quantization import Precision, choose_precision
+from gpuscore.backends.common.shapes import count_weight_bytes
+from gpuscore.backends.common.sizing import PagePlan
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+
+CONTEXT = 2**29  # bytes that CUDA and its libraries take of a device's memory; not measured
+# Bytes of the largest batch are FIXED and some times those of the widest point of a layer. Fitted
+# to what Qwen3-0.6B, Llama-3.1-8B and Qwen3-30B-A3B take in batches of 16,384 tokens on a simulated
+# device (`make check-graphs`): 0.76, 2.71 and 1.60 GB. No card has told yet.
+FIXED, DENSE, OF_EXPERTS = 200_000_000, 1.5, 1.9
+ABOUT = 0.25  # share by which other models may differ; a guess
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The parts of a device's memory, in bytes.
+
+    Args:
+        architecture: of the model.
+        dtype: of weights, keys and values.
+        precision: of linear layers; assumes a device that computes in eight bits.
+        max_tokens: of one batch.
+        pages: the rule for KV pages.
+        given: the device's free memory.
+        context: of CUDA itself.
+        weight_bytes: of the weights.
+        batch_bytes: estimate for the largest batch.
+    """
+
+    architecture: Architecture
+    dtype: str
+    precision: Precision
+    max_tokens: int
+    pages: PagePlan
+    given: int
+    context: int
+    weight_bytes: int
+    batch_bytes: int
+
+    @property
+    def left(self) -> int:
+        """Bytes beside the weights."""
+        return max(0, self.given - self.context - self.weight_bytes)
+
+    @property
+    def num_pages(self) -> int:
+        """KV pages, of which there may be too few."""
+        if self.pages.exact_bytes is not None:
+            return self.pages.exact_bytes // self.pages.page_bytes
+        rest = max(0, self.left - self.batch_bytes)
+        return int(rest * self.pages.fraction) // self.pages.page_bytes
+
+    def check(self) -> None:
+        """Raise ConfigError, with a setting that would fit, if the model does not fit."""
+        try:
+            check_weights(self.pages, self.given - self.context, self.weight_bytes)
+            self.pages.count(self.left, self.batch_bytes)
+        except ConfigError as error:
+            fits = (self.num_pages - 1) * self.pages.size
+            more = f"; --max-model-len {fits} would fit" if fits > 0 else ""
+            raise ConfigError(f"{error}{more}") from error
+
+    @property
+    def resolved(self) -> Mapping[str, object]:
+        """Values that settings come to on that device, by their names."""
+        return {
+            "device": "cuda",
+            "dtype": self.dtype,
+            "quantization": self.precision,
+            "attention": "triton",
+            "kernels": "triton",
+            "compile": "off",
+            "max_batch_tokens": self.max_tokens,
+            "max_model_len": self.pages.max_model_len,
+            "memory_fraction": self.pages.fraction,
+        }
+
+
+def plan_memory(directory: Path, config: ModelConfig, memory: int) -> MemoryPlan:
+    """Plan for a CUDA device with so many bytes of free memory.
+
+    Raises:
+        ConfigError: the model or a setting is not supported. Whether it fits, `check` says.
+    """
+    if config.device not in ("auto", "cuda") or config.backend != "torch":
+        raise ConfigError(
+            f"--device-memory plans for --device cuda and --backend torch, not for "
+            f"{config.device} and {config.backend}"
+        )
+    architecture = read_architecture(RawConfig.read(directory))
+    model = architecture.config
+    dtype = choose_dtype(model, config.dtype, "cuda", lambda _: True)
+    precision = choose_precision(config.quantization, architecture.storage, lambda _: None)
+    max_tokens = config.max_batch_tokens or MAX_BATCH_TOKENS["cuda"]
+    max_len = choose_max_model_len(model, config.max_model_len)
+    weight_bytes = count_weight_bytes(model, ITEM_SIZE[dtype], precision)
+    return MemoryPlan(
+        architecture=architecture,
+        dtype=dtype,
+        precision=precision,
+        max_tokens=max_tokens,
+        pages=plan_pages(model, config, max_len, dtype, "cuda", 0, weight_bytes),
+        given=memory,
+        context=CONTEXT,
+        weight_bytes=weight_bytes,
+        batch_bytes=estimate_batch(model, max_tokens, ITEM_SIZE[dtype]),
+    )
+
+
+def estimate_batch(config: DecoderConfig, tokens: int, item_size: int) -> int:
+    """Return about the bytes that a forward pass of `tokens` rows takes.
+
+    The widest point of a layer is the larger of an MLP (residual, its norm, gate and up, their
+    product) and attention (residual, its norm, queries, keys, values and outputs).
+    """
+    inner, factor = config.intermediate_size, DENSE
+    if config.mixture is not None:
+        inner = max(inner, config.mixture.intermediate_size * config.mixture.top_k)
+        factor = OF_EXPERTS
+    attention = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    widest = 2 * config.hidden_size + max(3 * inner, attention)
+    return FIXED + int(factor * tokens * item_size * widest)

@@ -1,0 +1,68 @@
+"""Examples in the --help of each command; `tests/test_help.py` parses all of them."""
+
+EXAMPLES = {
+    "gpuscore": """\
+Examples:
+
+  gpuscore serve demo
+  gpuscore doctor
+  gpuscore serve --help
+""",
+    "serve": """\
+Examples:
+
+  gpuscore serve Qwen/Qwen3-Reranker-0.6B
+  gpuscore serve ./my-model --port 9000 --dtype bfloat16 --max-model-len 8192
+  gpuscore serve --config gpuscore.toml --host 0.0.0.0 --api-key-file keys.txt
+  gpuscore serve Qwen/Qwen3-0.6B --devices cuda:0,cuda:1
+
+""",
+    "score": """\
+Examples:
+
+  gpuscore score demo --query 'query: a lamp, item: ' --items items.txt \\
+    --labels yes,no
+  gpuscore score demo --query 'Is it a lamp? ' --items - --labels yes,no --json
+
+""",
+    "info": """\
+Examples:
+
+  gpuscore info Qwen/Qwen3-8B
+  gpuscore info Qwen/Qwen3-8B --device-memory 24GiB --max-model-len 16384
+
+""",
+    "doctor": """\
+Examples:
+
+  gpuscore doctor
+  gpuscore doctor --port 9000 --device cpu --json
+
+Exit code 1: something would keep a server from starting.
+
+""",
+    "parity run": """\
+Examples:
+
+  gpuscore parity run Qwen/Qwen3-0.6B --backends torch:bfloat16,torch:float32
+  gpuscore parity run demo --backends torch:float32 --workload quick \\
+    --report parity.html
+
+""",
+    "parity record": """\
+Examples:
+
+  gpuscore parity record Qwen/Qwen3-0.6B -o this-machine --dtype bfloat16
+
+""",
+    "parity compare": """\
+Examples:
+
+  gpuscore parity compare this-machine other-machine
+""",
+    "parity check-server": """\
+Examples:
+
+  gpuscore parity check-server http://127.0.0.1:8000 --kind gpuscore
+""",
+}

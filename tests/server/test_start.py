@@ -1,0 +1,172 @@
+"""Promise: a start says what is served and how to use it, the printed request works, and a stop
+says what it waits for."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+
+import httpx
+import pytest
+
+from gpuscore.server.stopping import StopLines
+from support.connections import connected, large_request, metric, post
+from support.families import qwen_like
+from support.models import make_model
+from support.serving import QUICK, serving, wait_until
+from support.slow import slow
+from support.terminal import on_terminal
+
+KEY = "key-of-alice"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def rest(server) -> str:
+    """Return what is printed from the address to the line to try, and run that line."""
+    printed = []
+    for line in server.process.stdout:
+        printed.append(line)
+        if line.startswith("curl "):
+            break
+    return "".join(printed)
+
+
+def answer_of(command: str, **environment: str) -> dict:
+    done = subprocess.run(
+        command, shell=True, env=os.environ | environment, capture_output=True, timeout=60
+    )
+    return json.loads(done.stdout)
+
+
+def demo(directory):
+    return "demo"
+
+
+def plain(directory):
+    make_model(directory)
+    return directory
+
+
+def without_text(directory):
+    make_model(directory)
+    (directory / "tokenizer.json").unlink()
+    return directory
+
+
+def classes(directory):
+    make_model(directory, "qwen3_classes")
+    return directory
+
+
+def like_qwen(directory):
+    make_model(directory)
+    qwen_like().save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("make", "flags", "path", "field", "family"),
+    [
+        (demo, (), "/v1/rerank", "results", "demo"),
+        *slow(
+            (plain, (), "/v1/score", "scores", "none known, so no /rerank"),
+            (plain, ("--max-model-len", "9"), "/v1/score", "scores", "none known"),
+            (like_qwen, ("--family", "zerank"), "/v1/rerank", "results", "zerank"),
+            (without_text, (), "/v1/score", "scores", "none known"),
+            (classes, (), "/v1/classify", "data", "none known"),
+            (like_qwen, ("--family", "qwen3guard-gen"), "/v1/classify", "data", "qwen3guard-gen"),
+            (demo, ("--http-workers", "2"), "/v1/rerank", "results", "demo"),
+        ),
+    ],
+)
+def test_the_printed_request_works(tmp_path, make, flags, path, field, family):
+    with serving(make(tmp_path / "a model"), *QUICK, *flags) as server:
+        shown = rest(server)
+        rows = dict(re.findall(r"^  (.{9}) (.*)$", shown, re.MULTILINE))
+        assert rows["family   "].startswith(family)
+        assert path in rows["routes   "]
+        assert rows["runs on  "] == "float32 on cpu"
+        assert rows["key      "] == "none"
+        assert rows["API docs "] == f"{server.url}/docs"
+        assert f"kill {server.process.pid};" in rows["to stop  "]
+        assert re.fullmatch(r"[\d,]+ pages of 16, [\d,]+ tokens", rows["KV cache "])
+        command = shown.splitlines()[-1]
+        assert f"{server.url}{path} " in command
+        assert field in answer_of(command), command
+
+
+def test_a_start_and_a_stop_on_a_terminal():
+    """With an API key: bar, text of the log, the printed request, and what a stop waits for."""
+    words = ("serve", "demo", "--port", "0", *QUICK)
+    with on_terminal(*words, GPUSCORE_API_KEY=KEY) as (process, screen):
+        wait_until(lambda: "\ncurl " in screen.text, 60)
+        command = re.search(r"^curl .*$", screen.text, re.MULTILINE)[0]
+        assert "results" in answer_of(command, GPUSCORE_API_KEY=KEY)
+        assert answer_of(command, GPUSCORE_API_KEY="x")["error"]["code"] == "invalid_api_key"
+        wait_until(lambda: "invalid_api_key" in screen.text)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        wait_until(lambda: "gpuscore: stopped" in screen.text)
+    assert re.search(r"\rreading weights: +\d+%|\rmeasuring memory and warming up", screen.text)
+    assert "key       required" in screen.text
+    assert '{"time"' not in screen.text, "no JSON on a terminal"
+    assert re.search(r"\d\d:\d\d:\d\d info: memory: weights", screen.text)
+    line = r"\d\d:\d\d:\d\d POST /v1/rerank 200  [\d.]+ ms  3 items  \d+ tokens"
+    assert re.search(line, screen.text)
+    assert re.search(r"POST /v1/rerank 401  invalid_api_key  [\d.]+ ms  id \w+", screen.text)
+    assert "gpuscore: stopping; no request is in flight" in screen.text
+
+
+@pytest.mark.parametrize("workers", ["1", *slow("2")])
+def test_a_stop_says_what_it_waits_for(workers):
+    flags = ("--http-workers", workers, "--no-log-requests", "--drain-timeout", "60")
+    with (
+        serving("demo", *QUICK, *flags) as server,
+        connected(server) as client,
+    ):
+        body = large_request(12_000, apply_softmax=True)
+        replies: list[httpx.Response] = []
+        thread = threading.Thread(target=lambda: replies.append(post(client, body)))
+        thread.start()
+        with connected(server) as other:
+            wait_until(lambda: metric(other, "requests_waiting") >= 1)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=90) == 0
+        thread.join()
+        assert replies[0].status_code == 200
+        shown = server.process.stdout.read()
+    waiting = r"stopping; waiting for 1 request in flight, for at most (\d+) s; a second"
+    assert 50 <= int(re.search(waiting, shown)[1]) <= 60
+    assert shown.count("gpuscore: stopped\n") == 1
+
+
+def test_stop_lines_come_every_few_seconds_and_only_while_there_is_something_to_wait_for():
+    said, now = [], [0.0]
+    lines = StopLines(said.append, lambda: now[0])
+    for tenth in range(120):
+        now[0] = tenth / 10
+        lines.waiting(2 if tenth < 70 else 0, 30 - now[0])
+    lines.stopped(unanswered=True)
+    assert [re.sub("; a second.*", "", line) for line in said] == [
+        "gpuscore: stopping; waiting for 2 requests in flight, for at most 30 s",
+        "gpuscore: stopping; waiting for 2 requests in flight, for at most 25 s",
+        "gpuscore: stopped, with requests in flight that got 503",
+    ]
+
+
+def test_a_json_log_on_request(tmp_path):
+    """Off a terminal it is the default, and --log-format text changes both processes' lines."""
+    log = tmp_path / "log"
+    with serving("demo", *QUICK, "--log-format", "text", log=log) as server:
+        httpx.get(f"{server.url}/livez")
+        wait_until(lambda: "GET /livez 200" in log.read_text())
+    lines = log.read_text().splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines), lines
+    assert any("info: memory: " in line for line in lines)
+    assert "\x1b" not in log.read_text()

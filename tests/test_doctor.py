@@ -1,0 +1,121 @@
+"""Promise: `gpuscore doctor` names what would keep a server from starting, with a remedy."""
+
+import json
+import os
+import shutil
+import socket
+
+import pytest
+
+from gpuscore.cli import main
+from gpuscore.config import ModelConfig, ServerConfig
+from gpuscore.doctor import checks as doctor
+from gpuscore.doctor.packages import unmet
+
+CHECKS = {
+    *("Python", "packages", "extras", "device", "Triton", "CPU", "C++ compiler", "memory"),
+    *("models", "compiled code", "address", "API key"),
+}
+
+
+def found(capsys, *words) -> tuple[int, dict[str, dict[str, str]]]:
+    code = main(["doctor", "--device", "cpu", "--json", *words])
+    answer = json.loads(capsys.readouterr().out)
+    return code, {one["name"]: one for one in answer["checks"]}
+
+
+def test_a_machine_that_can_serve(capsys):
+    code, checks = found(capsys, "--port", "0")
+    assert code == 0, checks
+    assert checks.keys() == CHECKS
+    assert not [one for one in checks.values() if one["level"] == "problem"]
+
+
+def test_a_table_for_people(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["doctor", "--device", "cpu", "--port", port]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (index,) = (i for i, line in enumerate(lines) if line.startswith("problem  address"))
+    assert f"--port {port}" in lines[index]
+    assert lines[index + 1].strip().startswith("-> choose another --port")
+    assert lines[-1].endswith("1 problem")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "text"),
+    [
+        (("--host", "0.0.0.0", "--port", "0"), "API key", "set GPUSCORE_API_KEY or --api-key-file"),
+        (("--port", "0", "--api-key-file", "/nowhere"), "API key", "mend the file"),
+        (("--host", "203.0.113.7", "--port", "0"), "address", "choose another --port"),
+    ],
+)
+def test_an_address_that_cannot_be_served(capsys, words, name, text):
+    code, checks = found(capsys, *words)
+    assert code == 1
+    assert checks[name]["level"] == "problem"
+    assert text in checks[name]["remedy"]
+
+
+def test_a_device_that_cannot_be_used():
+    findings = list(doctor.examine(ModelConfig(device="cuda"), ServerConfig(port=0)))
+    (device,) = (one for one in findings if one.name == "device")
+    assert device.level == "problem"
+    assert "sees no CUDA device" in device.found
+    assert device.remedy
+
+
+def test_too_little_memory_and_no_compiler(monkeypatch):
+    monkeypatch.setattr(doctor.HostMemory, "free", lambda self: 2**30)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    findings = {
+        one.name: one for one in doctor.examine(ModelConfig(device="cpu"), ServerConfig(port=0))
+    }
+    assert findings["memory"].level == "warning"
+    assert "1,024.0 MiB" in findings["memory"].found
+    assert findings["C++ compiler"].level == "warning"
+    assert "install g++" in findings["C++ compiler"].remedy
+
+
+def test_folders(tmp_path, monkeypatch):
+    here = doctor._folder("models", tmp_path / "not" / "yet", "HF_HOME", 0)
+    assert here.level == "OK"
+    file = tmp_path / "file"
+    file.write_text("")
+    assert doctor._folder("models", file, "HF_HOME", 0).level == "warning"
+    with monkeypatch.context() as closing:  # by its mode, nothing would be closed to root
+        closing.setattr(os, "access", lambda path, mode: False)
+        closed = doctor._folder("models", tmp_path / "a", "HF_HOME", 0)
+    assert closed.level == "warning"
+    assert "set HF_HOME" in closed.remedy
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**30}))
+    assert "1.0 GiB free" in doctor._folder("models", tmp_path, "HF_HOME", 2**31).found
+
+
+def test_packages_of_other_versions_than_gpuscore_asks_for():
+    assert unmet("torch>=2") is None
+    assert unmet("torch<2").startswith("torch is 2.")
+    assert unmet("no-such-package>=1") == "no-such-package is missing"
+    assert unmet("no-such-package>=1; extra == 'jax'") is None
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [("575.57.08", "problem"), ("580.65.06", "OK"), ("590.1", "OK")]
+)
+def test_drivers(tmp_path, monkeypatch, version, level):
+    file = tmp_path / "version"
+    file.write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Release Build")
+    monkeypatch.setattr(doctor, "DRIVER_FILE", file)
+    monkeypatch.setattr(doctor.torch.version, "cuda", "13.0")
+    (finding,) = doctor._driver(doctor.Checked(ModelConfig(), ServerConfig(), "cuda"))
+    assert finding.level == level
+    assert finding.found.startswith(f"{version}; CUDA 13.0 needs 580")
+
+
+@pytest.mark.parametrize("name", ["gcc", None])
+def test_the_compiler_of_triton(monkeypatch, name):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda word: name)
+    (finding,) = doctor._triton(doctor.Checked(ModelConfig(), ServerConfig(), "cuda"))
+    assert finding.level == ("OK" if name else "problem")
+    assert name or "install gcc" in finding.remedy

@@ -1,0 +1,112 @@
+"""Promise: `gpuscore info` says what settings come to, and plans for a device that is not here."""
+
+import json
+import re
+
+import pytest
+
+from gpuscore.backends.common.architectures import read_architecture
+from gpuscore.backends.common.estimate import estimate_batch
+from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.cli import main
+from graphs.models import LLAMA_8B, MIXTURE, QWEN3_06B
+
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 40960,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151936,
+}
+
+
+@pytest.fixture
+def large(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    return str(tmp_path)
+
+
+def values_in(shown: str) -> dict[str, str]:
+    """Return the values of the table of settings."""
+    rows = re.findall(r"^[ *] (\w+) +(.*?)  +(?:default|command line|environment)", shown, re.M)
+    return dict(rows)
+
+
+def test_resolved_values_stand_beside_given_ones(capsys):
+    assert main(["info", "demo", "--device", "cpu", "--max-model-len", "2048"]) == 0
+    shown = capsys.readouterr().out
+    values = values_in(shown)
+    assert values["device"] == "cpu", "given, so nothing is added"
+    assert values["dtype"] == "auto -> float32"
+    assert values["attention"] == "auto -> torch"
+    assert values["kernels"] == "auto -> torch"
+    assert values["max_batch_tokens"] == "not set -> 2048"
+    assert values["max_model_len"] == "2048"
+    assert values["memory_fraction"] == "not set -> 0.7"
+    assert values["family"] == "auto -> demo"
+
+
+def test_a_plan_for_a_device_that_is_not_here(large, capsys):
+    assert main(["info", large, "--device-memory", "32GiB"]) == 0
+    shown = capsys.readouterr().out
+    values = values_in(shown)
+    assert values["device"] == "auto -> cuda"
+    assert values["dtype"] == "auto -> bfloat16"
+    assert values["attention"] == "auto -> triton"
+    assert values["max_batch_tokens"] == "not set -> 16384"
+    numbers = re.findall(r"^memory for .*?  ([\d,.]+) MiB", shown, re.M)
+    context, weights, batch, cache = (float(one.replace(",", "")) for one in numbers)
+    assert weights == pytest.approx(2 * 8_190_735_360 / 2**20, abs=0.1)
+    rest = 32 * 1024 - context - weights - batch
+    assert 0.9 * rest - 9 <= cache <= 0.9 * rest
+
+
+@pytest.mark.parametrize(
+    ("fields", "gigabytes"), [(QWEN3_06B, 0.761), (LLAMA_8B, 2.712), (MIXTURE, 1.602)]
+)
+def test_the_largest_batch_is_predicted_as_check_graphs_measures_it(fields, gigabytes):
+    """The numbers are those that `make check-graphs` prints, of batches of 16,384 tokens."""
+    config = read_architecture(RawConfig(fields)).config
+    assert estimate_batch(config, 16384, 2) == pytest.approx(1e9 * gigabytes, rel=0.05)
+
+
+def test_a_model_that_does_not_fit_comes_with_a_setting_that_does(large, capsys):
+    assert main(["info", large, "--device-memory", "20GiB"]) == 78
+    shown = capsys.readouterr()
+    assert "a prompt of --max-model-len 40960 needs" in shown.err
+    assert "max_model_len" in shown.out, "the settings are shown all the same"
+    (fits,) = re.findall(r"--max-model-len (\d+) would fit", shown.err)
+    assert main(["info", large, "--device-memory", "20GiB", "--max-model-len", fits]) == 0
+    more = str(int(fits) + 64)
+    assert main(["info", large, "--device-memory", "20GiB", "--max-model-len", more]) == 78
+    capsys.readouterr()
+    assert main(["info", large, "--device-memory", "8GiB"]) == 78
+    assert "the weights that config.json asks for take 15,622.6 MiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--device-memory", "24GiB", "--device", "cpu"], 78, "plans for --device cuda"),
+        (["--device-memory", "24GiB", "--backend", "jax"], 78, "plans for --device cuda"),
+    ],
+)
+def test_what_cannot_be_planned(large, words, code, message, capsys):
+    assert main(["info", large, *words]) == code
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["24GB", "0", "-1", "x"])
+def test_sizes_that_are_none(size, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["info", "demo", f"--device-memory={size}"])
+    assert "must be a size such as 512MiB or 4GiB" in capsys.readouterr().err
