@@ -40,18 +40,22 @@ def launch(
     num_rows, heads, dim = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty((num_rows, heads), dtype=torch.float32, device=q.device)
-    if len(tiles.tiles) == 0:
+    num_tiles, kv_heads = tiles.tiles.shape[0], k.shape[1]
+    if num_tiles == 0:
         return out, lse if need_lse else None
     pool_k, pool_v = pool or (k.transpose(0, 1), v.transpose(0, 1))  # unused
     before_out, before_lse = before or (out, lse)  # unused
     log2_e = LOG2_E.value
-    strides = [x.stride(i) for x in (q, k, v) for i in (0, 1)]
-    strides += [x.stride(i) for x in (pool_k, pool_v) for i in (1, 0)]
-    strides += [x.stride(i) for x in (out, lse, before_out, before_lse) for i in (0, 1)]
+    of_pool = pool_k.stride(), pool_v.stride()
+    strides = [
+        *(stride for x in (q, k, v) for stride in x.stride()[:2]),
+        *(of_pool[0][1], of_pool[0][0], of_pool[1][1], of_pool[1][0]),
+        *(stride for x in (out, lse, before_out, before_lse) for stride in x.stride()[:2]),
+    ]
     tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
     factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
     chosen = _launch(
-        heads // k.shape[1],
+        heads // kv_heads,
         dim,
         config,
         window=tiles.window,
@@ -61,7 +65,7 @@ def launch(
         need_lse=need_lse,
     )
     chosen(
-        (len(tiles.tiles), k.shape[1]),
+        (num_tiles, kv_heads),
         (q, k, v, pool_k, pool_v, out, lse, before_out, before_lse, *tables),
         (num_rows, factor, softcap or 0.0, *strides),
     )
