@@ -46,12 +46,10 @@ def launch(
     pool_k, pool_v = pool or (k.transpose(0, 1), v.transpose(0, 1))  # unused
     before_out, before_lse = before or (out, lse)  # unused
     log2_e = LOG2_E.value
-    of_pool = pool_k.stride(), pool_v.stride()
-    strides = [
-        *(stride for x in (q, k, v) for stride in x.stride()[:2]),
-        *(of_pool[0][1], of_pool[0][0], of_pool[1][1], of_pool[1][0]),
-        *(stride for x in (out, lse, before_out, before_lse) for stride in x.stride()[:2]),
-    ]
+    of_rows = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+    of_pool = (*pool_k.stride()[1::-1], *pool_v.stride()[1::-1])
+    of_results = (*out.stride()[:2], *lse.stride())
+    of_before = of_results if before is None else (*before_out.stride()[:2], *before_lse.stride())
     tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
     factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
     chosen = _launch(
@@ -67,6 +65,6 @@ def launch(
     chosen(
         (num_tiles, kv_heads),
         (q, k, v, pool_k, pool_v, out, lse, before_out, before_lse, *tables),
-        (num_rows, factor, softcap or 0.0, *strides),
+        (num_rows, factor, softcap or 0.0, *of_rows, *of_pool, *of_results, *of_before),
     )
     return out, lse if need_lse else None
