@@ -68,7 +68,7 @@ def test_a_day_with_a_card_that_is_played(tmp_path):
     command += ["--minutes=60", f"--output={folder}"]
 
     day = subprocess.Popen(command, start_new_session=True)
-    wait_until(lambda: list(folder.glob("bench/gpu-*.json")))
+    wait_until(lambda: list(folder.glob("bench/gpu-*.json")), seconds=1800)
     day.kill()
     day.wait()
     wait_until(lambda: not processes_with(str(folder)), seconds=10)

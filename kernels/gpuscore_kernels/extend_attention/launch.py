@@ -38,8 +38,8 @@ def launch(
 ) -> tuple[Tensor, Tensor | None]:
     """Launch `extend_attention` (with `pool`) or `items_merge` (with `before`); see their `api`."""
     num_rows, heads, dim = q.shape
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = torch.empty((num_rows, heads), dtype=torch.float32, device=q.device)
+    out = q.new_empty(num_rows, heads, dim)
+    lse = q.new_empty((num_rows, heads), dtype=torch.float32)
     num_tiles, kv_heads = tiles.tiles.shape[0], k.shape[1]
     if num_tiles == 0:
         return out, lse if need_lse else None
