@@ -196,8 +196,8 @@ bench-gpu:
 gpu-day:
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py $(ARGS)
 
-# The same from end to end on a simulated card: killed, continued, and the card lost in one stage. Five
-# minutes on two quiet cores.
+# The same from end to end on a simulated card: killed, continued, and the card lost in one stage. Some
+# seven minutes on two quiet cores.
 gpu-day-trial: setup
 	$(BIN)/pytest tests/bench/test_gpu_day.py -m long
 

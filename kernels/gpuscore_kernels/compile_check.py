@@ -93,8 +93,9 @@ def measure_all(
     if processes == 1:
         yield from ((key, measure(key)) for key in chosen)
         return
-    # Triton is not safe to fork once LLVM has run.
-    context = multiprocessing.get_context("spawn")
+    # Triton is not safe to fork once LLVM has run, which it has not here. Forked processes need not
+    # import torch and Triton again, some seconds each.
+    context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         yield from zip(chosen, pool.map(measure, chosen), strict=True)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from gpu_work import GOALS
 
 from support.stub_card.python import LOST_IN, interpreter
 
-BENCH = Path(__file__).parents[2] / "bench"
+ROOT = Path(__file__).parents[2]
+BENCH = ROOT / "bench"
 ABOUT = {"device": "a card", "commit": "1234567"}
 
 
@@ -66,7 +68,7 @@ def test_a_day_with_a_card_that_is_played(tmp_path):
     command += ["--minutes=60", f"--output={folder}"]
 
     day = subprocess.Popen(command, start_new_session=True)
-    wait_until(lambda: list(folder.glob("bench/gpu-*.json")))
+    wait_until(lambda: list(folder.glob("bench/gpu-*.json")), seconds=1800)
     day.kill()
     day.wait()
     wait_until(lambda: not processes_with(str(folder)), seconds=10)
@@ -100,6 +102,8 @@ def test_a_day_with_a_card_that_is_played(tmp_path):
 
 def check_results_of_a_card(results):
     """The code for CUDA ran: graphs, Triton's launches, the device's clock and profiler."""
+    tests = results["tests"]
+    assert tests["tests"] > tests["skipped"] == 0
     bench = results["bench"]
     assert bench["variants"]["gpuscore"]["attention"] == "triton"
     assert bench["variants"]["gpuscore"]["replayed"] > 0
@@ -134,6 +138,34 @@ def processes_with(text):
         with suppress(OSError):  # it has just ended
             lines.append(path.read_text().replace("\0", " "))
     return [line for line in lines if text in line]
+
+
+def test_the_day_runs_all_tests_of_a_device():
+    """And so does make test-gpu."""
+    planned, *_ = stages("cuda", ROOT, trial=False)
+    (command,) = planned.commands
+    here = Path(__file__)
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path != here]
+    marked = {path for path in files if "mark.gpu" in path.read_text()}
+    assert len(marked) >= 3
+    run = {ROOT / word for word in command if str(word).startswith("tests/")}
+    assert marked | {ROOT / "tests/kernels/triton_interpreter"} == run
+    recipe = (ROOT / "Makefile").read_text().partition("\ntest-gpu:")[2].partition("\n\n")[0]
+    assert all(str(path.relative_to(ROOT)) in recipe for path in run)
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_test_that_fails_fails_the_day(tmp_path, holds):
+    path = tmp_path / "test_one.py"
+    path.write_text(f"def test_one():\n    assert {holds}\n")
+    planned, *_ = stages("cpu", tmp_path, trial=True)
+    (command,) = planned.commands
+    (tests,) = [word for word in command if str(word).startswith("tests/")]
+    changed = [path if word == tests else word for word in command]
+    day = Day.open(tmp_path, ABOUT)
+    day.run([replace(planned, commands=(changed,))], minutes=1)
+    assert day.missing.keys() == (set() if holds else {"tests"})
+    assert ("1 passed" if holds else "1 failed") in (tmp_path / "tests.txt").read_text()
 
 
 def test_a_stage_ends_with_a_day_that_is_killed(tmp_path):

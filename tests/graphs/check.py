@@ -19,6 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401  (some operators on meta tensors import it; children need not)
+
 from graphs.examine import Examination, examine
 from graphs.models import MODELS, Model
 
@@ -50,7 +52,9 @@ def complaints(found: Examination, baseline: Mapping[str, Any]) -> list[str]:
 
 def examine_all(chosen: Sequence[Model], processes: int) -> Iterator[Examination]:
     """Yield the examination of each model, in order; each process examines one at a time."""
-    context = multiprocessing.get_context("spawn")  # Triton is not safe to fork once LLVM has run
+    # Triton is not safe to fork once LLVM has run, which it has not here. Forked processes need not
+    # import torch, its compiler, which some operators on meta tensors need, and Triton again.
+    context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         yield from pool.map(examine, chosen)
 

@@ -92,7 +92,7 @@ class Model:
 
 
 MODELS = (
-    Model("Qwen3-0.6B", QWEN3_06B, {"cuda_graph_tokens": 128}),
+    Model("Qwen3-0.6B", QWEN3_06B, {"cuda_graph_tokens": 64}),
     # All graphs, at a few layers. So few that an H200 holds over 2^31 elements of keys in each.
     Model("Qwen3-0.6B, 4 layers", QWEN3_06B | {"num_hidden_layers": 4}, {}, large_pool=True),
     Model(

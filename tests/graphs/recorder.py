@@ -12,7 +12,7 @@ device guard.
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -86,6 +86,7 @@ class Recorder(TorchDispatchMode):
         self.replays: dict[int, int] = {}
         self._pinned: dict[int, weakref.ref[Any]] = {}
         self._handler_of = self._handlers()
+        self._forms: dict[Any, Any] = {}  # of results, by operator and arguments
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -159,8 +160,25 @@ class Recorder(TorchDispatchMode):
             return done
         used = _tensors(args) + _tensors(kwargs.values())
         self._check_devices(func, used)
-        result = func(*args, **kwargs)
+        result = self._result(func, args, kwargs, used)
         self._note(func, used, result)
+        return result
+
+    def _result(
+        self, func: OpOverload, args: list[Any], kwargs: dict[str, Any], used: Sequence[Tensor]
+    ) -> Any:
+        """Run an operator, but make a tensor of the device by itself if its shape is known.
+
+        torch computes many shapes in Python, which takes a good part of a forward pass here.
+        """
+        if not _makes_its_results(func) or not used or not all(x.is_meta for x in used):
+            return func(*args, **kwargs)
+        asked = func, _form(args), _form(kwargs.items())
+        if (known := self._forms.get(asked)) is not None:
+            return torch.empty_strided(known[0], known[1], dtype=known[2], device=META)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor):
+            self._forms[asked] = result.shape, result.stride(), result.dtype
         return result
 
     def _handlers(self) -> "dict[Any, Callable[..., Any]]":
@@ -350,6 +368,22 @@ def _tensors(values: Any) -> list[Tensor]:
         elif isinstance(value, (list, tuple)):
             found += _tensors(value)
     return found
+
+
+def _form(value: Any) -> Any:
+    """Return what the shape of an operator's result depends on."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    if isinstance(value, (list, tuple)) or not isinstance(value, Hashable):
+        return tuple(map(_form, value))
+    return type(value), value  # 1 and 1.0 make different dtypes
+
+
+@cache
+def _makes_its_results(func: OpOverload) -> bool:
+    """True if an operator writes to no argument, and its results share memory with none."""
+    schema = func._schema
+    return all(x.alias_info is None for x in (*schema.arguments, *schema.returns))
 
 
 @cache

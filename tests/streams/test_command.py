@@ -14,6 +14,7 @@ from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
 from support.streams import __main__ as command
 from support.streams.plants import PLANTS
+from support.streams.runner import INT8, setup_of
 from support.streams.worlds import Life, check_group
 
 
@@ -66,6 +67,22 @@ def test_the_trace_holds_every_operation(model, tmp_path):
     accesses = [line for line in lines if line["reads"] or line["writes"]]
     assert len(accesses) == report.at_start + report.counts.operations
     assert {line["thread"] for line in lines} == {"engine", "backend"}
+
+
+@pytest.mark.slow
+def test_worlds_in_int8_run_its_kernels(model, tmp_path):
+    assert setup_of(8) in INT8
+    path = tmp_path / "trace.jsonl"
+    with path.open("w") as trace:
+        report = check_group(model, (80,), 8, trace)
+    assert not report.findings
+    names = {json.loads(line)["operation"] for line in path.read_text().splitlines()}
+    assert names >= {
+        "quantize_rows_kernel",
+        "quantized_norm_kernel",
+        "quantized_gated_kernel",
+        "int8_product_kernel",
+    }
 
 
 @pytest.mark.slow

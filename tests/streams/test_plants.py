@@ -4,7 +4,7 @@ source."""
 import pytest
 
 from support.slow import slow
-from support.streams.plants import OUT_OF_MEMORY, PLANTS, SEEDS, is_found
+from support.streams.plants import INT8_WITHOUT_GRAPHS, OUT_OF_MEMORY, PLANTS, SEEDS, is_found
 from support.streams.worlds import check_group
 
 
@@ -18,3 +18,4 @@ def test_a_planted_defect_is_found(model, index):
 @pytest.mark.slow
 def test_without_a_defect_these_worlds_have_no_finding(model):
     assert not check_group(model, SEEDS + OUT_OF_MEMORY, 0).findings
+    assert not check_group(model, SEEDS, INT8_WITHOUT_GRAPHS).findings

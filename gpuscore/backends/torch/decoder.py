@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -96,7 +96,8 @@ class Decoder:
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
         self._stores = own == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
-        self._of_norms = config.rms_norm_eps, config.one_plus_norms
+        self._of_norms = eps, one_plus = config.rms_norm_eps, config.one_plus_norms
+        self._of_heads: dict[str, Any] = {"eps": eps, "one_plus": one_plus, "pdl": pdl}
         self.weights = weights
         # Rounded to the model's dtype first, as the models were trained.
         self._embed_scale = weights.embed.new_tensor(config.embed_scale)
@@ -126,10 +127,7 @@ class Decoder:
         them, but queries, output projection and MLP of the scored rows only. Mixtures of experts
         compute nothing for padding, which `filled` tells.
         """
-        rotary = {
-            rope: self._by_rows(partial(rotary_tables, frequencies=f), positions)
-            for rope, f in self.frequencies.items()
-        }
+        rotary = {rope: self._rotary(f, positions) for rope, f in self.frequencies.items()}
         x = self._embed(token_ids)
         delta: Tensor | None = None  # output of the previous MLP, still to be added to x
         *layers, last = self.weights.layers
@@ -149,6 +147,11 @@ class Decoder:
         attended = attend(len(layers), q, k, v).flatten(1)
         x, delta = self._by_rows(partial(self._after, last, filled[1]), x, attended)
         return self._by_rows(self._final_norm, x, delta)[1]
+
+    def _rotary(self, frequencies: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+        """Return cos and sin of all rows: [T, D / 2] for our kernels, else [T, 1, D / 2]."""
+        tables = self._by_rows(partial(rotary_tables, frequencies=frequencies), positions)
+        return tuple(x.squeeze(1) for x in tables) if self._own == "triton" else tables
 
     def _pages(self, kept: KeptRows, layer: int) -> Pages | None:
         return kept.pages(layer) if self._stores else None
@@ -206,23 +209,20 @@ class Decoder:
         """Project x [T, E] to q [T, heads, D], k and v [T, kv_heads, D]; q and k are rotated."""
         c = self.config
         if self._own == "triton":
-            run = (
-                partial(heads_product, x, *dense_weights(linear))
-                if self._are_few(x)
-                else partial(qk_norm_rope_store, self._product(linear, x))
-            )
+            if self._are_few(x):
+                run = partial(heads_product, x, *dense_weights(linear))
+            else:
+                run = partial(qk_norm_rope_store, self._product(linear, x))
             return run(
-                cos.squeeze(1),
-                sin.squeeze(1),
+                cos,
+                sin,
                 num_heads=heads,
                 num_kv_heads=kv_heads,
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
-                eps=c.rms_norm_eps,
-                one_plus=c.one_plus_norms,
                 pages=pages,
-                pdl=self.pdl,
                 impl="triton",
+                **self._of_heads,
             )
         q, kv = self._product(linear, x).tensor_split([heads * c.head_dim], dim=-1)
         k, v = kv.chunk(2, dim=-1)
@@ -236,7 +236,7 @@ class Decoder:
 
     def _are_few(self, x: Rows) -> TypeGuard[Tensor]:
         """True if products of the rows x are fused with what follows them."""
-        return 0 < len(x) <= self._fused_rows
+        return self._fused_rows > 0 and 0 < len(x) <= self._fused_rows
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), x.shape[1] // self.config.head_dim, self.config.head_dim)

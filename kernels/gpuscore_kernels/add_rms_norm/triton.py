@@ -78,7 +78,7 @@ def add_rms_norm(
     if width > MAX_WIDTH:
         raise ValueError(f"a row has {width} elements; supported: {MAX_WIDTH}")
     x = x if x.stride(1) == 1 else x.contiguous()
-    normed = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    normed = x.new_empty(rows, width)
     total = x if delta is None else torch.empty_like(normed)
     if rows == 0:
         return total, normed

@@ -85,14 +85,16 @@ def check(
     q: Tensor, k: Tensor, v: Tensor, tiles: DeviceTiles, scale: float, config: TileConfig
 ) -> None:
     """Raise ValueError for arguments that the kernels cannot compute."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if q.dim() != 3 or k.shape != v.shape or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
-        raise ValueError(f"shapes do not fit: {shapes}")
-    if q.shape[2] > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim is {q.shape[2]}; supported: at most {MAX_HEAD_DIM}")
-    if len(q) != tiles.rows.shape[1]:
-        raise ValueError(f"the table has {tiles.rows.shape[1]} query rows, q has {len(q)}")
-    if tiles.shape != config.shape(q.shape[1] // k.shape[1]):
+    sizes, of_keys = q.shape, k.shape  # torch makes a new object at every reading
+    if len(sizes) != 3 or of_keys != v.shape or sizes[2] != of_keys[2] or sizes[1] % of_keys[1]:
+        raise ValueError(
+            f"shapes do not fit: q {tuple(sizes)}, k {tuple(of_keys)}, v {tuple(v.shape)}"
+        )
+    if sizes[2] > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim is {sizes[2]}; supported: at most {MAX_HEAD_DIM}")
+    if sizes[0] != tiles.rows.shape[1]:
+        raise ValueError(f"the table has {tiles.rows.shape[1]} query rows, q has {sizes[0]}")
+    if tiles.shape != config.shape(sizes[1] // of_keys[1]):
         raise ValueError(f"the table's {tiles.shape} does not belong to {config}")
     if not scale > 0:
         raise ValueError(f"scale is {scale}, but must be over 0")

@@ -38,20 +38,22 @@ def launch(
 ) -> tuple[Tensor, Tensor | None]:
     """Launch `extend_attention` (with `pool`) or `items_merge` (with `before`); see their `api`."""
     num_rows, heads, dim = q.shape
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = torch.empty((num_rows, heads), dtype=torch.float32, device=q.device)
-    if len(tiles.tiles) == 0:
+    out = q.new_empty(num_rows, heads, dim)
+    lse = q.new_empty((num_rows, heads), dtype=torch.float32)
+    num_tiles, kv_heads = tiles.tiles.shape[0], k.shape[1]
+    if num_tiles == 0:
         return out, lse if need_lse else None
     pool_k, pool_v = pool or (k.transpose(0, 1), v.transpose(0, 1))  # unused
     before_out, before_lse = before or (out, lse)  # unused
     log2_e = LOG2_E.value
-    strides = [x.stride(i) for x in (q, k, v) for i in (0, 1)]
-    strides += [x.stride(i) for x in (pool_k, pool_v) for i in (1, 0)]
-    strides += [x.stride(i) for x in (out, lse, before_out, before_lse) for i in (0, 1)]
+    of_rows = (*q.stride()[:2], *k.stride()[:2], *v.stride()[:2])
+    of_pool = (*pool_k.stride()[1::-1], *pool_v.stride()[1::-1])
+    of_results = (*out.stride()[:2], *lse.stride())
+    of_before = of_results if before is None else (*before_out.stride()[:2], *before_lse.stride())
     tables = (tiles.rows, tiles.tiles, tiles.pool_tiles, tiles.masked)
     factor = scale * log2_e if softcap is None else 2 * scale * log2_e / softcap
     chosen = _launch(
-        heads // k.shape[1],
+        heads // kv_heads,
         dim,
         config,
         window=tiles.window,
@@ -61,8 +63,8 @@ def launch(
         need_lse=need_lse,
     )
     chosen(
-        (len(tiles.tiles), k.shape[1]),
+        (num_tiles, kv_heads),
         (q, k, v, pool_k, pool_v, out, lse, before_out, before_lse, *tables),
-        (num_rows, factor, softcap or 0.0, *strides),
+        (num_rows, factor, softcap or 0.0, *of_rows, *of_pool, *of_results, *of_before),
     )
     return out, lse if need_lse else None

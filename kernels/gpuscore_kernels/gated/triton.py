@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -50,27 +49,23 @@ def gated_kernel(
     tl.store(out + row * WIDTH + columns, result, mask=inside)
 
 
-def _block(width: int) -> int:
-    """Columns of one program."""
-    return min(BLOCK, next_power_of_two(width))
-
-
 @chosen_once
-def _launch(width: int, activation: str, pdl: bool) -> CachedLaunch:
-    block = _block(width)
+def _launch(width: int, activation: str, pdl: bool) -> tuple[CachedLaunch, int]:
+    """Return the launch, and the number of programs of a row."""
+    block = min(BLOCK, next_power_of_two(width))
     constants = {"WIDTH": width, "BLOCK": block, "GELU": activation == "gelu_tanh", "PDL": pdl}
     options = {"num_warps": row_warps(block)} | pdl_option(pdl)
-    return CachedLaunch(gated_kernel, constants, options, dtypes=(0,))
+    return CachedLaunch(gated_kernel, constants, options, dtypes=(0,)), triton.cdiv(width, block)
 
 
 def gated(gate_up: Tensor, activation: str, pdl: bool) -> Tensor:
     gate_up = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    out = gate_up.new_empty(rows, width)
     if out.numel() == 0:
         return out
-    grid = (rows, triton.cdiv(width, _block(width)))
-    _launch(width, activation, pdl)(grid, (gate_up, out), (gate_up.stride(0),))
+    launch, programs = _launch(width, activation, pdl)
+    launch((rows, programs), (gate_up, out), (gate_up.stride(0),))
     return out
 
 

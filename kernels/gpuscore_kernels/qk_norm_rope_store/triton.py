@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -136,8 +135,10 @@ def _launch(
     one_plus: bool,
     has_pages: bool,
     pdl: bool,
-) -> CachedLaunch:
-    block_heads, block_half = _blocks(head_dim, num_heads + 2 * num_kv_heads)
+) -> tuple[CachedLaunch, int]:
+    """Return the launch, and the number of programs of a row."""
+    heads = num_heads + 2 * num_kv_heads
+    block_heads, block_half = _blocks(head_dim, heads)
     constants = {
         "HEADS": num_heads,
         "KV_HEADS": num_kv_heads,
@@ -149,12 +150,13 @@ def _launch(
         "HAS_PAGES": has_pages,
         "PDL": pdl,
     }
-    return CachedLaunch(
+    launch = CachedLaunch(
         qk_norm_rope_store_kernel,
         constants,
         {"num_warps": row_warps(2 * block_heads * block_half)} | pdl_option(pdl),
         dtypes=(0, 1, 2, 3, 4, 8, 9, 10),  # q, k and v are made here
     )
+    return launch, triton.cdiv(heads, block_heads)
 
 
 def qk_norm_rope_store(
@@ -172,19 +174,18 @@ def qk_norm_rope_store(
     """Launch the kernel; `sizes` are H, Hkv and D."""
     num_heads, num_kv_heads, head_dim = sizes
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
-    q, k, v = (
-        torch.empty((len(qkv), heads, head_dim), dtype=qkv.dtype, device=qkv.device)
-        for heads in (num_heads, num_kv_heads, num_kv_heads)
-    )
-    heads = num_heads + 2 * num_kv_heads
-    if len(qkv) == 0 or heads == 0:
+    rows = qkv.shape[0]
+    q = qkv.new_empty(rows, num_heads, head_dim)
+    k = qkv.new_empty(rows, num_kv_heads, head_dim)
+    v = qkv.new_empty(rows, num_kv_heads, head_dim)
+    if rows == 0 or num_heads + num_kv_heads == 0:
         return q, k, v
     norms = (qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm)
     stores = (k, v, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
-    strides = (0, 0) if pages is None else (pages.k.stride(0), pages.k.stride(1))
-    launch = _launch(*sizes, q_norm is not None, one_plus, pages is not None, pdl)
+    strides = (0, 0) if pages is None else pages.k.stride()[:2]
+    launch, programs = _launch(*sizes, q_norm is not None, one_plus, pages is not None, pdl)
     launch(
-        (len(qkv), triton.cdiv(heads, _blocks(head_dim, heads)[0])),
+        (rows, programs),
         (qkv, cos.contiguous(), sin.contiguous(), *norms, q, k, v, *stores),
         (qkv.stride(0), *strides, eps),
     )

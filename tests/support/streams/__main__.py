@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401  (torch imports it at the first copy; children need not)
-
 from support.streams.model import write_model
 from support.streams.plants import PLANTS, is_found
 from support.streams.worlds import GROUP, Report, check_worlds, silent

@@ -75,6 +75,11 @@ class Dispatch(TorchDispatchMode):
                 self._decomposed, getattr(aten.to, overload)
             )
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from importing its compiler, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         special = self._special.get(func)
         if special is not None:

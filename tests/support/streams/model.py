@@ -1,6 +1,7 @@
-"""A tiny Qwen3-MoE checkpoint with random weights, written without transformers."""
+"""Tiny Qwen3 checkpoints with random weights, written without transformers."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shapes import weight_shapes
 
 VOCAB = 1000  # the simulation's tokens
-CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
+DENSE: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
     "torch_dtype": "float32",
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -28,6 +29,10 @@ CONFIG: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e4,
     "tie_word_embeddings": True,
+}
+MIXTURE = DENSE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
     "num_experts": 3,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
@@ -37,8 +42,15 @@ CONFIG: dict[str, Any] = {
 
 
 def write_model(directory: Path) -> Path:
-    """Write config.json and the weights into `directory`."""
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    """Write a mixture of experts into `directory`, and a dense model into its folder "dense"."""
+    _write(directory, MIXTURE)
+    _write(directory / "dense", DENSE)
+    return directory
+
+
+def _write(directory: Path, config: Mapping[str, Any]) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
     architecture = read_architecture(RawConfig.read(directory))
     shapes = weight_shapes(architecture.config)
     names = {name: part for part, name in architecture.model_weights.items() if part != "lm_head"}
@@ -46,7 +58,7 @@ def write_model(directory: Path) -> Path:
         names |= {
             f"model.layers.{index}.{name.format(expert=expert)}": part
             for part, name in layer.items()
-            for expert in range(CONFIG["num_experts"])
+            for expert in range(config.get("num_experts", 1))
         }
     generator = torch.Generator().manual_seed(0)
     weights = {
@@ -54,4 +66,3 @@ def write_model(directory: Path) -> Path:
         for name, part in names.items()
     }
     save_file(weights, directory / "model.safetensors")
-    return directory

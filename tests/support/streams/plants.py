@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpuscore.backends.torch import graph_launcher, queues
+from gpuscore.backends.torch import graph_launcher, linear, queues
 from support.streams.worlds import Life
 
 SEEDS = (0, 3, 6, 9)  # worlds without faults
@@ -24,6 +24,11 @@ PINNED = (
     "        return torch.empty(count, dtype=dtype, pin_memory=True)\n"
 )
 REPLAY = "            replay()\n"
+INT8_WITHOUT_GRAPHS = 18
+QUANTIZE = (
+    "                q, scale = quantize_rows("
+    "x, linear.weight.dtype, pdl=self._pdl, impl=self._impl)\n"
+)
 DOWNLOAD = "        host.copy_(device, non_blocking=True)\n"
 
 
@@ -36,6 +41,7 @@ class Plant:
     changes: tuple[tuple[str, str], ...]
     kind: str
     seeds: tuple[int, ...] = SEEDS
+    group: int = 0  # whose limits the backend has
 
 
 PLANTS = (
@@ -106,6 +112,18 @@ PLANTS = (
         "handed back while in use",
         OUT_OF_MEMORY,
     ),
+    Plant(
+        "rows quantised on a stream of their own",
+        linear,
+        (
+            (
+                QUANTIZE,
+                f"                with torch.cuda.stream(torch.cuda.Stream()):\n    {QUANTIZE}",
+            ),
+        ),
+        "unordered on two streams",
+        group=INT8_WITHOUT_GRAPHS,
+    ),
 )
 
 
@@ -139,7 +157,7 @@ def _rebind(restored: ExitStack, name: str, before: Any, now: Any) -> None:
 def is_found(plant: Plant, directory: Path) -> bool:
     """Tell whether the checker makes the plant's finding, at the start or in a few worlds."""
     with planted(plant):
-        life = Life(directory, 0)
+        life = Life(directory, plant.group)
         with life.started() as real:
             for seed in plant.seeds:
                 if plant.kind in life.kinds():

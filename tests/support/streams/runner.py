@@ -33,15 +33,19 @@ class Setup:
     graph_tokens: int | None  # None = operator after operator, without our row-wise kernels
     pages: int
     fused_rows: int = 0  # of the plan
+    int8: bool = False  # linear layers, of a dense model
 
 
 SETUPS = (Setup(64, 40, 9), Setup(40, 40, 5), Setup(120, 32, 16, 24), Setup(48, 0, 6))
+INT8 = (Setup(64, 40, 9, int8=True), Setup(48, 0, 6, int8=True))
 PLAIN = Setup(48, None, 6)
 
 
 def setup_of(group: int) -> Setup:
-    """Return the limits for a group of worlds: every tenth runs the `PlainLauncher`."""
-    return PLAIN if group % 10 == 9 else SETUPS[group % len(SETUPS)]
+    """Return the limits for a group of worlds: of ten, one runs the `PlainLauncher`, one INT8."""
+    if group % 10 == 9:
+        return PLAIN
+    return INT8[group // 10 % len(INT8)] if group % 10 == 8 else SETUPS[group % len(SETUPS)]
 
 
 class FreeBuffers(list[Any]):
@@ -100,11 +104,13 @@ def device_of(recorder: Recorder) -> Iterator[None]:
 
 def make_backend(directory: Path, setup: Setup) -> TorchBackend:
     """Load the product's backend, within `device_of`."""
+    directory = directory / "dense" if setup.int8 else directory
     config = ModelConfig(
         str(directory),
         device="cuda",
         dtype="float32",
         attention="triton",
+        quantization="int8" if setup.int8 else "auto",
         kernels="torch" if setup.graph_tokens is None else "triton",
         max_batch_tokens=setup.max_batch_tokens,
         max_model_len=128,

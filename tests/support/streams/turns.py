@@ -36,18 +36,22 @@ class Turns:
         self.rng = np.random.default_rng(seed)
         self.changes = 0
         self._chances: list[bool] = []
-        self._engine, self._backend = threading.Semaphore(0), threading.Semaphore(0)
-        self._local = threading.local()
+        # Each is released by the other thread when its turn comes. Plain locks, because a semaphore
+        # of Python takes several times as long.
+        self._engine, self._backend = threading.Lock(), threading.Lock()
+        self._engine.acquire()
+        self._backend.acquire()
+        self._backend_thread = 0  # its identity
         self.backend_has_work = False
 
     @property
     def name(self) -> str:
         """Return which of the two threads calls."""
-        return getattr(self._local, "name", ENGINE)
+        return BACKEND if threading.get_ident() == self._backend_thread else ENGINE
 
     def start_backend(self) -> None:
         """Make the calling thread the backend's, and wait for its turn."""
-        self._local.name = BACKEND
+        self._backend_thread = threading.get_ident()
         self._backend.acquire()
 
     def pause(self) -> None:
