@@ -1,13 +1,16 @@
 """Many queries in this process: `Scorer.score_many`, a loop over `score`, and one query's items.
 
     make bench-in-process    # the demo; a minute
+    make bench-in-process ARGS='--shape qwen3-0.6b-4-layers --count 200 --repeat 3'
 
 All prompts are equally long and their tokens random; every text is another one in every round. What
-counts is the time per computed token, because one query is computed once for all its items. The
+counts is the time per computed token, because one query is computed once for all its items. With a
+shape, the model is random and has the demo's tokenizer. The
 scores of `score_many` are compared with those of `score` first.
 """
 
 import argparse
+import shutil
 import statistics
 import sys
 import time
@@ -19,12 +22,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 from report import keep, table
+from scenarios import SHAPES, make_model
 
+import gpuscore
 from gpuscore import Scorer
 from gpuscore.results import Scores
 
 QUERY_WORDS, ITEM_WORDS = 12, 6
 LABELS = [3, 5]
+DEMO = Path(gpuscore.__file__).parent / "demo"
+SCRATCH = Path(__file__).parents[1] / "scratch"
 
 
 def texts(rng: np.random.Generator, count: int, words: int) -> list[str]:
@@ -88,14 +95,23 @@ def check(scorer: Scorer, rng: np.random.Generator, options: dict[str, Any]) -> 
         np.testing.assert_allclose(scores.scores, alone.scores, atol=1e-5)
 
 
+def model(shape: str | None) -> str:
+    if shape is None:
+        return "demo"
+    directory = make_model(shape, "bfloat16", SCRATCH)
+    shutil.copy(DEMO / "tokenizer.json", directory)
+    return str(directory)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=1000, help="queries, and items of one query")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="of a random model; not: the demo")
     options = parser.parse_args()
-    with Scorer("demo") as scorer:
+    with Scorer(model(options.shape)) as scorer:
         scorer.warmup()
         rows = measure(scorer, options.count, options.repeat)
     print(f"\n{table(rows)}\n")

@@ -1,7 +1,7 @@
 """`AsyncScorer`: scoring in this process, for asyncio."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import TypeVar
@@ -18,6 +18,7 @@ from gpuscore.offline.calls import (
 )
 from gpuscore.offline.decisions import decide_call
 from gpuscore.offline.loaded import LoadedScorer
+from gpuscore.offline.many import AHEAD, in_order, iterated
 from gpuscore.questions import Decision, Question
 from gpuscore.results import Classification, PairScores, Ranking, Scores
 
@@ -56,6 +57,35 @@ class AsyncScorer(LoadedScorer):
             logits=logits,
         )
         return await self._run(partial(score_call, self._prompts, query, items, options))
+
+    async def score_many(
+        self,
+        requests: Iterable[tuple[Text, Items]],
+        *,
+        labels: Labels = None,
+        label_token_ids: LabelIds = None,
+        apply_softmax: bool = False,
+        temperature: float = 1.0,
+        item_first: bool = False,
+        logprobs: bool = False,
+        on_error: OnError = "fail",
+        logits: bool = False,
+    ) -> AsyncGenerator[Scores, None]:
+        """See `Scorer.score_many`; iterate with `async for`. `requests` is read in threads."""
+        options = ScoreOptions(
+            labels=labels,
+            label_token_ids=label_token_ids,
+            apply_softmax=apply_softmax,
+            temperature=temperature,
+            item_first=item_first,
+            logprobs=logprobs,
+            on_error=on_error,
+            logits=logits,
+        )
+        calls = (score_call(self._prompts, query, items, options) for query, items in requests)
+        most = AHEAD * self._backend.limits.max_tokens
+        async for scores in iterated(in_order(calls, self._engine.score, most)):
+            yield scores
 
     async def rerank(
         self,

@@ -17,13 +17,11 @@ from gpuscore.offline.calls import (
 )
 from gpuscore.offline.decisions import decide_call
 from gpuscore.offline.loaded import LoadedScorer
-from gpuscore.offline.many import in_order
+from gpuscore.offline.many import AHEAD, in_order
 from gpuscore.questions import Decision, Question
 from gpuscore.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
-# `score_many` keeps this many batches' tokens in the engine, so that it never waits for texts.
-AHEAD = 8
 
 
 class Scorer(LoadedScorer):

@@ -77,10 +77,13 @@ ALLOWED = {
         "gpuscore.backends",
         "gpuscore.config",
         "gpuscore.config.options",
+        "gpuscore.config.served",
         "gpuscore.config.sources",
+        "gpuscore.errors",
         "gpuscore.hub",
         "gpuscore.prompts",
         "gpuscore.replicas.placement",
+        "gpuscore.shares_table",
     },
     "gpuscore.doctor": {
         "gpuscore",  # the package itself, for its version

@@ -180,6 +180,9 @@ def test_any_thread_may_call(scorer):
             close(found, wanted)
 
 
+MANY = [(f"q {n}: ", DOCUMENTS[: 1 + n % 4]) for n in range(12)]
+
+
 def test_the_same_methods_for_asyncio(scorer):
     async def ask_all():
         async with AsyncScorer("demo", **SETTINGS) as other:
@@ -197,23 +200,29 @@ def test_the_same_methods_for_asyncio(scorer):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            many = [one async for one in other.score_many(MANY, labels=["yes", "no"])]
+            stream = other.score_many(iter(MANY * 100), labels=["yes", "no"])
+            assert len((await anext(stream)).scores) == 1
+            await stream.aclose()  # drops the rest
             # More calls at once than a server would take.
             short = (other.score([1], [[2]], label_token_ids=[3]) for _ in range(1100))
             await asyncio.gather(*short)
-            return found
+            return *found, many
 
-    scores, empty, ranking, pairs, classes, decisions = asyncio.run(ask_all())
+    scores, empty, ranking, pairs, classes, decisions, many = asyncio.run(ask_all())
     close(scores.scores, scorer.score("q: ", DOCUMENTS, labels=["yes", "no"]).scores)
     assert empty.scores.shape == (0, 0)
     close(ranking.scores, scorer.rerank(QUERY, DOCUMENTS).scores)
     close(pairs.scores, scorer.score_pairs([(QUERY, DOCUMENTS[0])]).scores)
     close(classes.probabilities, scorer.classify("a lamp", labels=["yes", "no"]).probabilities)
+    for one, alone in zip(many, scorer.score_many(MANY, labels=["yes", "no"]), strict=True):
+        close(one.scores, alone.scores)
     close(decisions[2].answer, scorer.decide(TEXT, QUESTIONS)[2].answer)
 
 
 def test_both_have_the_same_methods_and_settings():
     for name, method in inspect.getmembers(Scorer, inspect.isfunction):
-        if name.startswith("_") or name in ("warmup", "close", "score_many"):
+        if name.startswith("_") or name in ("warmup", "close"):
             continue
         wanted = dict(inspect.signature(method).parameters)
         wanted.pop("progress", None)

@@ -106,7 +106,7 @@ def by_directory(directory, config):
     if directory.name == "a":
         return first
     options = {"max_tokens": 8192, "page_size": 16, "num_pages": 4096, "max_model_len": 4096}
-    return Prepared("other tape", lambda: OtherTape(**options))
+    return Prepared("other tape", lambda report: OtherTape(**options))
 
 
 def of_small_batches(directory, config):
