@@ -108,7 +108,9 @@ class FamilyPrompts:
         ]
         made = [self._group(given, query, indices, turns, errors) for query, indices in groups]
         num_shared = made[0].num_shared
-        if len(groups) > 1:
+        # A pair's cut, on which bits depend, must not depend on the queries of other pairs.
+        fixed = self._builder.backend.deterministic_chunk and isinstance(given.query, list)
+        if len(groups) > 1 or fixed:
             template = self._template if given.query is None else self._answering
             num_shared = len(self._ids(template.fixed, {}))
         request = self._builder.from_prompts(

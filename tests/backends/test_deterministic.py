@@ -199,3 +199,19 @@ def test_batches_under_one_chunk_are_refused(tiny_model):
     directory, _ = tiny_model("qwen3")
     with pytest.raises(ConfigError, match="--max-batch-tokens 127 is under the 128"):
         plan_backend(directory, ModelConfig("x", deterministic=True, max_batch_tokens=127))
+
+
+def test_a_pair_does_not_depend_on_the_queries_of_others(rng):
+    words = ["blue", "red", "wooden", "chair", "lamp", "steel", "wool", "a", "for", "the"]
+
+    def text(count):
+        return " ".join(rng.choice(words, count))
+
+    queries = [text(40), text(60), text(5)]
+    pairs = [(query, text(count)) for query in queries for count in (3, 30, 80)]
+    with Scorer("demo", deterministic=True, compile="off", max_batch_tokens=512) as scorer:
+        together = scorer.score_pairs(pairs, raw_scores=True).scores
+        alone = [scorer.score_pairs([pair], raw_scores=True).scores[0] for pair in pairs]
+        same_query = scorer.score_pairs(pairs[:3], raw_scores=True).scores
+    assert together.tolist() == alone
+    assert same_query.tolist() == alone[:3]
