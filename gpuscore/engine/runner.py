@@ -11,7 +11,7 @@ from gpuscore.engine.outcome import resolve
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.engine.tally import Tally
 from gpuscore.engine.ticket import Ticket
-from gpuscore.engine.trees import share_prefixes
+from gpuscore.engine.trees import share_prefixes, without_trees
 from gpuscore.errors import (
     DeadlineExceeded,
     GpuscoreError,
@@ -61,7 +61,9 @@ class Runner:
         return not self._tickets and self._running is None
 
     def add(self, ticket: Ticket) -> None:
-        if not self.backend.limits.deterministic_chunk:  # bits depend on what is a segment
+        if self.backend.limits.deterministic_chunk:  # bits depend on what is a segment
+            ticket.shared = without_trees(ticket.request)
+        else:
             ticket.shared = share_prefixes(ticket.request, self.longest_family)
         self._tickets[self.scheduler.add(ticket.computed)] = ticket
 

@@ -24,10 +24,10 @@ MAX_DEPTH = 8  # levels of prefixes below the query; each costs a pass over its 
 
 @dataclass(frozen=True, slots=True)
 class SharedItems:
-    """A request whose items share prefixes, as the tree of items that computes each prefix once."""
+    """A request with its items in another form: prefixes of their own, or none."""
 
     request: ScoreRequest
-    origin: list[int]  # of each item of the tree: the item of the first request, -1 = a prefix
+    origin: list[int]  # of each item: the item of the first request, -1 = a prefix
 
 
 def share_prefixes(request: ScoreRequest, max_tokens: int) -> SharedItems | None:
@@ -46,6 +46,23 @@ def share_prefixes(request: ScoreRequest, max_tokens: int) -> SharedItems | None
     parents = np.array(tree.parents, np.int32)
     made = replace(request, item_ids=tuple(tree.items), label_ids=labels, parents=parents)
     return SharedItems(made, tree.origin)
+
+
+def without_trees(request: ScoreRequest) -> SharedItems | None:
+    """Return a request of whole prompts in place of a tree of items; None if it is no tree."""
+    if request.parents is None:
+        return None
+    prompts: list[Int32Array] = []
+    for item, parent in zip(request.item_ids, request.parents.tolist(), strict=True):
+        prompts.append(np.concatenate((prompts[parent], item)) if parent >= 0 else item)
+    scored = [item for item, labels in enumerate(request.label_ids) if len(labels)]
+    made = replace(
+        request,
+        item_ids=tuple(prompts[item] for item in scored),
+        label_ids=tuple(request.label_ids[item] for item in scored),
+        parents=None,
+    )
+    return SharedItems(made, scored)
 
 
 def _may_share(request: ScoreRequest) -> bool:

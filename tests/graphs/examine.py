@@ -92,8 +92,8 @@ def started(model: Model, folder: Path, recorder: Recorder, log: TritonLog) -> I
         recorder.__enter__()
 
     def noting(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*arguments: Any) -> Any:
-            marks[name] = run(*arguments)
+        def noted(*arguments: Any, **options: Any) -> Any:
+            marks[name] = run(*arguments, **options)
             marks[f"{name}: bytes"] = recorder.heap.asked
             return marks[name]
 

@@ -212,8 +212,8 @@ def test_graphs_that_are_measured_after_the_batches_are_found(monkeypatch):
     """Before a capture torch empties its cache, of the memory that the largest batches took."""
     capture, measure, launchers = GraphLauncher.capture_largest, backend_module.measure, []
 
-    def batches_first(memory, run):
-        return measure(memory, lambda: (run(), capture(launchers[-1])))
+    def batches_first(memory, run, **options):
+        return measure(memory, lambda: (run(), capture(launchers[-1])), **options)
 
     larger = replace(SMALL, settings={**SMALL.settings, "cuda_graph_tokens": 512})
     monkeypatch.setattr(GraphLauncher, "capture_largest", lambda self: launchers.append(self))
