@@ -6,6 +6,7 @@ content, and what both runs leave as it was has not been written.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ from gpuscore_kernels.quantized import quantize_rows, quantized_product
 from gpuscore_kernels.quantized_rows import quantized_gated, quantized_norm
 from gpuscore_kernels.routing import route
 from support.attention_inputs import inputs, requests
-from support.kernels import DEVICE, INTERPRETED, randn
+from support.kernels import DEVICE, INTERPRETED
+from support.kernels import randn as random_numbers
 from support.slow import slow
 from support.streams.kernels import DECLARED, REFERENCES, Declared, bound
 
@@ -114,6 +116,14 @@ def launched(monkeypatch):
     monkeypatch.setattr(InterpretedFunction, "run", checked)
     checked.seen, checked.declared = seen, declared  # type: ignore[attr-defined]
     return checked
+
+
+TIMES = count()
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    """Return other numbers at every call: a result must not be what freed memory holds already."""
+    return random_numbers(*shape, seed=seed + 1000 * next(TIMES))
 
 
 def norms():
