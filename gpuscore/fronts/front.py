@@ -71,7 +71,6 @@ class FrontModel:
         served: not loaded yet; each front has its own copy.
         devices: of its engines.
         load: prepares the model for the engines' clients.
-        ready_lines: returns what the parent prints when the server is ready, given its address.
     """
 
     served: ServedModel
@@ -81,7 +80,11 @@ class FrontModel:
 
 @dataclass(frozen=True, slots=True)
 class FrontApp:
-    """A server's own parts, the same in all fronts; `serve` explains most of them."""
+    """A server's own parts, the same in all fronts; `serve` explains most of them.
+
+    Args:
+        ready_lines: returns what the parent prints when the server is ready, given its address.
+    """
 
     models: Sequence[FrontModel]
     config: ServerConfig
