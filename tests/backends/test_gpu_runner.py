@@ -7,6 +7,7 @@ The contract's tests, which also run on the device, check the scores.
 import shutil
 import subprocess
 import sys
+import warnings
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ sys.stdin.read()
 """
 SMALL_RUN = """
 import sys
+from pathlib import Path
 import numpy as np
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
@@ -46,7 +48,7 @@ sys.path.insert(0, sys.argv[2])
 from support.batches import in_one_batch
 config = ModelConfig(sys.argv[1], device="cuda", dtype="bfloat16", max_batch_tokens=64,
                      max_model_len=64, cuda_graph_tokens=0, kv_cache_size=2**22)
-backend = create_backend(plan_backend(sys.argv[1], config))
+backend = create_backend(plan_backend(Path(sys.argv[1]), config))
 rng = np.random.default_rng(0)
 query, *items = (rng.integers(1, 400, n).tolist() for n in (20, 3, 17, 1))
 print(backend.collect(backend.extend(in_one_batch(query, items, [3, 17]))).label_logits)
@@ -137,12 +139,9 @@ def test_only_collect_waits(make, rng):
         batches = [replace(b, need_top=True) for b in some_batches(rng, sizes)]
         for batch in batches:
             backend.collect(backend.extend(batch))  # allocate what stays allocated
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_is_an_error():
             pending = [backend.extend(batch) for batch in batches]
             wait(pending)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         for batch, one in zip(batches, pending, strict=True):
             again = backend.collect(backend.extend(batch))
             np.testing.assert_array_equal(backend.collect(one).label_logits, again.label_logits)
@@ -193,6 +192,18 @@ def test_deterministic_bit_for_bit(tiny_model, rng):
     np.testing.assert_array_equal(rows(submit(query, items[::-1], "among"))[::-1], alone)
     wait(crowd)
     engine.close()
+
+
+@contextmanager
+def waiting_is_an_error():
+    """Make every operation that waits for the device an error, as far as torch notices it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @contextmanager
