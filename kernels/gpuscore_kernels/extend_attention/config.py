@@ -76,7 +76,7 @@ _HALVES = {
     },
     90: {  # H100, H200; on other GPUs 64 keys spill registers
         64: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
-        128: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
+        128: TileConfig(64, 64, 32, 4, 3, carry_slot=True),
         256: TileConfig(128, 32, 32, 8, 3, carry_slot=True),
     },
 }
