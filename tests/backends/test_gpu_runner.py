@@ -4,6 +4,7 @@ batch that finds no memory fails alone.
 The contract's tests, which also run on the device, check the scores.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -273,12 +274,18 @@ def test_memory_that_others_take_and_give_back(make, rng):
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer")
 def test_no_kernel_reads_or_writes_where_it_must_not(tiny_model):
     directory, _ = tiny_model("qwen3")
-    command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", sys.executable]
-    support = str(Path(__file__).parents[1])
+    command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"]
+    # A call that fails is no bad access, and torch makes some: its segments that grow first ask for
+    # memory that other machines could share. Where gpuscore makes one, its process fails anyway.
+    command += ["--report-api-errors", "no", sys.executable]
+    # Every tensor becomes an allocation of its own, so that accesses beside one are found.
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(
-        [*command, "-c", SMALL_RUN, str(directory), support],
+        [*command, "-c", SMALL_RUN, str(directory), str(Path(__file__).parents[1])],
         capture_output=True,
         text=True,
         timeout=300,
+        env=environment,
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    found = [line for line in done.stdout.splitlines() if "Host Frame" not in line]
+    assert done.returncode == 0, "\n".join(found)[:5000] + done.stderr[-2000:]
