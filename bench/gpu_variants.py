@@ -31,7 +31,6 @@ OTHERS = (
     Variant("graphs off", {"cuda_graph_tokens": 0}),
     Variant("--kernels torch", {"kernels": "torch"}),
     Variant("--attention two-pass", {"attention": "two-pass"}),
-    Variant("attention tiles as before", plan={"tiles": "plain"}),
     Variant("no dependent launches", plan={"pdl": False}),
     Variant("fused products up to 512 rows", plan={"fused_rows": 512}),
     Variant("MLP, all rows at once", plan={"mlp_rows": None}),
@@ -95,7 +94,6 @@ def facts(plan: TorchPlan) -> dict[str, Any]:
     """Return the settings that a variant's plan has chosen."""
     return {
         "attention": plan.attention,
-        "attention tiles": plan.tiles,
         "dependent launches": plan.pdl,
         "fused rows": plan.fused_rows,
         "kernels": "triton" if plan.kernels else "torch",

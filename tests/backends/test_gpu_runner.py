@@ -191,11 +191,17 @@ def test_nothing_is_compiled_after_the_warm_up(make, rng, monkeypatch):
     assert compiled == []
 
 
-def test_deterministic_bit_for_bit(tiny_model, rng):
+@pytest.mark.parametrize("attention", ["torch", "triton"])
+def test_deterministic_bit_for_bit(tiny_model, rng, attention):
     """Items score alone, together and among other requests, with a cold and a warm prefix cache."""
     directory, _ = tiny_model("qwen3")
     config = ModelConfig(
-        str(directory), device="cuda", dtype="bfloat16", deterministic=True, kv_cache_size=2**26
+        str(directory),
+        device="cuda",
+        dtype="bfloat16",
+        attention=attention,
+        deterministic=True,
+        kv_cache_size=2**26,
     )
     engine = Engine(create_backend(plan_backend(directory, config)), EngineConfig())
 

@@ -86,7 +86,6 @@ class TorchBackend:
             plan.dtype,
             self._compiler(merge_partials),
             self.tiling,
-            plan.tiles,
             plan.pdl,
         )
         if plan.attention != "torch":  # torch's is the one that the others are compared with

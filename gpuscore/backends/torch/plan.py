@@ -29,7 +29,6 @@ from gpuscore.backends.torch.memory import memory_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.limits import BackendLimits
-from gpuscore_kernels.extend_attention.config import Generation
 from gpuscore_kernels.launch import has_pdl
 
 # Rows of an MLP at a time, by compute capability, so that results between its products (12 KiB a
@@ -68,7 +67,6 @@ class TorchPlan:
     identity: str  # see BackendLimits
     precision: Precision = "full"  # of linear layers
     framework: Literal["torch"] = "torch"
-    tiles: Generation = "pipelined"  # launch configurations of our attention kernel
     pdl: bool = False  # our kernels begin before the kernel before has ended
     # Up to this many rows, our kernels compute products together with what follows them, in fewer
     # launches. Whether that makes up for cuBLAS' faster products, no card has told yet.

@@ -92,7 +92,7 @@ def gated_product_kernel(
     wide = row.to(tl.int64)[:, None]
     first = weight + column.to(tl.int64)[:, None] * width + k[None, :]
     gate, up = _two_products(
-        x + wide * x_stride + k[None, :], first, first + INNER * width.to(tl.int64),
+        x + wide * x_stride + k[None, :], first, first + INNER * tl.cast(width, tl.int64),
         bias + column, bias + INNER + column, is_row, is_column, width,
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, HAS_BIAS,
     )  # fmt: skip
@@ -147,7 +147,7 @@ def heads_product_kernel(
     column = head * (2 * HALF) + half
     first = weight + column.to(tl.int64)[:, None] * width + element
     raw_left, raw_right = _two_products(
-        x + wide * x_stride + element, first, first + HALF * width.to(tl.int64),
+        x + wide * x_stride + element, first, first + HALF * tl.cast(width, tl.int64),
         bias + column, bias + HALF + column, is_row, inside, width,
         BLOCK_M, BLOCK_HALF, BLOCK_K, EVEN_K, HAS_BIAS,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from gpuscore_kernels.extend_attention import (
     extend_attention,
     upload,
 )
-from gpuscore_kernels.extend_attention.config import Generation, config_for
+from gpuscore_kernels.extend_attention.config import config_for
 
 
 class TritonAttention:
@@ -36,11 +36,10 @@ class TritonAttention:
         pool: KVPool,
         *,
         steady: bool,
-        tiles: Generation = "pipelined",
         pdl: bool = False,
     ) -> None:
         self.config, self.pool = config, pool
-        tile_config = config_for(pool.device, config.head_dim, pool.dtype, tiles)
+        tile_config = config_for(pool.device, config.head_dim, pool.dtype)
         chosen = tile_config.steady() if steady else tile_config
         self.tile_config = replace(chosen, pdl=pdl)
         self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
