@@ -32,7 +32,6 @@ OTHERS = (
     Variant("--kernels torch", {"kernels": "torch"}),
     Variant("--attention two-pass", {"attention": "two-pass"}),
     Variant("no dependent launches", plan={"pdl": False}),
-    Variant("fused products up to 512 rows", plan={"fused_rows": 512}),
     Variant("MLP, all rows at once", plan={"mlp_rows": None}),
     Variant("MLP, 2048 rows at a time", plan={"mlp_rows": 2048}),
     Variant("MLP, 4096 rows at a time", plan={"mlp_rows": 4096}),
@@ -95,7 +94,6 @@ def facts(plan: TorchPlan) -> dict[str, Any]:
     return {
         "attention": plan.attention,
         "dependent launches": plan.pdl,
-        "fused rows": plan.fused_rows,
         "kernels": "triton" if plan.kernels else "torch",
         "graph tokens": plan.graph_tokens,
         "mlp rows": plan.mlp_rows,

@@ -50,7 +50,7 @@ def test_auto(model, monkeypatch, caplog):
     monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: name)
     assert choose(CPU) == "torch"
     assert choose(CUDA) == "triton"
-    assert choose(CUDA, deterministic=True) == "torch"
+    assert choose(CUDA, deterministic=True) == "triton"
     assert not caplog.records
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert choose(CUDA) == "torch"

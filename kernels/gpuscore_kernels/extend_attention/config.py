@@ -59,8 +59,8 @@ _HALVES = {
         128: TileConfig(128, 32, 32, 8, 3, carry_slot=True),
         256: TileConfig(64, 32, 32, 8, 2, carry_slot=True),
     },
-    # H100, H200: timed on an H100 (bench/LOG.md). Of tiles of 64 rows two are on a multiprocessor, and
-    # one computes exponentials while the other multiplies.
+    # H100, H200: timed on an H100 (bench/LOG.md). Of tiles of 64 rows a multiprocessor holds two,
+    # and one computes exponentials while the other multiplies.
     90: {
         64: TileConfig(64, 64, 32, 4, 3, carry_slot=True),
         128: TileConfig(64, 64, 32, 4, 3, carry_slot=True),

@@ -55,8 +55,7 @@ def choose_attention(
 ) -> str:
     """Return the attention backend's name; raises ConfigError if the wanted one cannot run."""
     if wanted == "auto":
-        # torch's bits were compared on CPUs; those of Triton's kernel on no GPU yet.
-        if device.type == "cpu" or deterministic:
+        if device.type == "cpu":
             return "torch"
         reason = _why_not_triton(model, device, dtype)
         if reason is None:

@@ -3,6 +3,7 @@
 Its tile tables encode the mask rule (`gpuscore.batch.visible_rows`).
 """
 
+from copy import copy
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -43,6 +44,12 @@ class TritonAttention:
         chosen = tile_config.steady() if steady else tile_config
         self.tile_config = replace(chosen, pdl=pdl)
         self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
+
+    def late(self) -> "TritonAttention":
+        """Return the same without programmatic dependent launch."""
+        other = copy(self)
+        other.tile_config = replace(self.tile_config, pdl=False)
+        return other
 
     def tables(self, batch: PackedBatch) -> list[TileTable]:
         return build_tables(batch, self.config, self.pool.page_size, self.shape, shared=True)
