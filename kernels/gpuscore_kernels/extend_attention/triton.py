@@ -332,10 +332,12 @@ def _variants(
     chosen = [name for name, value in choices.items() if value and name != "pool"]
     for config in dict.fromkeys(configs.values()):
         arches = tuple(arch for arch in ARCHES if configs[arch] == config)
-        shape = [f"{config.rows}x{config.keys}", f"stages={config.num_stages}"]
-        shape += ["carry"] if config.carry_slot else []
+        carry = ("carry",) if config.carry_slot else ()
         variant = Variant(
-            name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, *shape]),
+            name=f"{number} dim={dim} group={group} "
+            + " ".join(
+                [*chosen, f"{config.rows}x{config.keys} stages={config.num_stages}", *carry]
+            ),
             kernel=extend_attention_kernel,
             signature=signature(number),
             constexprs=constants(group, dim, config, **choices),
