@@ -332,12 +332,11 @@ def _variants(
     chosen = [name for name, value in choices.items() if value and name != "pool"]
     for config in dict.fromkeys(configs.values()):
         arches = tuple(arch for arch in ARCHES if configs[arch] == config)
-        carry = ("carry",) if config.carry_slot else ()
+        size = (
+            f"{config.rows}x{config.keys} stages={config.num_stages}" + " carry" * config.carry_slot
+        )
         variant = Variant(
-            name=f"{number} dim={dim} group={group} "
-            + " ".join(
-                [*chosen, f"{config.rows}x{config.keys} stages={config.num_stages}", *carry]
-            ),
+            name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, size]),
             kernel=extend_attention_kernel,
             signature=signature(number),
             constexprs=constants(group, dim, config, **choices),
