@@ -320,11 +320,7 @@ def variants() -> Iterator[Variant]:
 
 
 def _variants(
-    number: str,
-    dim: int,
-    group: int,
-    choices: dict[str, Any],
-    quick: tuple[int, ...] = (),
+    number: str, dim: int, group: int, choices: dict[str, Any], quick: tuple[int, ...] = ()
 ) -> Iterator[Variant]:
     """Yield one variant per configuration that an architecture has."""
     itemsize = 2 if number == "bf16" else 4
@@ -332,9 +328,8 @@ def _variants(
     chosen = [name for name, value in choices.items() if value and name != "pool"]
     for config in dict.fromkeys(configs.values()):
         arches = tuple(arch for arch in ARCHES if configs[arch] == config)
-        size = (
-            f"{config.rows}x{config.keys} stages={config.num_stages}" + " carry" * config.carry_slot
-        )
+        carry = " carry" * config.carry_slot
+        size = f"{config.rows}x{config.keys} stages={config.num_stages}{carry}"
         variant = Variant(
             name=" ".join([number, f"dim={dim}", f"group={group}", *chosen, size]),
             kernel=extend_attention_kernel,
@@ -353,9 +348,8 @@ def _variants(
 
 
 def _stack(itemsize: int, dim: int, group: int) -> dict[int, int]:
-    """Accepted bytes by architecture: float32 is for comparison, 7 heads divide by no power of two,
-    and heads of 256 are a tenth faster so than with smaller tiles."""
-    if itemsize == 4:
+    """Accepted bytes; 7 heads divide by no power of two, and 256 is a tenth faster so."""
+    if itemsize == 4:  # for comparison only
         return dict.fromkeys(ARCHES, 160)
     return {80: 32} if group == 7 else {90: 128} if dim == 256 else {}
 
