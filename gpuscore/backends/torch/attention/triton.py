@@ -42,8 +42,12 @@ class TritonAttention:
         self.config, self.pool = config, pool
         tile_config = config_for(pool.device, config.head_dim, pool.dtype)
         chosen = tile_config.steady() if steady else tile_config
-        self.tile_config = replace(chosen, pdl=pdl)
-        self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
+        self.use(replace(chosen, pdl=pdl))
+
+    def use(self, tile_config: TileConfig) -> None:
+        """Launch with another configuration than that of the device."""
+        self.tile_config = tile_config
+        self.shape = tile_config.shape(self.config.num_heads // self.config.num_kv_heads)
 
     def late(self) -> "TritonAttention":
         """Return the same without programmatic dependent launch."""
