@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs simulate simulate-fronts soak check format demo bench-cpu bench-heap bench-start \
-        bench-gpu bench-kernels bench-attention bench-host gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
+        bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
         bench-in-process bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
         docs-tools clean
@@ -209,6 +209,10 @@ gpu-day-trial: setup
 # Host time of launches; without a device.
 bench-host: setup
 	PYTHONPATH=tests $(BIN)/python -P bench/host_time.py $(ARGS)
+
+# Host time of a request around the device's work; without a device.
+bench-host-parts: setup
+	PYTHONPATH=tests $(BIN)/python -P bench/host_parts.py $(ARGS)
 
 # Needs a CUDA device; torch and triton of PYTHON are enough.
 bench-kernels:

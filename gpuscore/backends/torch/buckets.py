@@ -16,7 +16,7 @@ Each token count is captured with few sizes of the rest:
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SMALLEST = 32  # tokens
 FINE_FROM, FINE_STEP = 128, 8  # tokens
@@ -25,9 +25,11 @@ FEW = 16  # query tiles, and scored rows, of the smallest bucket
 TILES_STEP, SCORED_PART = 4, 4
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Bucket:
-    """The numbers of tokens, tiles and scored rows that one graph holds."""
+class Bucket(NamedTuple):
+    """The numbers of tokens, tiles and scored rows that one graph holds.
+
+    A named tuple, because every batch is compared with several buckets while the device waits.
+    """
 
     tokens: int
     tiles: int  # query tiles over all rows, in one tile table
@@ -45,8 +47,8 @@ def make_buckets(most_tokens: int, rows_per_tile: int) -> list[Bucket]:
 
 def find_bucket(buckets: list[Bucket], wanted: Bucket) -> Bucket | None:
     """Return the first of the sorted buckets that holds `wanted`, or None."""
-    start = bisect_left(buckets, Bucket(wanted.tokens, 0, 0))
-    for bucket in buckets[start:]:
+    for index in range(bisect_left(buckets, Bucket(wanted.tokens, 0, 0)), len(buckets)):
+        bucket = buckets[index]
         if bucket.tiles >= wanted.tiles and bucket.scored >= wanted.scored:
             return bucket
     return None

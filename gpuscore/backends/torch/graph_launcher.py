@@ -12,11 +12,13 @@ While the device runs one batch, the next is planned and uploaded (`queues`). On
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gpuscore.arrays import Int32Array
 from gpuscore.backends.torch.attention.triton import TritonAttention, table_windows
 from gpuscore.backends.torch.batch_words import (
     LabelWords,
@@ -55,6 +57,7 @@ class Buffers:
     """Memory of one batch that was launched and not collected."""
 
     host: Tensor  # int32
+    words: Int32Array  # of `host`
     device: Tensor  # int32
     answer: Tensor  # float32, on the host
 
@@ -82,6 +85,7 @@ class GraphLauncher:
         self.replayed = 0  # batches that ran as graphs ...
         self.launched = 0  # ... and as single launches
         self._graphs: dict[Bucket, Replay] = {}
+        self._places_of = {bucket: Places.of(bucket, len(self._windows)) for bucket in self.buckets}
         self._words = queue.empty(GRAPH_WORDS if self.buckets else 0, torch.int32)
         weight = self.decoder.weights.lm_head
         self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
@@ -136,8 +140,8 @@ class GraphLauncher:
         replay: Replay | None,
         buffers: Buffers,
     ) -> Finish:
-        end = write(batch, tables, places, buffers.host.numpy())
-        head, end = write_head(batch, buffers.host.numpy(), end)
+        end = write(batch, tables, places, buffers.words)
+        head, end = write_head(batch, buffers.words, end)
         words = buffers.device[:end]
         self.queue.upload(buffers.host[:end], words)
         if replay is not None:
@@ -156,14 +160,14 @@ class GraphLauncher:
         exact = Bucket(batch.num_tokens, tiles, len(batch.score_rows))
         bucket = find_bucket(self.buckets, exact)
         if bucket is not None and bucket in self._graphs:
-            places = Places.of(bucket, len(self._windows))
+            places = self._places_of[bucket]
             if places.end + list_words(tables) <= GRAPH_WORDS:
                 return places, self._graphs[bucket]
         return Places.of(exact, len(self._windows)), None
 
     def _take(self, words: int) -> Buffers:
         buffers = self._free.pop() if self._free else None
-        if buffers is None or len(buffers.host) < words:
+        if buffers is None or len(buffers.words) < words:
             buffers = self._make_buffers(words, 0)
         return buffers
 
@@ -177,15 +181,17 @@ class GraphLauncher:
 
     def _make_buffers(self, words: int, answers: int) -> Buffers:
         size = max(2**14, next_power_of_two(words))
+        host = self.queue.host(size, torch.int32)
         return Buffers(
-            self.queue.host(size, torch.int32),
+            host,
+            host.numpy(),
             self.queue.empty(size, torch.int32),
             self.queue.host(answers, torch.float32),
         )
 
     def _capture(self, bucket: Bucket) -> None:
         """Capture a graph, and compare its first replay with the launches it was captured from."""
-        places = Places.of(bucket, len(self._windows))
+        places = self._places_of[bucket]
         scored = self._write_known(bucket, places)
 
         def run() -> None:
@@ -245,7 +251,7 @@ class GraphLauncher:
             buffers.answer = self.queue.host(2 * len(answer), torch.float32)
         received = buffers.answer[: len(answer)]
         wait = self.queue.download(answer, received)
-        ends = np.cumsum([len(part) for part in parts[:-1]])
+        ends = [0, *accumulate(map(len, parts))]
 
         def finish() -> RowScores:  # holds no device memory: the next batch may take it
             wait()
@@ -253,7 +259,7 @@ class GraphLauncher:
                 values = received.numpy().copy()
             finally:
                 self._free.append(buffers)
-            logits, *others = np.split(values, ends)
+            logits, *others = (values[a:b] for a, b in pairwise(ends))
             if len(others) > 1:
                 others[1] = others[1].view(np.int32)
             return row_scores(batch, logits, others)

@@ -14,10 +14,10 @@ from gpuscore.batch import PackedBatch
 from gpuscore_kernels.extend_attention import (
     DeviceTiles,
     Layout,
+    TableBuilder,
     TileConfig,
     TileShape,
     TileTable,
-    build_tiles,
     extend_attention,
     upload,
 )
@@ -118,12 +118,15 @@ def build_tables(
     shared: bool,
 ) -> list[TileTable]:
     """Build one table of all rows for each of `table_windows`, then one of the scored rows."""
-    layout = layout_of(batch, page_size)
-    tables = [
-        build_tiles(layout, shape, window=window, shared=shared) for window in table_windows(config)
-    ]
-    last = config.windows[-1]
-    return [*tables, build_tiles(layout, shape, rows=batch.score_rows, window=last, shared=shared)]
+    builder = TableBuilder(layout_of(batch, page_size), shape, shared=shared)
+    tables: list[TileTable] = []
+    last: list[TileTable] = []
+    for window in table_windows(config):
+        rows = [None, batch.score_rows] if window == config.windows[-1] else [None]
+        table, *last_here = builder.tables(rows, window)
+        tables.append(table)
+        last = last_here or last
+    return [*tables, *(last or builder.tables([batch.score_rows], config.windows[-1]))]
 
 
 def tables_of_layers(config: DecoderConfig, tables: list[DeviceTiles]) -> list[DeviceTiles]:
