@@ -33,6 +33,7 @@ from scenarios import Request, Workload
 
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
+from gpuscore.backends.torch.work_thread import WorkThread
 from gpuscore.batch import PackedBatch
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
@@ -102,7 +103,8 @@ class HostBackend(TorchBackend):
 
     def __init__(self, launcher: GraphLauncher) -> None:
         self.device, self.launcher, self._limits = torch.device("cpu"), launcher, LIMITS
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
+        self._thread = WorkThread(ThreadPoolExecutor(max_workers=1))
+        self._uncollected = set()
 
     def _launch(self, batch: PackedBatch) -> Any:
         with torch.inference_mode():

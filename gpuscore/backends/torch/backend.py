@@ -36,6 +36,7 @@ from gpuscore.backends.torch.precision import sum_in_float32
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.shortened import shortened
 from gpuscore.backends.torch.tiles import all_at_once, in_tiles
+from gpuscore.backends.torch.work_thread import WorkThread
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.errors import ConfigError
 from gpuscore.heap import keep_freed_blocks
@@ -71,7 +72,10 @@ class TorchBackend:
         self.device = plan.device
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.architecture.config
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
+        self._thread = WorkThread(
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
+        )
+        self._uncollected: set[Future[Finish]] = set()
         weights = self._load(progress)
         if plan.device.type == "cpu":
             keep_freed_blocks()
@@ -142,16 +146,22 @@ class TorchBackend:
             self._set_up()
 
     def extend(self, batch: PackedBatch) -> Future[Finish]:
-        return self._run(lambda: self._launch(batch))
+        work = partial(translated, lambda: self._launch(batch), self.device)
+        # While another batch is in flight the device has work, and the caller a next batch to plan.
+        here = not self._uncollected and self.launcher.is_quick(batch)
+        pending = self._thread.do(work) if here else self._thread.submit(work)
+        self._uncollected.add(pending)
+        return pending
 
     def collect(self, pending: Future[Finish]) -> RowScores:
+        self._uncollected.discard(pending)
         return translated(pending.result(), self.device)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.close()
 
     def _run(self, run: Callable[[], ResultT]) -> Future[ResultT]:
-        return self._thread.submit(translated, run, self.device)
+        return self._thread.submit(partial(translated, run, self.device))
 
     def _launch(self, batch: PackedBatch) -> Finish:
         config = self.plan.architecture.config

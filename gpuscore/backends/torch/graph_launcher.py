@@ -121,6 +121,9 @@ class GraphLauncher:
     def release(self) -> None:
         self._graphs.clear()
 
+    def is_quick(self, batch: PackedBatch) -> bool:
+        return bool(self._graphs) and batch.num_tokens <= self.buckets[-1].tokens
+
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
         tables = self.attention.tables(batch)

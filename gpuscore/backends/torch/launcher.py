@@ -26,6 +26,9 @@ class Launcher(Protocol):
 
     def launch(self, batch: PackedBatch) -> Finish: ...
 
+    def is_quick(self, batch: PackedBatch) -> bool:
+        """True if `launch` takes about a millisecond, because the batch probably has a graph."""
+
     def reserve(self, batches: Iterable[PackedBatch]) -> None:
         """Allocate the buffers of all batches in flight, each as large as the largest of these."""
 
@@ -57,6 +60,9 @@ class PlainLauncher:
         self.decoder, self.pool, self.attention = decoder, pool, attention
         self._by_rows = by_rows
         self._head: HeadImplementation = head
+
+    def is_quick(self, batch: PackedBatch) -> bool:
+        return False
 
     def reserve(self, batches: Iterable[PackedBatch]) -> None:
         pass
