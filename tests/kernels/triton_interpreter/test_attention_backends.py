@@ -12,7 +12,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention import launch
 from support.batches import Pages, int32, item_segments
-from support.kernels import DEVICE, INTERPRETED
+from support.kernels import DEVICE
 from support.slow import slow
 from support.token_ids import random_ids
 
@@ -68,26 +68,6 @@ def test_the_same_scores_as_torch(make_backend, family):
     want = scores(make_backend(family, "torch"))
     got = scores(make_backend(family, "triton"))
     np.testing.assert_allclose(got, want, atol=2e-5, rtol=0)
-
-
-@pytest.mark.slow
-def test_the_tiles_of_before_can_be_chosen(make_backend, monkeypatch):
-    configs = set()
-    right = launch.launch
-
-    def recorded(*arguments, **options):
-        configs.add(options["config"])
-        return right(*arguments, **options)
-
-    monkeypatch.setattr(launch, "launch", recorded)
-    # On a card the tiles of float32 have always been the same.
-    dtype = "float32" if INTERPRETED else "bfloat16"
-    pipelined = scores(make_backend("qwen3", "triton", dtype))
-    assert [config.carry_slot for config in configs] == [True]
-    configs.clear()
-    plain = scores(make_backend("qwen3", "triton", dtype, tiles="plain"))
-    assert [config.carry_slot for config in configs] == [False]
-    np.testing.assert_array_equal(plain, pipelined)
 
 
 def test_a_wrong_kernel_does_not_serve(make_backend, monkeypatch):

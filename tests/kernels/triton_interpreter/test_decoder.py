@@ -36,7 +36,7 @@ MIXTURE = {
 def make(tiny_model, quick_start):
     made = []
 
-    def start(family, special, kernels, fused_rows=0, mlp_rows=None, **options):
+    def start(family, special, kernels, mlp_rows=None, **options):
         directory, _ = tiny_model(family, **special)
         config = ModelConfig(
             str(directory),
@@ -47,7 +47,7 @@ def make(tiny_model, quick_start):
             kv_cache_size=2**22,
             **{"device": DEVICE, "max_batch_tokens": 8, **options},
         )
-        plan = replace(plan_backend(directory, config), fused_rows=fused_rows, mlp_rows=mlp_rows)
+        plan = replace(plan_backend(directory, config), mlp_rows=mlp_rows)
         made.append(create_backend(plan))
         return made[-1]
 
@@ -190,38 +190,6 @@ def test_wrong_products_of_int8_do_not_serve(make, unpacked, monkeypatch, folder
     monkeypatch.setattr(module, name, off)
     with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
         make("qwen3", *INT8, quantization="int8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2"])
-def test_so_do_fused_products_of_few_rows(make, used, family):
-    """The first batch has 4 rows; of the second one, with 8, only the last layer's are few."""
-    special = {"num_hidden_layers": 2}
-    want = scores(make(family, special, "torch"))
-    backend = make(family, special, "triton", fused_rows=4)
-    used.clear()
-    first, second = batches(backend.limits.page_size)
-    got = [backend.collect(backend.extend(first))]
-    assert not used & {"gated_kernel", "qk_norm_rope_store_kernel"}
-    got.append(backend.collect(backend.extend(second)))
-    fused = {"gated_product_kernel", "heads_product_kernel"}
-    assert used >= fused | {"gated_kernel", "qk_norm_rope_store_kernel"}
-    assert_same(got, want)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gated_product", "heads_product"])
-def test_a_wrong_fused_product_does_not_serve(make, monkeypatch, name):
-    launch = importlib.import_module("gpuscore_kernels.fused_products.launch")
-    right = getattr(launch, name)
-
-    def off(*arguments):
-        result = right(*arguments)
-        return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
-
-    monkeypatch.setattr(launch, name, off)
-    with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
-        make("qwen3", {"num_hidden_layers": 2}, "triton", fused_rows=4)
 
 
 @pytest.mark.slow
