@@ -50,7 +50,8 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     Items without a prefix count as one. Between the keys that the longest item can reach and the
     prefix, FlashInfer's kernels for Hopper skip tiles of keys: they go on with the prefix's last
     one, which has the number -1 where there is no prefix (`kv_tile_idx_decrement` in
-    attention/hopper/mainloop_mma.cuh and both loaders, FlashInfer 0.7).
+    attention/hopper/mainloop_mma.cuh and both loaders, FlashInfer 0.7). On an H100 that is an
+    access to illegal memory.
     """
     slots, cached = _cached(batch, page_size)
     rows, keys, prefix_lens, positions, longest = [], [], [], [], []
