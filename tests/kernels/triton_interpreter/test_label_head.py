@@ -122,11 +122,13 @@ def test_nothing_wanted():
 def test_a_defect_is_visible(old, new, monkeypatch, tmp_path):
     module = importlib.import_module("gpuscore_kernels.label_head.triton")
     with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
-        for tokens in (
-            199,
-            MANY,
-        ):  # a few, among which the padding of a tile counts, and many tiles
-            test_statistics(5, tokens, 23, 20.0, torch.float32)
+        check_few_and_many_tokens()
+
+
+def check_few_and_many_tokens():
+    """Few, among which the padding of a tile counts, and more than a tile of each slice."""
+    for tokens in (199, MANY):
+        test_statistics(5, tokens, 23, 20.0, torch.float32)
 
 
 @pytest.mark.parametrize(
