@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, compress, pairwise
 
 import numpy as np
 
-from gpuscore.arrays import BoolArray, Float32Array, Int32Array
+from gpuscore.arrays import NO_TOKENS, BoolArray, Float32Array, Int32Array
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.engine.jobs import Share
 from gpuscore.engine.trees import SharedItems
@@ -44,8 +44,10 @@ class Ticket:
             self.rows_left = sum(1 for labels in request.label_ids if len(labels))
         self.label_logits = [NOTHING] * len(request.item_ids)
         self.lse = np.full(count, np.nan, dtype=np.float32)
-        self.top_ids = np.full(count, -1, dtype=np.int32)
-        self.top_logits = np.full(count, np.nan, dtype=np.float32) if request.need_top else NOTHING
+        self.top_ids, self.top_logits = NO_TOKENS, NOTHING
+        if request.need_top:
+            self.top_ids = np.full(count, -1, dtype=np.int32)
+            self.top_logits = np.full(count, np.nan, dtype=np.float32)
         self.positions = None
         if request.every_position:
             self.label_logits = [np.empty(len(ids), np.float32) for ids in request.label_ids]
@@ -77,9 +79,13 @@ class Ticket:
             broken, kept, places = self.positions.take(share, own, fine, self.label_logits)
             self.rows_left -= self.positions.arrived(places)
         else:
-            items, kept = [self.item_of(item) for item in share.scored], fine
+            computed, kept, broken = share.scored, fine, list[int]()
+            if np.count_nonzero(fine) < len(fine):
+                broken = [item for item, good in zip(computed, fine, strict=True) if not good]
+            items = computed
+            if self.shared is not None:
+                items = [self.shared.origin[item] for item in computed]
             self._take_ends(items, scores.label_logits, bounds, fine)
-            broken = np.array(share.scored, dtype=np.int32)[~fine].tolist()
             places = np.array(items, dtype=np.int32)[kept]
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
@@ -118,26 +124,33 @@ class Ticket:
         self, items: list[int], logits: Float32Array, cu_labels: Int32Array, fine: BoolArray
     ) -> None:
         """Keep one row per item where `fine`."""
-        bounds = cu_labels.tolist()
-        for index, (item, kept) in enumerate(zip(items, fine.tolist(), strict=True)):
-            if kept:
-                # A family that runs again for one of its items repeats the others.
-                self.rows_left -= self.label_logits[item] is NOTHING
-                self.label_logits[item] = logits[bounds[index] : bounds[index + 1]]
+        rows = compress(_rows(logits, cu_labels), fine.tolist())
+        for item, row in zip(compress(items, fine.tolist()), rows, strict=True):
+            # A family that runs again for one of its items repeats the others.
+            self.rows_left -= self.label_logits[item] is NOTHING
+            self.label_logits[item] = row
 
     def _finite(self, scores: RowScores, rows: slice, cu_labels: Int32Array) -> BoolArray:
         """Return bool [rows], True where all requested numbers of a row are finite."""
-        finite = np.ones(rows.stop - rows.start, dtype=np.bool_)
-        if not len(finite):
-            return finite
         fine = np.isfinite(scores.label_logits[cu_labels[0] : cu_labels[-1]])
-        if not fine.all():
+        if np.count_nonzero(fine) == len(fine):
+            finite = np.ones(rows.stop - rows.start, dtype=np.bool_)
+        else:
             finite = np.logical_and.reduceat(fine, cu_labels[:-1] - cu_labels[0])
         if self.request.need_lse:
             finite &= False if scores.lse is None else np.isfinite(scores.lse[rows])
         if self.request.need_top:
             finite &= False if scores.top_logits is None else np.isfinite(scores.top_logits[rows])
         return finite
+
+
+def _rows(logits: Float32Array, cu_labels: Int32Array) -> list[Float32Array]:
+    """Return the logits of each row, as views."""
+    bounds = cu_labels.tolist()
+    start, end, count = bounds[0], bounds[-1], len(bounds) - 1
+    if count > 1 and bounds == [*range(start, end + 1, max(1, (end - start) // count))]:
+        return list(logits[start:end].reshape(count, -1))
+    return [logits[start:stop] for start, stop in pairwise(bounds)]
 
 
 class Positions:
