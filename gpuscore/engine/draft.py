@@ -32,7 +32,11 @@ def _add_share(
     if stop > start:
         parent = len(segments)
         slots = page_slots(pages, start, stop, limits.page_size)
-        segments.append(Segment(request.query_ids[start:stop], start, row, slots=slots))
+        segment = Segment(request.query_ids[start:stop], start, row, slots=slots)
+        if request.query_labels is not None:
+            labels = request.query_labels[start:stop]
+            segment = replace(segment, label_ids=labels, need_lse=request.need_lse, every_row=True)
+        segments.append(segment)
     first = len(segments)
     for item in share.items:
         segments.append(

@@ -7,12 +7,15 @@ belongs to an item, and every scored row is computed.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from gpuscore.arrays import Int32Array
 from gpuscore.errors import TooManyTokens
+from gpuscore.limits import BackendLimits
+
+LEAST_SHARED = 4  # tokens: a cut costs all items one more pass of attention
 
 
 def factor(
@@ -63,6 +66,22 @@ def split(
         stop_over(most, total, name)
     assert first is not None  # noqa: S101  (there is at least one)
     return first[:cut], tuple(items)
+
+
+def positions_cut(prompts: Sequence[Int32Array], backend: BackendLimits) -> int:
+    """Return the number of first tokens of these prompts that are scored once for all of them.
+
+    All rows up to the cut get the same labels, the tokens that follow. So the cut is one token
+    before the end of what the prompts share. Of a single prompt, full pages are enough, because
+    nothing else is found again. It is 0 if sharing saves nothing, or if the pages are too few.
+    """
+    first = prompts[0]
+    shared = min([len(first), *(common_prefix(first, prompt) for prompt in prompts[1:])])
+    # With the bits of a prompt that is scored alone, all segments begin where chunks do.
+    whole = backend.deterministic_chunk or (backend.page_size if len(prompts) == 1 else 1)
+    cut = (shared - 1) // whole * whole
+    pages = -(-max(map(len, prompts)) // backend.page_size) + 1
+    return cut if cut >= LEAST_SHARED and pages <= backend.num_pages else 0
 
 
 def stop_over(most: int, least: int, name: str) -> None:

@@ -58,6 +58,7 @@ class Score(Message, frozen=True):
     deadline: float | None  # on the monotonic clock, which all processes of a machine share
     every_position: bool
     parents: bytes | None  # int32 [N]
+    query_labels: bytes | None  # int32 [cut]
 
 
 class Cancel(Message, frozen=True):
@@ -174,14 +175,19 @@ def score_message(id: int, request: ScoreRequest) -> Score:
         request.deadline,
         request.every_position,
         None if request.parents is None else _int_bytes(request.parents),
+        None if request.query_labels is None else _int_bytes(request.query_labels),
     )
 
 
 def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest:
     """Return the request; raise ProtocolError if sizes disagree or the model lacks an id."""
     query, items = _array(message.query, _INT32), _array(message.items, _INT32)
-    labels = _array(message.labels, _INT32)
-    for ids, rows in ((query, vocab_rows), (items, vocab_rows), (labels, label_rows)):
+    labels, query_labels = _array(message.labels, _INT32), None
+    checked = [(query, vocab_rows), (items, vocab_rows), (labels, label_rows)]
+    if message.query_labels is not None:
+        query_labels = _array(message.query_labels, _INT32)
+        checked.append((query_labels, label_rows))
+    for ids, rows in checked:
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
     item_ids = _split(items, _array(message.item_counts, _INT32))
@@ -203,6 +209,7 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
             message.deadline,
             message.every_position,
             None if message.parents is None else _array(message.parents, _INT32),
+            query_labels,
         )
     except ValueError as error:
         raise ProtocolError(str(error)) from error
@@ -234,7 +241,7 @@ def to_result(message: Result, request: ScoreRequest) -> ScoreResult:
         raise ProtocolError(f"a result whose arrays do not have {count} rows")
     if not all(part is None or np.isfinite(part).all() for part in (logits, lse, top_logits)):
         raise ProtocolError("a result with numbers that are not finite")
-    rows = _rows(logits, request.label_ids)
+    rows = _rows(logits, request.row_labels)
     return ScoreResult(rows, lse, top_ids, top_logits, message.computed_tokens, message.timings)
 
 

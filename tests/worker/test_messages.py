@@ -87,7 +87,20 @@ def test_a_request_for_every_position_and_its_result():
     equal(to_result(decode_from_child(encode(result_message(3, result))), request), result)
     with pytest.raises(ProtocolError, match="do not have 3 rows"):
         to_result(result_message(3, replace(result, lse=rows[:2])), request)
-    for changed in ({"query": ints(1).tobytes()}, {"label_counts": ints(2, 1).tobytes()}):
+    with_query = replace(request, query_ids=ints(6, 7), query_labels=ints(7, 1))
+    equal(to_request(decode_to_child(encode(score_message(3, with_query))), 10, 10), with_query)
+    of_query = replace(
+        result,
+        label_logits=(np.float32([0.5, 1]), *logits),
+        lse=np.arange(5, dtype=np.float32),
+        top_ids=ints(1, 2, 3, 4, 5),
+        top_logits=np.arange(5, dtype=np.float32),
+    )
+    message = decode_from_child(encode(result_message(3, of_query)))
+    equal(to_result(message, with_query), of_query)
+    with pytest.raises(ProtocolError, match="outside 0 to 6"):
+        to_request(score_message(3, with_query), 10, 7)
+    for changed in ({"query_labels": ints(1).tobytes()}, {"label_counts": ints(2, 1).tobytes()}):
         with pytest.raises(ProtocolError, match="one label for each token"):
             to_request(msgspec.structs.replace(score_message(1, request), **changed), 10, 10)
 

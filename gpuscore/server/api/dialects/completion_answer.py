@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.probabilities import PositionLogprobs, best_logprobs, position_logprobs
@@ -97,6 +98,7 @@ def completion_json(
     prompts: Sequence[Int32Array],
     texts: Sequence[str] | None,
     result: ScoreResult | None,
+    shared: int,
     asked: CompletionOptions,
     encoder: TextEncoder | None,
     cached_tokens: int,
@@ -109,17 +111,19 @@ def completion_json(
         texts: the prompts as they were sent; None if they were token ids.
         result: the engine's result for every position, or else for each prompt's end; None if the
             engine was not asked.
+        shared: first tokens of all prompts whose rows, for every position, the result has once.
         asked: the parts that the request asks for.
         encoder: the model's tokenizer, if it has one.
         cached_tokens: for the usage.
         about: the answer's id, time and model.
     """
-    rows = _rows(prompts, result, asked.every_position)
+    rows = _rows(prompts, result, shared, asked.every_position)
     say = TokenTexts(encoder, rows.best_ids, *prompts)
-    choices, start = [], 0
+    start = shared = shared if asked.every_position else 0
+    choices = []
     for index, prompt in enumerate(prompts):
-        stop = start + (len(prompt) if asked.every_position else 1)
-        entries = _entries(prompt, rows, slice(start, stop), asked)
+        stop = start + (len(prompt) - shared if asked.every_position else 1)
+        entries = _entries(prompt, rows, (slice(shared), slice(start, stop)), asked)
         text = ""
         if asked.echo:
             text = texts[index] if texts is not None else _text(prompt, encoder, say)
@@ -137,13 +141,14 @@ def completion_json(
 
 
 def _rows(
-    prompts: Sequence[Int32Array], result: ScoreResult | None, every: bool
+    prompts: Sequence[Int32Array], result: ScoreResult | None, shared: int, every: bool
 ) -> PositionLogprobs:
     """Return log-probabilities of every position, or of the prompts' ends, which have no label."""
     if result is None:
         return PositionLogprobs(np.empty(0), np.empty(0), NO_TOKENS)
     if every:
-        return position_logprobs(result, [following(prompt) for prompt in prompts])
+        first, *_ = labels = [following(prompt) for prompt in prompts]
+        return position_logprobs(result, [first[:shared], *(ids[shared:] for ids in labels)])
     best, ids = best_logprobs(result)
     return PositionLogprobs(np.empty(0), best, ids)
 
@@ -154,15 +159,22 @@ def following(prompt: Int32Array) -> Int32Array:
 
 
 def _entries(
-    prompt: Int32Array, rows: PositionLogprobs, which: slice, asked: CompletionOptions
+    prompt: Int32Array,
+    rows: PositionLogprobs,
+    which: tuple[slice, slice],
+    asked: CompletionOptions,
 ) -> Entries:
     """Return the entries that were asked for: of the prompt's tokens and of the best next token."""
-    best, ids = rows.best[which].tolist(), rows.best_ids[which].tolist()
+
+    def chosen(values: NDArray[Any]) -> list[Any]:
+        return [value for part in which for value in values[part].tolist()]
+
+    best, ids = chosen(rows.best), chosen(rows.best_ids)
     entries = Entries(ids[-1:], best[-1:], ids[-1:], best[-1:])
     if asked.every_position:
         entries = Entries(
             [*prompt.tolist(), *ids[-1:]],
-            [None, *rows.label[which].tolist()[:-1], *best[-1:]],
+            [None, *chosen(rows.label)[:-1], *best[-1:]],
             [None, *ids],
             [None, *best],
         )

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gpuscore.arrays import NO_TOKENS, Int32Array
+from gpuscore.arrays import Int32Array
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.request import ScoreRequest
 from gpuscore.server.api.dialects.completion_answer import (
@@ -27,6 +27,7 @@ from gpuscore.server.api.paths import COMPLETIONS_PATH
 from gpuscore.server.api.schema import decoding_errors
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel
+from gpuscore.text.factoring import positions_cut
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.turns import Turns
 
@@ -184,14 +185,17 @@ def _request(
             f"{total} tokens, the limit for log-probabilities of prompts is {MAX_ECHO_TOKENS}",
             param="prompt",
         )
+    labels = tuple(map(following, prompts))
+    cut = positions_cut(prompts, builder.backend)
     return ScoreRequest(
-        NO_TOKENS,
-        prompts,
-        tuple(map(following, prompts)),
+        prompts[0][:cut],
+        tuple(prompt[cut:] for prompt in prompts),
+        tuple(ids[cut:] for ids in labels),
         need_lse=True,
         need_top=True,
         priority=body.priority or 0,
         every_position=True,
+        query_labels=labels[0][:cut] if cut else None,
     )
 
 
@@ -215,11 +219,12 @@ def _next_token(
 def encode_completion(scored: Scored[CompletionBody]) -> bytes:
     """Return the answer as JSON, made one prompt at a time."""
     prompts, encoder = scored.prepared.notes
-    sent = scored.body.prompts
+    sent, request = scored.body.prompts, scored.prepared.request
     return completion_json(
         prompts,
         sent if isinstance(sent[0], str) else None,
         scored.result,
+        len(request.query_ids) if request is not None else 0,
         scored.body.asked,
         encoder,
         scored.cached_tokens,
