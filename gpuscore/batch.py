@@ -43,7 +43,7 @@ class PackedBatch:
     cu_labels: Int32Array  # [N+1]
     label_token_ids: Int32Array  # [L]
     need_lse: BoolArray  # [N] rows whose log-sum-exp is wanted
-    need_top: bool  # the most probable token of every scored row is wanted
+    num_top: int  # most probable tokens that are wanted of every scored row
 
     @property
     def num_tokens(self) -> int:
@@ -84,8 +84,8 @@ class RowScores:
 
     label_logits: Float32Array  # [L]
     lse: Float32Array | None  # [N]
-    top_ids: Int32Array | None  # [N] the most probable tokens, the lowest on a tie ...
-    top_logits: Float32Array | None  # [N] ... and their logits
+    top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie ...
+    top_logits: Float32Array | None  # [N, num_top] ... and their logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Segment:
 
 
 def pack(
-    segments: Sequence[Segment], prefixes: Sequence[Prefix], *, need_top: bool = False
+    segments: Sequence[Segment], prefixes: Sequence[Prefix], *, num_top: int = 0
 ) -> PackedBatch:
     """Build the batch of these segments, in this order."""
     lengths = np.array([len(s.token_ids) for s in segments], dtype=np.int64)
@@ -147,7 +147,7 @@ def pack(
         cu_labels=_cumulative(num_labels),
         label_token_ids=_concatenate(labels),
         need_lse=need_lse,
-        need_top=need_top,
+        num_top=num_top,
     )
 
 

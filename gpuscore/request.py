@@ -6,6 +6,8 @@ import numpy as np
 
 from gpuscore.arrays import Float32Array, Int32Array
 
+MAX_TOP = 20  # most probable tokens of a row
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
@@ -25,14 +27,15 @@ class ScoreRequest:
 
     Raises:
         ValueError: with `every_position`, an item or the scored query has a different number of
-            labels than tokens; or there are `query_labels` without it; or `parents` does not fit.
+            labels than tokens; or there are `query_labels` without it; or `parents` does not fit;
+            or `num_top` is over MAX_TOP.
     """
 
     query_ids: Int32Array  # [cut], may be empty
     item_ids: tuple[Int32Array, ...]  # each [>= 1]
     label_ids: tuple[Int32Array, ...]  # one per item, each [>= 1]; or [0] with `parents`
     need_lse: bool
-    need_top: bool = False
+    num_top: int = 0  # most probable tokens of every row, at most MAX_TOP
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
     deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
@@ -41,6 +44,8 @@ class ScoreRequest:
     query_labels: Int32Array | None = None  # [cut]; None = the query is not scored
 
     def __post_init__(self) -> None:
+        if not 0 <= self.num_top <= MAX_TOP:
+            raise ValueError(f"{self.num_top} top tokens, the limit is {MAX_TOP}")
         if self.every_position:
             query = () if self.query_labels is None else (self.query_ids,)
             if [*map(len, (*query, *self.item_ids))] != [*map(len, self.row_labels)]:
@@ -129,7 +134,7 @@ class ScoreResult:
 
     label_logits: tuple[Float32Array, ...]
     lse: Float32Array | None  # [N]
-    top_ids: Int32Array | None  # [N] the most probable tokens, the lowest on a tie ...
-    top_logits: Float32Array | None  # [N] ... and their logits, from the logits that `lse` sums
+    top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie ...
+    top_logits: Float32Array | None  # [N, num_top] ... and their logits, of those that `lse` sums
     computed_tokens: int
     timings: Timings

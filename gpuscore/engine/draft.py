@@ -17,8 +17,8 @@ def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:
     prefixes: list[Prefix] = []
     for share in shares:
         _add_share(share, limits, segments, prefixes)
-    need_top = any(share.job.request.need_top for share in shares)
-    return pack(segments, prefixes, need_top=need_top)
+    num_top = max(share.job.request.num_top for share in shares)
+    return pack(segments, prefixes, num_top=num_top)
 
 
 def _add_share(

@@ -38,13 +38,14 @@ class PageRows:
     labels: Int32Array  # [page_size]
     logits: Float32Array  # [page_size]
     lse: Float32Array | None  # [page_size]
-    top_ids: Int32Array | None  # [page_size]
-    top_logits: Float32Array | None  # [page_size]
+    top_ids: Int32Array | None  # [page_size, num_top]
+    top_logits: Float32Array | None  # [page_size, num_top]
 
     def answer(self, request: ScoreRequest, start: int) -> bool:
         """True if they are what a request asks of its query's rows from `start` on."""
         assert request.query_labels is not None  # noqa: S101  (it asks for rows)
-        if (request.need_lse and self.lse is None) or (request.need_top and self.top_ids is None):
+        count = 0 if self.top_ids is None else self.top_ids.shape[1]
+        if (request.need_lse and self.lse is None) or request.num_top > count:
             return False
         return np.array_equal(request.query_labels[start : start + len(self.labels)], self.labels)
 

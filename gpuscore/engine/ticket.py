@@ -46,8 +46,8 @@ class Ticket:
             self.rows_left = sum(1 for labels in request.label_ids if len(labels))
         self.label_logits = [NOTHING] * len(request.item_ids)
         self.lse = np.full(count, np.nan, dtype=np.float32)
-        self.top_ids = np.full(count, -1, dtype=np.int32)
-        self.top_logits = np.full(count, np.nan, dtype=np.float32) if request.need_top else NOTHING
+        self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
+        self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
         self.position_logits = NOTHING
         if request.every_position:
             self.position_logits = np.empty(count, np.float32)
@@ -88,8 +88,8 @@ class Ticket:
             request.query_labels[part].copy(),
             self.position_logits[part].copy(),
             self.lse[part].copy() if request.need_lse else None,
-            self.top_ids[part].copy() if request.need_top else None,
-            self.top_logits[part].copy() if request.need_top else None,
+            self.top_ids[part].copy() if request.num_top else None,
+            self.top_logits[part].copy() if request.num_top else None,
         )
 
     def take_kept(self, pages: list[PageRows]) -> None:
@@ -100,8 +100,10 @@ class Ticket:
             self.position_logits[part] = page.logits
             if self.request.need_lse and page.lse is not None:
                 self.lse[part] = page.lse
-            if self.request.need_top and page.top_ids is not None and page.top_logits is not None:
-                self.top_ids[part], self.top_logits[part] = page.top_ids, page.top_logits
+            if self.request.num_top and page.top_ids is not None and page.top_logits is not None:
+                count = self.request.num_top
+                self.top_ids[part] = page.top_ids[:, :count]
+                self.top_logits[part] = page.top_logits[:, :count]
         if stop:
             self.rows_left -= self.positions.arrived(np.arange(stop, dtype=np.int32))
 
@@ -128,9 +130,10 @@ class Ticket:
             places = np.array(items, dtype=np.int64)[kept]
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
-        if self.request.need_top and scores.top_ids is not None and scores.top_logits is not None:
-            self.top_ids[places] = scores.top_ids[rows][kept]
-            self.top_logits[places] = scores.top_logits[rows][kept]
+        if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
+            count = self.request.num_top  # another request of the batch may want more
+            self.top_ids[places] = scores.top_ids[rows, :count][kept]
+            self.top_logits[places] = scores.top_logits[rows, :count][kept]
         return broken, len(fine) - int(np.count_nonzero(fine))
 
     def result(self, done: float) -> ScoreResult:
@@ -142,8 +145,8 @@ class Ticket:
         return ScoreResult(
             label_logits=tuple(self.label_logits),
             lse=self.lse if request.need_lse else None,
-            top_ids=self.top_ids if request.need_top else None,
-            top_logits=self.top_logits if request.need_top else None,
+            top_ids=self.top_ids if request.num_top else None,
+            top_logits=self.top_logits if request.num_top else None,
             computed_tokens=self.computed_tokens,
             timings=Timings(
                 queue=planned - self.arrived,
@@ -156,7 +159,7 @@ class Ticket:
         """Set the rows of items without labels, which nothing has computed, to zero."""
         unscored = [item for item, labels in enumerate(self.request.label_ids) if not len(labels)]
         self.lse[unscored] = 0.0
-        if self.request.need_top:
+        if self.request.num_top:
             self.top_logits[unscored], self.top_ids[unscored] = 0.0, 0
 
     def _take_ends(
@@ -180,6 +183,7 @@ class Ticket:
             finite = np.logical_and.reduceat(fine, cu_labels[:-1] - cu_labels[0])
         if self.request.need_lse:
             finite &= False if scores.lse is None else np.isfinite(scores.lse[rows])
-        if self.request.need_top:
-            finite &= False if scores.top_logits is None else np.isfinite(scores.top_logits[rows])
+        if self.request.num_top:
+            tops = scores.top_logits
+            finite &= False if tops is None else np.isfinite(tops[rows]).all(axis=1)
         return finite

@@ -26,7 +26,7 @@ LENGTHS = (1, 2, 63, 111, 130, 257, 33, 300)
 def request_of(prompts, cut=0):
     arrays = tuple(np.array(prompt, np.int32) for prompt in prompts)
     labels = tuple(np.roll(array, -1) for array in arrays)
-    request = ScoreRequest(NO_TOKENS, arrays, labels, True, need_top=True, every_position=True)
+    request = ScoreRequest(NO_TOKENS, arrays, labels, True, num_top=1, every_position=True)
     if not cut:
         return request
     return replace(
@@ -40,7 +40,9 @@ def request_of(prompts, cut=0):
 
 def rows_of(result, prompts, cut):
     """Return label logits, log-sum-exp and best logit of each row of each prompt, [rows, 3]."""
-    rows = np.column_stack((np.concatenate(result.label_logits), result.lse, result.top_logits))
+    rows = np.column_stack(
+        (np.concatenate(result.label_logits), result.lse, result.top_logits[:, 0])
+    )
     ends = np.cumsum([cut, *(len(prompt) - cut for prompt in prompts)])
     first, *others = np.split(rows, ends[:-1])
     return [np.concatenate((first, item)) for item in others]
@@ -97,7 +99,7 @@ def test_deterministic(engine):
 
     def bits(one, some):
         result = one.score(request_of(some)).result(60)
-        numbers = (np.concatenate(result.label_logits), result.lse, result.top_logits)
+        numbers = (np.concatenate(result.label_logits), result.lse, result.top_logits[:, 0])
         return np.stack(numbers).view(np.int32)
 
     whole = engine("qwen3", deterministic=True, max_batch_tokens=1000)

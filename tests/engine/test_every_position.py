@@ -259,13 +259,27 @@ def test_greedy_is_exactly_the_best_token():
     best_ids = np.array([7, 5, 6, 1, 4], np.int32)
     best = np.array([1, 2, 2, 4, 4], np.float32)
     lse = np.array([5, 5, 5, 5, 4], np.float32)
-    result = ScoreResult((logits,), lse, best_ids, best, 5, Timings(0, 0, 0))
+    tops = (best_ids[:, None], best[:, None])
+    result = ScoreResult((logits,), lse, *tops, 5, Timings(0, 0, 0))
     found = position_logprobs(result, [labels])
     assert (found.label == found.best).tolist() == [True, True, False, False, False]
     assert (found.label <= found.best).all()
     assert (found.best <= 0).all()
     np.testing.assert_allclose(found.label, [-4, -3, -3, -2, 0], atol=1e-6)
     np.testing.assert_allclose(found.best, best - lse, atol=1e-6)
+
+
+def test_a_token_is_among_the_best_exactly_if_its_number_is():
+    labels = np.array([7, 5, 5], np.int32)
+    logits = np.array([2.0000002, 1.0000001, 1.5], np.float32)
+    top_ids = np.array([[3, 7], [1, 2], [1, 5]], np.int32)
+    top = np.array([[3, 2], [2, 1], [2, 1.5]], np.float32)
+    result = ScoreResult((logits,), np.full(3, 9, np.float32), top_ids, top, 3, Timings(0, 0, 0))
+    found = position_logprobs(result, [labels])
+    assert found.label[0] == found.top[0, 1]
+    assert found.label[1] < found.top[1, 1]
+    assert found.label[2] == found.top[2, 1]
+    np.testing.assert_allclose(found.label, [-7, -8, -7.5], atol=1e-6)
 
 
 def test_a_request_that_does_not_hold_together():
@@ -275,6 +289,8 @@ def test_a_request_that_does_not_hold_together():
     ids = request.item_ids[0]
     with pytest.raises(ValueError, match="one label for each token"):
         replace(request, query_ids=ids, query_labels=ids[:2])
+    with pytest.raises(ValueError, match="21 top tokens"):
+        replace(request, num_top=21)
     with pytest.raises(ValueError, match="query_labels need every_position"):
         ScoreRequest(ids, (ids,), (ids,), need_lse=True, query_labels=ids)
     assert replace(request, query_ids=ids).num_rows == 7

@@ -15,7 +15,7 @@ def request_of(rng, count, every=False):
     )
     query = rng.integers(0, 99, 7).astype(np.int32)
     request = ScoreRequest(
-        query, items, labels, True, need_top=True, salt="s", deadline=3.0, every_position=every
+        query, items, labels, True, num_top=1, salt="s", deadline=3.0, every_position=every
     )
     return replace(request, query_labels=query + 1) if every and rng.random() < 0.7 else request
 
@@ -31,8 +31,9 @@ def scored(request):
     ).astype(np.float32)
     logits = tuple(ids.astype(np.float32) for ids in request.row_labels)
     timings = Timings(0.1, 0.2, float(len(request.item_ids)))
-    top = lse.astype(np.int32)
-    return ScoreResult(logits, lse, top, lse + 1, request.num_tokens, timings)
+    top = np.column_stack((lse, lse + 1))
+    tops = (top.astype(np.int32), top)
+    return ScoreResult(logits, lse, *tops, request.num_tokens, timings)
 
 
 def test_parts_together_are_the_whole():
@@ -92,7 +93,7 @@ def test_parts_have_about_the_wanted_sizes():
 
 
 def test_what_was_not_asked_for_stays_away():
-    request = replace(request_of(np.random.default_rng(), 9), need_lse=False, need_top=False)
+    request = replace(request_of(np.random.default_rng(), 9), need_lse=False, num_top=0)
     bare = [
         replace(scored(part), lse=None, top_ids=None, top_logits=None)
         for part in split(request, [20, 20])

@@ -113,11 +113,17 @@ class SimulatedBackend:
                 values[-1] = np.float32(np.nan)
             logits += values
             lse.append(hashed(state, LSE))
-            top_ids.append(hashed(state, TOP_ID))
-            top_logits.append(hashed(state, TOP_LOGIT))
-        numbers = np.array([lse, top_logits], np.float32)
-        tops = (np.array(top_ids, np.int32), numbers[1]) if batch.need_top else (None, None)
-        return RowScores(np.array(logits, np.float32), numbers[0], *tops)
+            ranks = range(batch.num_top)
+            top_ids.append([hashed(state, TOP_ID - 2 * rank) for rank in ranks])
+            top_logits.append([hashed(state, TOP_LOGIT - 2 * rank) for rank in ranks])
+        shape = (len(lse), batch.num_top)
+        tops = (
+            np.array(top_ids, np.int32).reshape(shape),
+            np.array(top_logits, np.float32).reshape(shape),
+        )
+        none = (None, None)
+        values, lse = np.array(logits, np.float32), np.array(lse, np.float32)
+        return RowScores(values, lse, *(tops if batch.num_top else none))
 
     def _visible(self, batch: PackedBatch, rows: np.ndarray, segment: int, row: int) -> np.ndarray:
         request, size = batch.request_of[segment], self.limits.page_size
@@ -233,7 +239,7 @@ class World:
             priority=int(rng.integers(-1, 2)),
             salt=str(int(rng.integers(1, 3))),
             deadline=self.now + float(rng.random()) if rng.random() < 0.1 else None,
-            need_top=every and bool(rng.random() < 0.5),
+            num_top=(0, 1, 3)[int(3 * rng.random())] if every else 0,
             every_position=every,
             parents=parents,
             query_labels=query_labels,
@@ -332,13 +338,14 @@ class World:
             assert result.label_logits[place].tolist() == want, "a wrong score"
         for asked, values, kind in (
             (request.need_lse, result.lse, LSE),
-            (request.need_top, result.top_ids, TOP_ID),
-            (request.need_top, result.top_logits, TOP_LOGIT),
+            (request.num_top, result.top_ids, TOP_ID),
+            (request.num_top, result.top_logits, TOP_LOGIT),
         ):
-            assert (values is not None) == asked
+            assert (values is not None) == bool(asked)
             if values is not None:
-                want = [0 if s == NOT_SCORED else hashed(s, kind) for s in rows]
-                assert values.tolist() == want, kind
+                kinds = [kind - 2 * rank for rank in range(int(asked))]
+                want = [[0 if s == NOT_SCORED else hashed(s, k) for k in kinds] for s in rows]
+                assert values.reshape(len(rows), -1).tolist() == want, kind
         assert result.computed_tokens > 0
 
     def is_due(self, error: BaseException, request: ScoreRequest) -> bool:

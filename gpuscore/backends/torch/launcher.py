@@ -97,7 +97,7 @@ class PlainLauncher:
         statistics = self._by_rows(
             lambda rows: _without_none(
                 vocab_statistics(
-                    hidden, weight, rows, need_top=batch.need_top, softcap=cap, impl=self._head
+                    hidden, weight, rows, num_top=batch.num_top, softcap=cap, impl=self._head
                 )
             ),
             self._to_device(wanted),
@@ -117,7 +117,7 @@ def label_rows(batch: PackedBatch) -> np.ndarray:
 
 def wanted_rows(batch: PackedBatch) -> np.ndarray:
     """Numbers of the scored rows that need the whole vocabulary (lse or top token), int64."""
-    return np.flatnonzero(batch.need_lse | batch.need_top)
+    return np.flatnonzero(batch.need_lse | (batch.num_top > 0))
 
 
 def row_scores(
@@ -128,7 +128,8 @@ def row_scores(
     Args:
         batch: the batch that was run.
         logits: [L].
-        statistics: arrays over the wanted rows: none, or lse, or lse, top_ids and top_logits.
+        statistics: arrays over the wanted rows: none, or lse, or lse, top_ids and top_logits, the
+            latter [rows, num_top] or flat.
     """
     logits = logits.astype(np.float32)
     if not statistics:
@@ -137,7 +138,8 @@ def row_scores(
     lse[wanted_rows(batch)] = statistics[0]
     if len(statistics) == 1:
         return RowScores(logits, lse, None, None)
-    _, top_ids, top_logits = statistics  # need_top makes every scored row a wanted one
+    # num_top makes every scored row a wanted one.
+    top_ids, top_logits = (part.reshape(-1, batch.num_top) for part in statistics[1:])
     return RowScores(logits, lse, top_ids.astype(np.int32), top_logits.astype(np.float32))
 
 

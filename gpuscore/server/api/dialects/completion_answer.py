@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuscore.arrays import NO_TOKENS, Int32Array
-from gpuscore.probabilities import PositionLogprobs, best_logprobs, position_logprobs
+from gpuscore.probabilities import PositionLogprobs, position_logprobs, top_logprobs
 from gpuscore.request import ScoreResult
 from gpuscore.server.api.fields import AnsweredModel, AnswerId, Created, about
 from gpuscore.server.api.schema import PromptTokensDetails, TokenUsage
@@ -25,7 +25,7 @@ class Logprobs(msgspec.Struct):
     ]
     top_logprobs: Annotated[
         list[dict[str, float] | None] | None,
-        about("With `logprobs` 1: each token and the most probable one in its place."),
+        about("With `logprobs` over 0: each token and the most probable ones in its place."),
     ]
     text_offset: Annotated[list[int], about("Characters before each token.")]
 
@@ -54,7 +54,7 @@ class CompletionOptions:
 
     echo: bool  # the prompt itself
     next_token: bool  # the most probable token after it
-    logprobs: int | None  # 0: log-probabilities of the returned tokens; 1: of the best ones, too
+    logprobs: int | None  # 0: of the returned tokens; over 0: of as many best ones, too
 
     @property
     def every_position(self) -> bool:
@@ -67,15 +67,15 @@ class Entries:
 
     ids: list[int]
     logprobs: list[float | None]
-    best_ids: list[int | None]
-    best: list[float | None]
+    top_ids: list[list[int] | None]
+    top: list[list[float] | None]
 
 
 class TokenTexts:
     """The text of each token by itself; `token_id:N` for a token without text."""
 
     def __init__(self, encoder: TextEncoder | None, *parts: Int32Array) -> None:
-        ids = np.unique(np.concatenate(parts)).tolist()
+        ids = np.unique(np.concatenate([part.reshape(-1) for part in parts])).tolist()
         texts = [""] * len(ids) if encoder is None else encoder.token_texts(ids)
         self._texts = dict(zip(ids, texts, strict=True))
 
@@ -86,12 +86,19 @@ class TokenTexts:
     def name(id: int) -> str:
         return f"token_id:{id}"
 
-    def pair(self, id: int, value: float, other: int, of_other: float) -> dict[str, float]:
-        """Return two tokens' values by text; tokens with equal texts get distinct names."""
-        one, two = self(id), self(other)
-        if one == two and id != other:
-            two = self.name(other)
-        return {one: value, two: of_other}
+    def values(
+        self, id: int, value: float, others: Sequence[int], of_others: Sequence[float]
+    ) -> dict[str, float]:
+        """Return a token's value and others' by text.
+
+        Of different tokens with equal texts the first one keeps it; the others get their names.
+        """
+        found = {self(id): value}
+        for other, of_other in zip(others, of_others, strict=True):
+            if other != id:
+                text = self(other)
+                found[self.name(other) if text in found else text] = of_other
+        return found
 
 
 def completion_json(
@@ -118,7 +125,7 @@ def completion_json(
         about: the answer's id, time and model.
     """
     rows = _rows(prompts, result, shared, asked.every_position)
-    say = TokenTexts(encoder, rows.best_ids, *prompts)
+    say = TokenTexts(encoder, rows.top_ids, *prompts)
     start = shared = shared if asked.every_position else 0
     choices = []
     for index, prompt in enumerate(prompts):
@@ -145,12 +152,11 @@ def _rows(
 ) -> PositionLogprobs:
     """Return log-probabilities of every position, or of the prompts' ends, which have no label."""
     if result is None:
-        return PositionLogprobs(np.empty(0), np.empty(0), NO_TOKENS)
+        return PositionLogprobs(np.empty(0), np.empty((0, 1)), NO_TOKENS.reshape(0, 1))
     if every:
         first, *_ = labels = [following(prompt) for prompt in prompts]
         return position_logprobs(result, [first[:shared], *(ids[shared:] for ids in labels)])
-    best, ids = best_logprobs(result)
-    return PositionLogprobs(np.empty(0), best, ids)
+    return PositionLogprobs(np.empty(0), *top_logprobs(result))
 
 
 def following(prompt: Int32Array) -> Int32Array:
@@ -169,18 +175,19 @@ def _entries(
     def chosen(values: NDArray[Any]) -> list[Any]:
         return [value for part in which for value in values[part].tolist()]
 
-    best, ids = chosen(rows.best), chosen(rows.best_ids)
-    entries = Entries(ids[-1:], best[-1:], ids[-1:], best[-1:])
+    top, ids = chosen(rows.top), chosen(rows.top_ids)
+    best, best_ids = [row[0] for row in top[-1:]], [row[0] for row in ids[-1:]]
+    entries = Entries(best_ids, best, ids[-1:], top[-1:])
     if asked.every_position:
         entries = Entries(
-            [*prompt.tolist(), *ids[-1:]],
-            [None, *chosen(rows.label)[:-1], *best[-1:]],
+            [*prompt.tolist(), *best_ids],
+            [None, *chosen(rows.label)[:-1], *best],
             [None, *ids],
-            [None, *best],
+            [None, *top],
         )
     if asked.next_token:
         return entries
-    parts = (entries.ids, entries.logprobs, entries.best_ids, entries.best)
+    parts = (entries.ids, entries.logprobs, entries.top_ids, entries.top)
     return Entries(*(part[:-1] for part in parts))  # type: ignore[arg-type]
 
 
@@ -191,10 +198,10 @@ def _logprobs(entries: Entries, say: TokenTexts, count: int) -> Logprobs:
     if count:
         top = [
             None
-            if own is None or best_id is None or best is None
-            else say.pair(id, own, best_id, best)
-            for id, own, best_id, best in zip(
-                entries.ids, entries.logprobs, entries.best_ids, entries.best, strict=True
+            if own is None or top_ids is None or values is None
+            else say.values(id, own, top_ids, values)
+            for id, own, top_ids, values in zip(
+                entries.ids, entries.logprobs, entries.top_ids, entries.top, strict=True
             )
         ]
     return Logprobs(tokens, entries.logprobs, top, offsets)

@@ -13,7 +13,7 @@ import msgspec
 
 from gpuscore.arrays import Int32Array
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
-from gpuscore.request import ScoreRequest
+from gpuscore.request import MAX_TOP, ScoreRequest
 from gpuscore.server.api.dialects.completion_answer import (
     CompletionAnswer,
     CompletionOptions,
@@ -31,8 +31,8 @@ from gpuscore.text.factoring import positions_cut
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.turns import Turns
 
-# An answer takes about a hundred bytes per log-probability.
-MAX_ECHO_TOKENS = 2**18
+# Of every token its own and the best tokens'. An answer takes about fifty bytes for each.
+MAX_ECHO_LOGPROBS = 2**19
 
 
 class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,8 +55,8 @@ class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
     logprobs: Annotated[
         int | None,
         about(
-            "Log-probability of every returned token: 0 for these alone, 1 to add the most "
-            "probable token at each position."
+            "Log-probability of every returned token: 0 for these alone, 1 to 20 to add as many of "
+            "the most probable tokens at each position."
         ),
     ] = None
     add_special_tokens: Annotated[
@@ -151,9 +151,10 @@ def _check_tokens(body: CompletionBody) -> None:
             "with max_tokens 1",
             param="temperature",
         )
-    if body.logprobs not in (None, 0, 1):
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP:
         raise InvalidRequest(
-            f"logprobs is {body.logprobs}; supported: 0, or 1 for the best token's, too",
+            f"logprobs is {body.logprobs}; supported: 0, or up to {MAX_TOP} of the most probable "
+            "tokens at each position",
             param="logprobs",
         )
 
@@ -180,9 +181,11 @@ def _request(
     if not body.asked.every_position:
         return _next_token(builder, body, prompts, turns) if body.max_tokens else None
     total = sum(map(len, prompts))
-    if total > MAX_ECHO_TOKENS:
+    most = MAX_ECHO_LOGPROBS // (1 + _num_top(body, builder))
+    if total > most:
         raise TooManyTokens(
-            f"{total} tokens, the limit for log-probabilities of prompts is {MAX_ECHO_TOKENS}",
+            f"{total} tokens, the limit for log-probabilities of prompts is {most} with this "
+            "logprobs",
             param="prompt",
         )
     labels = tuple(map(following, prompts))
@@ -192,7 +195,7 @@ def _request(
         tuple(prompt[cut:] for prompt in prompts),
         tuple(ids[cut:] for ids in labels),
         need_lse=True,
-        need_top=True,
+        num_top=_num_top(body, builder),
         priority=body.priority or 0,
         every_position=True,
         query_labels=labels[0][:cut] if cut else None,
@@ -213,7 +216,15 @@ def _next_token(
         name="prompt",
         turns=turns,
     )
-    return replace(request, need_top=True)
+    return replace(request, num_top=_num_top(body, builder))
+
+
+def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
+    """Return the number of most probable tokens to ask for: one even if none is shown.
+
+    It is the next token, and its number tells whether the prompt's own token is the best one.
+    """
+    return min(max(1, body.logprobs or 0), builder.backend.vocab_rows)
 
 
 def encode_completion(scored: Scored[CompletionBody]) -> bytes:
@@ -236,7 +247,7 @@ COMPLETIONS = Dialect(
     paths=(COMPLETIONS_PATH,),
     summary="Log-probabilities of prompts",
     description="OpenAI's completions with `max_tokens` 0 or 1: `echo` and `logprobs` give the "
-    "log-probability of every token of a prompt, and the best token at each position. Nothing is "
+    "log-probability of every token of a prompt, and the best tokens at each position. Nothing is "
     "generated.",
     bodies=(CompletionBody,),
     answers=(CompletionAnswer,),
