@@ -62,6 +62,14 @@ class PositionLogprobs:
     top: Float64Array  # [rows, num_top], the most probable tokens, the first ones first
     top_ids: Int32Array  # [rows, num_top]
 
+    def part(self, *slices: slice) -> "PositionLogprobs":
+        """Return these slices of the rows, one after the other."""
+        parts = (
+            np.concatenate([values[rows] for rows in slices])
+            for values in (self.label, self.top, self.top_ids)
+        )
+        return PositionLogprobs(*parts)
+
     @property
     def best(self) -> Float64Array:
         return self.top[:, 0]

@@ -68,6 +68,29 @@ def split(
     return first[:cut], tuple(items)
 
 
+def alike(prompts: Sequence[Int32Array], most: int) -> list[list[int]]:
+    """Divide prompts into groups that share most of their tokens, such as choices of one context.
+
+    Sorted prompts are neighbours if they begin alike, and stay together if they share three
+    quarters of the shorter one.
+
+    Returns:
+        The numbers of each group's prompts, in order; one group of all if there would be over
+        `most` groups.
+    """
+    # Of ids, which are not negative, big-endian bytes sort as the ids do.
+    order = sorted(range(len(prompts)), key=lambda i: prompts[i].astype(">i4").tobytes())
+    groups = [order[:1]]
+    for one, other in zip(order, order[1:], strict=False):
+        shorter = min(len(prompts[one]), len(prompts[other]))
+        if 4 * common_prefix(prompts[one], prompts[other]) < 3 * shorter:
+            groups.append([])
+        groups[-1].append(other)
+    if len(groups) > most:
+        return [[*range(len(prompts))]]
+    return sorted(sorted(group) for group in groups)
+
+
 def positions_cut(prompts: Sequence[Int32Array], backend: BackendLimits) -> int:
     """Return the number of first tokens of these prompts that are scored once for all of them.
 

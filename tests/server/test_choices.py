@@ -9,6 +9,7 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuscore.text.factoring import alike
 from support.connections import connected
 from support.models import make_model, random_ids
 from support.serving import serving
@@ -110,3 +111,32 @@ def test_choices_in_requests_of_their_own_compute_at_most_a_third(client, model)
         close_to([found for (found,), _ in answers], wanted(model[1], prompts))
         usages = [usage for _, usage in answers]
         assert computed(*usages) <= sum(map(len, prompts)) / 3
+
+
+def test_lists_of_several_documents_share_each_context(client, model):
+    """Prompts come in any order, and choices of one document in two lists."""
+    prompts = task(3, count=3)
+    order = np.random.default_rng(0).permutation(len(prompts)).tolist()
+    usages = []
+    for part in (order[:6], order[6:]):
+        some = [prompts[i] for i in part]
+        found, usage = ask(client, some, "documents")
+        close_to(found, wanted(model[1], some))
+        assert usage["prompt_tokens"] == sum(map(len, some))
+        usages.append(usage)
+    assert computed(*usages) <= sum(map(len, prompts)) / 2.5
+
+
+def test_prompts_that_begin_alike_are_a_group():
+    rng = np.random.default_rng(0)
+    one, other = (rng.integers(0, 999, 40).astype(np.int32) for _ in range(2))
+    short = one[:20]  # the beginning of others, which are not its choices
+    prompts = [
+        *(np.append(one, np.int32(n)) for n in range(2)),
+        *(np.append(other, np.int32(n)) for n in range(2)),
+        np.append(short, rng.integers(0, 999, 30).astype(np.int32)),
+        one[:35],
+    ]
+    assert alike([prompts[i] for i in (0, 2, 4, 1, 5, 3)], 16) == [[0, 3, 4], [1, 5], [2]]
+    assert alike(prompts, 2) == [[0, 1, 2, 3, 4, 5]]
+    assert alike(prompts[:1], 1) == [[0]]

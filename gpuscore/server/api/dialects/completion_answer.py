@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.probabilities import PositionLogprobs, position_logprobs, top_logprobs
@@ -62,6 +61,22 @@ class CompletionOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class AnsweredPrompts:
+    """Prompts of one request to the engine, with its result.
+
+    Args:
+        prompts: their numbers.
+        shared: first tokens of all of them, whose rows the result has once if every position was
+            asked for.
+        result: of every position, or else of each prompt's end.
+    """
+
+    prompts: Sequence[int]
+    shared: int
+    result: ScoreResult
+
+
+@dataclass(frozen=True, slots=True)
 class Entries:
     """The returned tokens of one prompt, with log-probabilities; its first token has none."""
 
@@ -104,8 +119,7 @@ class TokenTexts:
 def completion_json(
     prompts: Sequence[Int32Array],
     texts: Sequence[str] | None,
-    result: ScoreResult | None,
-    shared: int,
+    answered: Sequence[AnsweredPrompts],
     asked: CompletionOptions,
     encoder: TextEncoder | None,
     cached_tokens: int,
@@ -116,21 +130,17 @@ def completion_json(
     Args:
         prompts: token ids of the prompts.
         texts: the prompts as they were sent; None if they were token ids.
-        result: the engine's result for every position, or else for each prompt's end; None if the
-            engine was not asked.
-        shared: first tokens of all prompts whose rows, for every position, the result has once.
+        answered: the prompts with the engine's results; empty if the engine was not asked.
         asked: the parts that the request asks for.
         encoder: the model's tokenizer, if it has one.
         cached_tokens: for the usage.
         about: the answer's id, time and model.
     """
-    rows = _rows(prompts, result, shared, asked.every_position)
-    say = TokenTexts(encoder, rows.top_ids, *prompts)
-    start = shared = shared if asked.every_position else 0
+    rows = _rows(prompts, answered, asked.every_position)
+    say = TokenTexts(encoder, *(part.top_ids for part in rows), *prompts)
     choices = []
     for index, prompt in enumerate(prompts):
-        stop = start + (len(prompt) - shared if asked.every_position else 1)
-        entries = _entries(prompt, rows, (slice(shared), slice(start, stop)), asked)
+        entries = _entries(prompt, rows[index], asked)
         text = ""
         if asked.echo:
             text = texts[index] if texts is not None else _text(prompt, encoder, say)
@@ -138,7 +148,6 @@ def completion_json(
             text += say(entries.ids[-1])
         shown = None if asked.logprobs is None else _logprobs(entries, say, asked.logprobs)
         choices.append(msgspec.Raw(msgspec.json.encode(CompletionChoice(index, text, shown))))
-        start = stop
     total, new = sum(map(len, prompts)), len(prompts) if asked.next_token else 0
     usage = TokenUsage(total, total + new, new, PromptTokensDetails(cached_tokens))
     id, created, model = about
@@ -148,15 +157,24 @@ def completion_json(
 
 
 def _rows(
-    prompts: Sequence[Int32Array], result: ScoreResult | None, shared: int, every: bool
-) -> PositionLogprobs:
-    """Return log-probabilities of every position, or of the prompts' ends, which have no label."""
-    if result is None:
-        return PositionLogprobs(np.empty(0), np.empty((0, 1)), NO_TOKENS.reshape(0, 1))
-    if every:
-        first, *_ = labels = [following(prompt) for prompt in prompts]
-        return position_logprobs(result, [first[:shared], *(ids[shared:] for ids in labels)])
-    return PositionLogprobs(np.empty(0), *top_logprobs(result))
+    prompts: Sequence[Int32Array], answered: Sequence[AnsweredPrompts], every: bool
+) -> list[PositionLogprobs]:
+    """Return log-probabilities of each prompt's positions, or of its end, which has no label."""
+    nothing = PositionLogprobs(np.empty(0), np.empty((0, 1)), NO_TOKENS.reshape(0, 1))
+    found = [nothing] * len(prompts)
+    for part in answered:
+        labels = [following(prompts[index]) for index in part.prompts] if every else []
+        shared = part.shared if every else 0
+        rows = PositionLogprobs(np.empty(0), *top_logprobs(part.result))
+        if every:
+            first, rest = labels[0][:shared], [ids[shared:] for ids in labels]
+            rows = position_logprobs(part.result, [first, *rest])
+        start = shared
+        for place, index in enumerate(part.prompts):
+            stop = start + (len(labels[place]) - shared if every else 1)
+            found[index] = rows.part(slice(shared), slice(start, stop))
+            start = stop
+    return found
 
 
 def following(prompt: Int32Array) -> Int32Array:
@@ -164,24 +182,15 @@ def following(prompt: Int32Array) -> Int32Array:
     return np.append(prompt[1:], prompt[:1])
 
 
-def _entries(
-    prompt: Int32Array,
-    rows: PositionLogprobs,
-    which: tuple[slice, slice],
-    asked: CompletionOptions,
-) -> Entries:
+def _entries(prompt: Int32Array, rows: PositionLogprobs, asked: CompletionOptions) -> Entries:
     """Return the entries that were asked for: of the prompt's tokens and of the best next token."""
-
-    def chosen(values: NDArray[Any]) -> list[Any]:
-        return [value for part in which for value in values[part].tolist()]
-
-    top, ids = chosen(rows.top), chosen(rows.top_ids)
+    top, ids = rows.top.tolist(), rows.top_ids.tolist()
     best, best_ids = [row[0] for row in top[-1:]], [row[0] for row in ids[-1:]]
     entries = Entries(best_ids, best, ids[-1:], top[-1:])
     if asked.every_position:
         entries = Entries(
             [*prompt.tolist(), *best_ids],
-            [None, *chosen(rows.label)[:-1], *best],
+            [None, *rows.label.tolist()[:-1], *best],
             [None, *ids],
             [None, *top],
         )

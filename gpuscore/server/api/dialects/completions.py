@@ -5,6 +5,7 @@ decoding. Fields of generation that clients send by habit are accepted at values
 nothing; other values are refused, and the error names the field.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from time import time
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from gpuscore.arrays import Int32Array
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.request import MAX_TOP, ScoreRequest
 from gpuscore.server.api.dialects.completion_answer import (
+    AnsweredPrompts,
     CompletionAnswer,
     CompletionOptions,
     completion_json,
@@ -27,10 +29,13 @@ from gpuscore.server.api.paths import COMPLETIONS_PATH
 from gpuscore.server.api.schema import decoding_errors
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel
-from gpuscore.text.factoring import positions_cut
+from gpuscore.text.factoring import alike, positions_cut
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.turns import Turns
 
+# Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
+# share. Each gets as large a share of every batch as another caller's request.
+MAX_GROUPS = 16
 # Of every token its own and the best tokens'. An answer takes about fifty bytes for each.
 MAX_ECHO_LOGPROBS = 2**19
 
@@ -169,18 +174,27 @@ def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -
         raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
     builder, special = model.prompts.builder, body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
-    request = _request(builder, body, prompts, turns)
     total = sum(map(len, prompts))
-    return PreparedBody(request, body.cache_salt, total, (prompts, builder.encoder))
-
-
-def _request(
-    builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...], turns: Turns
-) -> ScoreRequest | None:
-    """Return the engine's request; None if the engine need not be asked."""
+    groups = [[*range(len(prompts))]]
     if not body.asked.every_position:
-        return _next_token(builder, body, prompts, turns) if body.max_tokens else None
-    total = sum(map(len, prompts))
+        requests = [_next_token(builder, body, prompts, turns)] if body.max_tokens else []
+    else:
+        _check_total(builder, body, total)
+        groups = alike(prompts, MAX_GROUPS)
+        requests = [_every_position(builder, body, [prompts[i] for i in group]) for group in groups]
+    notes = (prompts, builder.encoder, groups)
+    return PreparedBody(
+        requests[0] if requests else None,
+        body.cache_salt,
+        total,
+        notes,
+        others=tuple(requests[1:]),
+        places=groups,
+    )
+
+
+def _check_total(builder: PromptBuilder, body: CompletionBody, total: int) -> None:
+    """Raise TooManyTokens if the answer would have too many log-probabilities."""
     most = MAX_ECHO_LOGPROBS // (1 + _num_top(body, builder))
     if total > most:
         raise TooManyTokens(
@@ -188,6 +202,12 @@ def _request(
             "logprobs",
             param="prompt",
         )
+
+
+def _every_position(
+    builder: PromptBuilder, body: CompletionBody, prompts: Sequence[Int32Array]
+) -> ScoreRequest:
+    """Return the engine's request for prompts that begin alike."""
     labels = tuple(map(following, prompts))
     cut = positions_cut(prompts, builder.backend)
     return ScoreRequest(
@@ -229,13 +249,14 @@ def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
 
 def encode_completion(scored: Scored[CompletionBody]) -> bytes:
     """Return the answer as JSON, made one prompt at a time."""
-    prompts, encoder = scored.prepared.notes
-    sent, request = scored.body.prompts, scored.prepared.request
+    prompts, encoder, groups = scored.prepared.notes
+    sent, asked = scored.body.prompts, scored.prepared.requests
+    results = () if scored.result is None else (scored.result, *scored.others)
+    shared = [len(request.query_ids) for request in asked]
     return completion_json(
         prompts,
         sent if isinstance(sent[0], str) else None,
-        scored.result,
-        len(request.query_ids) if request is not None else 0,
+        [*map(AnsweredPrompts, groups, shared, results)],
         scored.body.asked,
         encoder,
         scored.cached_tokens,
