@@ -140,7 +140,7 @@ def cases(
     yield (
         "vocab_statistics",
         head.nbytes,
-        lambda impl: vocab_statistics(hidden, head, need_top=False, impl=impl)[:1],
+        lambda impl: vocab_statistics(hidden, head, num_top=0, impl=impl)[:1],
     )
     yield mixture_case(rows, mixture, device)
 

@@ -1,10 +1,12 @@
 """Time the log-sum-exp over the vocabulary on this CPU, of the working tree and of another version.
 
 .venv/bin/python -P bench/label_head.py [--other FILE] [--rows 1,10] [--threads 1] [--dtype float16]
+    [--tops 5,20]
 
 FILE is another version of `kernels/gpuscore_kernels/label_head/reference.py`, such as one that
 `git show` wrote. Both are compared first; then they run in turn. Each row has the medians of wall
 time and of CPU time, and the least wall time, which other work on the machine disturbs least.
+One best token per row is asked for, and with --tops as many, too.
 """
 
 import argparse
@@ -30,6 +32,8 @@ def main() -> None:
         versions["other"] = _run_of(_loaded(options.other))
     for piece in options.pieces:
         versions[f"piece {piece}"] = _run_of(reference, FEW_ROWS=1 << 30, CACHED_PIECE=1 << piece)
+    for top in options.tops:
+        versions[f"top {top}"] = _run_of(reference, top)
     weight = _weight(options.vocab, options.width, getattr(torch, options.dtype))
     print(f"{options.dtype}, {options.vocab} x {options.width}; median ms, wall (CPU, least wall)")
     for threads in options.threads:
@@ -53,6 +57,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--tops", type=numbers, default=[], help="also this many best tokens")
     parser.add_argument(
         "--pieces", type=numbers, default=[], help="also pieces of 2^k elements, for any rows"
     )
@@ -68,7 +73,7 @@ def _loaded(path: Path) -> Any:
     return module
 
 
-def _run_of(module: Any, **constants: int) -> Callable[[Tensor, Tensor], Any]:
+def _run_of(module: Any, top: int = 1, **constants: int) -> Callable[[Tensor, Tensor], Any]:
     """Return a function that computes the statistics with other constants of the module."""
     before = {name: getattr(module, name) for name in constants}
 
@@ -76,7 +81,7 @@ def _run_of(module: Any, **constants: int) -> Callable[[Tensor, Tensor], Any]:
         vars(module).update(constants)
         try:
             with torch.inference_mode():
-                return module.vocab_statistics(hidden, weight, True, None, module.MAX_TILE)
+                return module.vocab_statistics(hidden, weight, top, None, module.MAX_TILE)
         finally:
             vars(module).update(before)
 
@@ -97,8 +102,11 @@ def _compare(versions: dict[str, Any], hidden: Tensor, weight: Tensor) -> None:
     for run in versions.values():
         found = run(hidden, weight)
         torch.testing.assert_close(found.lse, lse, rtol=0, atol=1e-5)
-        torch.testing.assert_close(found.top_logits, logits, rtol=0, atol=1e-5)
-        torch.testing.assert_close(found.top_ids, ids)
+        best, best_ids = (
+            x.reshape(len(hidden), -1)[:, :1] for x in (found.top_logits, found.top_ids)
+        )
+        torch.testing.assert_close(best, logits, rtol=0, atol=1e-5)
+        torch.testing.assert_close(best_ids, ids)
 
 
 def _in_turn(versions: dict[str, Any], hidden: Tensor, weight: Tensor, repeat: int) -> list[str]:

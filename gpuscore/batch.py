@@ -44,7 +44,7 @@ class PackedBatch:
     cu_labels: Int32Array  # [N+1]
     label_token_ids: Int32Array  # [L]
     need_lse: BoolArray  # [N] rows whose log-sum-exp is wanted
-    need_top: bool  # the most probable token of every scored row is wanted
+    num_top: int  # most probable tokens that are wanted of every scored row
 
     @property
     def num_tokens(self) -> int:
@@ -85,8 +85,8 @@ class RowScores:
 
     label_logits: Float32Array  # [L]
     lse: Float32Array | None  # [N]
-    top_ids: Int32Array | None  # [N] the most probable tokens, the lowest on a tie ...
-    top_logits: Float32Array | None  # [N] ... and their logits
+    top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie ...
+    top_logits: Float32Array | None  # [N, num_top] ... and their logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +151,17 @@ class SegmentColumns:
 
 
 def pack(
-    segments: Sequence[Segment], prefixes: Sequence[Prefix], *, need_top: bool = False
+    segments: Sequence[Segment], prefixes: Sequence[Prefix], *, num_top: int = 0
 ) -> PackedBatch:
     """Build the batch of these segments, in this order."""
     columns = SegmentColumns()
     for segment in segments:
         columns.add(segment)
-    return pack_columns(columns, prefixes, need_top=need_top)
+    return pack_columns(columns, prefixes, num_top=num_top)
 
 
 def pack_columns(
-    segments: SegmentColumns, prefixes: Sequence[Prefix], *, need_top: bool = False
+    segments: SegmentColumns, prefixes: Sequence[Prefix], *, num_top: int = 0
 ) -> PackedBatch:
     """Build the batch of these segments, in this order."""
     tokens, label_ids = segments.token_ids, segments.label_ids
@@ -198,7 +198,7 @@ def pack_columns(
         cu_labels=cu_labels,
         label_token_ids=_concatenate(labels),
         need_lse=need_lse,
-        need_top=need_top,
+        num_top=num_top,
     )
 
 

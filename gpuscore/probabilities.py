@@ -52,38 +52,55 @@ def label_logprobs(result: ScoreResult) -> list[Float64Array]:
 class PositionLogprobs:
     """Full-vocabulary log-probabilities at every position of a request's items, float64 [rows].
 
-    `label` equals `best` exactly where the label is the most probable token, and is smaller
-    elsewhere. This is enforced, because the two logits are summed in different orders, and a token
-    that is nearly as probable could come out above the best one. So `label == best` tells whether
-    greedy decoding would have chosen the label (the lowest id, if logits are equal).
+    `label` equals a number of `top` exactly where the label is that token, and is smaller than all
+    of them elsewhere. This is enforced, because the two logits are summed in different orders, and
+    a token that is nearly as probable could come out above. So `label == best` tells whether greedy
+    decoding would have chosen the label (the lowest id, if logits are equal).
     """
 
     label: Float64Array
-    best: Float64Array
-    best_ids: Int32Array
+    top: Float64Array  # [rows, num_top], the most probable tokens, the first ones first
+    top_ids: Int32Array  # [rows, num_top]
+
+    def part(self, *slices: slice) -> "PositionLogprobs":
+        """Return these slices of the rows, one after the other."""
+        parts = (
+            np.concatenate([values[rows] for rows in slices])
+            for values in (self.label, self.top, self.top_ids)
+        )
+        return PositionLogprobs(*parts)
+
+    @property
+    def best(self) -> Float64Array:
+        return self.top[:, 0]
+
+    @property
+    def best_ids(self) -> Int32Array:
+        return self.top_ids[:, 0]
 
 
 def position_logprobs(result: ScoreResult, label_ids: Sequence[Int32Array]) -> PositionLogprobs:
     """Return log-probabilities per row; the request has one label per row, lse and top tokens."""
-    best, best_ids, lse = _best(result)
+    top, top_ids, lse = _top(result)
     logits = np.concatenate(result.label_logits).astype(np.float64)
-    label = np.minimum(logits - lse, np.nextafter(best, -np.inf))
-    is_best = np.concatenate(label_ids) == best_ids
-    return PositionLogprobs(np.where(is_best, best, label), best, best_ids)
+    label = np.minimum(logits - lse, np.nextafter(top[:, -1], -np.inf))
+    is_top = np.concatenate(label_ids)[:, None] == top_ids  # [rows, num_top]
+    label = np.where(is_top.any(axis=1), np.where(is_top, top, -np.inf).max(axis=1), label)
+    return PositionLogprobs(label, top, top_ids)
 
 
-def best_logprobs(result: ScoreResult) -> tuple[Float64Array, Int32Array]:
-    """Return log-probability and id of each row's most probable token."""
-    return _best(result)[:2]
+def top_logprobs(result: ScoreResult) -> tuple[Float64Array, Int32Array]:
+    """Return log-probabilities and ids of each row's most probable tokens, [rows, num_top]."""
+    return _top(result)[:2]
 
 
-def _best(result: ScoreResult) -> tuple[Float64Array, Int32Array, Float64Array]:
-    """Return the same as `best_logprobs`, and the rows' log-sum-exp in float64."""
+def _top(result: ScoreResult) -> tuple[Float64Array, Int32Array, Float64Array]:
+    """Return the same as `top_logprobs`, and the rows' log-sum-exp in float64."""
     lse, ids, logits = result.lse, result.top_ids, result.top_logits
     if lse is None or ids is None or logits is None:
         raise ValueError("the request did not ask for the log-sum-exp and the best tokens")
     wide = lse.astype(np.float64)
-    return np.minimum(logits - wide, 0.0), ids, wide
+    return np.minimum(logits - wide[:, None], 0.0), ids, wide
 
 
 def _by_rows(

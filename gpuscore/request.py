@@ -6,6 +6,8 @@ import numpy as np
 
 from gpuscore.arrays import Float32Array, Int32Array
 
+MAX_TOP = 20  # most probable tokens of a row
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
@@ -20,42 +22,51 @@ class ScoreRequest:
     computed in one batch. An item without labels is not scored.
 
     With `every_position` every token of an item is scored, each for one label of its own, so
-    `label_ids[i]` is as long as `item_ids[i]`. There is no query then, because a cached prefix has
-    no rows that could be scored.
+    `label_ids[i]` is as long as `item_ids[i]`. With `query_labels` the query's tokens are scored,
+    too, once for all prompts.
 
     Raises:
-        ValueError: with `every_position`, there is a query, or an item has a different number of
-            labels than tokens; or `parents` does not fit, or is given as well.
+        ValueError: with `every_position`, an item or the scored query has a different number of
+            labels than tokens; or there are `query_labels` without it; or `parents` does not fit;
+            or `num_top` is over MAX_TOP.
     """
 
     query_ids: Int32Array  # [cut], may be empty
     item_ids: tuple[Int32Array, ...]  # each [>= 1]
     label_ids: tuple[Int32Array, ...]  # one per item, each [>= 1]; or [0] with `parents`
     need_lse: bool
-    need_top: bool = False
+    num_top: int = 0  # most probable tokens of every row, at most MAX_TOP
     priority: int = 0  # lower runs first
     salt: str = ""  # only requests with the same salt find each other's cached prefixes
     deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
     every_position: bool = False
     parents: Int32Array | None = None  # [items] earlier item, -1 = the query; None = all the query
+    query_labels: Int32Array | None = None  # [cut]; None = the query is not scored
 
     def __post_init__(self) -> None:
-        if self.every_position and (
-            len(self.query_ids) or [*map(len, self.item_ids)] != [*map(len, self.label_ids)]
-        ):
-            raise ValueError("every position needs one label for each token, and no query")
+        if not 0 <= self.num_top <= MAX_TOP:
+            raise ValueError(f"{self.num_top} top tokens, the limit is {MAX_TOP}")
+        if self.every_position:
+            query = () if self.query_labels is None else (self.query_ids,)
+            if [*map(len, (*query, *self.item_ids))] != [*map(len, self.row_labels)]:
+                raise ValueError("every position needs one label for each token")
+        elif self.query_labels is not None:
+            raise ValueError("query_labels need every_position")
         if self.parents is not None:
-            if self.every_position or len(self.parents) != len(self.item_ids):
-                raise ValueError(
-                    f"{len(self.parents)} parents for {len(self.item_ids)} items; "
-                    f"there are none with every_position"
-                )
+            if len(self.parents) != len(self.item_ids):
+                raise ValueError(f"{len(self.parents)} parents for {len(self.item_ids)} items")
             _check_preorder(self.parents)
 
     @property
+    def row_labels(self) -> tuple[Int32Array, ...]:
+        """The labels in the answer's order: those of the query, if it is scored, then of items."""
+        query = () if self.query_labels is None else (self.query_labels,)
+        return (*query, *self.label_ids)
+
+    @property
     def num_rows(self) -> int:
-        """Number of rows of the answer: one per item, or per item token with `every_position`."""
-        return sum(map(len, self.item_ids)) if self.every_position else len(self.item_ids)
+        """Number of rows of the answer: one per item, or per scored token with `every_position`."""
+        return sum(map(len, self.row_labels)) if self.every_position else len(self.item_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -116,13 +127,14 @@ class ScoreResult:
     `label_logits[i][j]` is the logit of label j of item i. `lse[i]` is the log-sum-exp of item i's
     logits over the full vocabulary, or over all classes, so log-probability = logit - lse; it is
     None unless asked for. The N rows are the items. With `every_position` the rows are all tokens
-    of all items, one item after the other, and label j of an item belongs to its token j. The row
-    of an item without labels holds zeros.
+    of all items, one item after the other, and label j of an item belongs to its token j; a query
+    that is scored stands before the items, as one more of them. The row of an item without labels
+    holds zeros.
     """
 
     label_logits: tuple[Float32Array, ...]
     lse: Float32Array | None  # [N]
-    top_ids: Int32Array | None  # [N] the most probable tokens, the lowest on a tie ...
-    top_logits: Float32Array | None  # [N] ... and their logits, from the logits that `lse` sums
+    top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie ...
+    top_logits: Float32Array | None  # [N, num_top] ... and their logits, of those that `lse` sums
     computed_tokens: int
     timings: Timings

@@ -222,8 +222,8 @@ class Client(Sender):
             prompts: texts or lists of token ids; a text or a list of ids is one prompt.
             max_tokens: 0, or 1 for the most probable next token, too.
             echo: return the prompt itself.
-            logprobs: 0 for those of the returned tokens, 1 for the most probable ones, too; None
-                for none.
+            logprobs: 0 for those of the returned tokens, 1 to 20 for as many of the most probable
+                ones at each position, too; None for none.
             add_special_tokens: texts get the tokenizer's special tokens.
             model, priority, cache_salt, request_id: see `RequestOptions`.
 

@@ -121,8 +121,8 @@ def _ask(backend: Backend, prompts: list[Int32Array], labels: Int32Array) -> Ans
         .reshape(-1, len(labels))
         .astype(float),
         _joined([part.lse for part in parts]).astype(float),
-        _joined([part.top_ids for part in parts]),
-        _joined([part.top_logits for part in parts]).astype(float),
+        _joined([part.top_ids for part in parts])[:, 0],
+        _joined([part.top_logits for part in parts])[:, 0].astype(float),
     )
 
 
@@ -131,7 +131,7 @@ def _scores(backend: Backend, prompts: list[Int32Array], labels: Int32Array) -> 
         Segment(prompt, 0, index, label_ids=labels, need_lse=True)
         for index, prompt in enumerate(prompts)
     ]
-    batch = pack(segments, [Prefix(0, NO_TOKENS)] * len(prompts), need_top=True)
+    batch = pack(segments, [Prefix(0, NO_TOKENS)] * len(prompts), num_top=1)
     return backend.collect(backend.extend(batch))
 
 

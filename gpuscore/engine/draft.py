@@ -1,6 +1,7 @@
 """Turn the shares of a batch into a `PackedBatch`: its segments and their cached prefixes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,8 +24,8 @@ def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:
     prefixes: list[Prefix] = []
     for share in shares:
         _add_share(share, limits, segments, prefixes)
-    need_top = any(share.job.request.need_top for share in shares)
-    return pack_columns(segments, prefixes, need_top=need_top)
+    num_top = max(share.job.request.num_top for share in shares)
+    return pack_columns(segments, prefixes, num_top=num_top)
 
 
 def _add_share(
@@ -37,13 +38,16 @@ def _add_share(
         prefixes.append(Prefix(start, pages))
     if stop > start:
         slots = page_slots(pages, start, stop, limits.page_size)
-        parent = segments.add(Segment(request.query_ids[start:stop], start, row, slots=slots))
-    ids, labels = request.item_ids, request.label_ids
+        segment = Segment(request.query_ids[start:stop], start, row, slots=slots)
+        if request.query_labels is not None:
+            labels = request.query_labels[start:stop]
+            segment = replace(segment, label_ids=labels, need_lse=request.need_lse, every_row=True)
+        parent = segments.add(segment)
     lse, every = request.need_lse, request.every_position
     first = segments.add_like(
         Segment(NO_TOKENS, job.cut, row, parent, need_lse=lse, every_row=every),
-        [ids[item] for item in share.items],
-        [labels[item] for item in share.items],
+        [request.item_ids[item] for item in share.items],
+        [request.label_ids[item] for item in share.items],
     )
     if request.parents is not None:
         _join_families(share, request.parents, segments, first)

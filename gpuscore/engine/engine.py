@@ -144,6 +144,8 @@ class Engine:
         return outcomes
 
     def _admit(self, request: ScoreRequest) -> None:
+        if request.every_position and request.parents is not None:
+            raise InvalidRequest("every position is scored of whole prompts only, without parents")
         if (size := request.largest_family) > self.limits.max_tokens:
             raise InvalidRequest(
                 f"items that continue each other have {size} tokens together, the limit is "

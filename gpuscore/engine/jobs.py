@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 from gpuscore.arrays import Int32Array
 from gpuscore.batch import PackedBatch
-from gpuscore.engine.pages import PageKey
+from gpuscore.engine.pages import PageKey, PageRows
 from gpuscore.request import ScoreRequest
+
+QUERY = -1  # in place of an item, where the query's own rows are meant
 
 
 @dataclass(slots=True, eq=False)
@@ -23,9 +25,10 @@ class Job:
     short: deque[int] = field(default_factory=deque)
     long: deque[int] = field(default_factory=deque)
     long_done: int = 0  # tokens that batches took of long[0], after `long_rest` query tokens
-    retried: set[int] = field(default_factory=set)  # long items that had a non-finite row
+    retried: set[int] = field(default_factory=set)  # long items or QUERY, with a non-finite row
     query_done: int = 0  # query tokens that are cached or that batches took
     found: int = 0  # query tokens that were cached
+    found_rows: list[PageRows] = field(default_factory=list)  # of their pages, if they are scored
     query_pages: Int32Array | None = None  # None until the job has its pages
     item_pages: Int32Array | None = None  # for long items
     keys: tuple[PageKey, ...] | None = None  # of the query's full pages; made when first needed
@@ -95,6 +98,7 @@ class Share:
     query: tuple[int, int]  # (start, stop) in the query; may be empty
     items: list[int] = field(default_factory=list)  # of short families, in order
     long: tuple[int, int, int] | None = None  # (item, start, stop), counted as `long_done`
+    rest: int = 0  # query tokens at the start of the long item's chunks
     long_ends: bool = False  # the item's last chunk; only `every_position` scores the others
     tokens: int = 0
 
@@ -116,13 +120,22 @@ class Share:
         return self.items if family is None else [item for item in self.items if item in family]
 
     @property
+    def scores_query(self) -> bool:
+        """True if the share has rows of a query that is scored."""
+        start, stop = self.query
+        return stop > start and self.job.request.query_labels is not None
+
+    @property
     def positions(self) -> list[tuple[int, int, int]]:
-        """(item, first position, number of positions) of each item, if every one is scored."""
-        whole = [(item, 0, len(self.job.request.item_ids[item])) for item in self.items]
-        if self.long is None:
-            return whole
-        item, start, stop = self.long
-        return [*whole, (item, start, stop - start)]
+        """(item or QUERY, first position, number of positions), if every one is scored."""
+        start, stop = self.query
+        spans = [(QUERY, start, stop - start)] if self.scores_query else []
+        spans += [(item, 0, len(self.job.request.item_ids[item])) for item in self.items]
+        if self.long is not None:
+            item, start, stop = self.long
+            first, last = max(0, start - self.rest), max(0, stop - self.rest)
+            spans.append((item, first, last - first))
+        return spans
 
     @property
     def num_rows(self) -> int:

@@ -8,16 +8,19 @@
 Only full pages of queries are published. A page is found by a chain of SHA-256 digests over (the
 model's identity, the tenant's salt, the tokens before the page, the page's tokens). The tokens
 after a query's last full page are not cached. The pool numbers the pages; the backend stores them.
+Of a query that was scored at every position, the results of its rows are kept here with its pages.
 """
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array
+from gpuscore.arrays import Float32Array, Int32Array
+from gpuscore.request import ScoreRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,28 @@ class PageKey:
 
     digest: bytes
     tokens: bytes  # compared on a hit, so that two pages with equal digests are not confused
+
+
+@dataclass(frozen=True, slots=True)
+class PageRows:
+    """The results of a page's rows, each for one label; None what was not asked for."""
+
+    labels: Int32Array  # [page_size]
+    logits: Float32Array  # [page_size]
+    lse: Float32Array | None  # [page_size]
+    top_ids: Int32Array | None  # [page_size, num_top]
+    top_logits: Float32Array | None  # [page_size, num_top]
+
+    def answer(self, request: ScoreRequest, start: int) -> bool:
+        """True if they are what a request asks of its query's rows from `start` on."""
+        assert request.query_labels is not None  # noqa: S101  (it asks for rows)
+        count = 0 if self.top_ids is None else self.top_ids.shape[1]
+        if (request.need_lse and self.lse is None) or request.num_top > count:
+            return False
+        return np.array_equal(request.query_labels[start : start + len(self.labels)], self.labels)
+
+
+RowsOf: TypeAlias = Callable[[int, int], PageRows]  # from a query's token to another
 
 
 def page_keys(identity: str, salt: str, tokens: Int32Array, page_size: int) -> Iterator[PageKey]:
@@ -48,6 +73,7 @@ class PagePool:
         self._references = [0] * num_pages
         self._page_of: dict[bytes, int] = {}  # digest -> published page
         self._key_of: dict[int, PageKey] = {}  # published page -> its key
+        self._rows_of: dict[bytes, PageRows] = {}  # digest of a published page -> its rows' results
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached pages, next to evict first
 
     @property
@@ -62,17 +88,29 @@ class PagePool:
     def num_used(self) -> int:
         return self.num_pages - self.num_free - self.num_cached
 
-    def find(self, keys: Iterable[PageKey]) -> list[int]:
-        """Return the pages of the longest cached start of a sequence, and take a reference each."""
-        found = []
+    def find(
+        self, keys: Iterable[PageKey], request: ScoreRequest | None = None
+    ) -> tuple[list[int], list[PageRows]]:
+        """Return the pages of the longest cached start of a query, and take a reference each.
+
+        If the request scores its query, only pages with those rows' results are found, and they
+        come with them.
+        """
+        found: list[int] = []
+        kept: list[PageRows] = []
         for key in keys:
             page = self._page_of.get(key.digest)
             if page is None or self._key_of[page].tokens != key.tokens:
                 break
+            if request is not None and request.query_labels is not None:
+                rows = self._rows_of.get(key.digest)
+                if rows is None or not rows.answer(request, len(found) * len(rows.labels)):
+                    break
+                kept.append(rows)
             found.append(page)
             self._references[page] += 1
             self._idle.pop(page, None)
-        return found
+        return found, kept
 
     def allocate(self, count: int) -> Int32Array | None:
         """Return `count` pages, evicting cached ones if needed; None if even that is not enough."""
@@ -101,19 +139,23 @@ class PagePool:
             else:
                 self._free.append(page)
 
-    def publish(self, page: int, key: PageKey) -> None:
-        """Add a used page to the index; do nothing if another page has the same content."""
+    def publish(self, page: int, key: PageKey, rows: PageRows | None = None) -> None:
+        """Add a used page to the index, unless another page has the same content; keep its rows."""
         if self._references[page] < 1:
             raise ValueError(f"page {page} is not in use")
         if key.digest not in self._page_of and page not in self._key_of:
             self._page_of[key.digest] = page
             self._key_of[page] = key
+        if rows is not None and key.digest in self._page_of:
+            self._rows_of[key.digest] = rows
 
     def evict(self, count: int) -> None:
         """Free up to `count` cached pages, the least recently used first."""
         for _ in range(min(count, len(self._idle))):
             page, _ = self._idle.popitem(last=False)
-            del self._page_of[self._key_of.pop(page).digest]
+            digest = self._key_of.pop(page).digest
+            del self._page_of[digest]
+            self._rows_of.pop(digest, None)
             self._free.append(page)
             self.evicted += 1
 
@@ -126,7 +168,10 @@ class PagePool:
                 f"{len(self._free)} free, {len(self._idle)} cached and {len(used)} used of "
                 f"{self.num_pages} pages"
             )
-        if {page: key.digest for page, key in self._key_of.items()} != {
-            page: digest for digest, page in self._page_of.items()
-        } or set(self._idle) - set(self._key_of):
+        if (
+            {page: key.digest for page, key in self._key_of.items()}
+            != {page: digest for digest, page in self._page_of.items()}
+            or set(self._idle) - set(self._key_of)
+            or set(self._rows_of) - set(self._page_of)
+        ):
             raise RuntimeError("the index of published pages is inconsistent")

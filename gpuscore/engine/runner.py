@@ -6,7 +6,7 @@ from time import monotonic
 
 from gpuscore.backends.base import Backend, DeviceLost, OutOfMemory, Pending
 from gpuscore.batch import RowScores
-from gpuscore.engine.jobs import Job, Share, Work
+from gpuscore.engine.jobs import QUERY, Job, Share, Work
 from gpuscore.engine.outcome import resolve
 from gpuscore.engine.scheduler import Scheduler
 from gpuscore.engine.tally import Tally
@@ -64,7 +64,10 @@ class Runner:
         if self.backend.limits.deterministic_chunk:  # bits depend on what is a segment
             ticket.shared = without_trees(ticket.request)
         else:
-            ticket.shared = share_prefixes(ticket.request, self.longest_family)
+            request = ticket.request
+            # To compute a row of every position twice costs more than to leave a batch unfilled.
+            most = self.scheduler.limits.max_tokens if request.every_position else None
+            ticket.shared = share_prefixes(request, most or self.longest_family)
         self._tickets[self.scheduler.add(ticket.computed)] = ticket
 
     def step(self) -> int:
@@ -104,6 +107,7 @@ class Runner:
             ticket = self._tickets[share.job]
             if ticket.planned is None:
                 ticket.planned, ticket.launched = planned, now
+                ticket.take_kept(share.job.found_rows)
         try:
             return work, self.backend.extend(work.batch)
         except DeviceLost:  # ends the loop and the process
@@ -145,10 +149,13 @@ class Runner:
             if work.alone or item in job.retried:
                 self._fail(job, _nonfinite(self._tickets[job].item_of(item)))
                 return
-            if job.request.every_position and share.long is not None and item == share.long[0]:
+            of_long = share.long is not None and item == share.long[0]
+            if item == QUERY or (job.request.every_position and of_long):
                 self.scheduler.retry_chunk(share)
             else:
                 self.scheduler.retry_alone(job, item)
+        if share.scores_query and QUERY not in broken:
+            self.scheduler.publish(job, share.query[1], self._tickets[job].query_rows)
 
     def _report(self, job: Job) -> None:
         """Call the request's progress callback, and resolve the request if it has all its rows."""

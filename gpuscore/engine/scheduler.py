@@ -18,8 +18,8 @@ from collections import deque
 import numpy as np
 
 from gpuscore.engine.draft import draft_batch, long_base, long_rest
-from gpuscore.engine.jobs import Job, Share, Work
-from gpuscore.engine.pages import PageKey, PagePool, page_keys
+from gpuscore.engine.jobs import QUERY, Job, Share, Work
+from gpuscore.engine.pages import PageKey, PagePool, RowsOf, page_keys
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest
 
@@ -93,8 +93,8 @@ class Scheduler:
     def succeeded(self, work: Work) -> None:
         """Settle a collected batch, and publish the query pages that it has filled."""
         for share in work.shares:
-            if share.valid:
-                self._publish(share.job, share.query[1])
+            if share.valid and not share.scores_query:
+                self.publish(share.job, share.query[1])
             self._settle(share)
         self._successes += 1
         if self._successes >= RECOVERY and self.budget < self.limits.max_tokens:
@@ -130,16 +130,13 @@ class Scheduler:
             self._activate(job)
 
     def retry_chunk(self, share: Share) -> None:
-        """Run once more the long item's chunk of a collected share.
+        """Run once more the long item's chunk of a collected share, or else the query's.
 
         The job's work that was launched since has read the chunk's pages; it is taken back too.
         """
         job = share.job
-        assert share.long is not None  # noqa: S101  (the caller has checked it)
-        job.retried.add(share.long[0])
-        chunk = Share(
-            job, job.epoch, (job.cut, job.cut), long=share.long, long_ends=share.long_ends
-        )
+        job.retried.add(QUERY if share.long is None else share.long[0])
+        chunk = Share(job, job.epoch, share.query, long=share.long, long_ends=share.long_ends)
         job.running.insert(0, chunk)
         self._take_back(job)
         job.running.remove(chunk)
@@ -160,7 +157,7 @@ class Scheduler:
     def _take_pages(self, job: Job) -> bool:
         """Give a job all its pages; False if too few are free or another job computes its query."""
         keys = self._keys(job)
-        found = self._whole_chunks(self.pages.find(keys))
+        found = self._find(job, keys)
         job.lacks = keys[len(found)].digest if len(found) < len(keys) else b""
         for_query, for_items = self._pages_needed(job.request)
         new = None
@@ -180,11 +177,13 @@ class Scheduler:
             self._computing[key.digest] = job
         return True
 
-    def _whole_chunks(self, found: list[int]) -> list[int]:
-        """Release the pages after the last whole chunk; return the pages up to there."""
+    def _find(self, job: Job, keys: tuple[PageKey, ...]) -> list[int]:
+        """Return the cached pages of whole chunks that the job can use, with a reference each."""
+        found, job.found_rows = self.pages.find(keys, job.request)
         count = len(found) * self.limits.page_size // self.chunk * self.chunk
         whole = count // self.limits.page_size
         self.pages.release(found[whole:])
+        del job.found_rows[whole:]
         return found[:whole]
 
     def _keys(self, job: Job) -> tuple[PageKey, ...]:
@@ -196,13 +195,14 @@ class Scheduler:
                 job.keys = tuple(page_keys(self.limits.identity, request.salt, tokens, size))
         return job.keys
 
-    def _publish(self, job: Job, length: int) -> None:
-        """Publish the full pages of the first `length` tokens of the job's query."""
-        keys = job.keys or ()
+    def publish(self, job: Job, length: int, rows: RowsOf | None = None) -> None:
+        """Publish the full pages of the query's first `length` tokens; `rows` if it is scored."""
+        keys, size = job.keys or (), self.limits.page_size
         assert job.query_pages is not None  # noqa: S101  (it has run)
-        while job.published < min(len(keys), length // self.limits.page_size):
-            key = keys[job.published]
-            self.pages.publish(int(job.query_pages[job.published]), key)
+        while job.published < min(len(keys), length // size):
+            key, start = keys[job.published], job.published * size
+            page = int(job.query_pages[job.published])
+            self.pages.publish(page, key, None if rows is None else rows(start, start + size))
             self._computing.pop(key.digest, None)
             job.published += 1
 
@@ -304,7 +304,7 @@ class Scheduler:
         stop = rest + self._chunk_end(start - rest, allowance, length - rest)
         if stop == start:  # the allowance is shorter than a chunk
             return 0
-        share.long, share.long_ends = (item, start, stop), stop == length
+        share.long, share.long_ends, share.rest = (item, start, stop), stop == length, rest
         job.long_done = stop
         if share.long_ends:
             job.long.popleft()

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import accumulate, compress, pairwise
+from itertools import compress, pairwise
 
 import numpy as np
 
-from gpuscore.arrays import NO_TOKENS, BoolArray, Float32Array, Int32Array
+from gpuscore.arrays import BoolArray, Float32Array, Int32Array
 from gpuscore.batch import PackedBatch, RowScores
-from gpuscore.engine.jobs import Share
+from gpuscore.engine.jobs import QUERY, Share
+from gpuscore.engine.pages import PageRows
+from gpuscore.engine.positions import Places, Positions
 from gpuscore.engine.trees import SharedItems
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
 
@@ -35,7 +37,8 @@ class Ticket:
     lse: Float32Array = field(init=False)
     top_ids: Int32Array = field(init=False)
     top_logits: Float32Array = field(init=False)
-    positions: "Positions | None" = field(init=False)
+    position_logits: Float32Array = field(init=False)  # [rows] if every position is scored
+    _positions: Positions | None = field(init=False, default=None)  # made when first needed
 
     def __post_init__(self) -> None:
         request, count = self.request, self.request.num_rows
@@ -44,23 +47,66 @@ class Ticket:
             self.rows_left = sum(1 for labels in request.label_ids if len(labels))
         self.label_logits = [NOTHING] * len(request.item_ids)
         self.lse = np.full(count, np.nan, dtype=np.float32)
-        self.top_ids, self.top_logits = NO_TOKENS, NOTHING
-        if request.need_top:
-            self.top_ids = np.full(count, -1, dtype=np.int32)
-            self.top_logits = np.full(count, np.nan, dtype=np.float32)
-        self.positions = None
+        self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
+        self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
+        self.position_logits = NOTHING
         if request.every_position:
-            self.label_logits = [np.empty(len(ids), np.float32) for ids in request.label_ids]
-            self.positions = Positions(request)
+            self.position_logits = np.empty(count, np.float32)
+            ends = np.cumsum([*map(len, request.row_labels)])
+            self.label_logits = np.split(self.position_logits, ends[:-1])
 
     @property
     def computed(self) -> ScoreRequest:
         """The request in the form in which its items are computed."""
         return self.request if self.shared is None else self.shared.request
 
+    @property
+    def positions(self) -> Positions:
+        """The places of the rows, if every position is scored."""
+        if self._positions is None:
+            origin = None if self.shared is None else self.shared.origin
+            self._positions = Positions(self.request, self.computed, origin)
+        return self._positions
+
     def item_of(self, computed: int) -> int:
-        """Return the request's item of an item of `computed`."""
-        return computed if self.shared is None else self.shared.origin[computed]
+        """Return the request's item of an item of `computed`: the first, if several share it."""
+        if computed == QUERY:
+            return 0
+        if self.shared is None:
+            return computed
+        while self.shared.origin[computed] < 0:  # those that continue a prefix follow it
+            computed += 1
+        return self.shared.origin[computed]
+
+    def query_rows(self, start: int, stop: int) -> PageRows:
+        """Return the results of the query's rows `start` to `stop` - 1, all of which have arrived.
+
+        They are copies, which outlive the ticket.
+        """
+        request, part = self.request, slice(start, stop)
+        assert request.query_labels is not None  # noqa: S101  (the query is scored)
+        return PageRows(
+            request.query_labels[part].copy(),
+            self.position_logits[part].copy(),
+            self.lse[part].copy() if request.need_lse else None,
+            self.top_ids[part].copy() if request.num_top else None,
+            self.top_logits[part].copy() if request.num_top else None,
+        )
+
+    def take_kept(self, pages: list[PageRows]) -> None:
+        """Take the results of the query's first rows, which were kept with their pages."""
+        stop = 0
+        for page in pages:
+            part = slice(stop, stop := stop + len(page.labels))
+            self.position_logits[part] = page.logits
+            if self.request.need_lse and page.lse is not None:
+                self.lse[part] = page.lse
+            if self.request.num_top and page.top_ids is not None and page.top_logits is not None:
+                count = self.request.num_top
+                self.top_ids[part] = page.top_ids[:, :count]
+                self.top_logits[part] = page.top_logits[:, :count]
+        if stop:
+            self.rows_left -= self.positions.arrived(np.arange(stop, dtype=np.int32))
 
     def take(
         self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores
@@ -74,24 +120,27 @@ class Ticket:
         rows = slice(first_row, first_row + share.num_rows)
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
         fine = self._finite(scores, rows, bounds)
-        if self.positions is not None:
-            own = scores.label_logits[bounds[0] : bounds[-1]]
-            broken, kept, places = self.positions.take(share, own, fine, self.label_logits)
+        broken: list[int] = []
+        kept: BoolArray | Places = fine
+        if self.request.every_position:
+            broken, kept, places = self.positions.of(share, fine)
+            self.position_logits[places] = scores.label_logits[bounds[0] : bounds[-1]][kept]
             self.rows_left -= self.positions.arrived(places)
         else:
-            computed, kept, broken = share.scored, fine, list[int]()
             if np.count_nonzero(fine) < len(fine):
-                broken = [item for item, good in zip(computed, fine, strict=True) if not good]
-            items = computed
+                scored = zip(share.scored, fine, strict=True)
+                broken = [item for item, good in scored if not good]
+            items = share.scored
             if self.shared is not None:
-                items = [self.shared.origin[item] for item in computed]
+                items = [self.item_of(item) for item in share.scored]
             self._take_ends(items, scores.label_logits, bounds, fine)
-            places = np.array(items, dtype=np.int32)[kept]
+            places = np.array(items, dtype=np.int64)[fine]
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
-        if self.request.need_top and scores.top_ids is not None and scores.top_logits is not None:
-            self.top_ids[places] = scores.top_ids[rows][kept]
-            self.top_logits[places] = scores.top_logits[rows][kept]
+        if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
+            count = self.request.num_top  # another request of the batch may want more
+            self.top_ids[places] = scores.top_ids[rows, :count][kept]
+            self.top_logits[places] = scores.top_logits[rows, :count][kept]
         return broken, len(fine) - int(np.count_nonzero(fine))
 
     def result(self, done: float) -> ScoreResult:
@@ -103,8 +152,8 @@ class Ticket:
         return ScoreResult(
             label_logits=tuple(self.label_logits),
             lse=self.lse if request.need_lse else None,
-            top_ids=self.top_ids if request.need_top else None,
-            top_logits=self.top_logits if request.need_top else None,
+            top_ids=self.top_ids if request.num_top else None,
+            top_logits=self.top_logits if request.num_top else None,
             computed_tokens=self.computed_tokens,
             timings=Timings(
                 queue=planned - self.arrived,
@@ -117,7 +166,7 @@ class Ticket:
         """Set the rows of items without labels, which nothing has computed, to zero."""
         unscored = [item for item, labels in enumerate(self.request.label_ids) if not len(labels)]
         self.lse[unscored] = 0.0
-        if self.request.need_top:
+        if self.request.num_top:
             self.top_logits[unscored], self.top_ids[unscored] = 0.0, 0
 
     def _take_ends(
@@ -139,8 +188,9 @@ class Ticket:
             finite = np.logical_and.reduceat(fine, cu_labels[:-1] - cu_labels[0])
         if self.request.need_lse:
             finite &= False if scores.lse is None else np.isfinite(scores.lse[rows])
-        if self.request.need_top:
-            finite &= False if scores.top_logits is None else np.isfinite(scores.top_logits[rows])
+        if self.request.num_top:
+            tops = scores.top_logits
+            finite &= False if tops is None else np.isfinite(tops[rows]).all(axis=1)
         return finite
 
 
@@ -151,39 +201,3 @@ def _rows(logits: Float32Array, cu_labels: Int32Array) -> list[Float32Array]:
     if count > 1 and bounds == [*range(start, end + 1, max(1, (end - start) // count))]:
         return list(logits[start:end].reshape(count, -1))
     return [logits[start:stop] for start, stop in pairwise(bounds)]
-
-
-class Positions:
-    """The places of the rows of a request for every position, and which rows have arrived."""
-
-    def __init__(self, request: ScoreRequest) -> None:
-        # The first row of each item, then the number of rows.
-        self._first = [0, *accumulate(map(len, request.item_ids))]
-        self._there = np.zeros(self._first[-1], dtype=np.bool_)
-
-    def take(
-        self, share: Share, logits: Float32Array, fine: BoolArray, into: list[Float32Array]
-    ) -> tuple[list[int], BoolArray, Int32Array]:
-        """Copy the logits of a share's rows, one per row, to the items' places in `into`.
-
-        Returns:
-            The items with a row that is not fine, whose rows are left out; True for each row that
-            is kept; and the places of the kept rows in the answer.
-        """
-        broken, stop = [], 0
-        kept, places = fine.copy(), np.empty(len(fine), dtype=np.int32)
-        for item, first, count in share.positions:
-            start, stop = stop, stop + count
-            if fine[start:stop].all():
-                into[item][first : first + count] = logits[start:stop]
-                places[start:stop] = np.arange(count) + (self._first[item] + first)
-            else:
-                broken.append(item)
-                kept[start:stop] = False
-        return broken, kept, places[kept]
-
-    def arrived(self, places: Int32Array) -> int:
-        """Mark these rows as arrived; return how many are new, as a retried chunk repeats some."""
-        new = len(places) - int(np.count_nonzero(self._there[places]))
-        self._there[places] = True
-        return new

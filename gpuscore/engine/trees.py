@@ -2,7 +2,8 @@
 
 Items are sorted, so that those with a common beginning are neighbours. A beginning that pays
 becomes an item of its own without labels, which they continue; it may again continue another (a
-radix tree; Morrison, 1968).
+radix tree; Morrison, 1968). If every position is scored, a beginning is shared as far as the labels
+are equal, too, and keeps them: its rows are computed once for all items that begin so.
 
 A prefix costs one more pass of attention over all rows below it. `bench/shared_prefixes.py`, whose
 figures are in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
@@ -36,15 +37,14 @@ def share_prefixes(request: ScoreRequest, max_tokens: int) -> SharedItems | None
     Families get at most `max_tokens` tokens, so a prefix is computed again for each of several
     families that share it.
     """
-    if request.parents is not None or request.every_position or not _may_share(request):
+    if request.parents is not None or not _may_share(request):
         return None
     tree = _Tree(request, max_tokens)
     tree.add_all()
     if -1 not in tree.origin:
         return None
-    labels = tuple(request.label_ids[i] if i >= 0 else NO_TOKENS for i in tree.origin)
-    parents = np.array(tree.parents, np.int32)
-    made = replace(request, item_ids=tuple(tree.items), label_ids=labels, parents=parents)
+    parents, items = np.array(tree.parents, np.int32), tuple(tree.items)
+    made = replace(request, item_ids=items, label_ids=tuple(tree.labels), parents=parents)
     return SharedItems(made, tree.origin)
 
 
@@ -76,14 +76,19 @@ class _Tree:
 
     def __init__(self, request: ScoreRequest, max_tokens: int) -> None:
         self.items: list[Int32Array] = []
+        self.labels: list[Int32Array] = []
         self.parents: list[int] = []
         self.origin: list[int] = []
-        given = request.item_ids
+        self._request, given = request, request.item_ids
         # Of ids, which are not negative, big-endian bytes sort as the ids do.
         self._order = sorted(range(len(given)), key=lambda i: given[i].astype(">i4").tobytes())
         self._sorted = [given[i] for i in self._order]
         self._lengths = np.array([*map(len, self._sorted)], np.int64)
         self._common = np.array([0, *map(_common, self._sorted, self._sorted[1:])], np.int64)
+        if request.every_position:
+            labels = [request.label_ids[i] for i in self._order]
+            same = np.array([0, *map(_common, labels, labels[1:])], np.int64)
+            self._common = np.minimum(self._common, same)
         self._max_tokens = max_tokens
 
     def add_all(self) -> None:
@@ -104,7 +109,7 @@ class _Tree:
             kept = len(self.items)
             self._add(start, stop)
             if stop - start > 1 and sum(map(len, self.items[kept:])) > self._max_tokens:
-                for part in (self.items, self.parents, self.origin):
+                for part in (self.items, self.labels, self.parents, self.origin):
                     del part[kept:]
                 middle = (start + stop) // 2
                 waiting += [(middle, stop), (start, middle)]
@@ -115,13 +120,13 @@ class _Tree:
         while waiting:
             start, stop, depth, parent, level = waiting.pop()
             if stop - start == 1:
-                self._append(self._sorted[start][depth:], parent, self._order[start])
+                self._append(start, slice(depth, None), parent)
                 continue
             shared = self._shared(start, stop)
             if level == MAX_DEPTH:
                 parts = [(one, one + 1) for one in range(start, stop)]
             elif self._pays(start, stop, depth, shared):
-                self._append(self._sorted[start][depth:shared], parent, -1)
+                self._append(start, slice(depth, shared), parent, prefix=True)
                 depth, parent, level = shared, len(self.items) - 1, level + 1
                 parts = [*self._runs(start, stop, depth + LEAST)]
             else:  # fewer neighbours may share more
@@ -140,10 +145,18 @@ class _Tree:
         common = int(self._common[start + 1 : stop].min())
         return min(common, int(self._lengths[start:stop].min()) - 1)
 
-    def _append(self, tokens: Int32Array, parent: int, origin: int) -> None:
-        self.items.append(tokens)
+    def _append(self, place: int, part: slice, parent: int, *, prefix: bool = False) -> None:
+        """Add these tokens of a sorted item: its last ones, or a prefix."""
+        origin = self._order[place]
+        labels = self._request.label_ids[origin]
+        if self._request.every_position:
+            labels = labels[part]
+        elif prefix:
+            labels = NO_TOKENS
+        self.items.append(self._sorted[place][part])
+        self.labels.append(labels)
         self.parents.append(parent)
-        self.origin.append(origin)
+        self.origin.append(-1 if prefix else origin)
 
 
 def _common(one: Int32Array, other: Int32Array) -> int:

@@ -43,6 +43,8 @@ def _part(request: ScoreRequest, start: int, stop: int) -> ScoreRequest:
         item_ids=request.item_ids[start:stop],
         label_ids=request.label_ids[start:stop],
         parents=parents,
+        # The rows of a query that is scored are computed once, with the first part.
+        query_labels=None if start else request.query_labels,
     )
 
 

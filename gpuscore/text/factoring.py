@@ -7,12 +7,15 @@ belongs to an item, and every scored row is computed.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from gpuscore.arrays import Int32Array
 from gpuscore.errors import TooManyTokens
+from gpuscore.limits import BackendLimits
+
+LEAST_SHARED = 4  # tokens: a cut costs all items one more pass of attention
 
 
 def factor(
@@ -63,6 +66,45 @@ def split(
         stop_over(most, total, name)
     assert first is not None  # noqa: S101  (there is at least one)
     return first[:cut], tuple(items)
+
+
+def alike(prompts: Sequence[Int32Array], most: int) -> list[list[int]]:
+    """Divide prompts into groups that share most of their tokens, such as choices of one context.
+
+    Sorted prompts are neighbours if they begin alike, and stay together if they share three
+    quarters of the shorter one.
+
+    Returns:
+        The numbers of each group's prompts, in order; one group of all if there would be over
+        `most` groups.
+    """
+    # Of ids, which are not negative, big-endian bytes sort as the ids do.
+    order = sorted(range(len(prompts)), key=lambda i: prompts[i].astype(">i4").tobytes())
+    groups = [order[:1]]
+    for one, other in zip(order, order[1:], strict=False):
+        shorter = min(len(prompts[one]), len(prompts[other]))
+        if 4 * common_prefix(prompts[one], prompts[other]) < 3 * shorter:
+            groups.append([])
+        groups[-1].append(other)
+    if len(groups) > most:
+        return [[*range(len(prompts))]]
+    return sorted(sorted(group) for group in groups)
+
+
+def positions_cut(prompts: Sequence[Int32Array], backend: BackendLimits) -> int:
+    """Return the number of first tokens of these prompts that are scored once for all of them.
+
+    All rows up to the cut get the same labels, the tokens that follow. So the cut is one token
+    before the end of what the prompts share. Of a single prompt, full pages are enough, because
+    nothing else is found again. It is 0 if sharing saves nothing, or if the pages are too few.
+    """
+    first = prompts[0]
+    shared = min([len(first), *(common_prefix(first, prompt) for prompt in prompts[1:])])
+    # With the bits of a prompt that is scored alone, all segments begin where chunks do.
+    whole = backend.deterministic_chunk or (backend.page_size if len(prompts) == 1 else 1)
+    cut = (shared - 1) // whole * whole
+    pages = -(-max(map(len, prompts)) // backend.page_size) + 1
+    return cut if cut >= LEAST_SHARED and pages <= backend.num_pages else 0
 
 
 def stop_over(most: int, least: int, name: str) -> None:

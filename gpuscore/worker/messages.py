@@ -52,12 +52,13 @@ class Score(Message, frozen=True):
     labels: bytes  # int32
     label_counts: bytes  # int32 [N] or [1]
     need_lse: bool
-    need_top: bool
+    num_top: Natural
     priority: int
     salt: str
     deadline: float | None  # on the monotonic clock, which all processes of a machine share
     every_position: bool
     parents: bytes | None  # int32 [N]
+    query_labels: bytes | None  # int32 [cut]
 
 
 class Cancel(Message, frozen=True):
@@ -101,8 +102,8 @@ class Result(Message, frozen=True):
     id: Natural
     label_logits: bytes  # float32, all items concatenated
     lse: bytes | None  # float32 [rows]
-    top_ids: bytes | None  # int32 [rows]
-    top_logits: bytes | None  # float32 [rows]
+    top_ids: bytes | None  # int32 [rows, num_top]
+    top_logits: bytes | None  # float32 [rows, num_top]
     computed_tokens: Natural
     timings: Timings
 
@@ -168,20 +169,22 @@ def score_message(id: int, request: ScoreRequest) -> Score:
         _int_bytes(_joined(rows)),
         _counts(rows),
         request.need_lse,
-        request.need_top,
+        request.num_top,
         request.priority,
         request.salt,
         request.deadline,
         request.every_position,
         None if request.parents is None else _int_bytes(request.parents),
+        None if request.query_labels is None else _int_bytes(request.query_labels),
     )
 
 
 def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest:
     """Return the request; raise ProtocolError if sizes disagree or the model lacks an id."""
     query, items = _array(message.query, _INT32), _array(message.items, _INT32)
-    labels = _array(message.labels, _INT32)
-    for ids, rows in ((query, vocab_rows), (items, vocab_rows), (labels, label_rows)):
+    labels, of_query = (_array(x or b"", _INT32) for x in (message.labels, message.query_labels))
+    own = [(x, vocab_rows) for x in (query, items)] + [(x, label_rows) for x in (labels, of_query)]
+    for ids, rows in own:
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
     item_ids = _split(items, _array(message.item_counts, _INT32))
@@ -197,12 +200,13 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
             item_ids,
             label_ids,
             message.need_lse,
-            message.need_top,
+            message.num_top,
             message.priority,
             message.salt,
             message.deadline,
             message.every_position,
             None if message.parents is None else _array(message.parents, _INT32),
+            None if message.query_labels is None else of_query,
         )
     except ValueError as error:
         raise ProtocolError(str(error)) from error
@@ -227,14 +231,17 @@ def to_result(message: Result, request: ScoreRequest) -> ScoreResult:
     lse = None if message.lse is None else _array(message.lse, _FLOAT32)
     top_ids = None if message.top_ids is None else _array(message.top_ids, _INT32)
     top_logits = None if message.top_logits is None else _array(message.top_logits, _FLOAT32)
-    asked = (request.need_lse, request.need_top, request.need_top)
+    asked = (request.need_lse, request.num_top > 0, request.num_top > 0)
     if tuple(part is not None for part in (lse, top_ids, top_logits)) != asked:
         raise ProtocolError("a result without the parts that its request asked for")
-    if any(part is not None and len(part) != count for part in (lse, top_ids, top_logits)):
+    sizes = ((lse, count), *((part, count * request.num_top) for part in (top_ids, top_logits)))
+    if any(part is not None and len(part) != size for part, size in sizes):
         raise ProtocolError(f"a result whose arrays do not have {count} rows")
     if not all(part is None or np.isfinite(part).all() for part in (logits, lse, top_logits)):
         raise ProtocolError("a result with numbers that are not finite")
-    rows = _rows(logits, request.label_ids)
+    rows = _rows(logits, request.row_labels)
+    if top_ids is not None and top_logits is not None:
+        top_ids, top_logits = top_ids.reshape(count, -1), top_logits.reshape(count, -1)
     return ScoreResult(rows, lse, top_ids, top_logits, message.computed_tokens, message.timings)
 
 

@@ -215,10 +215,13 @@ def test_ragged_labels_lse_and_top(make_backend, tiny_model, rng):
     row = scores.label_logits[1:5]
     np.testing.assert_allclose(row - row[0], want[1, [399, 0, 5, 5]] - want[1, 399], atol=TOLERANCE)
 
-    top = run(backend, replace(batch, need_top=True))
-    np.testing.assert_array_equal(top.top_ids, want.argmax(axis=1))
-    best = (top.top_logits - scores.lse)[[0, 2]]
-    np.testing.assert_allclose(best, want.max(axis=1)[[0, 2]], atol=TOLERANCE)
+    for num_top in (1, 3, 20):
+        top = run(backend, replace(batch, num_top=num_top))
+        order = np.argsort(-want, axis=1, kind="stable")[:, :num_top]
+        np.testing.assert_array_equal(top.top_ids, order)
+        best = (top.top_logits - scores.lse[:, None])[[0, 2]]
+        ranked = np.take_along_axis(want, order, axis=1)[[0, 2]]
+        np.testing.assert_allclose(best, ranked, atol=TOLERANCE)
     none = run(backend, replace(batch, need_lse=np.zeros(3, dtype=bool)))
     assert none.lse is None
     assert np.array_equal(none.label_logits, scores.label_logits)
@@ -237,7 +240,7 @@ def test_every_row_of_a_segment_can_be_scored(make_backend, tiny_model, rng):
         chunk = Segment(int32(long[start:stop]), start, 0, -1, slots, labels, True, every_row=True)
         beside = Segment(int32(short), 0, 1, -1, None, int32([*short[1:], 0]), True, every_row=True)
         segments = [*item_segments([other], 0, 1, -1, LABELS[:1]), chunk, beside]
-        batch = pack(segments, [Prefix(start, pages), Prefix(0, NO_PAGES)], need_top=True)
+        batch = pack(segments, [Prefix(start, pages), Prefix(0, NO_PAGES)], num_top=1)
         found.append(run(backend, batch))
     want = [
         reference_logprobs(tiny_model()[1], [prompt[: n + 1] for n in range(len(prompt))])
@@ -248,8 +251,8 @@ def test_every_row_of_a_segment_can_be_scored(make_backend, tiny_model, rng):
         labels = [LABELS[0], *[*long[1:], 0][rows], *short[1:], 0]
         got = scores.label_logits - scores.lse
         np.testing.assert_allclose(got, every[np.arange(len(every)), labels], atol=TOLERANCE)
-        np.testing.assert_array_equal(scores.top_ids, every.argmax(axis=1))
-        got = scores.top_logits - scores.lse
+        np.testing.assert_array_equal(scores.top_ids[:, 0], every.argmax(axis=1))
+        got = scores.top_logits[:, 0] - scores.lse
         np.testing.assert_allclose(got, every.max(axis=1), atol=TOLERANCE, rtol=0)
 
 

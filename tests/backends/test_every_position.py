@@ -3,6 +3,7 @@ memory."""
 
 import json
 import sys
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -15,16 +16,36 @@ from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.probabilities import position_logprobs
 from gpuscore.request import ScoreRequest
+from support.backends import needs_jax
 from support.models import random_ids
 from support.programs import run_module
 
 LENGTHS = (1, 2, 63, 111, 130, 257, 33, 300)
 
 
-def request_of(prompts):
+def request_of(prompts, cut=0):
     arrays = tuple(np.array(prompt, np.int32) for prompt in prompts)
     labels = tuple(np.roll(array, -1) for array in arrays)
-    return ScoreRequest(NO_TOKENS, arrays, labels, True, need_top=True, every_position=True)
+    request = ScoreRequest(NO_TOKENS, arrays, labels, True, num_top=1, every_position=True)
+    if not cut:
+        return request
+    return replace(
+        request,
+        query_ids=arrays[0][:cut],
+        item_ids=tuple(array[cut:] for array in arrays),
+        label_ids=tuple(ids[cut:] for ids in labels),
+        query_labels=labels[0][:cut],
+    )
+
+
+def rows_of(result, prompts, cut):
+    """Return label logits, log-sum-exp and best logit of each row of each prompt, [rows, 3]."""
+    rows = np.column_stack(
+        (np.concatenate(result.label_logits), result.lse, result.top_logits[:, 0])
+    )
+    ends = np.cumsum([cut, *(len(prompt) - cut for prompt in prompts)])
+    first, *others = np.split(rows, ends[:-1])
+    return [np.concatenate((first, item)) for item in others]
 
 
 @pytest.fixture
@@ -33,7 +54,8 @@ def engine(tiny_model):
 
     def make(family, **options):
         directory, _ = tiny_model(family, max_position_embeddings=1024)
-        config = ModelConfig(str(directory), dtype="float32", compile="off", **options)
+        compiled = {} if options.get("backend") == "jax" else {"compile": "off"}
+        config = ModelConfig(str(directory), dtype="float32", **compiled, **options)
         made.append(Engine(create_backend(plan_backend(directory, config)), EngineConfig()))
         return made[-1]
 
@@ -77,7 +99,7 @@ def test_deterministic(engine):
 
     def bits(one, some):
         result = one.score(request_of(some)).result(60)
-        numbers = (np.concatenate(result.label_logits), result.lse, result.top_logits)
+        numbers = (np.concatenate(result.label_logits), result.lse, result.top_logits[:, 0])
         return np.stack(numbers).view(np.int32)
 
     whole = engine("qwen3", deterministic=True, max_batch_tokens=1000)
@@ -85,6 +107,71 @@ def test_deterministic(engine):
     alone = np.concatenate([bits(whole, [prompt]) for prompt in prompts], axis=1)
     for one in (whole, chunked):
         np.testing.assert_array_equal(bits(one, prompts), alone)
+
+
+CONTEXT, CHOICES = 293, (1, 9, 2, 130, 33)
+
+
+def choices_of(seed):
+    rng = np.random.default_rng(seed)
+    start = random_ids(rng, CONTEXT)
+    return [start + random_ids(rng, n) for n in CHOICES]
+
+
+@pytest.mark.parametrize(
+    ("backend", "family", "max_batch_tokens"),
+    [
+        *(("torch", "qwen3", 49), ("torch", "gemma2", 700)),
+        *(pytest.param("jax", "qwen3", n, marks=needs_jax) for n in (49, 700)),
+    ],
+)
+def test_choices_of_one_context_share_its_rows(
+    engine, tiny_model, backend, family, max_batch_tokens
+):
+    """Together and one by one, cold and cached, in chunks of odd sizes; and as a tree of items."""
+    one = engine(family, backend=backend, max_batch_tokens=max_batch_tokens)
+    prompts = choices_of(0)
+    _, model = tiny_model(family, max_position_embeddings=1024)
+    want = []
+    for prompt in prompts:
+        with torch.no_grad():
+            logits = torch.log_softmax(model(torch.tensor([prompt])).logits[0].double(), -1).numpy()
+        want.append((logits[np.arange(len(prompt)), np.roll(prompt, -1)], logits.max(axis=1)))
+    cut, total = CONTEXT - 1, sum(map(len, prompts))
+    pages = cut // one.limits.page_size * one.limits.page_size
+    cold = CONTEXT - 1 + sum(n + 1 for n in CHOICES)
+    if max_batch_tokens < max(CHOICES):  # that item computes the query's last, half page again
+        cold += cut - pages
+    asked = [
+        (prompts, cut, "a", cold),
+        (prompts, cut, "a", cold - pages),
+        *(([prompt], len(prompt) - 1, "a", len(prompt) - pages) for prompt in prompts),
+        *(([prompt], len(prompt) - 1, "b", None) for prompt in prompts),
+        (prompts, cut, "b", cold - pages),
+        (prompts, 0, "a", cold if max_batch_tokens > total else None),
+    ]
+    for some, at, salt, tokens in asked:
+        result = one.score(replace(request_of(some, at), salt=salt)).result(60)
+        if tokens is not None:
+            assert result.computed_tokens == tokens
+        for prompt, rows in zip(some, rows_of(result, some, at), strict=True):
+            label, best = want[prompts.index(prompt)]
+            np.testing.assert_allclose(rows[:, 0] - rows[:, 1], label, atol=1e-4, rtol=0)
+            np.testing.assert_allclose(rows[:, 2] - rows[:, 1], best, atol=1e-4, rtol=0)
+
+
+def test_deterministic_choices(engine):
+    """The bits are those of each prompt alone and uncut, with and without cached rows."""
+    prompts, cut = choices_of(1), 256
+    whole = engine("qwen3", deterministic=True, max_batch_tokens=1000)
+    chunked = engine("qwen3", deterministic=True, max_batch_tokens=150)
+    alone = [rows_of(whole.score(request_of([p])).result(60), [p], 0)[0] for p in prompts]
+    for one in (whole, chunked):
+        for some, at in ((prompts, 0), (prompts, cut), (prompts, cut), (prompts[3:4], 384)):
+            result = one.score(request_of(some, at)).result(60)
+            for prompt, rows in zip(some, rows_of(result, some, at), strict=True):
+                bits = alone[prompts.index(prompt)].view(np.int32)
+                np.testing.assert_array_equal(rows.view(np.int32), bits)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")

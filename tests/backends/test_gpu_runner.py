@@ -148,7 +148,7 @@ def test_only_collect_waits(make, rng):
     """Meanwhile a copy from the device, or anything else that waits for it, is an error."""
     backend = make(cuda_graph_tokens=2048)
     for sizes in (SIZES, [(1900, 20), (2000, 3)]):  # with graphs, and too large for them
-        batches = [replace(b, need_top=True) for b in some_batches(rng, sizes)]
+        batches = [replace(b, num_top=1) for b in some_batches(rng, sizes)]
         for batch in batches:
             backend.collect(backend.extend(batch))  # allocate what stays allocated
         with waiting_is_an_error():
@@ -170,7 +170,7 @@ def test_nothing_is_compiled_after_the_warm_up(make, rng, monkeypatch):
         some = rng.random(len(batch.score_rows)) < 0.5
         for asked in (
             batch,
-            replace(batch, need_top=True),
+            replace(batch, num_top=1),
             replace(batch, need_lse=some),
             replace(batch, need_lse=np.zeros_like(some)),
         ):

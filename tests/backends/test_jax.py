@@ -103,14 +103,14 @@ def test_nothing_is_compiled_after_warmup(small, tiny_model, count):
         query = random_ids(rng, int(rng.choice([0, 1, 15, 60, 130, 300])))
         size, longest = int(rng.integers(1, 40)), int(rng.choice([2, 9, 150]))
         items = [random_ids(rng, int(n)) for n in rng.integers(1, longest, size)]
-        need_top, labels = bool(rng.integers(2)), random_ids(rng, int(rng.choice([1, 3, 90])))
+        num_top, labels = int(rng.choice([0, 1, 4])), random_ids(rng, int(rng.choice([1, 3, 90])))
         requests.append(
             ScoreRequest(
                 np.array(query, np.int32),
                 tuple(np.array(item, np.int32) for item in items),
                 (np.array(labels, np.int32),) * size,
                 need_lse=bool(rng.integers(2)),
-                need_top=need_top,
+                num_top=num_top,
             )
         )
         prompts.append([query + item for item in items])
@@ -123,6 +123,9 @@ def test_nothing_is_compiled_after_warmup(small, tiny_model, count):
         got = np.stack(result.label_logits).astype(float)
         got -= result.lse[:, None] if request.need_lse else got[:, :1] - want[:, labels[:1]]
         np.testing.assert_allclose(got, want[:, labels], atol=TOLERANCE, rtol=0)
+        if request.num_top:
+            order = np.argsort(-want, axis=1, kind="stable")[:, : request.num_top]
+            np.testing.assert_array_equal(result.top_ids, order)
 
 
 def test_the_pool_is_never_copied(small, rng):

@@ -183,7 +183,7 @@ def random_batch(rng, backend, far):
     parent = 0 if query else -1
     labels = rng.integers(0, 400, int(rng.choice([1, 2, 40]))).tolist()
     segments += item_segments(items, prefix + query, 0, parent, labels)
-    return pack(segments, [Prefix(prefix, pages[: -(-prefix // size)])], need_top=True)
+    return pack(segments, [Prefix(prefix, pages[: -(-prefix // size)])], num_top=1)
 
 
 @linux_only

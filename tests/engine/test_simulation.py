@@ -6,14 +6,16 @@
 import logging
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from gpuscore.engine import draft, scheduler
+from gpuscore.engine import draft, scheduler, trees
 from gpuscore.engine.jobs import Share
-from gpuscore.engine.pages import PagePool
+from gpuscore.engine.pages import PagePool, PageRows
+from gpuscore.engine.positions import Positions
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.engine.ticket import Positions
+from gpuscore.engine.ticket import Ticket
 from support.simulation import simulate
 from support.slow import slow
 
@@ -85,7 +87,7 @@ def shared_before_collect(monkeypatch):
     def early(self, job):
         taken = take(self, job)
         if taken:
-            self._publish(job, job.cut)
+            self.publish(job, job.cut)
         return taken
 
     monkeypatch.setattr(Scheduler, "_take_pages", early)
@@ -94,13 +96,13 @@ def shared_before_collect(monkeypatch):
 def a_reference_is_lost(monkeypatch):
     find = PagePool.find
 
-    def forgetful(self, keys):
-        found = find(self, keys)
+    def forgetful(self, *args):
+        found, rows = find(self, *args)
         for page in found[-1:]:
             self._references[page] -= 1
             if not self._references[page]:
                 self._idle[page] = None
-        return found
+        return found, rows
 
     monkeypatch.setattr(PagePool, "find", forgetful)
 
@@ -114,18 +116,19 @@ def a_stale_page_is_found(monkeypatch):
             key = self._key_of.pop(page)
             self._stale = {**getattr(self, "_stale", {}), key.digest: (page, key)}
             del self._page_of[key.digest]
+            self._rows_of.pop(key.digest, None)
             self._free.append(page)
 
     find = PagePool.find
 
-    def stale_find(self, keys):
+    def stale_find(self, keys, request):
         keys = list(keys)
         if keys and keys[0].digest in getattr(self, "_stale", {}):
             page, key = self._stale[keys[0].digest]
             if self._references[page] and key.digest not in self._page_of:
                 self._references[page] += 1
-                return [page]
-        return find(self, keys)
+                return [page], []
+        return find(self, keys, request)
 
     monkeypatch.setattr(PagePool, "evict", evict)
     monkeypatch.setattr(PagePool, "find", stale_find)
@@ -197,25 +200,88 @@ def a_chunk_that_was_not_finite_is_left_out(monkeypatch):
 
     def too_late(self, share):
         retry_chunk(self, share)
-        share.job.long_done = share.long[2]
+        if share.long is not None:
+            share.job.long_done = share.long[2]
 
     monkeypatch.setattr(Scheduler, "retry_chunk", too_late)
+
+
+def a_chunk_of_a_query_that_was_not_finite_is_left_out(monkeypatch):
+    retry_chunk = Scheduler.retry_chunk
+
+    def too_late(self, share):
+        retry_chunk(self, share)
+        if share.long is None:
+            share.job.query_done = share.query[1]
+
+    monkeypatch.setattr(Scheduler, "retry_chunk", too_late)
+
+
+def pages_without_rows_are_enough(monkeypatch):
+    """A scored query's pages are found as those of any other."""
+    find = PagePool.find
+
+    def any_pages(self, keys, request):
+        found, _ = find(self, keys)
+        kept = (self._rows_of.get(key.digest) for key in keys[: len(found)])
+        return found, [
+            rows for rows in kept if rows is not None and request.query_labels is not None
+        ]
+
+    monkeypatch.setattr(PagePool, "find", any_pages)
+
+
+def kept_rows_are_for_any_label(monkeypatch):
+    monkeypatch.setattr(PageRows, "answer", lambda self, request, start: True)
+
+
+def kept_rows_stay_one_row_behind(monkeypatch):
+    rows = Ticket.query_rows
+
+    def late(self, start, stop):
+        before = max(0, start - 1)
+        moved = rows(self, before, before + stop - start)
+        return replace(rows(self, start, stop), logits=moved.logits, lse=moved.lse)
+
+    monkeypatch.setattr(Ticket, "query_rows", late)
+
+
+def rows_of_a_beginning_go_to_one_item_only(monkeypatch):
+    made = Positions.__init__
+
+    def first_only(self, *args):
+        made(self, *args)
+        self._starts = {item: starts[:1] for item, starts in self._starts.items()}
+
+    monkeypatch.setattr(Positions, "__init__", first_only)
+
+
+def beginnings_with_other_labels_are_shared(monkeypatch):
+    """The last token of what prompts share is shared, too, although they go on differently."""
+    common = trees._common
+    monkeypatch.setattr(trees, "_common", lambda one, other: common(one, other) + 1)
 
 
 # Each plant with the first seed that finds it, which is tried first. When the worlds change,
 # another seed may be the first.
 PLANTS = {
-    shared_before_collect: 2,
+    shared_before_collect: 5,
     a_reference_is_lost: 0,
-    a_stale_page_is_found: 37,
+    a_stale_page_is_found: 69,
     the_wrong_parent: 0,
     tenants_share_pages: 0,
-    what_ran_meanwhile_counts: 137,
-    the_failed_chunk_of_a_long_item_is_left_out: 98,
-    pages_that_the_next_long_item_took_are_believed: 671,
-    rows_of_a_later_chunk_land_at_the_start: 19,
+    what_ran_meanwhile_counts: 122,
+    the_failed_chunk_of_a_long_item_is_left_out: 59,
+    pages_that_the_next_long_item_took_are_believed: 263,
+    rows_of_a_later_chunk_land_at_the_start: 9,
     rows_that_come_twice_count_twice: 154,
-    a_chunk_that_was_not_finite_is_left_out: 44,
+    a_chunk_that_was_not_finite_is_left_out: 59,
+    a_chunk_of_a_query_that_was_not_finite_is_left_out: 44,
+    pages_without_rows_are_enough: 0,
+    kept_rows_are_for_any_label: 69,
+    kept_rows_stay_one_row_behind: 144,
+    rows_of_a_beginning_go_to_one_item_only: 474,
+    beginnings_with_other_labels_are_shared: 17,
 }
 
 

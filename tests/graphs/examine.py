@@ -168,7 +168,7 @@ def _all_batches(start: Started, quick: bool) -> Iterator[tuple[str, PackedBatch
     yield f"{query} + {len(items)} x 20 tokens", in_one_batch([1] * query, items, LABELS)
     for number in range(0 if quick else 12):
         batch = random_batch(rng, min(pages, 4096) * page_size, page_size)
-        yield f"random {number}", replace(batch, need_top=number % 3 == 0)
+        yield f"random {number}", replace(batch, num_top=20 * (number % 3 == 0))
     lengths = (16, 33) if quick else (1, 2, 15, 16, 17, 33, 63, 64, 65, 127, 511, 1000, 2049)
     for length in lengths:
         batch = in_one_batch([1] * (length // 2), [[1] * (length - length // 2)], LABELS)

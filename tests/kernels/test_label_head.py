@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpuscore.backends.common.memory import HostMemory
 from gpuscore_kernels import label_head
-from gpuscore_kernels.label_head import reference
+from gpuscore_kernels.label_head import MAX_TOP, reference
 from support.kernels import between_nans
 
 label_logits = partial(label_head.label_logits, impl="reference")
@@ -50,19 +50,22 @@ def make(rows, vocab, width, dtype):
         *((63, 257, tile) for tile in (100, 1 << 22)),  # tiles of 1 would take seconds
     ],
 )
-def test_statistics(rows, vocab, max_tile, dtype):
+@pytest.mark.parametrize("num_top", [1, 2, MAX_TOP])
+def test_statistics(rows, vocab, max_tile, dtype, num_top):
     hidden, weight, logits = make(rows, vocab, 17, dtype)
-    lse, top, top_logits = vocab_statistics(hidden, weight, need_top=True, max_tile=max_tile)
+    lse, top, top_logits = vocab_statistics(hidden, weight, num_top=num_top, max_tile=max_tile)
     peak = logits.max(axis=1, keepdims=True)
     want = np.log(np.exp(logits - peak).sum(axis=1)) + peak[:, 0]
     assert lse.dtype == torch.float32, "logits stay float32 whatever the weights are"
     np.testing.assert_allclose(lse.numpy(), want, atol=1e-5, rtol=2e-6)
-    np.testing.assert_array_equal(top.numpy(), logits.argmax(axis=1))
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :num_top]
+    found = min(num_top, vocab)
+    np.testing.assert_array_equal(top.numpy()[:, :found], order)
     assert top_logits.dtype == torch.float32
-    np.testing.assert_allclose(top_logits.numpy(), logits.max(axis=1), atol=1e-5, rtol=2e-6)
-    again, *none = vocab_statistics(
-        hidden, weight, need_top=False, max_tile=max_tile, impl="reference"
-    )
+    best = np.take_along_axis(logits, order, axis=1)
+    np.testing.assert_allclose(top_logits.numpy()[:, :found], best, atol=1e-5, rtol=2e-6)
+    assert (top_logits[:, found:] == -torch.inf).all(), "there are no more tokens"
+    again, *none = vocab_statistics(hidden, weight, num_top=0, max_tile=max_tile, impl="reference")
     assert torch.equal(lse, again)
     assert none == [None, None]
 
@@ -84,17 +87,32 @@ def test_a_tie_goes_to_the_lowest_id(dtype):
     hidden, weight = torch.ones(1, 17, dtype=dtype), torch.zeros(40, 17, dtype=dtype)
     weight[[3, 4, 22, 39]] = 1  # ends of a piece, and other tiles
     for max_tile in (1, 17, 17 * 20, 10_000):
-        assert vocab_statistics(hidden, weight, need_top=True, max_tile=max_tile)[1] == 3
+        assert vocab_statistics(hidden, weight, num_top=1, max_tile=max_tile)[1] == 3
+        for num_top in (2, 4, 6):
+            top = vocab_statistics(hidden, weight, num_top=num_top, max_tile=max_tile)[1]
+            assert top[0].tolist() == [3, 4, 22, 39, 0, 1][:num_top]
+
+
+@pytest.mark.usefixtures("conversion")
+@pytest.mark.parametrize("max_tile", [1, 17 * 20, 10_000])
+def test_ties_of_more_tokens_than_are_wanted(max_tile):
+    rng = torch.Generator().manual_seed(0)
+    weight = torch.randint(0, 5, (300, 1), generator=rng).float()
+    hidden = torch.tensor([[1.0], [0.0], [-1.0]])
+    found = vocab_statistics(hidden, weight, num_top=MAX_TOP, max_tile=max_tile)
+    want = (hidden @ weight.T).sort(dim=1, descending=True, stable=True)
+    assert torch.equal(found.top_ids, want.indices[:, :MAX_TOP])
+    assert torch.equal(found.top_logits, want.values[:, :MAX_TOP])
 
 
 @pytest.mark.usefixtures("conversion", "new_memory_is_nan")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_softcap(dtype):
     hidden, weight, logits = make(3, 63, 17, dtype)
-    lse, _, top_logits = vocab_statistics(hidden, weight, need_top=True, softcap=5.0)
+    lse, _, top_logits = vocab_statistics(hidden, weight, num_top=1, softcap=5.0)
     capped = 5 * np.tanh(logits / 5)
     np.testing.assert_allclose(lse.numpy(), np.log(np.exp(capped).sum(axis=1)), atol=1e-5)
-    np.testing.assert_allclose(top_logits.numpy(), capped.max(axis=1), atol=1e-5)
+    np.testing.assert_allclose(top_logits[:, 0].numpy(), capped.max(axis=1), atol=1e-5)
 
 
 @pytest.mark.usefixtures("conversion")
@@ -102,29 +120,34 @@ def test_softcap(dtype):
 def test_strides(dtype):
     """Rows and weights lie between NaN, and rows are also read column by column."""
     hidden, weight, _ = make(3, 63, 17, dtype)
-    want = vocab_statistics(hidden, weight, need_top=True)
+    want = vocab_statistics(hidden, weight, num_top=1)
     for rows in (between_nans(hidden), hidden.T.contiguous().T):
-        found = vocab_statistics(rows, between_nans(weight), need_top=True)
+        found = vocab_statistics(rows, between_nans(weight), num_top=1)
         for a, b in zip(found, want, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_top", [1, 5])
 @pytest.mark.parametrize("rows", [9, reference.FEW_ROWS, reference.FEW_ROWS + 1, 128])
-def test_packed_as_alone(rows, dtype):
+def test_packed_as_alone(rows, dtype, num_top):
     """Other rows change no more than the order of sums, whichever way each call converts.
 
     With as many rows, the bits are the same wherever a row stands: `--deterministic` needs that.
     """
     hidden, weight, _ = make(rows, 3000, 64, dtype)
-    packed = vocab_statistics(hidden, weight, need_top=True)
+    packed = vocab_statistics(hidden, weight, num_top=num_top)
     for row in (0, rows // 2, rows - 1):
-        alone = vocab_statistics(hidden[row : row + 1], weight, need_top=True)
-        for a, b in zip(packed, alone, strict=True):
-            torch.testing.assert_close(a[row : row + 1], b, rtol=0, atol=1e-5)
+        alone = vocab_statistics(hidden[row : row + 1], weight, num_top=num_top)
+        torch.testing.assert_close(alone.lse, packed.lse[row : row + 1], rtol=0, atol=1e-5)
+        tops = packed.top_logits[row : row + 1]
+        torch.testing.assert_close(alone.top_logits, tops, rtol=2e-6, atol=1e-5)
+        apart = alone.top_logits.diff(dim=1).abs().min() > 1e-4 if num_top > 1 else True
+        if apart:
+            assert torch.equal(alone.top_ids, packed.top_ids[row : row + 1])
     if rows % 32 == 0:
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
-        turned = vocab_statistics(hidden[order], weight, need_top=True)
+        turned = vocab_statistics(hidden[order], weight, num_top=num_top)
         assert all(torch.equal(a, b[order]) for a, b in zip(turned, packed, strict=True))
 
 
@@ -148,24 +171,26 @@ def test_few_rows_convert_pieces_that_a_cache_holds(dtype):
     """All weights would take 20 MB in float32, and a tile of them 16 MB."""
     hidden, weight, _ = make(3, 20_000, 256, dtype)
     with Largest(weight) as largest:
-        vocab_statistics(hidden, weight, need_top=True)
+        vocab_statistics(hidden, weight, num_top=1)
     assert 0 < largest.size <= 4 * reference.CACHED_PIECE
 
 
 def test_chosen_rows():
     hidden, weight, _ = make(9, 63, 17, torch.float32)
     rows = torch.tensor([8, 0, 8])
-    chosen = vocab_statistics(hidden, weight, rows, need_top=True)
-    alone = vocab_statistics(hidden[rows], weight, need_top=True)
+    chosen = vocab_statistics(hidden, weight, rows, num_top=1)
+    alone = vocab_statistics(hidden[rows], weight, num_top=1)
     assert all(torch.equal(a, b) for a, b in zip(chosen, alone, strict=True))
 
 
 def test_shapes_that_do_not_fit_are_refused():
     hidden, weight = torch.zeros(2, 4), torch.zeros(9, 4)
     with pytest.raises(ValueError, match="do not fit"):
-        vocab_statistics(hidden, weight[:, :3], need_top=False)
+        vocab_statistics(hidden, weight[:, :3], num_top=0)
     with pytest.raises(ValueError, match="do not fit"):
-        vocab_statistics(hidden.half(), weight, need_top=False)
+        vocab_statistics(hidden.half(), weight, num_top=0)
+    with pytest.raises(ValueError, match="21 top tokens, the limit is 20"):
+        vocab_statistics(hidden, weight, num_top=21)
     with pytest.raises(ValueError, match="rows for"):
         label_logits(hidden, weight, torch.zeros(2).long(), torch.zeros(3).long())
 
@@ -175,7 +200,7 @@ def test_no_rows(dtype):
     empty, weight = torch.empty(0, 4, dtype=dtype), torch.ones(3, 4, dtype=dtype)
     nothing = torch.empty(0, dtype=torch.int64)
     assert label_logits(empty, weight, nothing, nothing).shape == (0,)
-    assert vocab_statistics(empty, weight, need_top=True)[0].shape == (0,)
+    assert vocab_statistics(empty, weight, num_top=1)[0].shape == (0,)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the peak")
@@ -187,7 +212,7 @@ def test_the_first_rows_of_a_head_take_as_much_memory_as_all():
     memory = HostMemory()
 
     def grown(weight):
-        return memory.growth(partial(vocab_statistics, hidden, weight, chosen, need_top=True))
+        return memory.growth(partial(vocab_statistics, hidden, weight, chosen, num_top=1))
 
     first = head[: label_head.repeating_rows(width)]
     assert len(first) < len(head) / 2

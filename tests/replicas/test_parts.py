@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.arrays import NO_TOKENS
 from gpuscore.replicas.parts import join, split
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
 
@@ -14,21 +13,27 @@ def request_of(rng, count, every=False):
     labels = tuple(
         rng.integers(0, 99, len(item) if every else 2).astype(np.int32) for item in items
     )
-    query = NO_TOKENS if every else rng.integers(0, 99, 7).astype(np.int32)
-    return ScoreRequest(
-        query, items, labels, True, need_top=True, salt="s", deadline=3.0, every_position=every
+    query = rng.integers(0, 99, 7).astype(np.int32)
+    request = ScoreRequest(
+        query, items, labels, True, num_top=1, salt="s", deadline=3.0, every_position=every
     )
+    return replace(request, query_labels=query + 1) if every and rng.random() < 0.7 else request
 
 
 def scored(request):
     """Return a result whose numbers tell which item, row and label they belong to."""
+    query = () if request.query_labels is None else (request.query_ids,)
     lse = np.concatenate(
-        [item if request.every_position else item[-1:] for item in request.item_ids]
+        [
+            *query,
+            *(item if request.every_position else item[-1:] for item in request.item_ids),
+        ]
     ).astype(np.float32)
-    logits = tuple(ids.astype(np.float32) for ids in request.label_ids)
+    logits = tuple(ids.astype(np.float32) for ids in request.row_labels)
     timings = Timings(0.1, 0.2, float(len(request.item_ids)))
-    top = lse.astype(np.int32)
-    return ScoreResult(logits, lse, top, lse + 1, request.num_tokens, timings)
+    top = np.column_stack((lse, lse + 1))
+    tops = (top.astype(np.int32), top)
+    return ScoreResult(logits, lse, *tops, request.num_tokens, timings)
 
 
 def test_parts_together_are_the_whole():
@@ -39,8 +44,14 @@ def test_parts_together_are_the_whole():
         parts = split(request, sizes)
         assert 1 <= len(parts) <= len(sizes)
         assert all(len(part.item_ids) for part in parts)
-        for part in parts:
-            whole = replace(part, item_ids=request.item_ids, label_ids=request.label_ids)
+        for index, part in enumerate(parts):
+            assert part.query_labels is (None if index else request.query_labels)
+            whole = replace(
+                part,
+                item_ids=request.item_ids,
+                label_ids=request.label_ids,
+                query_labels=request.query_labels,
+            )
             assert whole == request, "all else is the same, the deadline and the salt too"
         together, expected = join([scored(part) for part in parts]), scored(request)
         assert [row.tolist() for row in together.label_logits] == [
@@ -82,7 +93,7 @@ def test_parts_have_about_the_wanted_sizes():
 
 
 def test_what_was_not_asked_for_stays_away():
-    request = replace(request_of(np.random.default_rng(), 9), need_lse=False, need_top=False)
+    request = replace(request_of(np.random.default_rng(), 9), need_lse=False, num_top=0)
     bare = [
         replace(scored(part), lse=None, top_ids=None, top_logits=None)
         for part in split(request, [20, 20])

@@ -66,7 +66,8 @@ def check_logprobs(found, ids, want, names=None):
 
 
 def test_as_lm_eval_asks(client, logprobs):
-    """Prompts are ids of many odd lengths, answered in order and never from the prefix cache."""
+    """Prompts are ids of many odd lengths, answered in order; two are equal but for a token that
+    each needs for itself."""
     rng = np.random.default_rng(0)
     prompts = [random_ids(rng, n) for n in (1, 2, 17, 63, 111, 400, 7, 512)]
     prompts.append(prompts[4])
@@ -81,10 +82,8 @@ def test_as_lm_eval_asks(client, logprobs):
         "prompt_tokens": total,
         "total_tokens": total + 9,
         "completion_tokens": 9,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": 110},
     }
-    again = complete(client, prompts)
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 def test_packed_is_alone(client):
@@ -156,16 +155,51 @@ def test_echo_alone(client):
 
 def test_tokens_that_say_the_same():
     say = TokenTexts(None, np.array([3, 9, 3], np.int32), NO_TOKENS)
-    assert say.pair(3, -1.0, 9, -0.5) == {"token_id:3": -1.0, "token_id:9": -0.5}
+    assert say.values(3, -1.0, [9], [-0.5]) == {"token_id:3": -1.0, "token_id:9": -0.5}
 
     class Mute:
         def token_texts(self, ids):
             return ["�" if id else "" for id in ids]
 
-    say = TokenTexts(Mute(), np.array([0, 3, 9], np.int32))  # type: ignore[arg-type]
+    say = TokenTexts(Mute(), np.array([[0, 3], [9, 4]], np.int32))  # type: ignore[arg-type]
     assert say(0) == "token_id:0"
-    assert say.pair(3, -1.0, 9, -0.5) == {"�": -1.0, "token_id:9": -0.5}
-    assert say.pair(3, -0.5, 3, -0.5) == {"�": -0.5}
+    assert say.values(3, -1.0, [9], [-0.5]) == {"�": -1.0, "token_id:9": -0.5}
+    assert say.values(3, -0.5, [3], [-0.5]) == {"�": -0.5}
+    found = say.values(0, -3.0, [9, 0, 4], [-0.5, -3.0, -4.0])
+    assert [*found.items()] == [("token_id:0", -3.0), ("�", -0.5), ("token_id:4", -4.0)]
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_several_of_the_most_probable_tokens(client, logprobs, count):
+    """Values by text, with the prompt's own token if it is none of them."""
+    ids = random_ids(np.random.default_rng(3), 30)
+    (choice,) = complete(client, ids, logprobs=count)["choices"]
+    found, want = choice["logprobs"], logprobs(ids)
+    for place, top in enumerate(found["top_logprobs"][1:]):
+        best = np.sort(want[place])[::-1][:count]
+        own = found["token_logprobs"][place + 1]
+        values = sorted(top.values(), reverse=True)
+        np.testing.assert_allclose(values[:count], best, atol=TOLERANCE)
+        assert top[found["tokens"][place + 1]] == own
+        assert len(top) == count + (own < values[count - 1])
+    (once,) = complete(client, ids)["choices"]
+    assert once["logprobs"]["tokens"] == found["tokens"]
+    np.testing.assert_allclose(
+        once["logprobs"]["token_logprobs"][1:], found["token_logprobs"][1:], atol=2e-5
+    )
+    (next_only,) = complete(client, ids, logprobs=count, echo=False)["choices"]
+    assert len(next_only["logprobs"]["top_logprobs"][0]) == count
+
+
+def test_kept_rows_with_fewer_of_the_best_tokens_are_computed_again(client):
+    ids = random_ids(np.random.default_rng(4), 200)
+    cached = []
+    for count in (1, 5, 3, 0, 6):
+        body = complete(client, ids, logprobs=count, cache_salt="tops")
+        cached.append(body["usage"]["prompt_tokens_details"]["cached_tokens"])
+        tops = body["choices"][0]["logprobs"]["top_logprobs"] or []
+        assert all(len(top) in (count, count + 1) for top in tops[1:])
+    assert cached == [0, 0, 192, 192, 0]
 
 
 HARMLESS = {
@@ -198,7 +232,7 @@ def test_generation_is_refused_by_name(client, field, value):
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
-        ({"logprobs": 2}, "invalid_request", "logprobs"),
+        ({"logprobs": 21}, "invalid_request", "logprobs"),
         ({"logprobs": -1}, "invalid_request", "logprobs"),
         ({"max_tokens": 0, "echo": False}, "invalid_request", "max_tokens"),
         ({"prompt": None}, "invalid_request", "prompt"),
@@ -212,6 +246,7 @@ def test_generation_is_refused_by_name(client, field, value):
         ({"prompt": [[1] * 513]}, "prompt_too_long", "prompt[0]"),
         ({"prompt": [[1]] * 10_001}, "too_many_items", "prompt"),
         ({"prompt": [[1] * 512] * 513}, "too_many_tokens", "prompt"),
+        ({"prompt": [[1] * 512] * 49, "logprobs": 20}, "too_many_tokens", "prompt"),
         ({MARKER: 1}, "invalid_request", None),
         ({"prompt": MARKER, "echo": MARKER}, "invalid_request", "echo"),
     ],

@@ -70,7 +70,7 @@ def some_batches():
     for query, items in ((20, (3, 5)), (40, (9, 30)), (1, (1,))):
         ids = [rng.integers(0, 1000, n).tolist() for n in items]
         batch = in_one_batch(rng.integers(0, 1000, query).tolist(), ids, [3, 17])
-        yield replace(batch, need_top=query == 40)
+        yield replace(batch, num_top=20 * (query == 40))
 
 
 def witnessed(model):

@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -42,9 +42,18 @@ def assert_near(got: Tensor, want: Tensor, dtype: torch.dtype, most: float | Non
 
 @contextmanager
 def planted(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType, old: str, new: str, folder: Path
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    old: str,
+    new: str,
+    folder: Path,
+    users: Sequence[ModuleType] = (),
 ) -> Iterator[None]:
-    """Replace a kernel's module by one in whose source `old` is replaced by `new`."""
+    """Replace a kernel's module by one in whose source `old` is replaced by `new`.
+
+    Args:
+        users: other modules, whose names from that module are replaced, too.
+    """
     source = Path(str(module.__file__)).read_text()
     assert source.count(old) >= 1, f"{module.__name__} does not hold {old!r}"
     path = folder / "triton_with_a_defect.py"
@@ -58,6 +67,10 @@ def planted(
         spec.loader.exec_module(changed)
         package = sys.modules[module.__name__.rpartition(".")[0]]
         patch.setattr(package, "triton", changed)
+        for user in users:
+            for name, value in vars(user).copy().items():
+                if vars(module).get(name) is value and name in vars(changed):
+                    patch.setattr(user, name, vars(changed)[name])
         yield
 
 

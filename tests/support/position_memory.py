@@ -27,7 +27,7 @@ def main(directory: str, tokens: int, vocab: int) -> None:
     def ask(count: int) -> None:
         prompt = rng.integers(0, vocab, count).astype(np.int32)
         labels = (np.roll(prompt, -1),)
-        request = ScoreRequest(NO_TOKENS, (prompt,), labels, True, True, every_position=True)
+        request = ScoreRequest(NO_TOKENS, (prompt,), labels, True, 20, every_position=True)
         lse = engine.score(request).result(120).lse
         assert lse is not None
         assert len(lse) == count

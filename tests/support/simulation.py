@@ -113,11 +113,17 @@ class SimulatedBackend:
                 values[-1] = np.float32(np.nan)
             logits += values
             lse.append(hashed(state, LSE))
-            top_ids.append(hashed(state, TOP_ID))
-            top_logits.append(hashed(state, TOP_LOGIT))
-        numbers = np.array([lse, top_logits], np.float32)
-        tops = (np.array(top_ids, np.int32), numbers[1]) if batch.need_top else (None, None)
-        return RowScores(np.array(logits, np.float32), numbers[0], *tops)
+            ranks = range(batch.num_top)
+            top_ids.append([hashed(state, TOP_ID - 2 * rank) for rank in ranks])
+            top_logits.append([hashed(state, TOP_LOGIT - 2 * rank) for rank in ranks])
+        shape = (len(lse), batch.num_top)
+        tops = (
+            np.array(top_ids, np.int32).reshape(shape),
+            np.array(top_logits, np.float32).reshape(shape),
+        )
+        none = (None, None)
+        values, lse = np.array(logits, np.float32), np.array(lse, np.float32)
+        return RowScores(values, lse, *(tops if batch.num_top else none))
 
     def _visible(self, batch: PackedBatch, rows: np.ndarray, segment: int, row: int) -> np.ndarray:
         request, size = batch.request_of[segment], self.limits.page_size
@@ -217,12 +223,13 @@ class World:
         longest = int(rng.choice([4, 12, 30, 60]))
         items = [self._tokens(int(n)) for n in rng.integers(1, longest, int(rng.integers(1, 7)))]
         labels = [self._tokens(int(rng.integers(1, 3))) for _ in items]
-        every = self.seed % 5 == 4 and bool(rng.random() < 0.5)
-        if every:
-            query, labels = query[:0], [self._tokens(len(item)) for item in items]
+        every = self.seed % 5 == 4 and bool(rng.random() < 0.7)
         if self.seed % 5 == 2:  # some items share their beginnings
             start = self._tokens(int(rng.integers(1, 25)))
             items = [np.concatenate([start, i]) if rng.random() < 0.7 else i for i in items]
+        query_labels = None
+        if every:
+            query, items, labels, query_labels = self._every_position(query, items)
         parents = None if every else self._parents(items, labels)
         request = ScoreRequest(
             query,
@@ -232,9 +239,10 @@ class World:
             priority=int(rng.integers(-1, 2)),
             salt=str(int(rng.integers(1, 3))),
             deadline=self.now + float(rng.random()) if rng.random() < 0.1 else None,
-            need_top=every and bool(rng.random() < 0.5),
+            num_top=(0, 1, 3)[int(3 * rng.random())] if every else 0,
             every_position=every,
             parents=parents,
+            query_labels=query_labels,
         )
         if not self.runner.scheduler.fits(request):
             return
@@ -244,6 +252,22 @@ class World:
         ticket = Ticket(request, Future(), None, arrived=self.now)
         self.tickets.append(ticket)
         self.runner.add(ticket)
+
+    def _every_position(self, query: np.ndarray, items: list[np.ndarray]) -> tuple:
+        """Return query, items and labels of a request for every position.
+
+        The labels are the tokens that follow, so that rows of shared beginnings have equal ones.
+        Sometimes the query is not scored, sometimes there is none.
+        """
+        rng = self.rng
+        start = self._tokens(int(rng.integers(1, 15)))
+        items = [np.concatenate([start, i]) if rng.random() < 0.5 else i for i in items]
+        labels = [np.append(item[1:], item[:1]) for item in items]
+        kind = rng.random()
+        if kind < 0.3:
+            return query[:0], items, labels, None
+        query_labels = np.append(query[1:], items[0][:1]) if len(query) else query
+        return query, items, labels, query_labels if kind < 0.8 else None
 
     def _parents(self, items: list[np.ndarray], labels: list[np.ndarray]) -> np.ndarray | None:
         """Return parents of the items in some worlds, where some items lose their labels."""
@@ -271,6 +295,11 @@ class World:
         first = 1 if request.every_position else len(own)
         return [zlib.crc32(seen[: cut + n].tobytes()) for n in range(first, len(own) + 1)]
 
+    @staticmethod
+    def _query_states(request: ScoreRequest) -> list[int]:
+        seen = triples(int(request.salt), 0, request.query_ids)
+        return [zlib.crc32(seen[:n].tobytes()) for n in range(1, len(seen) + 1)]
+
     def check_pages(self) -> None:
         assert self.runner.scheduler.pages.num_used == 0, "a page was lost"
 
@@ -290,27 +319,33 @@ class World:
         if result is None:
             return
         rows: list[int] = []
-        for item, labels in enumerate(request.label_ids):
-            if not len(labels):
+        first = len(request.row_labels) - len(request.item_ids)  # 1 if the query is scored
+        for place, labels in enumerate(request.row_labels):
+            if not len(labels) and not request.every_position:
                 rows.append(NOT_SCORED)
                 continue
-            states = self._states(request, item)
+            states = (
+                self._states(request, place - first)
+                if place >= first
+                else self._query_states(request)
+            )
             assert not self.backend.poison & {*states}
             rows += states
             of_labels = states if request.every_position else states * len(labels)
             want = [
                 hashed(state, int(label)) for state, label in zip(of_labels, labels, strict=True)
             ]
-            assert result.label_logits[item].tolist() == want, "a wrong score"
+            assert result.label_logits[place].tolist() == want, "a wrong score"
         for asked, values, kind in (
             (request.need_lse, result.lse, LSE),
-            (request.need_top, result.top_ids, TOP_ID),
-            (request.need_top, result.top_logits, TOP_LOGIT),
+            (request.num_top, result.top_ids, TOP_ID),
+            (request.num_top, result.top_logits, TOP_LOGIT),
         ):
-            assert (values is not None) == asked
+            assert (values is not None) == bool(asked)
             if values is not None:
-                want = [0 if s == NOT_SCORED else hashed(s, kind) for s in rows]
-                assert values.tolist() == want, kind
+                kinds = [kind - 2 * rank for rank in range(int(asked))]
+                want = [[0 if s == NOT_SCORED else hashed(s, k) for k in kinds] for s in rows]
+                assert values.reshape(len(rows), -1).tolist() == want, kind
         assert result.computed_tokens > 0
 
     def is_due(self, error: BaseException, request: ScoreRequest) -> bool:

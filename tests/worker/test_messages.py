@@ -37,13 +37,13 @@ def ints(*values):
 
 
 REQUEST = ScoreRequest(
-    ints(5, 6, 7), (ints(1), ints(2, 3)), (ints(9), ints(8, 9)), True, True, -4, "salt", 12.5
+    ints(5, 6, 7), (ints(1), ints(2, 3)), (ints(9), ints(8, 9)), True, 2, -4, "salt", 12.5
 )
 RESULT = ScoreResult(
     (np.float32([1.5]), np.float32([2.5, -3.5])),
     np.float32([4, 5]),
-    ints(7, 8),
-    np.float32([9, 10]),
+    ints(7, 8, 2, 3).reshape(2, 2),
+    np.float32([[9, 8], [10, 7]]),
     6,
     Timings(0.1, 0.2, 0.3),
 )
@@ -80,14 +80,29 @@ def test_the_classes_of_a_classification_model_arrive():
 
 def test_a_request_for_every_position_and_its_result():
     items, labels = (ints(1), ints(2, 3)), (ints(4), ints(3, 5))
-    request = ScoreRequest(ints(), items, labels, True, True, every_position=True)
+    request = ScoreRequest(ints(), items, labels, True, 1, every_position=True)
     equal(to_request(decode_to_child(encode(score_message(3, request))), 10, 10), request)
     logits, rows = (np.float32([1.5]), np.float32([2.5, -3.5])), np.float32([4, 5, 6])
-    result = ScoreResult(logits, rows, ints(7, 8, 9), rows, 6, Timings(0.1, 0.2, 0.3))
+    result = ScoreResult(
+        logits, rows, ints(7, 8, 9)[:, None], rows[:, None], 6, Timings(0.1, 0.2, 0.3)
+    )
     equal(to_result(decode_from_child(encode(result_message(3, result))), request), result)
     with pytest.raises(ProtocolError, match="do not have 3 rows"):
         to_result(result_message(3, replace(result, lse=rows[:2])), request)
-    for changed in ({"query": ints(1).tobytes()}, {"label_counts": ints(2, 1).tobytes()}):
+    with_query = replace(request, query_ids=ints(6, 7), query_labels=ints(7, 1), num_top=3)
+    equal(to_request(decode_to_child(encode(score_message(3, with_query))), 10, 10), with_query)
+    of_query = replace(
+        result,
+        label_logits=(np.float32([0.5, 1]), *logits),
+        lse=np.arange(5, dtype=np.float32),
+        top_ids=ints(*range(15)).reshape(5, 3),
+        top_logits=np.arange(15, dtype=np.float32).reshape(5, 3),
+    )
+    message = decode_from_child(encode(result_message(3, of_query)))
+    equal(to_result(message, with_query), of_query)
+    with pytest.raises(ProtocolError, match="outside 0 to 6"):
+        to_request(score_message(3, with_query), 10, 7)
+    for changed in ({"query_labels": ints(1).tobytes()}, {"label_counts": ints(2, 1).tobytes()}):
         with pytest.raises(ProtocolError, match="one label for each token"):
             to_request(msgspec.structs.replace(score_message(1, request), **changed), 10, 10)
 
@@ -167,9 +182,10 @@ def test_a_request_that_does_not_hold_together(changed):
         {"lse": np.float32([1])},
         {"lse": None},
         {"top_ids": ints(1, 2, 3)},
+        {"top_ids": ints(1, 2)},
         {"top_ids": None},
         {"top_logits": np.float32([1])},
-        {"top_logits": np.float32([1, np.nan])},
+        {"top_logits": np.float32([1, np.nan, 2, 3])},
         {"top_logits": None},
     ],
 )

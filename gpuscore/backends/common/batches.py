@@ -6,6 +6,7 @@ import numpy as np
 
 from gpuscore.arrays import Int32Array
 from gpuscore.batch import PackedBatch, Prefix, Segment, pack
+from gpuscore.request import MAX_TOP
 
 SMALL = 64  # tokens of a warm-up batch
 FEW_ROWS = 256  # rows whose masks and work spaces are as large as those of more rows
@@ -18,8 +19,8 @@ def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
     """Yield small batches of token 0, one for every layout.
 
     They are: a query that fills a page; items on that page; a query with items in the same batch; a
-    single row with and without the most probable tokens, since the label head has a kernel for
-    each.
+    single row with several of the most probable tokens, with one and with none, since the label
+    head has a kernel for each.
     """
     size = min(max_tokens, SMALL)
     yield _batch([size], kept=min(page_size, size), scored=1, page_size=page_size)
@@ -27,8 +28,8 @@ def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
         items = [size // 4] * 3
         yield _batch(items, cached=page_size, scored=2, page_size=page_size)
         yield _batch(items, parents=[-1, 0, 0], scored=2, page_size=page_size)
-    for need_top in (True, False):
-        yield _batch([1], scored=1, page_size=page_size, need_top=need_top)
+    for num_top in (MAX_TOP, 1, 0):
+        yield _batch([1], scored=1, page_size=page_size, num_top=num_top)
 
 
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
@@ -86,7 +87,7 @@ def _batch(
     kept: int = 0,
     labels: int = 1,
     every_row: bool = False,
-    need_top: bool = True,
+    num_top: int = MAX_TOP,
 ) -> PackedBatch:
     """Build a batch of one request on page 0, with log-sum-exp.
 
@@ -99,7 +100,7 @@ def _batch(
         kept: how many tokens of the first segment are kept; slots of page 0 are used in turn.
         labels: labels of each scored row.
         every_row: each row of the scored segments is scored, for one label.
-        need_top: also ask for the most probable tokens.
+        num_top: most probable tokens to ask for.
     """
     segments = []
     for index, length in enumerate(lengths):
@@ -118,7 +119,7 @@ def _batch(
             )
         )
     prefix = Prefix(cached, _zeros(-(-cached // page_size)))
-    return pack(segments, [prefix], need_top=need_top)
+    return pack(segments, [prefix], num_top=num_top)
 
 
 def _zeros(count: int) -> Int32Array:

@@ -18,6 +18,7 @@ from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.checks import check_ids
 from gpuscore.backends.common.sizing import mebibytes
 from gpuscore.backends.jax.attention import Pool, PrefixPass, prefix_pass
+from gpuscore.backends.jax.label_head import MANY, NOTHING, ONE
 from gpuscore.backends.jax.layout import ProgramSizes, num_pages, padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.platform import keep_programs
@@ -99,7 +100,7 @@ class JaxBackend:
         sizes = programs.sizes
         slots = self._limits.num_pages * self._limits.page_size
         tables = padded(batch, sizes, self._limits.page_size, slots)
-        wanted = np.array(batch.need_top or bool(batch.need_lse.any()))
+        wanted = np.array(_wanted(batch), np.int32)
         try:
             self.pool, rows = programs.extend(self._weights, self.pool, tables, wanted)
             labels = tuple(self._labels(programs, rows.hidden, batch))
@@ -233,11 +234,18 @@ def _scores(pending: Launched) -> RowScores:
     count, some = len(batch.score_rows), np.empty(0, np.float32)
     logits = np.concatenate([some, *map(np.asarray, pending.labels)])[: len(batch.label_token_ids)]
     jax.block_until_ready(rows)
-    if not (batch.need_top or batch.need_lse.any()):
+    if _wanted(batch) == NOTHING:
         return RowScores(logits, lse=None, top_ids=None, top_logits=None)
-    wanted = batch.need_lse | batch.need_top
+    wanted = batch.need_lse | (batch.num_top > 0)
     lse = np.where(wanted, np.asarray(rows.lse)[:count], np.float32(np.nan))
-    if not batch.need_top:
+    if not batch.num_top:
         return RowScores(logits, lse, top_ids=None, top_logits=None)
-    top_ids, top_logits = np.asarray(rows.top)[:count], np.asarray(rows.top_logits)[:count]
-    return RowScores(logits, lse, top_ids, top_logits)
+    tops = (np.asarray(x)[:count, : batch.num_top] for x in (rows.top, rows.top_logits))
+    return RowScores(logits, lse, *tops)
+
+
+def _wanted(batch: PackedBatch) -> int:
+    """Return the statistics over the vocabulary that a batch asks for."""
+    if batch.num_top > 1:
+        return MANY
+    return ONE if batch.num_top or batch.need_lse.any() else NOTHING

@@ -6,21 +6,26 @@ from jax import Array, lax
 
 from gpuscore.backends.jax.indexing import chosen, part, put
 from gpuscore.backends.jax.products import contract
+from gpuscore.request import MAX_TOP
 
 VOCAB_TILE = 4096
 LABEL_TILE = 64
+NOTHING, ONE, MANY = range(3)  # statistics of a row that a batch can ask for
 
 
 def vocab_statistics(
     hidden: Array, lm_head: Array, tiles: Array, wanted: Array, rows: int
 ) -> tuple[Array, Array, Array]:
-    """Return each row's log-sum-exp, float32 [N], most probable token, int32 [N], and its logit.
+    """Return each row's log-sum-exp, float32 [N], and its most probable tokens with their logits.
+
+    Both are [N, MAX_TOP], the largest first, lower ids first on a tie; with fewer wanted, the rest
+    is not written. Places after the last token hold -inf.
 
     Args:
         hidden: [N, E].
         lm_head: [V, E].
         tiles: int32 [], number of tiles to compute; later rows get NaN.
-        wanted: bool []; if false, nothing is computed.
+        wanted: int32 []; NOTHING: no tile is computed; ONE: one token for each row; MANY: all.
         rows: rows of a tile; at most `rows` x VOCAB_TILE logits exist at a time.
     """
     vocab = len(lm_head)
@@ -29,8 +34,8 @@ def vocab_statistics(
     def one(tile: Array, done: tuple[Array, ...]) -> tuple[Array, ...]:
         these = part(hidden, tile * rows, rows)
 
-        def add(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            most, total, best = state
+        def add(index: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+            most, total, ids_so_far, logits_so_far = state
             # The last tile starts earlier so that it is full; tokens of the tile before are masked.
             first = jnp.minimum(index * step, vocab - step)
             ids = first + jnp.arange(step)
@@ -40,18 +45,33 @@ def vocab_statistics(
             top = logits.max(1)
             new = jnp.maximum(most, top)
             total = total * jnp.exp(most - new) + jnp.exp(logits - new[:, None]).sum(1)
-            first_top = jnp.where(logits == top[:, None], ids, vocab - 1).min(1)
-            return new, total, jnp.where(top > most, first_top, best)
 
-        none = (jnp.full(rows, -jnp.inf), jnp.zeros(rows), jnp.zeros(rows, jnp.int32))
-        most, total, best = lax.fori_loop(0, -(-vocab // step), add, none)
-        found = (most + jnp.log(total), best, most)
+            def with_one(ids_so_far: Array, logits_so_far: Array) -> tuple[Array, Array]:
+                first_top = jnp.where(logits == top[:, None], ids, vocab - 1).min(1)
+                best = jnp.where(top > most, first_top, ids_so_far[:, 0])
+                return ids_so_far.at[:, 0].set(best), logits_so_far.at[:, 0].set(new)
+
+            def with_many(ids_so_far: Array, logits_so_far: Array) -> tuple[Array, Array]:
+                # Of equal values `top_k` takes the first, which have the lower ids.
+                values, places = lax.top_k(logits, min(MAX_TOP, step))
+                values = jnp.concatenate((logits_so_far, values), 1)
+                values, chosen_places = lax.top_k(values, MAX_TOP)
+                together = jnp.concatenate((ids_so_far, ids[places]), 1)
+                return jnp.take_along_axis(together, chosen_places, 1), values
+
+            tops = lax.cond(wanted == MANY, with_many, with_one, ids_so_far, logits_so_far)
+            return new, total, *tops
+
+        empty = jnp.zeros((rows, MAX_TOP), jnp.int32), jnp.full((rows, MAX_TOP), -jnp.inf)
+        none = (jnp.full(rows, -jnp.inf), jnp.zeros(rows), *empty)
+        most, total, *tops = lax.fori_loop(0, -(-vocab // step), add, none)
+        found = (most + jnp.log(total), *tops)
         return jax.tree.map(lambda every, new: put(every, new, tile * rows), done, found)
 
-    nan = jnp.full(len(hidden), jnp.nan)
-    none = nan, jnp.zeros(len(hidden), jnp.int32), nan
+    shape = (len(hidden), MAX_TOP)
+    none = jnp.full(len(hidden), jnp.nan), jnp.zeros(shape, jnp.int32), jnp.full(shape, jnp.nan)
     with jax.named_scope("vocab_statistics"):
-        return lax.fori_loop(0, jnp.where(wanted, tiles, 0), one, none)
+        return lax.fori_loop(0, jnp.where(wanted == NOTHING, 0, tiles), one, none)
 
 
 def label_logits(hidden: Array, lm_head: Array, rows: Array, ids: Array, count: Array) -> Array:

@@ -15,7 +15,7 @@ from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import Attention, Pool, PrefixPass, attend, store
 from gpuscore.backends.jax.decoder import Weights, forward
-from gpuscore.backends.jax.label_head import LABEL_TILE, label_logits, vocab_statistics
+from gpuscore.backends.jax.label_head import LABEL_TILE, ONE, label_logits, vocab_statistics
 from gpuscore.backends.jax.layout import ProgramSizes, Tables, Tile, Tiles, padded
 
 LABELS_PER_TOKEN = 16  # labels of one call, per token; a batch with more labels takes several calls
@@ -25,7 +25,7 @@ _OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
 # then run no faster.
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 
-# (weights, pool, tables, true if statistics are wanted) -> pool, scored rows
+# (weights, pool, tables, the statistics that are wanted) -> pool, scored rows
 Extend: TypeAlias = Callable[..., tuple[Pool, "ScoredRows"]]
 Labels: TypeAlias = Callable[..., Array]  # the arguments of `label_logits`
 
@@ -33,8 +33,8 @@ Labels: TypeAlias = Callable[..., Array]  # the arguments of `label_logits`
 class ScoredRows(NamedTuple):
     hidden: Array  # [T, E]; only the first N rows are scored rows, here and below
     lse: Array  # float32 [T]
-    top: Array  # int32 [T]
-    top_logits: Array  # float32 [T]
+    top: Array  # int32 [T, MAX_TOP]
+    top_logits: Array  # float32 [T, MAX_TOP]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,9 @@ def compile_programs(
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there)
 
     one = next(iter(warmup_batches(1, 1)))
-    arguments = jax.tree.map(shaped, (weights, pool, padded(one, sizes, 1, 1), np.array(True)))
+    arguments = jax.tree.map(
+        shaped, (weights, pool, padded(one, sizes, 1, 1), np.array(ONE, np.int32))
+    )
     extend = (
         jax.jit(partial(run, cfg=cfg, attention=attention), donate_argnums=1)
         .lower(*arguments)

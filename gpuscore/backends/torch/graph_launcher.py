@@ -244,11 +244,11 @@ class GraphLauncher:
         parts = [label_logits(hidden, weight, rows, ids, softcap=cap, impl="triton")]
         if len(wanted):
             lse, top, top_logits = vocab_statistics(
-                hidden, weight, wanted, need_top=batch.need_top, softcap=cap, impl="triton"
+                hidden, weight, wanted, num_top=batch.num_top, softcap=cap, impl="triton"
             )
             parts.append(lse)
             if top is not None and top_logits is not None:
-                parts += [top.int().view(torch.float32), top_logits]
+                parts += [top.int().view(torch.float32).reshape(-1), top_logits.reshape(-1)]
         answer = parts[0] if len(parts) == 1 else torch.cat(parts)
         if len(buffers.answer) < len(answer):
             buffers.answer = self.queue.host(2 * len(answer), torch.float32)

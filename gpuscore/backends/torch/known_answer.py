@@ -6,6 +6,7 @@ stride would change scores without an error.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TypeAlias
 
@@ -30,7 +31,7 @@ from gpuscore.batch import (
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.gated import gated
-from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.label_head import MAX_TOP, label_logits, vocab_statistics
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
@@ -191,14 +192,15 @@ def _kernel_calls(
         )
         return *heads_of_rows, k, v
 
-    def statistics(impl: Implementation) -> tuple[Tensor, ...]:
+    def statistics(num_top: int, impl: Implementation) -> tuple[Tensor, ...]:
         lse, top, top_logits = vocab_statistics(
-            x, head, chosen, need_top=True, softcap=model.final_softcap, impl=impl
+            x, head, chosen, num_top=num_top, softcap=model.final_softcap, impl=impl
         )
         assert top is not None and top_logits is not None  # noqa: S101, PT018  (it was asked for)
         # Ids may differ where two tokens are as likely; their logits may not.
-        best = label_logits(x, head, chosen, top, softcap=model.final_softcap, impl="reference")
-        return lse, best, top_logits
+        rows, ids = chosen.repeat_interleave(num_top), top.reshape(-1)
+        best = label_logits(x, head, rows, ids, softcap=model.final_softcap, impl="reference")
+        return lse, best, top_logits.reshape(-1)
 
     def logits(impl: Implementation) -> tuple[Tensor, ...]:
         cap = model.final_softcap
@@ -212,7 +214,8 @@ def _kernel_calls(
     yield "gated", lambda i: (gated(gate_up, model.activation, pdl=pdl, impl=i),)
     yield "qk_norm_rope_store", with_pages
     yield "label_logits", logits
-    yield "vocab_statistics", statistics
+    yield "vocab_statistics", partial(statistics, 1)
+    yield "vocab_statistics with many tokens", partial(statistics, min(MAX_TOP, len(head)))
 
 
 def filled_batch(tokens: int, scored: int, vocab: int, page_size: int) -> PackedBatch:

@@ -103,7 +103,7 @@ class PlainLauncher:
         statistics = self._by_rows(
             lambda rows: _without_none(
                 vocab_statistics(
-                    hidden, weight, rows, need_top=batch.need_top, softcap=cap, impl=self._head
+                    hidden, weight, rows, num_top=batch.num_top, softcap=cap, impl=self._head
                 )
             ),
             self._to_device(wanted),
@@ -124,7 +124,7 @@ def label_rows(batch: PackedBatch) -> np.ndarray:
 
 def wanted_rows(batch: PackedBatch) -> np.ndarray:
     """Numbers of the scored rows that need the whole vocabulary (lse or top token), int64."""
-    if batch.need_top:
+    if batch.num_top:
         return np.arange(len(batch.score_rows))
     return batch.need_lse.nonzero()[0]
 
@@ -137,7 +137,8 @@ def row_scores(
     Args:
         batch: the batch that was run.
         logits: [L]; these and other arrays are kept if they are float32.
-        statistics: arrays over the wanted rows: none, or lse, or lse, top_ids and top_logits.
+        statistics: arrays over the wanted rows: none, or lse, or lse, top_ids and top_logits, the
+            latter [rows, num_top] or flat.
     """
     logits = logits.astype(np.float32, copy=False)
     if not statistics:
@@ -149,7 +150,8 @@ def row_scores(
         lse[wanted_rows(batch)] = found
     if len(statistics) == 1:
         return RowScores(logits, lse, None, None)
-    _, top_ids, top_logits = statistics  # need_top makes every scored row a wanted one
+    # num_top makes every scored row a wanted one.
+    top_ids, top_logits = (part.reshape(-1, batch.num_top) for part in statistics[1:])
     best = top_logits.astype(np.float32, copy=False)
     return RowScores(logits, lse, top_ids.astype(np.int32, copy=False), best)
 

@@ -1,4 +1,5 @@
 from gpuscore_kernels.label_head.api import (
+    MAX_TOP,
     VocabStatistics,
     label_logits,
     repeating_rows,
@@ -6,4 +7,11 @@ from gpuscore_kernels.label_head.api import (
     vocab_statistics,
 )
 
-__all__ = ["VocabStatistics", "label_logits", "repeating_rows", "tile_shapes", "vocab_statistics"]
+__all__ = [
+    "MAX_TOP",
+    "VocabStatistics",
+    "label_logits",
+    "repeating_rows",
+    "tile_shapes",
+    "vocab_statistics",
+]

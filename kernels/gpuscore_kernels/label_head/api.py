@@ -11,9 +11,10 @@ from torch import Tensor
 
 from gpuscore_kernels.label_head import reference
 from gpuscore_kernels.label_head.reference import MAX_TILE, repeating_rows, tile_shapes
-from gpuscore_kernels.label_head.statistics import VocabStatistics
+from gpuscore_kernels.label_head.statistics import MAX_TOP, VocabStatistics
 
 __all__ = [
+    "MAX_TOP",
     "Implementation",
     "VocabStatistics",
     "label_logits",
@@ -67,39 +68,42 @@ def vocab_statistics(
     weight: Tensor,
     rows: Tensor | None = None,
     *,
-    need_top: bool,
+    num_top: int,
     softcap: float | None = None,
     max_tile: int = MAX_TILE,
     impl: Implementation,
 ) -> VocabStatistics:
-    """Return each row's log-sum-exp over all V logits, and the largest (lowest id on a tie).
+    """Return each row's log-sum-exp over all V logits, and the largest (lower ids on a tie).
 
     Args:
         hidden: [N, E] after the final norm.
         weight: [V, E] of the LM head.
         rows: int [M], rows of `hidden` to compute; None = all.
-        need_top: also return the best token and its logit.
+        num_top: number of best tokens to return with their logits, at most MAX_TOP.
         softcap: logits z become softcap * tanh(z / softcap).
         max_tile: elements of logits and of converted weights that the reference holds at a time.
         impl: "reference" (any device) or "triton".
 
     Returns:
-        lse float [M], natural log; top_ids int64 [M] and top_logits float [M], or None. The top
-        logit is the one that went into the log-sum-exp; `label_logits` sums the same token's
-        products in another order. With "triton" the vocabulary is divided into slices, whose number
-        and order of summing depend only on the device's architecture and the dtype.
+        lse float [M], natural log; top_ids int64 [M, num_top] and top_logits float [M, num_top],
+        the largest first, or None. Places after the V-th hold -inf. The top logits are those that
+        went into the log-sum-exp; `label_logits` sums the same tokens' products in another order.
+        With "triton" the vocabulary is divided into slices, whose number and order of summing
+        depend only on the device's architecture and the dtype.
 
     Raises:
-        ValueError: shapes or dtypes do not fit.
+        ValueError: shapes or dtypes do not fit, or `num_top` is too large.
     """
     _check(hidden, weight)
+    if not 0 <= num_top <= MAX_TOP:
+        raise ValueError(f"{num_top} top tokens, the limit is {MAX_TOP}")
     if impl == "reference":
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        return reference.vocab_statistics(hidden, weight, need_top, softcap, max_tile)
+        return reference.vocab_statistics(hidden, weight, num_top, softcap, max_tile)
     from gpuscore_kernels.label_head import triton
 
-    return triton.vocab_statistics(hidden, weight, rows, need_top, softcap)
+    return triton.vocab_statistics(hidden, weight, rows, num_top, softcap)
 
 
 def _check(hidden: Tensor, weight: Tensor) -> None:

@@ -40,14 +40,14 @@ def label_logits(
 
 
 def vocab_statistics(
-    hidden: Tensor, weight: Tensor, need_top: bool, softcap: float | None, max_tile: int
+    hidden: Tensor, weight: Tensor, num_top: int, softcap: float | None, max_tile: int
 ) -> VocabStatistics:
     num_rows, width = hidden.shape
     compute = torch.promote_types(hidden.dtype, torch.float32)
     hidden = hidden.to(compute)
     lse = torch.full((num_rows,), -torch.inf, dtype=compute, device=hidden.device)
-    best = lse.clone()
-    best_id = torch.zeros(num_rows, dtype=torch.int64, device=hidden.device)
+    best = lse.new_full((num_rows, num_top), -torch.inf)
+    best_ids = torch.zeros(num_rows, num_top, dtype=torch.int64, device=hidden.device)
     vocab_step, row_step = _tile(width, max_tile)
     in_pieces = hidden.device.type == "cpu" and num_rows <= FEW_ROWS
     for v0 in range(0, weight.shape[0], vocab_step):
@@ -57,12 +57,39 @@ def vocab_statistics(
             rows = slice(n0, n0 + row_step)
             logits = _capped(_products(hidden[rows], tile), softcap)  # [n, v]
             lse[rows] = torch.logaddexp(lse[rows], torch.logsumexp(logits, dim=1))
-            if need_top:
-                value, index = logits.max(dim=1)
-                better = value > best[rows]
-                best[rows] = torch.where(better, value, best[rows])
-                best_id[rows] = torch.where(better, index + v0, best_id[rows])
-    return VocabStatistics(lse, *((best_id, best) if need_top else (None, None)))
+            if num_top:
+                values, ids = _largest(logits, min(num_top, logits.shape[1]))
+                best[rows], best_ids[rows] = _merged(best[rows], best_ids[rows], values, ids + v0)
+    return VocabStatistics(lse, *((best_ids, best) if num_top else (None, None)))
+
+
+def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return each row's `count` largest logits, the largest first, and their columns.
+
+    Of equal logits the first columns are chosen and come first.
+    """
+    if count == 1:
+        return logits.max(dim=1, keepdim=True)
+    values, columns = logits.topk(count, dim=1)
+    # Which of equal logits `topk` finds is not defined. It matters for the smallest ones.
+    least = values[:, -1:]
+    tied = ((logits == least).sum(dim=1) > (values == least).sum(dim=1)).nonzero()[:, 0]
+    if len(tied):
+        every, order = logits[tied].sort(dim=1, descending=True, stable=True)
+        values[tied], columns[tied] = every[:, :count], order[:, :count]
+    columns, order = columns.sort(dim=1)
+    values, by_value = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, columns.gather(1, by_value)
+
+
+def _merged(best: Tensor, ids: Tensor, values: Tensor, new_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest of those so far and of a later tile, both in the order of `_largest`."""
+    count = best.shape[1]
+    if count == 1:
+        better = values > best
+        return torch.where(better, values, best), torch.where(better, new_ids, ids)
+    every, order = torch.cat((best, values), 1).sort(dim=1, descending=True, stable=True)
+    return every[:, :count], torch.cat((ids, new_ids), 1).gather(1, order[:, :count])
 
 
 def _products(hidden: Tensor, weight: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
-"""Result type of `vocab_statistics`."""
+"""Result type of `vocab_statistics`, and its limit."""
 
 from typing import NamedTuple
 
 from torch import Tensor
+
+MAX_TOP = 20  # best tokens of a row
 
 
 class VocabStatistics(NamedTuple):

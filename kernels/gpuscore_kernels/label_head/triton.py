@@ -1,9 +1,9 @@
 """The label head in Triton.
 
 The log-sum-exp takes two kernels. The first multiplies rows with one slice of the vocabulary, tile
-by tile, and keeps each row's running maximum, sum and best token; the second combines a row's
-slices in a fixed order. Cut Cross-Entropy (arXiv 2411.09009) does the same in one kernel with
-locks, where the order of summing varies.
+by tile, and keeps each row's running maximum, sum and best tokens; the second (`slice_merge`)
+combines a row's slices in a fixed order. Cut Cross-Entropy (arXiv 2411.09009) does the same in one
+kernel with locks, where the order of summing varies.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,16 @@ from torch import Tensor
 
 from gpuscore_kernels.cached_launch import CachedLaunch, chosen_once
 from gpuscore_kernels.label_head.config import Config, config_for
-from gpuscore_kernels.label_head.statistics import VocabStatistics
+from gpuscore_kernels.label_head.statistics import MAX_TOP, VocabStatistics
 from gpuscore_kernels.launch import arch_of, next_power_of_two
+from gpuscore_kernels.slice_merge.triton import merge, no_best, top_constants, with_best
 from gpuscore_kernels.variant import ARCHES, LoopRule, Variant
 
 LABEL_BLOCK = 1024  # elements of a dot product at a time
+# With several best tokens each slice of a row keeps as many, so rows are computed in parts: these
+# take 20 MiB.
+BEST_ROWS = 1024
+NAMES = {0: False, 1: True}  # of variants
 
 
 @triton.jit
@@ -60,13 +65,14 @@ def label_logits_kernel(
 
 # If specialised, Triton would compile different code for 1 row, multiples of 16 and other numbers.
 @triton.jit(do_not_specialize=["num_rows"])
-def slice_statistics_kernel(
+def slice_statistics_kernel(  # noqa: C901  (branches on compile-time constants)
     hidden,
     weight,
     rows,
     peaks,
     sums,
     best_ids,
+    best_logits,
     num_rows,
     hidden_stride,
     width,
@@ -79,9 +85,13 @@ def slice_statistics_kernel(
     EVEN_K: tl.constexpr,
     HAS_ROWS: tl.constexpr,
     HAS_CAP: tl.constexpr,
-    NEED_TOP: tl.constexpr,
+    TOP: tl.constexpr,
+    TOP_COLUMNS: tl.constexpr,
 ):
     """Write peaks, sums and best_ids, each [num_rows, SLICES]; programs of a slice run together.
+
+    With TOP over 1 best_ids and best_logits are [num_rows, SLICES, TOP], in no order. A slice with
+    fewer tokens has -inf in the places that are left.
 
     `width` is not a compile-time constant, because the inner loop over it would be unrolled.
     """
@@ -95,6 +105,8 @@ def slice_statistics_kernel(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     best = tl.zeros([BLOCK_M], tl.int32)
+    if TOP > 1:
+        top, top_ids = no_best(BLOCK_M, TOP, TOP_COLUMNS)
     tiles: tl.constexpr = (VOCAB + BLOCK_N - 1) // BLOCK_N
     per_slice: tl.constexpr = (tiles + SLICES - 1) // SLICES
     first = tl.program_id(1) * per_slice
@@ -115,43 +127,28 @@ def slice_statistics_kernel(
             logits = _capped(logits, softcap)
         logits = tl.where(is_token[None, :], logits, float("-inf"))
         tile_peak = tl.max(logits, axis=1)
-        if NEED_TOP:
+        if TOP == 1:
             tile_best = tile * BLOCK_N + tl.argmax(logits, axis=1, tie_break_left=True)
             best = tl.where(tile_peak > peak, tile_best, best)
         new_peak = tl.maximum(peak, tile_peak)
         tile_sum = tl.sum(tl.exp(logits - new_peak[:, None]), axis=1)
         total = total * tl.exp(peak - new_peak) + tile_sum
         peak = new_peak
+        if TOP > 1:
+            first_token = tile * BLOCK_N
+            top, top_ids = with_best(
+                top, top_ids, logits, tile_peak, first_token, BLOCK_N, TOP_COLUMNS
+            )
     place = row.to(tl.int64) * SLICES + tl.program_id(1)
     tl.store(peaks + place, peak, mask=is_row)
     tl.store(sums + place, total, mask=is_row)
-    if NEED_TOP:
+    if TOP == 1:
         tl.store(best_ids + place, best, mask=is_row)
-
-
-@triton.jit
-def merge_slices_kernel(
-    peaks,
-    sums,
-    best_ids,
-    lse,
-    top_ids,
-    top_logits,
-    SLICES: tl.constexpr,
-    NEED_TOP: tl.constexpr,
-):
-    """Combine a row's slices; one program per row. A slice without tokens has peak -inf, sum 0."""
-    row = tl.program_id(0)
-    place = row.to(tl.int64) * SLICES + tl.arange(0, SLICES)
-    peak = tl.load(peaks + place)
-    highest = tl.max(peak, axis=0)
-    total = tl.sum(tl.load(sums + place) * tl.exp(peak - highest), axis=0)
-    tl.store(lse + row, highest + tl.log(total))
-    if NEED_TOP:
-        # Slices are in the order of ids, so of equal logits the first has the lowest id.
-        winner = tl.argmax(peak, axis=0, tie_break_left=True)
-        tl.store(top_ids + row, tl.load(best_ids + row.to(tl.int64) * SLICES + winner))
-        tl.store(top_logits + row, highest)
+    if TOP > 1:
+        column = tl.arange(0, TOP_COLUMNS)[None, :]
+        places, is_place = place[:, None] * TOP + column, is_row[:, None] & (column < TOP)
+        tl.store(best_ids + places, top_ids, mask=is_place)
+        tl.store(best_logits + places, top, mask=is_place)
 
 
 @chosen_once
@@ -163,15 +160,14 @@ def _launch_labels(width: int, has_cap: bool) -> CachedLaunch:
 
 @chosen_once
 def _launch_slices(
-    config: Config, vocab: int, even: bool, has_rows: bool, has_cap: bool, need_top: bool
+    config: Config, vocab: int, even: bool, has_rows: bool, has_cap: bool, top: int
 ) -> CachedLaunch:
     own = {
         "VOCAB": vocab,
         "EVEN_K": even,
         "HAS_ROWS": has_rows,
         "HAS_CAP": has_cap,
-        "NEED_TOP": need_top,
-    }
+    } | top_constants(top)
     return CachedLaunch(
         slice_statistics_kernel,
         own | config.sizes(),
@@ -179,12 +175,6 @@ def _launch_slices(
         free=1,
         dtypes=(0, 2),
     )
-
-
-@chosen_once
-def _launch_merge(slices: int, need_top: bool) -> CachedLaunch:
-    constants = {"SLICES": slices, "NEED_TOP": need_top}
-    return CachedLaunch(merge_slices_kernel, constants, {"num_warps": 1}, dtypes=())
 
 
 def label_logits(
@@ -204,30 +194,46 @@ def label_logits(
 
 
 def vocab_statistics(
-    hidden: Tensor, weight: Tensor, rows: Tensor | None, need_top: bool, softcap: float | None
+    hidden: Tensor, weight: Tensor, rows: Tensor | None, num_top: int, softcap: float | None
 ) -> VocabStatistics:
     hidden, weight = _rows_whole(hidden), weight.contiguous()
+    count = len(hidden) if rows is None else len(rows)
+    if num_top <= 1 or count <= BEST_ROWS:
+        return _statistics(hidden, weight, rows, num_top, softcap)
+    chosen = torch.arange(count, device=hidden.device) if rows is None else rows
+    parts = [
+        _statistics(hidden, weight, chosen[start : start + BEST_ROWS], num_top, softcap)
+        for start in range(0, count, BEST_ROWS)
+    ]
+    return VocabStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _statistics(
+    hidden: Tensor, weight: Tensor, rows: Tensor | None, num_top: int, softcap: float | None
+) -> VocabStatistics:
     config = config_for(arch_of(hidden), hidden.dtype)
+    top = num_top if num_top <= 1 else MAX_TOP  # so there is one variant for all numbers over 1
     count, device = len(hidden) if rows is None else len(rows), hidden.device
     lse = torch.empty(count, dtype=torch.float32, device=device)
-    top_ids = torch.empty(count if need_top else 0, dtype=torch.int64, device=device)
-    top_logits = torch.empty(len(top_ids), dtype=torch.float32, device=device)
+    top_ids = torch.empty((count, top), dtype=torch.int64, device=device)
+    top_logits = torch.empty((count, top), dtype=torch.float32, device=device)
     if count:
         peaks = torch.empty((count, config.SLICES), dtype=torch.float32, device=device)
         sums = torch.empty_like(peaks)
-        best_ids = torch.empty_like(peaks, dtype=torch.int32)
+        best_logits = peaks if top <= 1 else peaks.new_empty((*peaks.shape, top))
+        best_ids = torch.empty_like(best_logits, dtype=torch.int32)
         chosen = best_ids if rows is None else rows.contiguous()
         even = weight.shape[1] % config.BLOCK_K == 0
         has_rows, has_cap = rows is not None, softcap is not None
-        _launch_slices(config, weight.shape[0], even, has_rows, has_cap, need_top)(
+        _launch_slices(config, weight.shape[0], even, has_rows, has_cap, top)(
             (triton.cdiv(count, config.BLOCK_M), config.SLICES),
-            (hidden, weight, chosen, peaks, sums, best_ids),
+            (hidden, weight, chosen, peaks, sums, best_ids, best_logits),
             (count, hidden.stride(0), weight.shape[1], softcap or 1.0),
         )
-        _launch_merge(config.SLICES, need_top)(
-            (count, 1), (peaks, sums, best_ids, lse, top_ids, top_logits), ()
-        )
-    return VocabStatistics(lse, *((top_ids, top_logits) if need_top else (None, None)))
+        merge(peaks, sums, best_ids, best_logits, (lse, top_ids, top_logits), top)
+    if not num_top:
+        return VocabStatistics(lse, None, None)
+    return VocabStatistics(lse, top_ids[:, :num_top], top_logits[:, :num_top])
 
 
 def _rows_whole(x: Tensor) -> Tensor:
@@ -245,21 +251,24 @@ def variants() -> Iterator[Variant]:
         num_stages=3,
         quick=(80, 120),
     )
-    pointers = "hidden weight rows peaks sums best_ids"
-    for width, vocab, dtype, has_cap, need_top, quick in (
-        (1024, 151936, torch.bfloat16, False, False, ARCHES),  # Qwen3-0.6B
-        (1024, 151936, torch.bfloat16, False, True, ()),
-        (2304, 256000, torch.bfloat16, True, True, ()),  # Gemma 2 2B
-        (1024, 151936, torch.float32, False, True, ()),
+    pointers = "hidden weight rows peaks sums best_ids best_logits"
+    for width, vocab, dtype, has_cap, top, quick in (
+        (1024, 151936, torch.bfloat16, False, 0, ARCHES),  # Qwen3-0.6B
+        (1024, 151936, torch.bfloat16, False, 1, ()),
+        (2304, 256000, torch.bfloat16, True, 1, ()),  # Gemma 2 2B
+        (1024, 151936, torch.float32, False, 1, ()),
+        (1024, 151936, torch.bfloat16, False, MAX_TOP, ()),
+        (2304, 256000, torch.bfloat16, True, MAX_TOP, ()),
+        (1024, 151936, torch.float32, False, MAX_TOP, ()),
     ):
         for config in dict.fromkeys(config_for(arch, dtype) for arch in ARCHES):
             yield Variant(
-                name=f"slices width={width} {dtype} cap={has_cap} top={need_top}",
+                name=f"slices width={width} {dtype} cap={has_cap} top={NAMES.get(top, top)}",
                 kernel=slice_statistics_kernel,
                 signature=_types(pointers, dtype) | {"num_rows": "i32", "width": "i32"},
                 constexprs=config.sizes()
                 | {"VOCAB": vocab, "EVEN_K": True, "HAS_ROWS": True}
-                | {"HAS_CAP": has_cap, "NEED_TOP": need_top},
+                | {"HAS_CAP": has_cap, **top_constants(top)},
                 divisible=(*pointers.split(), "hidden_stride", "width"),
                 num_warps=config.num_warps,
                 num_stages=config.num_stages,
@@ -268,17 +277,6 @@ def variants() -> Iterator[Variant]:
                 loops={"for start in range(0, width, BLOCK_K)": LoopRule(in_flight=2)},
                 quick=quick,
             )
-    yield Variant(
-        name="merge",
-        kernel=merge_slices_kernel,
-        signature=dict.fromkeys(("peaks", "sums", "lse", "top_logits"), "*fp32")
-        | {"best_ids": "*i32", "top_ids": "*i64"},
-        constexprs={"SLICES": 128, "NEED_TOP": True},
-        divisible=("peaks", "sums", "best_ids", "lse", "top_ids", "top_logits"),
-        num_warps=1,
-        num_stages=3,
-        quick=(90,),
-    )
 
 
 def _types(pointers: str, dtype: torch.dtype) -> dict[str, str]:

@@ -167,8 +167,8 @@ def labels():
     rows, ids = (torch.tensor(x, device=DEVICE) for x in ([4, 1, 2], [7, 70, 3]))
     label_logits(hidden, weight, rows, ids, impl="triton")
     for chosen in (rows, None):
-        for need_top in (True, False):
-            vocab_statistics(hidden, weight, chosen, need_top=need_top, impl="triton")
+        for num_top in (0, 1, 3):
+            vocab_statistics(hidden, weight, chosen, num_top=num_top, impl="triton")
 
 
 TILES = TileConfig(rows=16, keys=16, own=16, num_warps=1, num_stages=1)
@@ -237,6 +237,7 @@ CALLS = {
     "label_logits_kernel": labels,
     "slice_statistics_kernel": labels,
     "merge_slices_kernel": labels,
+    "merge_best_kernel": labels,
     "extend_attention_kernel": attentions,
     "route_kernel": mixtures,
     "place_kernel": mixtures,

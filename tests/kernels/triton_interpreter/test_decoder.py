@@ -70,7 +70,7 @@ def batches(page_size):
     yield pack([Segment(query[:4], 0, 0, slots=slots)], [Prefix(0, pages)])
     items = [random_ids(rng, n) for n in (1, 3)]
     segments = [Segment(query[4:], 4, 0), *item_segments(items, 8, 0, 0, LABELS)]
-    yield pack(segments, [Prefix(4, pages)], need_top=True)
+    yield pack(segments, [Prefix(4, pages)], num_top=1)
 
 
 @pytest.fixture

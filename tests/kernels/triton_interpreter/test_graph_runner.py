@@ -120,7 +120,7 @@ def batches(page_size):
         yield pack([chunk], [Prefix(start, pages)])
     items = [random_ids(rng, n) for n in (1, 5)]
     behind = item_segments(items, 20, 0, 0, LABELS)
-    yield pack([Segment(query[16:], 16, 0), *behind], [Prefix(16, pages)], need_top=True)
+    yield pack([Segment(query[16:], 16, 0), *behind], [Prefix(16, pages)], num_top=1)
     other = item_segments([random_ids(rng, 3)], 0, 1, -1, LABELS[:1])
     alone = item_segments([query[16:], query[16:18]], 16, 0, -1, LABELS)
     yield pack([*alone, *other], [Prefix(16, pages), Prefix(0, pages[:0])])

@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 
-from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.label_head import MAX_TOP, label_logits, vocab_statistics
 from support.kernels import DEVICE, DTYPES, INTERPRETED, assert_near, between_nans, planted, randn
 from support.slow import slow
 
@@ -31,18 +31,20 @@ def make(rows, vocab, width, dtype, softcap=None):
     ("rows", "vocab", "width"),
     [(1, 1, 1), (3, 63, 17), (17, 129, 32), *([] if INTERPRETED else [(70, MANY, 32)])],
 )
-def test_statistics(rows, vocab, width, softcap, dtype):
+@pytest.mark.parametrize("num_top", [1, 2, MAX_TOP])
+def test_statistics(rows, vocab, width, softcap, dtype, num_top):
     hidden, weight, logits = make(rows, vocab, width, dtype, softcap)
     lse, top, top_logits = vocab_statistics(
-        hidden, weight, need_top=True, softcap=softcap, impl="triton"
+        hidden, weight, num_top=min(num_top, vocab), softcap=softcap, impl="triton"
     )
     assert lse.dtype == torch.float32, "logits stay float32 whatever the weights are"
     assert_near(lse, torch.logsumexp(logits, dim=1), torch.float32)
     assert top.dtype == torch.int64
-    assert torch.equal(top, logits.argmax(dim=1))
+    want = logits.topk(min(num_top, vocab), dim=1)
+    assert torch.equal(top, want.indices)
     assert top_logits.dtype == torch.float32
-    assert_near(top_logits, logits.max(dim=1).values, torch.float32)
-    again, *none = vocab_statistics(hidden, weight, need_top=False, softcap=softcap, impl="triton")
+    assert_near(top_logits, want.values, torch.float32)
+    again, *none = vocab_statistics(hidden, weight, num_top=0, softcap=softcap, impl="triton")
     assert torch.equal(lse, again)
     assert none == [None, None]
 
@@ -50,9 +52,9 @@ def test_statistics(rows, vocab, width, softcap, dtype):
 def test_chosen_rows_and_their_bits():
     """A row's statistics depend neither on the other rows nor on its place."""
     hidden, weight, _ = make(20, 70, 20, torch.float32)
-    every = vocab_statistics(hidden, weight, need_top=True, impl="triton")
+    every = vocab_statistics(hidden, weight, num_top=1, impl="triton")
     rows = torch.tensor([19, 0, 19, 7], device=DEVICE)
-    some = vocab_statistics(hidden, weight, rows, need_top=True, impl="triton")
+    some = vocab_statistics(hidden, weight, rows, num_top=1, impl="triton")
     assert all(torch.equal(a[rows], b) for a, b in zip(every, some, strict=True))
 
 
@@ -78,12 +80,44 @@ def test_a_tie_goes_to_the_lowest_id():
         weight.zero_()
         weight[tied] = 1.0
         hidden = torch.ones(2, 2, device=DEVICE)
-        assert vocab_statistics(hidden, weight, need_top=True, impl="triton")[1].eq(tied[0]).all()
+        for num_top, want in ((1, tied[:1]), (4, [*tied, 0, 1])):
+            found = vocab_statistics(hidden, weight, num_top=num_top, impl="triton")[1]
+            assert found.tolist() == [want, want]
+
+
+def test_ties_of_more_tokens_than_are_wanted():
+    """All are equal but one; and equal ones come in every order of ids."""
+    weight = torch.zeros(300, 2, device=DEVICE)
+    weight[171] = 1.0
+    hidden = torch.ones(1, 2, device=DEVICE)
+    found = vocab_statistics(hidden, weight, num_top=MAX_TOP, impl="triton")
+    assert found.top_ids[0].tolist() == [171, *range(MAX_TOP - 1)]
+    rng = torch.Generator().manual_seed(0)
+    weight[:, 0] = torch.randint(0, 9, (300,), generator=rng).to(weight)
+    weight[:, 1] = 0
+    found = vocab_statistics(hidden, weight, num_top=MAX_TOP, impl="triton")
+    want = weight[:, 0].sort(descending=True, stable=True)
+    assert found.top_ids[0].tolist() == want.indices[:MAX_TOP].tolist()
+    assert found.top_logits[0].tolist() == want.values[:MAX_TOP].tolist()
+
+
+def test_rows_are_computed_in_parts_if_many_tokens_are_wanted(monkeypatch):
+    module = importlib.import_module("gpuscore_kernels.label_head.triton")
+    hidden, weight, _ = make(20, 70, 20, torch.float32)
+    rows = torch.tensor([19, 0, 19, 7, 3, 3, 1], device=DEVICE)
+    for chosen in (None, rows):
+        every = vocab_statistics(hidden, weight, chosen, num_top=5, impl="triton")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "BEST_ROWS", 3)
+            parts = vocab_statistics(hidden, weight, chosen, num_top=5, impl="triton")
+        assert torch.equal(parts.top_ids, every.top_ids)
+        assert_near(parts.lse, every.lse, torch.float32)
+        assert_near(parts.top_logits, every.top_logits, torch.float32)
 
 
 def test_large_logits_do_not_overflow():
     hidden, weight, logits = make(3, 90, 32, torch.float32)
-    lse, *_ = vocab_statistics(hidden * 1e4, weight, need_top=False, impl="triton")
+    lse, *_ = vocab_statistics(hidden * 1e4, weight, num_top=0, impl="triton")
     assert_near(lse, torch.logsumexp(logits * 1e4, dim=1), torch.float32)
 
 
@@ -91,7 +125,7 @@ def test_what_is_not_finite_stays_so_in_its_row():
     hidden, weight, _ = make(3, 90, 32, torch.float32)
     hidden = hidden.clone()
     hidden[1, 5] = torch.nan
-    lse, *_ = vocab_statistics(hidden, weight, need_top=False, impl="triton")
+    lse, *_ = vocab_statistics(hidden, weight, num_top=0, impl="triton")
     assert lse.isfinite().tolist() == [True, False, True]
 
 
@@ -99,9 +133,9 @@ def test_nothing_wanted():
     weight, none = randn(9, 4), torch.empty(0, 4, device=DEVICE)
     no_rows = torch.zeros(0, dtype=torch.int64, device=DEVICE)
     assert label_logits(none, weight, no_rows, no_rows, impl="triton").shape == (0,)
-    every = vocab_statistics(none, weight, need_top=True, impl="triton")
-    assert all(x.shape == (0,) for x in every)
-    lse, *_ = vocab_statistics(randn(3, 4), weight, no_rows, need_top=False, impl="triton")
+    every = vocab_statistics(none, weight, num_top=1, impl="triton")
+    assert [tuple(x.shape) for x in every] == [(0,), (0, 1), (0, 1)]
+    lse, *_ = vocab_statistics(randn(3, 4), weight, no_rows, num_top=0, impl="triton")
     assert lse.shape == (0,)
 
 
@@ -110,12 +144,10 @@ def test_nothing_wanted():
     [
         ('tl.where(is_token[None, :], logits, float("-inf"))', "logits"),
         ("total * tl.exp(peak - new_peak)", "total"),
-        ("* tl.exp(peak - highest)", ""),
         ("first + per_slice, tiles", "first + per_slice - 1, tiles"),
         ("logits = _capped(logits, softcap)", "logits = logits"),
         ("tl.where(logits < 0, -size, size)", "size"),
         ("best = tl.where(tile_peak > peak", "best = tl.where(tile_peak < peak"),
-        ("top_logits + row, highest", "top_logits + row, total"),
         ("if not EVEN_K:", "if False:"),
     ],
 )
@@ -125,10 +157,30 @@ def test_a_defect_is_visible(old, new, monkeypatch, tmp_path):
         check_few_and_many_tokens()
 
 
-def check_few_and_many_tokens():
+def check_few_and_many_tokens(num_top=1):
     """Few, among which the padding of a tile counts, and more than a tile of each slice."""
     for tokens in (199, MANY):
-        test_statistics(5, tokens, 23, 20.0, torch.float32)
+        test_statistics(5, tokens, 23, 20.0, torch.float32, num_top)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "num_top"),
+    [
+        ("* tl.exp(peak - highest)", "", 1),
+        ("top_logits + row, highest", "top_logits + row, total", 1),
+        ("tl.where(ids == winner,", "tl.where(ids < 0,", 5),
+        ("tl.where(column < TOP, float", "tl.where(column < 1, float", 5),
+        ("least = tl.min(top, axis=1)\n    return", "return", 5),
+    ],
+)
+def test_a_defect_of_merging_is_visible(old, new, num_top, monkeypatch, tmp_path):
+    module = importlib.import_module("gpuscore_kernels.slice_merge.triton")
+    head = importlib.import_module("gpuscore_kernels.label_head.triton")
+    with (
+        planted(monkeypatch, module, old, new, tmp_path, users=[head]),
+        pytest.raises(AssertionError),
+    ):
+        check_few_and_many_tokens(num_top)
 
 
 @pytest.mark.parametrize(

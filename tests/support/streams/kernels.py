@@ -75,13 +75,16 @@ DECLARED = {
     ),
     "label_logits_kernel": Declared("hidden weight rows label_ids", "out"),
     "slice_statistics_kernel": Declared(
-        "hidden weight rows", "peaks sums best_ids", {"rows": "HAS_ROWS", "best_ids": "NEED_TOP"}
+        "hidden weight rows",
+        "peaks sums best_ids best_logits",
+        {"rows": "HAS_ROWS", "best_ids": "TOP", "best_logits": "TOP_COLUMNS"},
     ),
     "merge_slices_kernel": Declared(
         "peaks sums best_ids",
         "lse top_ids top_logits",
         dict.fromkeys(("best_ids", "top_ids", "top_logits"), "NEED_TOP"),
     ),
+    "merge_best_kernel": Declared("peaks sums best_ids best_logits", "lse top_ids top_logits"),
     "extend_attention_kernel": Declared(
         "q k v pool_k pool_v before_out before_lse rows tiles pool_tiles masked",
         "out lse",
@@ -173,8 +176,13 @@ def _slice_statistics(a: Bound) -> None:
     a["peaks"].copy_(peaks)
     finite = peaks.clamp_min(torch.finfo(peaks.dtype).min).unsqueeze(-1)
     a["sums"].copy_((slices - finite).exp().sum(dim=-1))
-    if a["NEED_TOP"]:
+    if a["TOP"] == 1:
         a["best_ids"].copy_(best + width * torch.arange(a["SLICES"]))
+    if a["TOP"] > 1:
+        values, ids = slices.topk(min(a["TOP"], width), dim=-1)
+        firsts = width * torch.arange(a["SLICES"])[:, None]
+        a["best_logits"].fill_(-torch.inf)[..., : values.shape[-1]].copy_(values)
+        a["best_ids"].fill_(-1)[..., : values.shape[-1]].copy_(ids + firsts)
 
 
 def _merge_slices(a: Bound) -> None:
@@ -184,6 +192,13 @@ def _merge_slices(a: Bound) -> None:
     if a["NEED_TOP"]:
         a["top_ids"].copy_(a["best_ids"].gather(1, winner[:, None])[:, 0])
         a["top_logits"].copy_(highest)
+
+
+def _merge_best(a: Bound) -> None:
+    _merge_slices({**a, "NEED_TOP": False})
+    values, places = a["best_logits"].flatten(1).topk(a["TOP"], dim=-1)
+    a["top_logits"].copy_(values)
+    a["top_ids"].copy_(a["best_ids"].flatten(1).gather(1, places).clamp_min(0))
 
 
 def _extend_attention(a: Bound) -> None:
@@ -276,6 +291,7 @@ REFERENCES: dict[str, Callable[[Bound], None]] = {
     "label_logits_kernel": _label_logits,
     "slice_statistics_kernel": _slice_statistics,
     "merge_slices_kernel": _merge_slices,
+    "merge_best_kernel": _merge_best,
     "extend_attention_kernel": _extend_attention,
     "route_kernel": _route,
     "place_kernel": _place,

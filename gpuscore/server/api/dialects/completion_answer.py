@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from gpuscore.arrays import NO_TOKENS, Int32Array
-from gpuscore.probabilities import PositionLogprobs, best_logprobs, position_logprobs
+from gpuscore.probabilities import PositionLogprobs, position_logprobs, top_logprobs
 from gpuscore.request import ScoreResult
 from gpuscore.server.api.fields import AnsweredModel, AnswerId, Created, about
 from gpuscore.server.api.schema import PromptTokensDetails, TokenUsage
@@ -24,7 +24,7 @@ class Logprobs(msgspec.Struct):
     ]
     top_logprobs: Annotated[
         list[dict[str, float] | None] | None,
-        about("With `logprobs` 1: each token and the most probable one in its place."),
+        about("With `logprobs` over 0: each token and the most probable ones in its place."),
     ]
     text_offset: Annotated[list[int], about("Characters before each token.")]
 
@@ -53,11 +53,27 @@ class CompletionOptions:
 
     echo: bool  # the prompt itself
     next_token: bool  # the most probable token after it
-    logprobs: int | None  # 0: log-probabilities of the returned tokens; 1: of the best ones, too
+    logprobs: int | None  # 0: of the returned tokens; over 0: of as many best ones, too
 
     @property
     def every_position(self) -> bool:
         return self.echo and self.logprobs is not None
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredPrompts:
+    """Prompts of one request to the engine, with its result.
+
+    Args:
+        prompts: their numbers.
+        shared: first tokens of all of them, whose rows the result has once if every position was
+            asked for.
+        result: of every position, or else of each prompt's end.
+    """
+
+    prompts: Sequence[int]
+    shared: int
+    result: ScoreResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +82,15 @@ class Entries:
 
     ids: list[int]
     logprobs: list[float | None]
-    best_ids: list[int | None]
-    best: list[float | None]
+    top_ids: list[list[int] | None]
+    top: list[list[float] | None]
 
 
 class TokenTexts:
     """The text of each token by itself; `token_id:N` for a token without text."""
 
     def __init__(self, encoder: TextEncoder | None, *parts: Int32Array) -> None:
-        ids = np.unique(np.concatenate(parts)).tolist()
+        ids = np.unique(np.concatenate([part.reshape(-1) for part in parts])).tolist()
         texts = [""] * len(ids) if encoder is None else encoder.token_texts(ids)
         self._texts = dict(zip(ids, texts, strict=True))
 
@@ -85,18 +101,25 @@ class TokenTexts:
     def name(id: int) -> str:
         return f"token_id:{id}"
 
-    def pair(self, id: int, value: float, other: int, of_other: float) -> dict[str, float]:
-        """Return two tokens' values by text; tokens with equal texts get distinct names."""
-        one, two = self(id), self(other)
-        if one == two and id != other:
-            two = self.name(other)
-        return {one: value, two: of_other}
+    def values(
+        self, id: int, value: float, others: Sequence[int], of_others: Sequence[float]
+    ) -> dict[str, float]:
+        """Return a token's value and others' by text.
+
+        Of different tokens with equal texts the first one keeps it; the others get their names.
+        """
+        found = {self(id): value}
+        for other, of_other in zip(others, of_others, strict=True):
+            if other != id:
+                text = self(other)
+                found[self.name(other) if text in found else text] = of_other
+        return found
 
 
 def completion_json(
     prompts: Sequence[Int32Array],
     texts: Sequence[str] | None,
-    result: ScoreResult | None,
+    answered: Sequence[AnsweredPrompts],
     asked: CompletionOptions,
     encoder: TextEncoder | None,
     cached_tokens: int,
@@ -107,19 +130,17 @@ def completion_json(
     Args:
         prompts: token ids of the prompts.
         texts: the prompts as they were sent; None if they were token ids.
-        result: the engine's result for every position, or else for each prompt's end; None if the
-            engine was not asked.
+        answered: the prompts with the engine's results; empty if the engine was not asked.
         asked: the parts that the request asks for.
         encoder: the model's tokenizer, if it has one.
         cached_tokens: for the usage.
         about: the answer's id, time and model.
     """
-    rows = _rows(prompts, result, asked.every_position)
-    say = TokenTexts(encoder, rows.best_ids, *prompts)
-    choices, start = [], 0
+    rows = _rows(prompts, answered, asked.every_position)
+    say = TokenTexts(encoder, *(part.top_ids for part in rows), *prompts)
+    choices = []
     for index, prompt in enumerate(prompts):
-        stop = start + (len(prompt) if asked.every_position else 1)
-        entries = _entries(prompt, rows, slice(start, stop), asked)
+        entries = _entries(prompt, rows[index], asked)
         text = ""
         if asked.echo:
             text = texts[index] if texts is not None else _text(prompt, encoder, say)
@@ -127,7 +148,6 @@ def completion_json(
             text += say(entries.ids[-1])
         shown = None if asked.logprobs is None else _logprobs(entries, say, asked.logprobs)
         choices.append(msgspec.Raw(msgspec.json.encode(CompletionChoice(index, text, shown))))
-        start = stop
     total, new = sum(map(len, prompts)), len(prompts) if asked.next_token else 0
     usage = TokenUsage(total, total + new, new, PromptTokensDetails(cached_tokens))
     id, created, model = about
@@ -137,15 +157,24 @@ def completion_json(
 
 
 def _rows(
-    prompts: Sequence[Int32Array], result: ScoreResult | None, every: bool
-) -> PositionLogprobs:
-    """Return log-probabilities of every position, or of the prompts' ends, which have no label."""
-    if result is None:
-        return PositionLogprobs(np.empty(0), np.empty(0), NO_TOKENS)
-    if every:
-        return position_logprobs(result, [following(prompt) for prompt in prompts])
-    best, ids = best_logprobs(result)
-    return PositionLogprobs(np.empty(0), best, ids)
+    prompts: Sequence[Int32Array], answered: Sequence[AnsweredPrompts], every: bool
+) -> list[PositionLogprobs]:
+    """Return log-probabilities of each prompt's positions, or of its end, which has no label."""
+    nothing = PositionLogprobs(np.empty(0), np.empty((0, 1)), NO_TOKENS.reshape(0, 1))
+    found = [nothing] * len(prompts)
+    for part in answered:
+        labels = [following(prompts[index]) for index in part.prompts] if every else []
+        shared = part.shared if every else 0
+        rows = PositionLogprobs(np.empty(0), *top_logprobs(part.result))
+        if every:
+            first, rest = labels[0][:shared], [ids[shared:] for ids in labels]
+            rows = position_logprobs(part.result, [first, *rest])
+        start = shared
+        for place, index in enumerate(part.prompts):
+            stop = start + (len(labels[place]) - shared if every else 1)
+            found[index] = rows.part(slice(shared), slice(start, stop))
+            start = stop
+    return found
 
 
 def following(prompt: Int32Array) -> Int32Array:
@@ -153,22 +182,21 @@ def following(prompt: Int32Array) -> Int32Array:
     return np.append(prompt[1:], prompt[:1])
 
 
-def _entries(
-    prompt: Int32Array, rows: PositionLogprobs, which: slice, asked: CompletionOptions
-) -> Entries:
+def _entries(prompt: Int32Array, rows: PositionLogprobs, asked: CompletionOptions) -> Entries:
     """Return the entries that were asked for: of the prompt's tokens and of the best next token."""
-    best, ids = rows.best[which].tolist(), rows.best_ids[which].tolist()
-    entries = Entries(ids[-1:], best[-1:], ids[-1:], best[-1:])
+    top, ids = rows.top.tolist(), rows.top_ids.tolist()
+    best, best_ids = [row[0] for row in top[-1:]], [row[0] for row in ids[-1:]]
+    entries = Entries(best_ids, best, ids[-1:], top[-1:])
     if asked.every_position:
         entries = Entries(
-            [*prompt.tolist(), *ids[-1:]],
-            [None, *rows.label[which].tolist()[:-1], *best[-1:]],
+            [*prompt.tolist(), *best_ids],
+            [None, *rows.label.tolist()[:-1], *best],
             [None, *ids],
-            [None, *best],
+            [None, *top],
         )
     if asked.next_token:
         return entries
-    parts = (entries.ids, entries.logprobs, entries.best_ids, entries.best)
+    parts = (entries.ids, entries.logprobs, entries.top_ids, entries.top)
     return Entries(*(part[:-1] for part in parts))  # type: ignore[arg-type]
 
 
@@ -179,10 +207,10 @@ def _logprobs(entries: Entries, say: TokenTexts, count: int) -> Logprobs:
     if count:
         top = [
             None
-            if own is None or best_id is None or best is None
-            else say.pair(id, own, best_id, best)
-            for id, own, best_id, best in zip(
-                entries.ids, entries.logprobs, entries.best_ids, entries.best, strict=True
+            if own is None or top_ids is None or values is None
+            else say.values(id, own, top_ids, values)
+            for id, own, top_ids, values in zip(
+                entries.ids, entries.logprobs, entries.top_ids, entries.top, strict=True
             )
         ]
     return Logprobs(tokens, entries.logprobs, top, offsets)

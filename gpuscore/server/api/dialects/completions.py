@@ -5,16 +5,18 @@ decoding. Fields of generation that clients send by habit are accepted at values
 nothing; other values are refused, and the error names the field.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from time import time
 from typing import Annotated, Any
 
 import msgspec
 
-from gpuscore.arrays import NO_TOKENS, Int32Array
+from gpuscore.arrays import Int32Array
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
-from gpuscore.request import ScoreRequest
+from gpuscore.request import MAX_TOP, ScoreRequest
 from gpuscore.server.api.dialects.completion_answer import (
+    AnsweredPrompts,
     CompletionAnswer,
     CompletionOptions,
     completion_json,
@@ -27,11 +29,15 @@ from gpuscore.server.api.paths import COMPLETIONS_PATH
 from gpuscore.server.api.schema import decoding_errors
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel
+from gpuscore.text.factoring import alike, positions_cut
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.turns import Turns
 
-# An answer takes about a hundred bytes per log-probability.
-MAX_ECHO_TOKENS = 2**18
+# Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
+# share. Each gets as large a share of every batch as another caller's request.
+MAX_GROUPS = 16
+# Of every token its own and the best tokens'. An answer takes about fifty bytes for each.
+MAX_ECHO_LOGPROBS = 2**19
 
 
 class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,8 +60,8 @@ class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
     logprobs: Annotated[
         int | None,
         about(
-            "Log-probability of every returned token: 0 for these alone, 1 to add the most "
-            "probable token at each position."
+            "Log-probability of every returned token: 0 for these alone, 1 to 20 to add as many of "
+            "the most probable tokens at each position."
         ),
     ] = None
     add_special_tokens: Annotated[
@@ -150,9 +156,10 @@ def _check_tokens(body: CompletionBody) -> None:
             "with max_tokens 1",
             param="temperature",
         )
-    if body.logprobs not in (None, 0, 1):
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP:
         raise InvalidRequest(
-            f"logprobs is {body.logprobs}; supported: 0, or 1 for the best token's, too",
+            f"logprobs is {body.logprobs}; supported: 0, or up to {MAX_TOP} of the most probable "
+            "tokens at each position",
             param="logprobs",
         )
 
@@ -167,31 +174,51 @@ def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -
         raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
     builder, special = model.prompts.builder, body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
-    request = _request(builder, body, prompts, turns)
     total = sum(map(len, prompts))
-    return PreparedBody(request, body.cache_salt, total, (prompts, builder.encoder))
-
-
-def _request(
-    builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...], turns: Turns
-) -> ScoreRequest | None:
-    """Return the engine's request; None if the engine need not be asked."""
+    groups = [[*range(len(prompts))]]
     if not body.asked.every_position:
-        return _next_token(builder, body, prompts, turns) if body.max_tokens else None
-    total = sum(map(len, prompts))
-    if total > MAX_ECHO_TOKENS:
+        requests = [_next_token(builder, body, prompts, turns)] if body.max_tokens else []
+    else:
+        _check_total(builder, body, total)
+        groups = alike(prompts, MAX_GROUPS)
+        requests = [_every_position(builder, body, [prompts[i] for i in group]) for group in groups]
+    notes = (prompts, builder.encoder, groups)
+    return PreparedBody(
+        requests[0] if requests else None,
+        body.cache_salt,
+        total,
+        notes,
+        others=tuple(requests[1:]),
+        places=groups,
+    )
+
+
+def _check_total(builder: PromptBuilder, body: CompletionBody, total: int) -> None:
+    """Raise TooManyTokens if the answer would have too many log-probabilities."""
+    most = MAX_ECHO_LOGPROBS // (1 + _num_top(body, builder))
+    if total > most:
         raise TooManyTokens(
-            f"{total} tokens, the limit for log-probabilities of prompts is {MAX_ECHO_TOKENS}",
+            f"{total} tokens, the limit for log-probabilities of prompts is {most} with this "
+            "logprobs",
             param="prompt",
         )
+
+
+def _every_position(
+    builder: PromptBuilder, body: CompletionBody, prompts: Sequence[Int32Array]
+) -> ScoreRequest:
+    """Return the engine's request for prompts that begin alike."""
+    labels = tuple(map(following, prompts))
+    cut = positions_cut(prompts, builder.backend)
     return ScoreRequest(
-        NO_TOKENS,
-        prompts,
-        tuple(map(following, prompts)),
+        prompts[0][:cut],
+        tuple(prompt[cut:] for prompt in prompts),
+        tuple(ids[cut:] for ids in labels),
         need_lse=True,
-        need_top=True,
+        num_top=_num_top(body, builder),
         priority=body.priority or 0,
         every_position=True,
+        query_labels=labels[0][:cut] if cut else None,
     )
 
 
@@ -209,17 +236,27 @@ def _next_token(
         name="prompt",
         turns=turns,
     )
-    return replace(request, need_top=True)
+    return replace(request, num_top=_num_top(body, builder))
+
+
+def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
+    """Return the number of most probable tokens to ask for: one even if none is shown.
+
+    It is the next token, and its number tells whether the prompt's own token is the best one.
+    """
+    return min(max(1, body.logprobs or 0), builder.backend.vocab_rows)
 
 
 def encode_completion(scored: Scored[CompletionBody]) -> bytes:
     """Return the answer as JSON, made one prompt at a time."""
-    prompts, encoder = scored.prepared.notes
-    sent = scored.body.prompts
+    prompts, encoder, groups = scored.prepared.notes
+    sent, asked = scored.body.prompts, scored.prepared.requests
+    results = () if scored.result is None else (scored.result, *scored.others)
+    shared = [len(request.query_ids) for request in asked]
     return completion_json(
         prompts,
         sent if isinstance(sent[0], str) else None,
-        scored.result,
+        [*map(AnsweredPrompts, groups, shared, results)],
         scored.body.asked,
         encoder,
         scored.cached_tokens,
@@ -231,7 +268,7 @@ COMPLETIONS = Dialect(
     paths=(COMPLETIONS_PATH,),
     summary="Log-probabilities of prompts",
     description="OpenAI's completions with `max_tokens` 0 or 1: `echo` and `logprobs` give the "
-    "log-probability of every token of a prompt, and the best token at each position. Nothing is "
+    "log-probability of every token of a prompt, and the best tokens at each position. Nothing is "
     "generated.",
     bodies=(CompletionBody,),
     answers=(CompletionAnswer,),

@@ -1,6 +1,7 @@
 """The interface of a dialect, and the steps that answer every dialect's requests."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -41,6 +42,8 @@ class PreparedBody:
         prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
         errors: the items that the request leaves out; None unless the body asked for that.
+        others: further requests for the engine, if the body is divided into several.
+        places: in the body, of each request's items; empty for a single request.
     """
 
     request: ScoreRequest | None
@@ -48,6 +51,12 @@ class PreparedBody:
     prompt_tokens: int | None = None
     notes: Any = None
     errors: tuple[ItemError, ...] | None = None
+    others: tuple[ScoreRequest, ...] = ()
+    places: Sequence[Sequence[int]] = ()
+
+    @property
+    def requests(self) -> tuple[ScoreRequest, ...]:
+        return self.others if self.request is None else (self.request, *self.others)
 
     @staticmethod
     def of(
@@ -72,6 +81,7 @@ class Scored(Generic[BodyT]):
         model: the served model, by the name that the caller used, or else its own.
         request_id: for answers that have an id.
         path: the route to which the body was posted.
+        others: the results of the body's other requests.
     """
 
     body: BodyT
@@ -80,6 +90,7 @@ class Scored(Generic[BodyT]):
     model: str
     request_id: str
     path: str
+    others: Sequence[ScoreResult] = ()
 
     @property
     def request(self) -> ScoreRequest:
@@ -108,7 +119,9 @@ class Scored(Generic[BodyT]):
         """Number of prompt tokens that no forward pass computed for this request."""
         if self.result is None:
             return 0
-        return max(0, self.request.num_prompt_tokens - self.result.computed_tokens)
+        asked = sum(request.num_prompt_tokens for request in self.prepared.requests)
+        computed = sum(result.computed_tokens for result in (self.result, *self.others))
+        return max(0, asked - computed)
 
 
 def never(_: object) -> bool:
@@ -200,14 +213,12 @@ async def answer(
             prepared = dialect.prepare(model, body, ALONE)
         else:
             prepared = await service.in_turns(call, partial(dialect.prepare, model, body))
-    result = None
+    result, others = None, list[ScoreResult]()
     if prepared.request is not None:
-        try:
-            result = await service.run(model, prepared.request, prepared.salt, call)
-        except NonfiniteScore as error:
-            raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
+        places = prepared.places or (scored_places(prepared.errors, body.num_items),)
+        result, *others = await _results(service, model, prepared, places, call)
     name = answered_name(served, body)
-    scored = Scored(body, prepared, result, name, record.request_id, call.path)
+    scored = Scored(body, prepared, result, name, record.request_id, call.path, others)
     if prepared.prompt_tokens is None:
         return dialect.encode(scored)
     with record.stage(RESPOND):
@@ -215,3 +226,28 @@ async def answer(
         if dialect.has_small_answer(scored):
             return dialect.encode(scored)
         return await service.in_thread(call, partial(dialect.encode, scored))
+
+
+async def _results(
+    service: ScoringService,
+    model: LoadedModel,
+    prepared: PreparedBody,
+    places: Sequence[Sequence[int]],
+    call: RequestContext,
+) -> list[ScoreResult]:
+    """Return the results of all requests of a body, which run at once; the first error ends all."""
+
+    async def one(request: ScoreRequest, items: Sequence[int]) -> ScoreResult:
+        try:
+            return await service.run(model, request, prepared.salt, call)
+        except NonfiniteScore as error:
+            raise renumbered(error, items) from error
+
+    if not prepared.others:
+        return [await one(prepared.requests[0], places[0])]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [*map(group.create_task, map(one, prepared.requests, places))]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

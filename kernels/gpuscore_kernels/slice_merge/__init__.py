@@ -1,0 +1,1 @@
+"""The second half of the label head: a row's slices of the vocabulary are combined."""
