@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscore.arrays import Float32Array, Int32Array
+from gpuscore.label_trie import LabelTrie
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,12 @@ class ScoreRequest:
     `label_ids[i]` is as long as `item_ids[i]`. There is no query then, because a cached prefix has
     no rows that could be scored.
 
+    With `trie` labels have several tokens, the same for all items: `label_ids[i]` are the first
+    ones, and its result has log-probabilities in place of logits (`label_nodes`).
+
     Raises:
         ValueError: with `every_position`, there is a query, or an item has a different number of
-            labels than tokens; or `parents` does not fit, or is given as well.
+            labels than tokens; `parents` or `trie` does not fit, or is given as well.
     """
 
     query_ids: Int32Array  # [cut], may be empty
@@ -38,6 +42,7 @@ class ScoreRequest:
     deadline: float | None = None  # seconds on the engine's clock; work not started then is dropped
     every_position: bool = False
     parents: Int32Array | None = None  # [items] earlier item, -1 = the query; None = all the query
+    trie: LabelTrie | None = None  # None = labels of one token
 
     def __post_init__(self) -> None:
         if self.every_position and (
@@ -51,6 +56,22 @@ class ScoreRequest:
                     f"there are none with every_position"
                 )
             _check_preorder(self.parents)
+        if self.trie is not None:
+            self._check_trie(self.trie)
+
+    def _check_trie(self, trie: LabelTrie) -> None:
+        alone = self.parents is None and not self.every_position
+        if not alone or not self.need_lse or self.need_top:
+            raise ValueError("labels of several tokens need the log-sum-exp, and nothing else")
+        first = trie.first_ids
+        different = {id(ids): ids for ids in self.label_ids}  # usually one array for all items
+        if not all(np.array_equal(ids, first) for ids in different.values()):
+            raise ValueError("the labels' first tokens are not the items' labels")
+
+    @property
+    def num_label_tokens(self) -> int:
+        """Tokens of labels that are computed after the prompts; 0 if labels are single tokens."""
+        return 0 if self.trie is None else self.trie.num_nodes * len(self.item_ids)
 
     @property
     def num_rows(self) -> int:
@@ -59,8 +80,8 @@ class ScoreRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute if nothing is cached: the query once, and all items."""
-        return len(self.query_ids) + sum(map(len, self.item_ids))
+        """Tokens to compute if nothing is cached: the query once, all items, labels below them."""
+        return len(self.query_ids) + sum(map(len, self.item_ids)) + self.num_label_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -117,7 +138,7 @@ class ScoreResult:
     logits over the full vocabulary, or over all classes, so log-probability = logit - lse; it is
     None unless asked for. The N rows are the items. With `every_position` the rows are all tokens
     of all items, one item after the other, and label j of an item belongs to its token j. The row
-    of an item without labels holds zeros.
+    of an item without labels holds zeros. `computed_tokens` leaves out those of labels.
     """
 
     label_logits: tuple[Float32Array, ...]

@@ -143,7 +143,7 @@ class Runner:
         self.tally.nonfinite_rows += rows
         for item in broken:
             if work.alone or item in job.retried:
-                self._fail(job, _nonfinite(self._tickets[job].item_of(item)))
+                self._fail(job, _nonfinite(self._tickets[job].callers_item(item)))
                 return
             if job.request.every_position and share.long is not None and item == share.long[0]:
                 self.scheduler.retry_chunk(share)
@@ -157,7 +157,7 @@ class Runner:
             return
         if ticket.progress is not None:
             try:
-                ticket.progress(ticket.request.num_rows - ticket.rows_left)
+                ticket.progress(ticket.done)
             except Exception as error:  # noqa: BLE001  (the caller's code: fails only its request)
                 failed = InternalError("the progress callback failed")
                 failed.__cause__ = _outside(error)

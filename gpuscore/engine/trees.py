@@ -4,11 +4,13 @@ Items are sorted, so that those with a common beginning are neighbours. A beginn
 becomes an item of its own without labels, which they continue; it may again continue another (a
 radix tree; Morrison, 1968).
 
+Items may have descendants already, as the nodes of labels are; these stay below them.
+
 A prefix costs one more pass of attention over all rows below it. `bench/shared_prefixes.py`, whose
 figures are in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,7 +38,7 @@ def share_prefixes(request: ScoreRequest, max_tokens: int) -> SharedItems | None
     Families get at most `max_tokens` tokens, so a prefix is computed again for each of several
     families that share it.
     """
-    if request.parents is not None or request.every_position or not _may_share(request):
+    if request.every_position or not _may_share(request):
         return None
     tree = _Tree(request, max_tokens)
     tree.add_all()
@@ -67,8 +69,15 @@ def without_trees(request: ScoreRequest) -> SharedItems | None:
 
 def _may_share(request: ScoreRequest) -> bool:
     """True if two items have the same first LEAST tokens and more; cheap if none have."""
-    heads = [item[:LEAST].tobytes() for item in request.item_ids if len(item) > LEAST]
+    heads = [item[:LEAST].tobytes() for item in _heads(request) if len(item) > LEAST]
     return len(set(heads)) < len(heads)
+
+
+def _heads(request: ScoreRequest) -> Sequence[Int32Array]:
+    """Return the first item of each family."""
+    if request.parents is None:
+        return request.item_ids
+    return [request.item_ids[item] for item in np.flatnonzero(request.parents < 0).tolist()]
 
 
 class _Tree:
@@ -78,7 +87,8 @@ class _Tree:
         self.items: list[Int32Array] = []
         self.parents: list[int] = []
         self.origin: list[int] = []
-        given = request.item_ids
+        given = _heads(request)
+        self._request, self._families = request, request.families()
         # Of ids, which are not negative, big-endian bytes sort as the ids do.
         self._order = sorted(range(len(given)), key=lambda i: given[i].astype(">i4").tobytes())
         self._sorted = [given[i] for i in self._order]
@@ -115,7 +125,7 @@ class _Tree:
         while waiting:
             start, stop, depth, parent, level = waiting.pop()
             if stop - start == 1:
-                self._append(self._sorted[start][depth:], parent, self._order[start])
+                self._append_family(start, depth, parent)
                 continue
             shared = self._shared(start, stop)
             if level == MAX_DEPTH:
@@ -139,6 +149,16 @@ class _Tree:
         """Return the tokens that sorted items share, all of which keep a token of their own."""
         common = int(self._common[start + 1 : stop].min())
         return min(common, int(self._lengths[start:stop].min()) - 1)
+
+    def _append_family(self, start: int, depth: int, parent: int) -> None:
+        """Add a sorted item without its first `depth` tokens, and its descendants."""
+        head, *others = self._families[self._order[start]]
+        shift = len(self.items) - head
+        self._append(self._sorted[start][depth:], parent, head)
+        for item in others:
+            assert self._request.parents is not None  # noqa: S101  (there are descendants)
+            above = int(self._request.parents[item]) + shift
+            self._append(self._request.item_ids[item], above, item)
 
     def _append(self, tokens: Int32Array, parent: int, origin: int) -> None:
         self.items.append(tokens)

@@ -82,7 +82,7 @@ def score_call(
             softmax, temperature = options.apply_softmax, options.temperature
             scores = label_scores(result, apply_softmax=softmax, temperature=temperature)
             if options.logprobs:
-                logprobs, mass = label_logprobs(result), label_mass(result, request.label_ids)
+                logprobs, mass = label_logprobs(result), label_mass(result, request)
             logits = result.label_logits
         return Scores(
             scores=table(scores),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gpuscore.arrays import Float32Array, Int32Array
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
+from gpuscore.label_trie import LabelTrie
 from gpuscore.limits import BackendLimits
 from gpuscore.log import LogFormat
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
@@ -58,6 +59,7 @@ class Score(Message, frozen=True):
     deadline: float | None  # on the monotonic clock, which all processes of a machine share
     every_position: bool
     parents: bytes | None  # int32 [N]
+    sequences: tuple[tuple[Natural, ...], ...] | None  # of labels of several tokens
 
 
 class Cancel(Message, frozen=True):
@@ -174,6 +176,7 @@ def score_message(id: int, request: ScoreRequest) -> Score:
         request.deadline,
         request.every_position,
         None if request.parents is None else _int_bytes(request.parents),
+        None if request.trie is None else request.trie.sequences,
     )
 
 
@@ -181,6 +184,8 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
     """Return the request; raise ProtocolError if sizes disagree or the model lacks an id."""
     query, items = _array(message.query, _INT32), _array(message.items, _INT32)
     labels = _array(message.labels, _INT32)
+    if any(id >= vocab_rows for ids in message.sequences or () for id in ids):
+        raise ProtocolError(f"a label's token id outside 0 to {vocab_rows - 1}")
     for ids, rows in ((query, vocab_rows), (items, vocab_rows), (labels, label_rows)):
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
@@ -203,6 +208,7 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
             message.deadline,
             message.every_position,
             None if message.parents is None else _array(message.parents, _INT32),
+            None if message.sequences is None else LabelTrie(message.sequences),
         )
     except ValueError as error:
         raise ProtocolError(str(error)) from error

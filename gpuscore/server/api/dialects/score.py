@@ -165,7 +165,7 @@ def encode_score(scored: Scored[Any]) -> bytes:
         if body.return_label_logprobs:
             logprobs = [row.tolist() for row in label_logprobs(result)]
         if body.return_label_mass:
-            mass = label_mass(result, scored.request.label_ids).tolist()
+            mass = label_mass(result, scored.request).tolist()
     errors, count, tokens = scored.errors, scored.body.num_items, scored.prompt_tokens
     answer = ScoreAnswer(
         scores=spread(rows, errors, count),
