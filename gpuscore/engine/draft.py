@@ -1,7 +1,6 @@
 """Turn the shares of a batch into a `PackedBatch`: its segments and their cached prefixes."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -33,38 +32,39 @@ def _add_share(
         parent = len(segments)
         slots = page_slots(pages, start, stop, limits.page_size)
         segments.append(Segment(request.query_ids[start:stop], start, row, slots=slots))
-    first = len(segments)
-    for item in share.items:
-        segments.append(
-            Segment(
-                request.item_ids[item],
-                job.cut,
-                row,
-                parent=parent,
-                label_ids=request.label_ids[item],
-                need_lse=request.need_lse,
-                every_row=request.every_position,
-            )
-        )
     if request.parents is not None:
-        _join_families(share, request.parents, segments, first)
+        _add_families(share, request.parents, row, parent, segments)
+    else:
+        for item in share.items:
+            segments.append(
+                Segment(
+                    request.item_ids[item],
+                    job.cut,
+                    row,
+                    parent=parent,
+                    label_ids=request.label_ids[item],
+                    need_lse=request.need_lse,
+                    every_row=request.every_position,
+                )
+            )
     if share.long is not None:
         _add_long_chunk(share, limits, segments, prefixes)
 
 
-def _join_families(share: Share, parents: Int32Array, segments: list[Segment], first: int) -> None:
-    """Put the share's items, which are segments from `first` on, below their parents."""
-    labels = share.job.request.label_ids
-    place = {item: first + index for index, item in enumerate(share.items)}
-    for item, index in place.items():
-        segment, parent = segments[index], int(parents[item])
-        if not len(labels[item]):
-            segment = replace(segment, label_ids=None, need_lse=False)
-        if parent >= 0:
-            above = segments[place[parent]]
-            start = above.start + len(above.token_ids)
-            segment = replace(segment, parent=place[parent], start=start)
-        segments[index] = segment
+def _add_families(
+    share: Share, parents: Int32Array, row: int, query: int, segments: list[Segment]
+) -> None:
+    """Add the share's items, each below its parent or the query's segment."""
+    request, place = share.job.request, dict[int, int]()
+    for item, above in zip(share.items, parents[share.items].tolist(), strict=True):
+        place[item] = len(segments)
+        start, parent = share.job.cut, query
+        if above >= 0:
+            parent = place[above]
+            start = segments[parent].start + len(segments[parent].token_ids)
+        labels = request.label_ids[item] if len(request.label_ids[item]) else None
+        need_lse = request.need_lse and labels is not None
+        segments.append(Segment(request.item_ids[item], start, row, parent, None, labels, need_lse))
 
 
 def _add_long_chunk(
