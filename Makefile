@@ -135,14 +135,19 @@ test-kernels: setup
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton_interpreter -m 'not hostile'
 
 # The same on a CUDA device, bfloat16 included. No virtual environment: torch, triton, transformers
-# and pytest of PYTHON are enough.
+# and pytest of PYTHON are enough. With pytest-xdist it compiles kernels on all cores; afterwards come
+# the tests that run alone, because one of them takes all of the card's memory.
+PYTEST_GPU = PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
+  -p no:cacheprovider -m 'not hostile'
 test-gpu:
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	  { echo "make test-gpu needs a CUDA device"; exit 1; }
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
-	  -p no:cacheprovider tests/kernels/triton_interpreter tests/backends/test_gpu_attention.py \
-	  tests/backends/test_gpu_runner.py tests/backends/test_contract.py \
-	  -m 'not hostile' -k 'not jax'
+	@status=0; workers=$$($(PYTHON) -c 'import xdist' 2> /dev/null && \
+	  echo --numprocesses auto --maxprocesses 12); \
+	$(PYTEST_GPU) $$workers tests/kernels/triton_interpreter tests/backends/test_gpu_attention.py \
+	  tests/backends/test_contract.py -k 'not jax' || status=1; \
+	$(PYTEST_GPU) tests/backends/test_gpu_runner.py || status=1; \
+	exit $$status
 
 # More seeded worlds than the suite runs: make simulate SEEDS=100000
 SEEDS ?= 20000

@@ -32,7 +32,6 @@ from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import PackedBatch, Prefix, Segment, pack
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.extend_attention.config import Generation
 from gpuscore_kernels.partial_attention import merge_partials
 
 Sizes: TypeAlias = tuple[int, int, int]  # tokens of the query, items, tokens of an item
@@ -41,17 +40,8 @@ Row: TypeAlias = dict[str, Any]
 TRIAL: dict[str, Sizes] = {"130 + 4 x 5": (130, 4, 5)}
 HEADS, KV_HEADS, DIM, PAGE = 16, 8, 128, 64
 TOLERANCE = 2e-2
-# By printed name: a backend, and the launch configurations of our kernel.
-WAYS: dict[str, tuple[str, Generation]] = {
-    "triton": ("triton", "pipelined"),
-    "triton, plain tiles": ("triton", "plain"),
-    "two-pass": ("two-pass", "pipelined"),
-    "flashinfer": ("flashinfer", "pipelined"),
-    "flashinfer-cascade": ("flashinfer-cascade", "pipelined"),
-}
-ON_CPU: dict[str, tuple[str, Generation]] = {
-    name: (name, "pipelined") for name in ("torch", "two-pass", "triton")
-}
+OURS = ("triton", "two-pass", "flashinfer", "flashinfer-cascade")
+ON_CPU = ("torch", "two-pass", "triton")
 CONFIG = DecoderConfig(
     architecture="",
     vocab_size=1,
@@ -160,16 +150,13 @@ def measure(
         }
 
     print(f"{name}{', prefix cached' if cached else ''}: {batch.num_tokens} rows")
-    ways = WAYS if device.type == "cuda" else ON_CPU
-    for way, (backend, generation) in ways.items():
+    for way in OURS if device.type == "cuda" else ON_CPU:
         try:
-            choose_attention(backend, CONFIG, device, torch.bfloat16, False)
+            choose_attention(way, CONFIG, device, torch.bfloat16, False)
         except ConfigError as error:
             print(f"  {way:20} {error}")
             continue
-        factory = attention_factory(
-            backend, CONFIG, device, torch.bfloat16, merge_partials, None, generation
-        )
+        factory = attention_factory(way, CONFIG, device, torch.bfloat16, merge_partials, None)
         planned = factory(CONFIG, pools[0]).prepare(batch)
         yield from report(way, lambda planned=planned: planned.run(0, q, k, v), True)
     if device.type == "cuda" and not cached:  # neither supports pages

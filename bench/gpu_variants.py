@@ -31,9 +31,7 @@ OTHERS = (
     Variant("graphs off", {"cuda_graph_tokens": 0}),
     Variant("--kernels torch", {"kernels": "torch"}),
     Variant("--attention two-pass", {"attention": "two-pass"}),
-    Variant("attention tiles as before", plan={"tiles": "plain"}),
     Variant("no dependent launches", plan={"pdl": False}),
-    Variant("fused products up to 512 rows", plan={"fused_rows": 512}),
     Variant("MLP, all rows at once", plan={"mlp_rows": None}),
     Variant("MLP, 2048 rows at a time", plan={"mlp_rows": 2048}),
     Variant("MLP, 4096 rows at a time", plan={"mlp_rows": 4096}),
@@ -95,9 +93,7 @@ def facts(plan: TorchPlan) -> dict[str, Any]:
     """Return the settings that a variant's plan has chosen."""
     return {
         "attention": plan.attention,
-        "attention tiles": plan.tiles,
         "dependent launches": plan.pdl,
-        "fused rows": plan.fused_rows,
         "kernels": "triton" if plan.kernels else "torch",
         "graph tokens": plan.graph_tokens,
         "mlp rows": plan.mlp_rows,

@@ -42,6 +42,14 @@ GRAPH_WORDS = 2**20
 IN_FLIGHT = 2  # batches: one runs, the next is uploaded
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Decoder and attention of a forward pass."""
+
+    decoder: Decoder  # uses Triton's kernels and computes all rows at once
+    attention: TritonAttention  # over the launcher's pool
+
+
 @dataclass(slots=True)
 class Buffers:
     """Memory of one batch that was launched and not collected."""
@@ -55,30 +63,27 @@ class GraphLauncher:
     """Forward passes of one model over one pool, with Triton's attention and kernels.
 
     Args:
-        decoder: uses Triton's kernels and computes all rows at once.
-        pool: its keys and values.
-        attention: over that pool.
+        pool: keys and values.
+        launched: computes single launches.
+        captured: computes what becomes a graph, from the same tables.
         queue: of the device.
         graph_tokens: batches of up to this many tokens run as graphs; 0 = none.
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        pool: KVPool,
-        attention: TritonAttention,
-        queue: Queue,
-        graph_tokens: int,
+        self, pool: KVPool, launched: Passes, captured: Passes, queue: Queue, graph_tokens: int
     ) -> None:
-        self.decoder, self.pool, self.attention, self.queue = decoder, pool, attention, queue
-        config = decoder.config
+        self.pool, self.queue = pool, queue
+        self._single, self._captured = launched, captured
+        self.decoder, self.attention = launched.decoder, launched.attention
+        config = self.decoder.config
         self._windows = (*table_windows(config), config.windows[-1])  # one per table
-        self.buckets = make_buckets(graph_tokens, attention.shape.rows)
+        self.buckets = make_buckets(graph_tokens, self.attention.shape.rows)
         self.replayed = 0  # batches that ran as graphs ...
         self.launched = 0  # ... and as single launches
         self._graphs: dict[Bucket, Replay] = {}
         self._words = queue.empty(GRAPH_WORDS if self.buckets else 0, torch.int32)
-        weight = decoder.weights.lm_head
+        weight = self.decoder.weights.lm_head
         self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
         self._free: list[Buffers] = []
 
@@ -141,7 +146,7 @@ class GraphLauncher:
             hidden = self._hidden
             self.replayed += 1
         else:
-            hidden = self._forward(places, words)
+            hidden = self._forward(self._single, places, words)
             self.launched += 1
         return self._answer(batch, head, hidden, buffers)
 
@@ -184,7 +189,8 @@ class GraphLauncher:
         scored = self._write_known(bucket, places)
 
         def run() -> None:
-            self._hidden[: bucket.scored].copy_(self._forward(places, self._words))
+            hidden = self._forward(self._captured, places, self._words)
+            self._hidden[: bucket.scored].copy_(hidden)
 
         replay = self.queue.capture(run)
         hidden = self._hidden[:scored]
@@ -205,18 +211,18 @@ class GraphLauncher:
         self._words[:end].copy_(torch.from_numpy(words[:end]))
         return len(batch.score_rows)
 
-    def _forward(self, places: Places, words: Tensor) -> Tensor:
+    def _forward(self, by: Passes, places: Places, words: Tensor) -> Tensor:
         """Return hidden states of the scored rows after the final norm."""
         tables = [
-            place.on_device(words, self.attention.shape, window, own_only=False)
+            place.on_device(words, by.attention.shape, window, own_only=False)
             for place, window in zip(places.tables, self._windows, strict=True)
         ]
         nothing = words[:0]
-        return self.decoder.forward(
+        return by.decoder.forward(
             words[places.tokens],
             words[places.positions],
             words[places.scored],
-            self.attention.planned(tables).run,
+            by.attention.planned(tables).run,
             KeptRows(self.pool, nothing, nothing, words[places.slots]),
             (words[places.num_tokens], words[places.num_scored]),
         )

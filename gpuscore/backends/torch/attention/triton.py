@@ -3,6 +3,7 @@
 Its tile tables encode the mask rule (`gpuscore.batch.visible_rows`).
 """
 
+from copy import copy
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -20,7 +21,7 @@ from gpuscore_kernels.extend_attention import (
     extend_attention,
     upload,
 )
-from gpuscore_kernels.extend_attention.config import Generation, config_for
+from gpuscore_kernels.extend_attention.config import config_for
 
 
 class TritonAttention:
@@ -36,14 +37,19 @@ class TritonAttention:
         pool: KVPool,
         *,
         steady: bool,
-        tiles: Generation = "pipelined",
         pdl: bool = False,
     ) -> None:
         self.config, self.pool = config, pool
-        tile_config = config_for(pool.device, config.head_dim, pool.dtype, tiles)
+        tile_config = config_for(pool.device, config.head_dim, pool.dtype)
         chosen = tile_config.steady() if steady else tile_config
         self.tile_config = replace(chosen, pdl=pdl)
         self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
+
+    def late(self) -> "TritonAttention":
+        """Return the same without programmatic dependent launch."""
+        other = copy(self)
+        other.tile_config = replace(self.tile_config, pdl=False)
+        return other
 
     def tables(self, batch: PackedBatch) -> list[TileTable]:
         return build_tables(batch, self.config, self.pool.page_size, self.shape, shared=True)
