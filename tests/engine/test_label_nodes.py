@@ -3,10 +3,12 @@ the engine gives them, and nothing that they share is computed twice."""
 
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from gpuscore.backends.base import OutOfMemory
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import InsufficientMemory, NonfiniteScore
@@ -14,6 +16,7 @@ from gpuscore.label_nodes import most_tokens, per_token, with_nodes
 from gpuscore.label_trie import LabelTrie
 from gpuscore.probabilities import label_logprobs, label_mass, label_scores
 from gpuscore.request import ScoreRequest
+from support.slow import slow
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
 # Mixed lengths, shared first tokens, a label that begins another, one that is there twice.
@@ -101,6 +104,44 @@ def test_sums_of_log_probabilities(max_tokens, count, chunk):
         scores = label_scores(per_token(result, request.trie), apply_softmax=False)
         lengths = [*map(len, LABELS)]
         np.testing.assert_allclose(scores, np.exp(want / lengths), rtol=1e-3)
+
+
+def out_of_memory(failing, step):
+    return OutOfMemory("planted") if step == failing else None
+
+
+@pytest.mark.parametrize("seeds", [range(30), *slow(range(30, 300))])
+def test_random_labels_items_and_limits(seeds):
+    """Few different tokens, so that labels share beginnings; some batches run out of memory."""
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        count = int(rng.integers(1, 9))
+        labels = tuple(tuple(rng.integers(0, 3, n).tolist()) for n in rng.integers(1, 6, count))
+        start = rng.integers(0, 900, int(rng.integers(0, 40))).tolist()
+        items = random_items(rng, int(rng.integers(1, 8)), int(rng.choice([2, 10, 50])))
+        items = [start + item if rng.random() < 0.7 else item for item in items]
+        query = rng.integers(0, 900, int(rng.choice([0, 1, 20, 70]))).tolist()
+        request = request_of(items, labels, query)
+        most = int(rng.choice([16, 24, 60, 300]))
+        # Not the first one, which fills pages: the tape refuses to read what was not written.
+        failing = int(rng.integers(1, 4)) if most == 300 else -1
+        backend = TapeBackend(max_tokens=most)
+        with engine_of(backend, chunk=8 * (seed % 2)) as (engine, _):
+            backend.fault = partial(out_of_memory, failing)
+            try:
+                result = engine.score(request).result(30)
+            except InsufficientMemory:  # the batch could not be made smaller
+                assert failing >= 0
+                continue
+        got, want = np.array(label_logprobs(result)), expected(request)
+        np.testing.assert_allclose(got, want, atol=2e-3, rtol=0, err_msg=str(seed))
+        distinct = {
+            label
+            for label in labels
+            if not any(label[: len(other)] == other and label != other for other in labels)
+        }
+        counted = request.trie.counted if request.trie else []
+        assert {labels[place] for place in counted} == distinct
 
 
 def test_every_token_is_computed_once():
