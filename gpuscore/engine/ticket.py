@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
 
 import numpy as np
@@ -13,6 +13,8 @@ from gpuscore.engine.jobs import QUERY, Share
 from gpuscore.engine.pages import PageRows
 from gpuscore.engine.positions import Places, Positions
 from gpuscore.engine.trees import SharedItems
+from gpuscore.label_nodes import added_up
+from gpuscore.label_trie import LabelTrie
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
 
 Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
@@ -22,7 +24,10 @@ NOTHING: Float32Array = np.empty(0, dtype=np.float32)
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request in the engine: its future, its times, and the rows that have arrived."""
+    """A request in the engine: its future, its times, and the rows that have arrived.
+
+    With `trie` some of the request's items are nodes of its labels (`label_nodes`).
+    """
 
     request: ScoreRequest
     future: "Future[ScoreResult]"
@@ -31,6 +36,7 @@ class Ticket:
     planned: float | None = None
     launched: float | None = None
     shared: SharedItems | None = None  # the tree that is computed in place of the request's items
+    trie: LabelTrie | None = None
     computed_tokens: int = 0
     rows_left: int = field(init=False)
     label_logits: list[Float32Array] = field(init=False)
@@ -108,6 +114,19 @@ class Ticket:
         if stop:
             self.rows_left -= self.positions.arrived(np.arange(stop, dtype=np.int32))
 
+    def callers_item(self, computed: int) -> int:
+        """Return the caller's item of an item of `computed`, which may be a node below it."""
+        return self.item_of(computed) // self._rows_per_item
+
+    @property
+    def done(self) -> int:
+        """Number of rows that have arrived; with a trie, of the caller's items."""
+        return (self.request.num_rows - self.rows_left) // self._rows_per_item
+
+    @property
+    def _rows_per_item(self) -> int:
+        return 1 if self.trie is None else self.trie.num_rows
+
     def take(
         self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores
     ) -> tuple[list[int], int]:
@@ -149,7 +168,7 @@ class Ticket:
         if request.parents is not None:
             self._clear_unscored()
         assert planned is not None and launched is not None  # noqa: S101, PT018  (it was launched)
-        return ScoreResult(
+        result = ScoreResult(
             label_logits=tuple(self.label_logits),
             lse=self.lse if request.need_lse else None,
             top_ids=self.top_ids if request.num_top else None,
@@ -161,6 +180,20 @@ class Ticket:
                 device=done - launched,
             ),
         )
+        if self.trie is None:
+            return result
+        prompts = max(0, self.computed_tokens - self._label_tokens(self.trie))
+        return added_up(replace(result, computed_tokens=prompts), self.trie)
+
+    def _label_tokens(self, trie: LabelTrie) -> int:
+        """Return the tokens of `computed` that are none of a prompt's: those of nodes.
+
+        With a node that is a whole prompt, the item's tokens stand there again.
+        """
+        items = sum(map(len, self.request.item_ids[:: trie.num_rows]))
+        every = sum(map(len, self.computed.item_ids))
+        nodes = len(self.request.item_ids) // trie.num_rows * trie.num_nodes
+        return every - min(items, every - nodes)
 
     def _clear_unscored(self) -> None:
         """Set the rows of items without labels, which nothing has computed, to zero."""

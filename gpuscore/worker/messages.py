@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gpuscore.arrays import Float32Array, Int32Array
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
+from gpuscore.label_trie import LabelTrie
 from gpuscore.limits import BackendLimits
 from gpuscore.log import LogFormat
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
@@ -59,6 +60,7 @@ class Score(Message, frozen=True):
     every_position: bool
     parents: bytes | None  # int32 [N]
     query_labels: bytes | None  # int32 [cut]
+    sequences: tuple[tuple[Natural, ...], ...] | None  # of labels of several tokens
 
 
 class Cancel(Message, frozen=True):
@@ -176,6 +178,7 @@ def score_message(id: int, request: ScoreRequest) -> Score:
         request.every_position,
         None if request.parents is None else _int_bytes(request.parents),
         None if request.query_labels is None else _int_bytes(request.query_labels),
+        None if request.trie is None else request.trie.sequences,
     )
 
 
@@ -183,6 +186,8 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
     """Return the request; raise ProtocolError if sizes disagree or the model lacks an id."""
     query, items = _array(message.query, _INT32), _array(message.items, _INT32)
     labels, of_query = (_array(x or b"", _INT32) for x in (message.labels, message.query_labels))
+    if any(id >= vocab_rows for ids in message.sequences or () for id in ids):
+        raise ProtocolError(f"a label's token id outside 0 to {vocab_rows - 1}")
     own = [(x, vocab_rows) for x in (query, items)] + [(x, label_rows) for x in (labels, of_query)]
     for ids, rows in own:
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
@@ -207,6 +212,7 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
             message.every_position,
             None if message.parents is None else _array(message.parents, _INT32),
             None if message.query_labels is None else of_query,
+            None if message.sequences is None else LabelTrie(message.sequences),
         )
     except ValueError as error:
         raise ProtocolError(str(error)) from error
