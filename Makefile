@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs simulate simulate-fronts soak check format demo bench-cpu bench-heap bench-start \
-        bench-gpu bench-kernels bench-attention bench-host gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
+        bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
         bench-in-process bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
         docs-tools clean
@@ -135,14 +135,19 @@ test-kernels: setup
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton_interpreter -m 'not hostile'
 
 # The same on a CUDA device, bfloat16 included. No virtual environment: torch, triton, transformers
-# and pytest of PYTHON are enough.
+# and pytest of PYTHON are enough. With pytest-xdist it compiles kernels on all cores; afterwards come
+# the tests that run alone, because one of them takes all of the card's memory.
+PYTEST_GPU = PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
+  -p no:cacheprovider -m 'not hostile'
 test-gpu:
 	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	  { echo "make test-gpu needs a CUDA device"; exit 1; }
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
-	  -p no:cacheprovider tests/kernels/triton_interpreter tests/backends/test_gpu_attention.py \
-	  tests/backends/test_gpu_runner.py tests/backends/test_contract.py \
-	  -m 'not hostile' -k 'not jax'
+	@status=0; workers=$$($(PYTHON) -c 'import xdist' 2> /dev/null && \
+	  echo --numprocesses auto --maxprocesses 12); \
+	$(PYTEST_GPU) $$workers tests/kernels/triton_interpreter tests/backends/test_gpu_attention.py \
+	  tests/backends/test_contract.py -k 'not jax' || status=1; \
+	$(PYTEST_GPU) tests/backends/test_gpu_runner.py || status=1; \
+	exit $$status
 
 # More seeded worlds than the suite runs: make simulate SEEDS=100000
 SEEDS ?= 20000
@@ -204,6 +209,10 @@ gpu-day-trial: setup
 # Host time of launches; without a device.
 bench-host: setup
 	PYTHONPATH=tests $(BIN)/python -P bench/host_time.py $(ARGS)
+
+# Host time of a request around the device's work; without a device.
+bench-host-parts: setup
+	PYTHONPATH=tests $(BIN)/python -P bench/host_parts.py $(ARGS)
 
 # Needs a CUDA device; torch and triton of PYTHON are enough.
 bench-kernels:

@@ -1,12 +1,13 @@
 """Attention of one layer on a CUDA device: our kernels against libraries, checked, then timed.
 
-Heads of Qwen3-0.6B (16 query heads, 8 KV heads, head size 128), bfloat16, random keys. All
+Heads of Qwen3-0.6B (16 query heads, 8 KV heads, head size 128 or --dim), bfloat16, random keys. All
 implementations compute the same batch; one that differs from the float32 reference is not timed.
-TFLOP/s count 4 * heads * 128 for each visible (query, key) pair; masked pairs do not count. The
-ceiling is torch's own matrix product in the same run.
+TFLOP/s count 4 * heads * head size for each visible (query, key) pair; masked pairs do not count.
+The ceiling is torch's own matrix product in the same run.
 
     python -P bench/attention.py            # both workloads
     python -P bench/attention.py --cached   # with the shared prefix in pages
+    python -P bench/attention.py --configs --dim 64   # only ours, by launch configuration
     python -P bench/attention.py --trial    # with small sizes; nothing is kept
     python -P bench/attention.py --device cpu  # a trial without a card
 """
@@ -14,12 +15,16 @@ ceiling is torch's own matrix product in the same run.
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ceiling import product_seconds
@@ -29,46 +34,43 @@ from report import keep
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
 from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
 from gpuscore.backends.torch.attention.operators import TorchAttention
+from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import PackedBatch, Prefix, Segment, pack
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.extend_attention.config import Generation
+from gpuscore_kernels.extend_attention import TileConfig
+from gpuscore_kernels.extend_attention.config import config_for
 from gpuscore_kernels.partial_attention import merge_partials
 
 Sizes: TypeAlias = tuple[int, int, int]  # tokens of the query, items, tokens of an item
 WORKLOADS: dict[str, Sizes] = {"2000 + 500 x 20": (2000, 500, 20), "120 + 10 x 180": (120, 10, 180)}
 Row: TypeAlias = dict[str, Any]
 TRIAL: dict[str, Sizes] = {"130 + 4 x 5": (130, 4, 5)}
-HEADS, KV_HEADS, DIM, PAGE = 16, 8, 128, 64
+HEADS, KV_HEADS, PAGE = 16, 8, 64
 TOLERANCE = 2e-2
-# By printed name: a backend, and the launch configurations of our kernel.
-WAYS: dict[str, tuple[str, Generation]] = {
-    "triton": ("triton", "pipelined"),
-    "triton, plain tiles": ("triton", "plain"),
-    "two-pass": ("two-pass", "pipelined"),
-    "flashinfer": ("flashinfer", "pipelined"),
-    "flashinfer-cascade": ("flashinfer-cascade", "pipelined"),
-}
-ON_CPU: dict[str, tuple[str, Generation]] = {
-    name: (name, "pipelined") for name in ("torch", "two-pass", "triton")
-}
-CONFIG = DecoderConfig(
-    architecture="",
-    vocab_size=1,
-    hidden_size=1,
-    intermediate_size=1,
-    num_layers=2,
-    num_heads=HEADS,
-    num_kv_heads=KV_HEADS,
-    head_dim=DIM,
-    rms_norm_eps=1e-6,
-    rope=Rope(1e4),
-    max_position_embeddings=1,
-    windows=(None, None),
-    attention_scale=DIM**-0.5,
-    tie_word_embeddings=True,
-    checkpoint_dtype="bfloat16",
-)
+OURS = ("triton", "two-pass", "flashinfer", "flashinfer-cascade")
+ON_CPU = ("torch", "two-pass", "triton")
+
+
+def model_of(dim: int) -> DecoderConfig:
+    """Return a model whose heads have `dim` elements."""
+    return DecoderConfig(
+        architecture="",
+        vocab_size=1,
+        hidden_size=1,
+        intermediate_size=1,
+        num_layers=2,
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=dim,
+        rms_norm_eps=1e-6,
+        rope=Rope(1e4),
+        max_position_embeddings=1,
+        windows=(None, None),
+        attention_scale=dim**-0.5,
+        tie_word_embeddings=True,
+        checkpoint_dtype="bfloat16",
+    )
 
 
 def make_batch(prefix: int, items: int, length: int, cached: bool) -> PackedBatch:
@@ -85,7 +87,9 @@ def visible_pairs(prefix: int, items: int, length: int, cached: bool) -> int:
     return own + (0 if cached else prefix * (prefix + 1) // 2)
 
 
-def flex_attention(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+def flex_attention(
+    batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor, scale: float
+) -> Callable[[], Tensor]:
     """Return a call of FlexAttention with the mask rule as block mask, which is not timed."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -100,13 +104,14 @@ def flex_attention(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Calla
     mask = create_block_mask(visible, None, None, len(q), len(k), device=q.device.type)
     run = torch.compile(flex_attention)
     sides = [x.transpose(0, 1).unsqueeze(0) for x in (q, k, v)]
-    scale = CONFIG.attention_scale
     return lambda: (
         run(*sides, block_mask=mask, enable_gqa=True, scale=scale).squeeze(0).transpose(0, 1)
     )
 
 
-def varlen(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+def varlen(
+    batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor, scale: float
+) -> Callable[[], Tensor]:
     """Return a call of torch's FlashAttention-2: shared keys, own segments, merged by torch."""
     starts = torch.from_numpy(batch.cu_seqlens).to(q.device)
     prefix, longest = int(batch.cu_seqlens[1]), int(np.diff(batch.cu_seqlens).max())
@@ -114,7 +119,7 @@ def varlen(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], 
 
     def flash(q: Tensor, k: Tensor, v: Tensor, *lengths: object) -> tuple[Tensor, Tensor]:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q, k, v, *lengths, False, scale=CONFIG.attention_scale
+            q, k, v, *lengths, False, scale=scale
         )
         return out, lse.transpose(0, 1)
 
@@ -128,58 +133,101 @@ def varlen(batch: PackedBatch, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], 
     return run
 
 
+Way: TypeAlias = tuple[str, Callable[[], Tensor], bool]  # its name, and if it is ours
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Inputs of one layer, and what it has to return."""
+
+    model: DecoderConfig
+    batch: PackedBatch
+    pool: KVPool
+    rows: tuple[Tensor, Tensor, Tensor]  # q, k and v
+    want: Tensor
+
+    @classmethod
+    def random(cls, model: DecoderConfig, batch: PackedBatch, device: torch.device) -> "Layer":
+        generator = torch.Generator(device).manual_seed(0)
+        pools = [KVPool(model, 64, PAGE, kind, device) for kind in (torch.bfloat16, torch.float32)]
+        for side in range(2):
+            pools[0].layers[0][side].normal_(generator=generator)
+            pools[1].layers[0][side].copy_(pools[0].layers[0][side])
+        q, k, v = (
+            torch.randn(batch.num_tokens, h, model.head_dim, generator=generator, device=device)
+            for h in (HEADS, KV_HEADS, KV_HEADS)
+        )
+        rows = q.bfloat16(), k.bfloat16(), v.bfloat16()
+        exact = TorchAttention(model, pools[1], "reference", merge_partials).prepare(batch)
+        return cls(model, batch, pools[0], rows, exact.run(0, *(x.float() for x in rows)))
+
+    def ways(self, cached: bool) -> Iterator[Way]:
+        """Yield all implementations that run on this device."""
+        device, scale = self.pool.device, self.model.attention_scale
+        for way in OURS if device.type == "cuda" else ON_CPU:
+            try:
+                choose_attention(way, self.model, device, torch.bfloat16, False)
+            except ConfigError as error:
+                print(f"  {way:20} {error}")
+                continue
+            make = attention_factory(way, self.model, device, torch.bfloat16, merge_partials, None)
+            planned = make(self.model, self.pool).prepare(self.batch)
+            yield way, partial(planned.run, 0, *self.rows), True
+        if device.type == "cuda" and not cached:  # neither supports pages
+            yield "torch varlen", varlen(self.batch, *self.rows, scale), False
+            yield "FlexAttention", flex_attention(self.batch, *self.rows, scale), False
+
+    def configurations(self) -> Iterator[Way]:
+        """Yield our kernel with the shipped launch configuration, then with others."""
+        shipped = config_for(self.pool.device, self.model.head_dim, torch.bfloat16)
+        for config in candidates(shipped):
+            attention = TritonAttention(self.model, self.pool, steady=False)
+            attention.use(config)
+            planned = attention.prepare(self.batch)
+            yield described(config), partial(planned.run, 0, *self.rows), True
+
+
+def candidates(shipped: TileConfig) -> Iterator[TileConfig]:
+    """Yield the shipped configuration, then others whose tiles fit pages."""
+    yield shipped
+    for rows, keys, warps, stages in product((64, 128), (32, 64), (4, 8), (2, 3, 4)):
+        other = replace(shipped, rows=rows, keys=keys, num_warps=warps, num_stages=stages)
+        if other != shipped:
+            yield other
+
+
+def described(config: TileConfig) -> str:
+    return f"{config.rows}x{config.keys} {config.num_warps} warps {config.num_stages} stages"
+
+
 def measure(
-    name: str, sizes: Sizes, cached: bool, device: torch.device, repeat: int
+    name: str, layer: Layer, ways: Iterator[Way], flops: int, cached: bool, repeat: int
 ) -> Iterator[Row]:
     """Yield a row for each implementation that is right on this device."""
-    batch = make_batch(*sizes, cached)
-    generator = torch.Generator(device).manual_seed(0)
-    pools = [KVPool(CONFIG, 64, PAGE, kind, device) for kind in (torch.bfloat16, torch.float32)]
-    for side in range(2):
-        pools[0].layers[0][side].normal_(generator=generator)
-        pools[1].layers[0][side].copy_(pools[0].layers[0][side])
-    q, k, v = (
-        torch.randn(batch.num_tokens, h, DIM, generator=generator, device=device).bfloat16()
-        for h in (HEADS, KV_HEADS, KV_HEADS)
-    )
-    exact = TorchAttention(CONFIG, pools[1], "reference", merge_partials).prepare(batch)
-    want = exact.run(0, q.float(), k.float(), v.float())
-    flops = 4 * HEADS * DIM * visible_pairs(*sizes, cached)
-
-    def report(way: str, run: Callable[[], Tensor], ours: bool) -> Iterator[Row]:
-        error = float((run().float() - want).norm() / want.norm())
-        if not error <= TOLERANCE:
-            print(f"  {way:20} relative error {error:.1e}: not timed")
-            return
-        ms = 1e3 * median_seconds(run, device, repeat, warm=2)
-        rate = flops / ms / 1e9
-        print(f"  {way:20} {ms:8.3f} ms {rate:8.1f} TFLOP/s   relative error {error:.1e}")
-        yield {
-            **{"workload": name, "cached": cached, "way": way, "ours": ours},
-            **{"ms": ms, "TFLOP/s": rate, "relative error": error},
-        }
-
-    print(f"{name}{', prefix cached' if cached else ''}: {batch.num_tokens} rows")
-    ways = WAYS if device.type == "cuda" else ON_CPU
-    for way, (backend, generation) in ways.items():
+    print(f"{name}{', prefix cached' if cached else ''}: {layer.batch.num_tokens} rows")
+    for way, run, ours in ways:
         try:
-            choose_attention(backend, CONFIG, device, torch.bfloat16, False)
-        except ConfigError as error:
-            print(f"  {way:20} {error}")
+            error = float((run().float() - layer.want).norm() / layer.want.norm())
+        except OutOfResources as reason:
+            print(f"  {way:26} {reason}")
             continue
-        factory = attention_factory(
-            backend, CONFIG, device, torch.bfloat16, merge_partials, None, generation
-        )
-        planned = factory(CONFIG, pools[0]).prepare(batch)
-        yield from report(way, lambda planned=planned: planned.run(0, q, k, v), True)
-    if device.type == "cuda" and not cached:  # neither supports pages
-        yield from report("torch varlen", varlen(batch, q, k, v), False)
-        yield from report("FlexAttention", flex_attention(batch, q, k, v), False)
+        if not error <= TOLERANCE:
+            print(f"  {way:26} relative error {error:.1e}: not timed")
+            continue
+        ms = 1e3 * median_seconds(run, layer.pool.device, repeat, warm=2)
+        rate = flops / ms / 1e9
+        print(f"  {way:26} {ms:8.3f} ms {rate:8.1f} TFLOP/s   relative error {error:.1e}")
+        yield {
+            **{"workload": name, "dim": layer.model.head_dim, "cached": cached, "way": way},
+            **{"ours": ours, "ms": ms, "TFLOP/s": rate, "relative error": error},
+        }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Attention kernels on a CUDA device.")
     parser.add_argument("--cached", action="store_true", help="the shared prefix is cached")
+    parser.add_argument("--configs", action="store_true", help="ours by launch configuration")
+    parser.add_argument("--dim", type=int, default=128, help="elements of a head")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--trial", action="store_true", help="small sizes; always on a CPU")
     parser.add_argument("--output", type=Path, help="file that gets each row as a line of JSON")
@@ -196,8 +244,12 @@ def main() -> None:
         seconds = product_seconds(side, side, side, torch.bfloat16, device)
         print(f"ceiling ({side}^3 matrix product): {2 * side**3 / seconds / 1e12:.3g} TFLOP/s")
         for workload, sizes in (TRIAL if trial else WORKLOADS).items():
+            batch = make_batch(*sizes, options.cached)
+            layer = Layer.random(model_of(options.dim), batch, device)
+            ways = layer.configurations() if options.configs else layer.ways(options.cached)
+            flops = 4 * HEADS * options.dim * visible_pairs(*sizes, options.cached)
             repeat = 2 if trial else 30
-            for row in measure(workload, sizes, options.cached, device, repeat):
+            for row in measure(workload, layer, ways, flops, options.cached, repeat):
                 if options.output or not trial:
                     keep("attention", {"bench": "attention", "device": name} | row, options.output)
 

@@ -5,10 +5,11 @@
     make gpu-day ARGS=--trial                # the same with small sizes; its figures mean nothing
     make gpu-day ARGS='--device cpu'         # a trial without a card
 
-PYTHON needs torch, Triton, transformers and pytest with their dependencies; FlashInfer is used if
-it is installed. The stages are the gate on generated code, the tests, the benches, attention
-backends side by side, and parity with scores that a CPU has recorded. Each is a process of its own
-with a time limit; if one fails or hangs, only its findings are lost.
+PYTHON needs torch, Triton, transformers and pytest with their dependencies, and msgspec, without
+which parity fails; FlashInfer and pytest-xdist are used if they are installed. The stages are the
+gate on generated code, the tests, the benches, attention backends side by side, and parity with
+scores that a CPU has recorded. Each is a process of its own with a time limit; if one fails or
+hangs, only its findings are lost.
 
 The folder holds one JSON file with all findings, one page with plots, where predictions stand
 beside measurements, and what each stage printed. The same command continues a run that ended early:

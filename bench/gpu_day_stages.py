@@ -1,5 +1,6 @@
 """The stages of bench/gpu_day.py: what each runs, for how long, and what its output says."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -20,16 +21,15 @@ REFERENCE = BENCH / "reference" / "parity-demo-quick"  # recorded on a CPU, floa
 TESTS = (
     "tests/kernels/triton_interpreter",
     "tests/backends/test_gpu_attention.py",
-    "tests/backends/test_gpu_runner.py",
     "tests/backends/test_contract.py",
 )
+ALONE = "tests/backends/test_gpu_runner.py"  # one of them takes all of the card's memory
 # Of the tests, in a trial: those of the device that say something on a simulated one, too, where
 # references stand for kernels.
 TRIED = {
     "cpu": ("tests/kernels/test_tiles.py", "-m", "not hostile"),
     "cuda": (
         "tests/backends/test_contract.py",
-        "tests/backends/test_gpu_runner.py::test_graphs_score_as_launches[qwen3]",
         "-m",
         "gpu and not hostile and not slow",
         "-k",
@@ -67,24 +67,20 @@ class Stage:
 def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
     """Return all stages, the most important first: those that say whether results are right.
 
+    The tests that need a card for themselves are a stage on a card only.
+
     Args:
         device: cuda or cpu.
         folder: gets what they write.
-        trial: with small sizes; the stages are the same.
+        trial: with small sizes.
     """
     python = (sys.executable, "-P")
     own = ("--device", device, *(("--trial",) if trial else ()))
-    report, bench = folder / "tests.xml", folder / "bench"
+    bench = folder / "bench"
     small = ("--shape=tiny", "--quick", "--minutes=30") if trial else ()
     lines = {name: folder / f"{name}.jsonl" for name in ("kernels", "attention")}
     planned = [
-        Stage(
-            "tests",
-            ((*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}",
-              *(TRIED[device] if trial else (*TESTS, "-m", "not hostile", "-k", "not jax"))),),
-            lambda _: tests_of(report),
-            limit=420,
-        ),
+        *tests(device, folder, trial),
         Stage(
             "bench",
             ((*python, BENCH / "gpu.py", "--device", device, "--output", bench,
@@ -117,6 +113,31 @@ def stages(device: str, folder: Path, *, trial: bool) -> list[Stage]:
     ]  # fmt: skip
     # A trial computes on a CPU, which may have other work.
     return [replace(stage, limit=10 * stage.limit) for stage in planned] if trial else planned
+
+
+def tests(device: str, folder: Path, trial: bool) -> list[Stage]:
+    """Return the stages that run tests; on a card, the second runs one test at a time."""
+
+    def stage(name: str, limit: float, *chosen: str) -> Stage:
+        report = folder / f"{name.replace(' ', '-')}.xml"
+        pytest = (sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+        command = (*pytest, f"--junitxml={report}", *chosen)
+        return Stage(name, (command,), lambda _: tests_of(report), limit)
+
+    if trial:
+        planned = [stage("tests", 420, *TRIED[device])]
+        one = f"{ALONE}::test_graphs_score_as_launches[qwen3]"
+    else:
+        chosen = (*TESTS, "-m", "not hostile", "-k", "not jax")
+        planned, one = [stage("tests", 420, *workers(), *chosen)], ALONE
+    alone = stage("tests alone", 180, one, "-m", "not hostile")
+    return [*planned, alone] if device == "cuda" else planned
+
+
+def workers() -> tuple[str, ...]:
+    """Return the options for pytest-xdist, if it is there: compiling kernels takes many cores."""
+    found = importlib.util.find_spec("xdist") is not None
+    return ("--numprocesses", "auto", "--maxprocesses", "12") if found else ()
 
 
 def parity(device: str, folder: Path, trial: bool) -> list[Stage]:

@@ -82,12 +82,12 @@ class Rows:
 
     # ---- one backend ----
 
-    def backend(self, scorer: str, backend: TorchBackend, judged: bool) -> None:
-        self.each(scorer, partial(self._on_backend, backend, judged))
+    def backend(self, scorer: str, backend: TorchBackend, judged: bool, slack: float = 1.0) -> None:
+        self.each(scorer, partial(self._on_backend, backend, judged, slack))
 
-    def _on_backend(self, backend: TorchBackend, judged: bool, goal: Goal) -> Row:
+    def _on_backend(self, backend: TorchBackend, judged: bool, slack: float, goal: Goal) -> Row:
         batches = Batches(backend, goal.workload)
-        row = self._checked(goal, batches.score)
+        row = self._checked(goal, batches.score, slack)
         if "wrong" in row:
             return row
         draws = Draws(goal.workload, self.reference.vocab, seed=2000)
@@ -112,8 +112,11 @@ class Rows:
             row |= {"goal": f">= {goal.share:.0%} of the floor", "met": met}
         return row
 
-    def _checked(self, goal: Goal, score: Callable[[Request], Float64Array]) -> Row:
-        verdict = self.reference.verdict(goal, [score(r) for r in self.reference.inputs(goal)])
+    def _checked(
+        self, goal: Goal, score: Callable[[Request], Float64Array], slack: float = 1.0
+    ) -> Row:
+        results = [score(r) for r in self.reference.inputs(goal)]
+        verdict = self.reference.verdict(goal, results, slack)
         return {"errors": str(verdict)} | ({} if verdict.right else {"wrong": True})
 
     # ---- the engine ----

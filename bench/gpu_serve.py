@@ -122,7 +122,8 @@ def measure(
     """
     if missing := [name for name in NEEDS if importlib.util.find_spec(name) is None]:
         raise ImportError(f"not installed here: {', '.join(missing)}")
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    chosen = {name: value for name, value in options.items() if value is not None}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in chosen.items()]
     flags += ["--max-inflight-per-key=4096", "--max-queued-requests=2048", "--no-log-requests"]
     engine = Engine(backend, EngineConfig(max_queued_requests=1 << 20))
     try:

@@ -109,7 +109,7 @@ class Worker:
             return
         self.state.found.setdefault("variants", {})[variant.name] = facts(plan)
         backend = self.loaded.backend(variant)
-        self.rows.backend(variant.name, backend, judged=variant is DEFAULT)
+        self.rows.backend(variant.name, backend, judged=variant is DEFAULT, slack=variant.slack)
         runner = backend.launcher
         counts = {name: getattr(runner, name, None) for name in ("replayed", "launched")}
         self.state.found["variants"][variant.name] |= counts

@@ -108,7 +108,7 @@ def forward_pass(
     from gpuscore.backends.torch.attention.triton import TritonAttention
     from gpuscore.backends.torch.buckets import Bucket
     from gpuscore.backends.torch.decoder import Decoder
-    from gpuscore.backends.torch.graph_launcher import GraphLauncher, Places
+    from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes, Places
     from gpuscore.backends.torch.kernels import in_triton
     from gpuscore.backends.torch.kv_pool import KVPool
     from gpuscore.backends.torch.queues import HostQueue
@@ -122,10 +122,11 @@ def forward_pass(
     pool = KVPool(architecture.config, 64, 64, dtype, device)
     pool.device = torch.device("cuda")  # by which attention chooses its tiles
     attention = TritonAttention(architecture.config, pool, steady=False)
-    launcher = GraphLauncher(decoder, pool, attention, HostQueue(), 0)
+    passes = Passes(decoder, attention)
+    launcher = GraphLauncher(pool, passes, passes, HostQueue(), 0)
     places = Places.of(Bucket(tokens, 16, 16), 2)
     words = torch.zeros(places.end, dtype=torch.int32, device=device)
-    return lambda: launcher._forward(places, words)
+    return lambda: launcher._forward(passes, places, words)
 
 
 def measure(

@@ -12,7 +12,8 @@ Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -110,41 +111,91 @@ class Segment:
     every_row: bool = False  # score every token, each for one label: the same place of `label_ids`
 
 
+@dataclass(slots=True)
+class SegmentColumns:
+    """Segments field by field: for hundreds of items, a list per field is quicker to fill."""
+
+    token_ids: list[Int32Array] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
+    prefix: list[int] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+    slots: list[Int32Array | None] = field(default_factory=list)
+    label_ids: list[Int32Array | None] = field(default_factory=list)
+    need_lse: list[bool] = field(default_factory=list)
+    every_row: list[bool] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def add(self, segment: Segment) -> int:
+        """Add a segment at the end; return its index."""
+        return self.add_like(segment, [segment.token_ids], [segment.label_ids])
+
+    def add_like(
+        self,
+        one: Segment,
+        token_ids: Sequence[Int32Array],
+        label_ids: Sequence[Int32Array | None],
+    ) -> int:
+        """Add segments that are as `one` but for tokens and labels; return the first's index."""
+        first, count = len(self), len(token_ids)
+        self.token_ids += token_ids
+        self.start += [one.start] * count
+        self.prefix += [one.prefix] * count
+        self.parent += [one.parent] * count
+        self.slots += [one.slots] * count
+        self.label_ids += label_ids
+        self.need_lse += [one.need_lse] * count
+        self.every_row += [one.every_row] * count
+        return first
+
+
 def pack(
     segments: Sequence[Segment], prefixes: Sequence[Prefix], *, num_top: int = 0
 ) -> PackedBatch:
     """Build the batch of these segments, in this order."""
-    lengths = np.array([len(s.token_ids) for s in segments], dtype=np.int64)
-    cu_seqlens = _cumulative(lengths)
-    starts = np.array([s.start for s in segments], dtype=np.int64)
-    total = int(cu_seqlens[-1])
-    scored = [(i, s) for i, s in enumerate(segments) if s.label_ids is not None]
-    labels = [s.label_ids for _, s in scored if s.label_ids is not None]
-    num_labels = np.array([len(ids) for ids in labels], dtype=np.int64)
-    score_rows = cu_seqlens[np.array([i for i, _ in scored], dtype=np.int64) + 1] - 1
-    need_lse = np.array([s.need_lse for _, s in scored], dtype=np.bool_)
-    if any(s.every_row for _, s in scored):
-        rows = np.array([len(s.token_ids) if s.every_row else 1 for _, s in scored])
+    columns = SegmentColumns()
+    for segment in segments:
+        columns.add(segment)
+    return pack_columns(columns, prefixes, num_top=num_top)
+
+
+def pack_columns(
+    segments: SegmentColumns, prefixes: Sequence[Prefix], *, num_top: int = 0
+) -> PackedBatch:
+    """Build the batch of these segments, in this order."""
+    tokens, label_ids = segments.token_ids, segments.label_ids
+    bounds = [0, *accumulate(map(len, tokens))]
+    cu_seqlens = _int32(bounds)
+    lengths, shift = cu_seqlens[1:] - cu_seqlens[:-1], _int32(segments.start) - cu_seqlens[:-1]
+    scored = [index for index, ids in enumerate(label_ids) if ids is not None]
+    labels = [ids for ids in label_ids if ids is not None]
+    score_rows = _int32([bounds[index + 1] - 1 for index in scored])
+    cu_labels = _int32([0, *accumulate(map(len, labels))])
+    need_lse = np.array([segments.need_lse[index] for index in scored], dtype=np.bool_)
+    if any(segments.every_row):
+        every = np.array(segments.every_row, dtype=np.bool_)[scored]
+        rows = np.where(every, lengths[scored], 1)
         of_row = np.repeat(np.arange(len(scored)), rows)  # [N]
         # Number the scored rows consecutively, then shift each segment's so that its last scored
         # row is the last row of the segment.
-        shift = (score_rows + 1 - np.cumsum(rows))[of_row]
-        score_rows = (np.arange(len(of_row)) + shift).astype(np.int32)
-        num_labels, need_lse = (num_labels // rows)[of_row], need_lse[of_row]
+        to_last = (score_rows + 1 - np.cumsum(rows))[of_row]
+        score_rows = (np.arange(len(of_row)) + to_last).astype(np.int32)
+        per_row = (np.diff(cu_labels) // rows)[of_row]
+        cu_labels = _int32([0, *accumulate(per_row.tolist())])
+        need_lse = need_lse[of_row]
     return PackedBatch(
-        token_ids=_concatenate([s.token_ids for s in segments]),
+        token_ids=_concatenate(tokens),
         # Number the rows of the batch, then shift each segment's numbers to its start.
-        positions=(np.arange(total) + np.repeat(starts - cu_seqlens[:-1], lengths)).astype(
-            np.int32
-        ),
+        positions=np.arange(bounds[-1], dtype=np.int32) + shift.repeat(lengths),
         cu_seqlens=cu_seqlens,
-        parent=_int32([s.parent for s in segments]),
-        request_of=_int32([s.prefix for s in segments]),
+        parent=_int32(segments.parent),
+        request_of=_int32(segments.prefix),
         prefix_lens=_int32([p.length for p in prefixes]),
         page_table=_page_table(prefixes),
-        slot_mapping=_slot_mapping(segments, cu_seqlens),
+        slot_mapping=_slot_mapping(segments.slots, bounds),
         score_rows=score_rows,
-        cu_labels=_cumulative(num_labels),
+        cu_labels=cu_labels,
         label_token_ids=_concatenate(labels),
         need_lse=need_lse,
         num_top=num_top,
@@ -153,9 +204,10 @@ def pack(
 
 def page_slots(pages: Int32Array, start: int, stop: int, page_size: int) -> Int32Array:
     """Slots of the tokens at positions `start` to `stop - 1` of a sequence kept in `pages`."""
-    positions = np.arange(start, stop, dtype=np.int32)
-    slots: Int32Array = pages[positions // page_size] * page_size + positions % page_size
-    return slots
+    first, skipped = divmod(start, page_size)
+    bases = pages[first : -(-stop // page_size)] * np.int32(page_size)
+    slots = bases[:, None] + np.arange(page_size, dtype=np.int32)
+    return slots.reshape(-1)[skipped : skipped + stop - start]
 
 
 def prefix_slots(batch: PackedBatch, request: int, page_size: int) -> np.ndarray:
@@ -165,24 +217,22 @@ def prefix_slots(batch: PackedBatch, request: int, page_size: int) -> np.ndarray
     return (pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[:length]
 
 
-def _slot_mapping(segments: Sequence[Segment], cu_seqlens: Int32Array) -> Int32Array:
-    slots = np.full(cu_seqlens[-1], -1, dtype=np.int32)
-    for index, segment in enumerate(segments):
-        if segment.slots is not None:
-            slots[cu_seqlens[index] : cu_seqlens[index + 1]] = segment.slots
-    return slots
+def _slot_mapping(slots: Sequence[Int32Array | None], bounds: Sequence[int]) -> Int32Array:
+    mapping = np.empty(bounds[-1], dtype=np.int32)
+    mapping.fill(-1)
+    for index, kept in enumerate(slots):
+        if kept is not None:
+            mapping[bounds[index] : bounds[index + 1]] = kept
+    return mapping
 
 
 def _page_table(prefixes: Sequence[Prefix]) -> Int32Array:
-    width = max((len(p.pages) for p in prefixes), default=0)
-    table = np.full((len(prefixes), width), -1, dtype=np.int32)
-    for row, prefix in zip(table, prefixes, strict=True):
-        row[: len(prefix.pages)] = prefix.pages
+    width = max([len(p.pages) for p in prefixes], default=0)
+    table = np.empty((len(prefixes), width), dtype=np.int32)
+    table.fill(-1)
+    for row, prefix in enumerate(prefixes):
+        table[row, : len(prefix.pages)] = prefix.pages
     return table
-
-
-def _cumulative(lengths: np.ndarray) -> Int32Array:
-    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
 
 
 def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:

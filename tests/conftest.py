@@ -34,7 +34,8 @@ sys.dont_write_bytecode = False
 
 # With torch's CPU build, tests run on the CPU of a machine with a GPU too: `--device auto` would
 # refuse to leave the GPU unused.
-if importlib.metadata.version("torch").endswith("+cpu"):
+CPU_BUILD = importlib.metadata.version("torch").endswith("+cpu")
+if CPU_BUILD:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
@@ -122,8 +123,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Prepare the workers of `--dist loadgroup`: their groups of tests, and, on Linux, forks of one
-    process that has imported torch, transformers and JAX."""
+    """Prepare the workers: the groups of tests of `--dist loadgroup`, and, on Linux, forks of one
+    process that has imported torch, transformers and JAX.
+
+    With another build of torch the workers import by themselves: on a machine with a GPU these
+    imports start a thread, and a fork cannot use a GPU that its parent has used.
+    """
     config = session.config
     workers = getattr(config.option, "tx", None)
     if not workers or hasattr(config, "workerinput"):
@@ -135,7 +140,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
         config.stash[GROUPS] = Path(folder.name, "groups.json")
         config.pluginmanager.register(Recorder(config.stash[GROUPS]))
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not CPU_BUILD:
         return
     from support.fork_server import WORKERS, ForkServer
 

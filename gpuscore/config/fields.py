@@ -63,8 +63,7 @@ class ModelConfig:
         "attention kernels; triton: one launch for pages and packed rows; two-pass: a library's "
         "kernel over shared keys, then ours; flashinfer, flashinfer-cascade: from an optional "
         "package; torch: plain operators; pallas: a TPU kernel for --backend jax, not run on "
-        "hardware yet; auto: torch on CPU and with --deterministic, triton on CUDA, XLA's with "
-        "--backend jax",
+        "hardware yet; auto: torch on CPU, triton on CUDA, XLA's with --backend jax",
         choices=(
             "auto",
             "triton",

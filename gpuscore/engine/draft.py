@@ -5,24 +5,31 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array
-from gpuscore.batch import PackedBatch, Prefix, Segment, pack, page_slots
+from gpuscore.arrays import NO_TOKENS, Int32Array
+from gpuscore.batch import (
+    PackedBatch,
+    Prefix,
+    Segment,
+    SegmentColumns,
+    pack_columns,
+    page_slots,
+)
 from gpuscore.engine.jobs import Share
 from gpuscore.limits import BackendLimits
 
 
 def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:
     """Return the batch that computes these shares, in this order."""
-    segments: list[Segment] = []
+    segments = SegmentColumns()
     prefixes: list[Prefix] = []
     for share in shares:
         _add_share(share, limits, segments, prefixes)
     num_top = max(share.job.request.num_top for share in shares)
-    return pack(segments, prefixes, num_top=num_top)
+    return pack_columns(segments, prefixes, num_top=num_top)
 
 
 def _add_share(
-    share: Share, limits: BackendLimits, segments: list[Segment], prefixes: list[Prefix]
+    share: Share, limits: BackendLimits, segments: SegmentColumns, prefixes: list[Prefix]
 ) -> None:
     job, request, (start, stop) = share.job, share.job.request, share.query
     pages = _pages(job.query_pages)
@@ -30,49 +37,39 @@ def _add_share(
     if share.items or stop > start:
         prefixes.append(Prefix(start, pages))
     if stop > start:
-        parent = len(segments)
         slots = page_slots(pages, start, stop, limits.page_size)
         segment = Segment(request.query_ids[start:stop], start, row, slots=slots)
         if request.query_labels is not None:
             labels = request.query_labels[start:stop]
             segment = replace(segment, label_ids=labels, need_lse=request.need_lse, every_row=True)
-        segments.append(segment)
-    first = len(segments)
-    for item in share.items:
-        segments.append(
-            Segment(
-                request.item_ids[item],
-                job.cut,
-                row,
-                parent=parent,
-                label_ids=request.label_ids[item],
-                need_lse=request.need_lse,
-                every_row=request.every_position,
-            )
-        )
+        parent = segments.add(segment)
+    ids, of_items = request.item_ids, request.label_ids
+    lse, every = request.need_lse, request.every_position
+    first = segments.add_like(
+        Segment(NO_TOKENS, job.cut, row, parent, need_lse=lse, every_row=every),
+        [ids[item] for item in share.items],
+        [of_items[item] for item in share.items],
+    )
     if request.parents is not None:
         _join_families(share, request.parents, segments, first)
     if share.long is not None:
         _add_long_chunk(share, limits, segments, prefixes)
 
 
-def _join_families(share: Share, parents: Int32Array, segments: list[Segment], first: int) -> None:
+def _join_families(share: Share, parents: Int32Array, segments: SegmentColumns, first: int) -> None:
     """Put the share's items, which are segments from `first` on, below their parents."""
     labels = share.job.request.label_ids
     place = {item: first + index for index, item in enumerate(share.items)}
     for item, index in place.items():
-        segment, parent = segments[index], int(parents[item])
         if not len(labels[item]):
-            segment = replace(segment, label_ids=None, need_lse=False)
-        if parent >= 0:
-            above = segments[place[parent]]
-            start = above.start + len(above.token_ids)
-            segment = replace(segment, parent=place[parent], start=start)
-        segments[index] = segment
+            segments.label_ids[index], segments.need_lse[index] = None, False
+        if (parent := int(parents[item])) >= 0:
+            above = segments.parent[index] = place[parent]
+            segments.start[index] = segments.start[above] + len(segments.token_ids[above])
 
 
 def _add_long_chunk(
-    share: Share, limits: BackendLimits, segments: list[Segment], prefixes: list[Prefix]
+    share: Share, limits: BackendLimits, segments: SegmentColumns, prefixes: list[Prefix]
 ) -> None:
     """Add a chunk of an item that is longer than a batch.
 
@@ -94,7 +91,7 @@ def _add_long_chunk(
         slots = None if share.long_ends else page_slots(pages, first, last, page_size)
         need_lse = request.need_lse and labels is not None
         row, every = len(prefixes) - 1, request.every_position
-        segments.append(Segment(tokens, first, row, parent, slots, labels, need_lse, every))
+        segments.add(Segment(tokens, first, row, parent, slots, labels, need_lse, every))
 
     parent = -1
     if start < rest:

@@ -37,6 +37,7 @@ class Job:
     active: bool = False  # in a ring of the scheduler
     removed: bool = False
     family: dict[int, range] | None = None  # of each first item; None = all items are alone
+    tokens: dict[int, int] | list[int] = field(default_factory=list)  # by family's first item
     deficit: int = 0  # tokens that the job may still take in this round, see the scheduler
     running: list["Share"] = field(default_factory=list)  # in batches that are not collected
     epoch: int = 0  # grows when the work of running shares is taken back
@@ -47,24 +48,41 @@ class Job:
 
     def divide_items(self, max_tokens: int) -> None:
         """Divide the items into those that fit a batch of `max_tokens` and longer ones."""
-        firsts: Iterable[int] = range(len(self.request.item_ids))
+        lengths = [*map(len, self.request.item_ids)]
+        self.tokens = lengths
+        firsts: Iterable[int] = range(len(lengths))
         if self.request.parents is not None:
             self.family = {family.start: family for family in self.request.families()}
+            self.tokens = {
+                first: sum(lengths[family.start : family.stop])
+                for first, family in self.family.items()
+            }
             firsts = self.family
-        for first in firsts:
-            fits = self.family_tokens(first) <= max_tokens
-            assert fits or len(self.family_of(first)) == 1  # noqa: S101  (the engine has refused it)
-            (self.short if fits else self.long).append(first)
+        tokens = self.tokens
+        self.short.extend([first for first in firsts if tokens[first] <= max_tokens])
+        self.long.extend([first for first in firsts if tokens[first] > max_tokens])
+        # The engine has refused larger families.
+        assert all(len(self.family_of(first)) == 1 for first in self.long)  # noqa: S101
 
     def family_of(self, first: int) -> range:
         """Return the items of the family that begins with `first`."""
         return range(first, first + 1) if self.family is None else self.family[first]
 
-    def family_tokens(self, first: int) -> int:
-        item_ids = self.request.item_ids
-        if self.family is None:
-            return len(item_ids[first])
-        return sum(len(item_ids[item]) for item in self.family[first])
+    def take_short(self, allowance: int) -> tuple[list[int], int]:
+        """Hand out short families, in order, of up to `allowance` tokens together.
+
+        Returns:
+            Their items, and the tokens of the allowance that are left.
+        """
+        short, tokens, items, left = self.short, self.tokens, list[int](), allowance
+        while short and tokens[short[0]] <= left:
+            first = short.popleft()
+            left -= tokens[first]
+            if self.family is None:
+                items.append(first)
+            else:
+                items.extend(self.family[first])
+        return items, left
 
     @property
     def exhausted(self) -> bool:

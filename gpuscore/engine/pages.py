@@ -56,8 +56,9 @@ RowsOf: TypeAlias = Callable[[int, int], PageRows]  # from a query's token to an
 def page_keys(identity: str, salt: str, tokens: Int32Array, page_size: int) -> Iterator[PageKey]:
     """Yield the keys of a token sequence's full pages, from its start."""
     digest = hashlib.sha256(f"{identity}\0{salt}".encode()).digest()
-    for start in range(0, len(tokens) - page_size + 1, page_size):
-        own = np.ascontiguousarray(tokens[start : start + page_size], dtype="<i4").tobytes()
+    content, size = np.ascontiguousarray(tokens, dtype="<i4").tobytes(), 4 * page_size
+    for start in range(0, len(content) - size + 1, size):
+        own = content[start : start + size]
         digest = hashlib.sha256(digest + own).digest()
         yield PageKey(digest, own)
 
@@ -69,7 +70,7 @@ class PagePool:
         self.num_pages = num_pages
         self.evicted = 0  # so far
         self._free = list(range(num_pages - 1, -1, -1))
-        self._references = np.zeros(num_pages, dtype=np.int64)
+        self._references = [0] * num_pages
         self._page_of: dict[bytes, int] = {}  # digest -> published page
         self._key_of: dict[int, PageKey] = {}  # published page -> its key
         self._rows_of: dict[bytes, PageRows] = {}  # digest of a published page -> its rows' results
@@ -116,9 +117,10 @@ class PagePool:
         if count > self.num_free + self.num_cached:
             return None
         self.evict(count - self.num_free)
-        pages = np.array([self._free.pop() for _ in range(count)], dtype=np.int32)
-        self._references[pages] = 1
-        return pages
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._references[page] = 1
+        return np.array(pages, dtype=np.int32)
 
     def release(self, pages: Sequence[int] | Int32Array) -> None:
         """Drop one reference to each page; raise ValueError for a page that is not in use.
@@ -126,7 +128,7 @@ class PagePool:
         Later pages of a sequence are evicted before earlier ones, because a page is found only
         through the pages before it.
         """
-        for page in reversed([int(p) for p in pages]):
+        for page in reversed(pages.tolist() if isinstance(pages, np.ndarray) else pages):
             if self._references[page] < 1:
                 raise ValueError(f"page {page} is not in use")
             self._references[page] -= 1
@@ -159,7 +161,7 @@ class PagePool:
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless each page is exactly one of free, cached and used."""
-        used = np.flatnonzero(self._references).tolist()
+        used = [page for page, count in enumerate(self._references) if count]
         together = sorted([*self._free, *self._idle, *used])
         if together != list(range(self.num_pages)):
             raise RuntimeError(

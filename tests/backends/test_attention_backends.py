@@ -50,7 +50,7 @@ def test_auto(model, monkeypatch, caplog):
     monkeypatch.setattr(choice.importlib.util, "find_spec", lambda name: name)
     assert choose(CPU) == "torch"
     assert choose(CUDA) == "triton"
-    assert choose(CUDA, deterministic=True) == "torch"
+    assert choose(CUDA, deterministic=True) == "triton"
     assert not caplog.records
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert choose(CUDA) == "torch"
@@ -111,11 +111,10 @@ def test_launch_configurations():
         config_of(75, 64, 2)
     with pytest.raises(ValueError, match="head_dim is 257"):
         config_of(80, 257, 2)
-    assert not config_of(90, 128, 2, "plain").carry_slot
     for (arch, itemsize), row in CONFIGS.items():
         for dim, config in row.items():
-            fits = itemsize == 2 and not (dim == 256 and arch in (89, 120))
-            assert (config.num_stages >= 3) == fits  # two tiles are copied beside a product
+            large = dim == 256 and arch in (89, 90, 120)  # what fits with three stages is slower
+            assert (config.num_stages >= 3) == (itemsize == 2 and not large)
             assert config.carry_slot == (itemsize == 2)
             assert config.steady().shape(3).own == config.keys
             assert 64 % config.keys == 0  # pages on CUDA

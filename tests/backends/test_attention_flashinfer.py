@@ -15,6 +15,7 @@ import torch
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.flashinfer_layout import lay_out_cascade, lay_out_items
 from gpuscore.backends.torch.attention.operators import TorchAttention
+from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import visible_rows
 from gpuscore_kernels.partial_attention import merge_partials
@@ -23,6 +24,7 @@ from support.batches import random_batch
 from support.flashinfer_stand_in import STUB, Cascade, Items, stub
 
 PAGE, SLOTS = 8, 1024
+HOPPER = [(128, 96), (192, 96), (128, 32)]  # rows and keys of FlashInfer's tiles
 LOCK = Path(__file__).parents[2] / "docker" / "locks" / "cuda.txt"
 STAND_IN = SimpleNamespace(
     BatchPrefillWithPagedKVCacheWrapper=Items, MultiLevelCascadeAttentionWrapper=Cascade
@@ -35,6 +37,7 @@ def batches():
     yield requests((0, 0, [1]), page_size=PAGE, num_pages=64)
     yield requests((9, 5, [3, 1]), (0, 7, [2]), (16, 0, [4]), page_size=PAGE, num_pages=64)
     yield requests((9, 5, []), page_size=PAGE, num_pages=64)
+    yield requests((0, 0, [60] * 6), (8, 0, [60] * 6), (0, 0, [150]), page_size=PAGE, num_pages=64)
 
 
 def wanted(batch):
@@ -67,7 +70,7 @@ def test_items(batch):
     found = {}
     for index, prefix in enumerate(plan.prefix_lens):
         keys, rows = key_numbers(plan, plan.sequences, index), rows_of(plan, plan.sequences, index)
-        assert plan.longest[index] == plan.positions[index].max()
+        assert plan.longest[index] == (plan.positions[index].max() if prefix else len(rows))
         for i, row in enumerate(rows):
             p = len(keys) - len(rows) + i
             k = np.arange(p + 1)
@@ -75,6 +78,60 @@ def test_items(batch):
                 k = k[(k < prefix) | (k > p - plan.positions[index, p - prefix])]
             found[row] = sorted(keys[k].tolist())
     assert [found[row] for row in range(batch.num_tokens)] == list(wanted(batch))
+
+
+@pytest.mark.parametrize("sizes", HOPPER, ids=str)
+@pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))
+def test_kernels_for_hopper_read_the_tiles_that_rows_see(batch, sizes):
+    of_rows, of_keys = sizes
+    plan = lay_out_items(batch, PAGE)
+    seen = visible_rows(batch)
+    for index, prefix in enumerate(plan.prefix_lens):
+        keys, rows = key_numbers(plan, plan.sequences, index), rows_of(plan, plan.sequences, index)
+        before = len(keys) - len(rows)  # of them are cached, or those of ancestors
+        own = keys - SLOTS
+        for tile in range(-(-len(rows) // of_rows)):
+            reach = tile * of_rows + before
+            read = tiles_read(reach, len(keys), int(prefix), int(plan.longest[index]), sizes)
+            for row in rows[tile * of_rows : (tile + 1) * of_rows]:
+                wanted = np.flatnonzero((own < 0) | seen[row, np.maximum(own, 0)]) // of_keys
+                assert set(wanted) <= set(read)
+            assert min(read) >= 0
+
+
+@pytest.mark.parametrize("sizes", HOPPER, ids=str)
+def test_the_known_answer_has_tiles_that_no_item_reaches(sizes):
+    """Without a prefix, so that it shows kernels that read the tile before the first."""
+    noted, config = [], heads_alone(4, 2, 8)
+
+    def noting(config, pool):
+        right = TorchAttention(config, pool, "reference", merge_partials)
+        return SimpleNamespace(prepare=lambda batch: noted.append(batch) or right.prepare(batch))
+
+    check_known_answer("flashinfer", noting, config, torch.float32, torch.device("cpu"), PAGE)
+    plan = lay_out_items(noted[0], PAGE)
+    (index,) = np.flatnonzero(plan.prefix_lens == 0)
+    rows, longest = len(rows_of(plan, plan.sequences, index)), int(plan.positions[index].max())
+    read = [tiles_read(reach, rows, 0, longest, sizes) for reach in range(0, rows, sizes[0])]
+    assert min(min(tiles) for tiles in read) == -1
+
+
+def tiles_read(reach, keys, prefix, longest, sizes):
+    """Return the numbers of the tiles of keys that FlashInfer's kernels for Hopper read, the last
+    one first; as `kv_tile_idx_decrement` in attention/hopper/mainloop_mma.cuh of 0.7.
+
+    Args:
+        reach: place of the first row among all keys.
+        keys, prefix, longest: of the sequence.
+        sizes: rows and keys of a tile.
+    """
+    of_rows, of_keys = sizes
+    read = [min(-(-keys // of_keys), -(-(reach + of_rows) // of_keys)) - 1]
+    items, shared = max(0, reach - longest) // of_keys, -(-prefix // of_keys)
+    while read[-1] > 0:
+        jumps = read[-1] == items and items >= shared
+        read.append(shared - 1 if jumps else read[-1] - 1)
+    return read
 
 
 @pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: str(batch.num_tokens))

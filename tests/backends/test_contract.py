@@ -47,7 +47,9 @@ def make_backend(request, shared_backends):
             return shared_backends.get("torch", family, dtype=dtype, **ON_CUDA)
         if request.param == "jax" and family not in JAX_FAMILIES:
             pytest.skip(f"--backend jax refuses {family}, which test_jax holds")
-        return shared_backends.get(request.param, family, dtype=dtype, max_batch_tokens=512)
+        return shared_backends.get(
+            request.param, family, dtype=dtype, device="cpu", max_batch_tokens=512
+        )
 
     return make
 

@@ -4,6 +4,7 @@ batch that finds no memory fails alone.
 The contract's tests, which also run on the device, check the scores.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -31,10 +32,34 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 LABELS = [3, 17, 399]
+# By the driver alone, which has pages of 2 MiB: torch's allocator takes memory in steps of 20 MiB,
+# so that it could neither take all nor leave a certain rest.
 HOG = """
-import sys, torch
-leave = int(sys.argv[1])
-kept = torch.empty(max(1, torch.cuda.mem_get_info()[0] - leave), dtype=torch.uint8, device="cuda")
+import ctypes, sys
+leave, page = int(sys.argv[1]), 2**21
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    status = getattr(cuda, name)(*arguments)
+    if status not in (0, 2):  # 2: out of memory
+        sys.exit(f"{name}: CUDA error {status}")
+    return status == 0
+def free():
+    room, total = ctypes.c_size_t(), ctypes.c_size_t()
+    call("cuMemGetInfo_v2", ctypes.byref(room), ctypes.byref(total))
+    return room.value
+device, context = ctypes.c_int(), ctypes.c_void_p()
+for step in (("cuInit", 0), ("cuDeviceGet", ctypes.byref(device), 0),
+             ("cuDevicePrimaryCtxRetain", ctypes.byref(context), device),
+             ("cuCtxSetCurrent", context)):
+    if not call(*step):
+        sys.exit(f"{step[0]}: out of memory")
+piece = 2**40
+while (surplus := free() - leave) > 0:  # in halves, because tables of pages come on top
+    piece = min(piece, -(-surplus // 2 // page) * page)
+    if not call("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(piece)):
+        piece = piece // 2 // page * page
+        if not piece:
+            sys.exit(f"{surplus} bytes too many are free, and no 2 MiB of them can be had")
 print("full", flush=True)
 sys.stdin.read()
 """
@@ -65,8 +90,8 @@ def rng():
 def make(tiny_model):
     made = []
 
-    def start(family="qwen3", plan=None, **options):
-        directory, _ = tiny_model(family)
+    def start(family="qwen3", plan=None, model=None, **options):
+        directory, _ = tiny_model(family, **(model or {}))
         chosen = {"dtype": "bfloat16", "max_batch_tokens": 4096, "kv_cache_size": 2**26}
         chosen |= {"cuda_graph_tokens": 128 if options.get("kernels") != "torch" else None}
         config = ModelConfig(str(directory), device="cuda", **(chosen | options))
@@ -104,32 +129,19 @@ def test_graphs_score_as_launches(make, rng, family):
     assert launches.launcher.replayed == 0
 
 
-@pytest.mark.parametrize("fused_rows", [0, 512])
-def test_early_launches_give_the_same_bits(make, rng, fused_rows):
+def test_early_launches_give_the_same_bits(make, rng):
     """Repeated, because what begins too early goes wrong now and then only."""
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs sm_90")
     batches = list(some_batches(rng, SIZES))
     for graph_tokens in (2048, 0):
         backends = [
-            make(plan={"pdl": pdl, "fused_rows": fused_rows}, cuda_graph_tokens=graph_tokens)
-            for pdl in (False, True)
+            make(plan={"pdl": pdl}, cuda_graph_tokens=graph_tokens) for pdl in (False, True)
         ]
         for batch in batches * 20:
             late, early = (b.collect(b.extend(batch)) for b in backends)
             np.testing.assert_array_equal(early.label_logits, late.label_logits)
             np.testing.assert_array_equal(early.lse, late.lse)
-
-
-@pytest.mark.parametrize("family", ["qwen3", "qwen2", "gemma2"])
-def test_fused_products_are_as_exact(make, rng, family):
-    fused, launches = (make(family, plan={"fused_rows": rows}) for rows in (512, 0))
-    exact = make(family, dtype="float32", attention="torch", kernels="torch")
-    for batch in some_batches(rng, SIZES):
-        one, other, want = (b.collect(b.extend(batch)) for b in (fused, launches, exact))
-        error, usual = (np.linalg.norm(x.label_logits - want.label_logits) for x in (one, other))
-        assert error <= 2 * usual + 1e-3
-        np.testing.assert_allclose(one.lse, other.lse, atol=0.05)
 
 
 def test_only_collect_waits(make, rng):
@@ -166,11 +178,17 @@ def test_nothing_is_compiled_after_the_warm_up(make, rng, monkeypatch):
     assert compiled == []
 
 
-def test_deterministic_bit_for_bit(tiny_model, rng):
+@pytest.mark.parametrize("attention", ["torch", "triton"])
+def test_deterministic_bit_for_bit(tiny_model, rng, attention):
     """Items score alone, together and among other requests, with a cold and a warm prefix cache."""
     directory, _ = tiny_model("qwen3")
     config = ModelConfig(
-        str(directory), device="cuda", dtype="bfloat16", deterministic=True, kv_cache_size=2**26
+        str(directory),
+        device="cuda",
+        dtype="bfloat16",
+        attention=attention,
+        deterministic=True,
+        kv_cache_size=2**26,
     )
     engine = Engine(create_backend(plan_backend(directory, config)), EngineConfig())
 
@@ -208,7 +226,8 @@ def waiting_is_an_error():
 
 @contextmanager
 def memory_hog(leave):
-    """Run another process that takes all of the device's memory except `leave` bytes."""
+    """Run another process that takes the device's memory until at most `leave` bytes are free,
+    and little less."""
     command = [sys.executable, "-c", HOG, str(leave)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -223,13 +242,19 @@ def memory_hog(leave):
 
 def test_memory_that_others_take_and_give_back(make, rng):
     """A batch that does not fit fails alone; the next one runs, and so does the same batch
-    afterwards."""
-    backend = make(max_batch_tokens=16384, dtype="float32")
-    (large,) = some_batches(rng, [(16, 400)])
+    afterwards.
+
+    The large one has hidden states of 60 MiB and needs three of them at once. There are 32 MiB left
+    for it, and what torch cannot give back of the pages of 20 MiB that it uses in part. The small
+    one runs as a graph and needs two pages of 2 MiB.
+    """
+    backend = make(max_batch_tokens=16384, dtype="float32", model={"hidden_size": 1024})
+    (large,) = some_batches(rng, [(16, 1000)])
+    assert large.num_tokens > 14000
     (small,) = some_batches(rng, [(16, 2)])
     before = [backend.collect(backend.extend(batch)) for batch in (large, small)]
     torch.cuda.empty_cache()
-    with memory_hog(leave=8 * 2**20):
+    with memory_hog(leave=32 * 2**20):
         with pytest.raises(OutOfMemory):
             backend.collect(backend.extend(large))
         scores = backend.collect(backend.extend(small))
@@ -242,12 +267,18 @@ def test_memory_that_others_take_and_give_back(make, rng):
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer")
 def test_no_kernel_reads_or_writes_where_it_must_not(tiny_model):
     directory, _ = tiny_model("qwen3")
-    command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", sys.executable]
-    support = str(Path(__file__).parents[1])
+    command = ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9"]
+    # A call that fails is no bad access, and torch makes some: its segments that grow first ask for
+    # memory that other machines could share. Where gpuscore makes one, its process fails anyway.
+    command += ["--report-api-errors", "no", sys.executable]
+    # Every tensor becomes an allocation of its own, so that accesses beside one are found.
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     done = subprocess.run(
-        [*command, "-c", SMALL_RUN, str(directory), support],
+        [*command, "-c", SMALL_RUN, str(directory), str(Path(__file__).parents[1])],
         capture_output=True,
         text=True,
         timeout=300,
+        env=environment,
     )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    found = [line for line in done.stdout.splitlines() if "Host Frame" not in line]
+    assert done.returncode == 0, "\n".join(found)[:5000] + done.stderr[-2000:]

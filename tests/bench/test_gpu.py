@@ -160,9 +160,9 @@ def test_a_wrong_row_is_not_timed_and_fails_the_run(tmp_path, tiny_model):
         def inputs(self, goal):
             return [Draws(goal.workload, self.vocab, 1).next()]
 
-        def verdict(self, goal, got):
+        def verdict(self, goal, got, slack=1.0):
             exact = np.stack(got) + self.shift
-            return verdict(got, exact, exact)
+            return verdict(got, exact, exact, slack)
 
     reference = Shifted(tmp_path / "none", backend.limits.vocab_rows, quick=True)
     state = State(tmp_path / "state.json", {"sections": {}, "rows": []})

@@ -135,15 +135,13 @@ def a_stale_page_is_found(monkeypatch):
 
 
 def the_wrong_parent(monkeypatch):
-    pack = draft.pack
+    pack = draft.pack_columns
 
     def first_parent(segments, prefixes, **options):
-        import dataclasses
+        segments.parent = [min(parent, 0) for parent in segments.parent]
+        return pack(segments, prefixes, **options)
 
-        moved = [s if s.parent < 0 else dataclasses.replace(s, parent=0) for s in segments]
-        return pack(moved, prefixes, **options)
-
-    monkeypatch.setattr(draft, "pack", first_parent)
+    monkeypatch.setattr(draft, "pack_columns", first_parent)
 
 
 def tenants_share_pages(monkeypatch):

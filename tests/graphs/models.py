@@ -96,12 +96,6 @@ MODELS = (
     # All graphs, at a few layers. So few that an H200 holds over 2^31 elements of keys in each.
     Model("Qwen3-0.6B, 4 layers", QWEN3_06B | {"num_hidden_layers": 4}, {}, large_pool=True),
     Model(
-        "Qwen3-0.6B, fused products",
-        QWEN3_06B,
-        {"cuda_graph_tokens": 48},
-        plan={"fused_rows": 512},
-    ),
-    Model(
         "Qwen3-0.6B, int8, 4 layers",
         QWEN3_06B | {"num_hidden_layers": 4},
         {"cuda_graph_tokens": 48, "quantization": "int8"},

@@ -55,16 +55,10 @@ def test_nothing_is_found_without_a_defect(sound):
     assert sum(sound.counts["launches of a layer"].values()) == 9
 
 
-def test_a_prompt_of_qwen3_with_fused_products_has_few_launches():
-    counts = read_baseline()["Qwen3-0.6B, fused products"]
-    assert counts["launches of a graph"] <= 210
-    assert counts["launches of a graph"] == 27 * sum(counts["launches of a layer"].values()) + 19
-
-
 def test_a_layer_in_int8_quantises_in_launches_that_it_has_anyway():
     """Only the results of attention are quantised by a launch of their own."""
     counts = read_baseline()["Qwen3-0.6B, int8, 4 layers"]["launches of a layer"]
-    assert counts.pop("triton, early quantize_rows_kernel") == 1
+    assert counts.pop("triton quantize_rows_kernel") == 1
     assert sum(counts.values()) == 9
 
 

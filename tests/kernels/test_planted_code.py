@@ -22,12 +22,10 @@ pytestmark = [
 
 CACHE = Path(__file__).parents[2] / ".cache" / "kernels"  # as in make check-kernels
 ATTENTION, LABEL_HEAD = "extend_attention", "label_head"
-EXPERTS, FUSED, QUANTIZED = "expert_mlp", "fused_products", "quantized"
+EXPERTS, QUANTIZED = "expert_mlp", "quantized"
 POOL, PACKED = "tl.range(pool_begin, pool_end)", "tl.range(0, num_packed)"
-CARRIED = "bf16 dim=128 group=2 128x64 stages=3 carry"
-PLAIN = "bf16 dim=128 group=2 128x64 stages=2"
+CARRIED = "bf16 dim=128 group=2 64x64 stages=3 carry"
 GATE_UP = "gate Qwen3-30B-A3B torch.bfloat16"
-GATED = "gated 1024x3072 gelu=False stages=4"
 INT8 = "product 128x128 stages=3 bias=False pdl"
 HEAD = "slices width=1024 torch.bfloat16 cap=False top=False"
 
@@ -62,7 +60,6 @@ def unaligned(pointer: str) -> Callable[[Variant], Variant]:
     [
         (ATTENTION, CARRIED, 90, with_stages(2), [f"{POOL}: 0 groups", f"{PACKED}: 0 groups"]),
         (ATTENTION, CARRIED, 90, with_stages(1), [f"{POOL}: no copies", f"{PACKED}: no copies"]),
-        (ATTENTION, PLAIN, 90, with_stages(1), [f"{POOL}: no copies", f"{PACKED}: no copies"]),
         (ATTENTION, CARRIED, 90, unaligned("pool_k"), [f"{POOL}: 1 tiles are loaded into"]),
         (ATTENTION, CARRIED, 90, unaligned("v"), [f"{PACKED}: 1 tiles are loaded into"]),
         (ATTENTION, CARRIED, 90, unaligned("stride_kt"), [f"{PACKED}: 1 tiles are loaded into"]),
@@ -70,9 +67,6 @@ def unaligned(pointer: str) -> Callable[[Variant], Variant]:
         (LABEL_HEAD, HEAD, 80, unaligned("weight"), ["BLOCK_K): 1 tiles are loaded into"]),
         (EXPERTS, GATE_UP, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
         (EXPERTS, GATE_UP, 90, unaligned("x_stride"), ["BLOCK_K): 1 tiles are loaded into"]),
-        (FUSED, GATED, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
-        (FUSED, GATED, 90, unaligned("x"), ["BLOCK_K): 1 tiles are loaded into"]),
-        (FUSED, GATED, 90, unaligned("width"), ["BLOCK_K): 2 tiles are loaded into"]),
         (QUANTIZED, INT8, 90, with_stages(2), ["BLOCK_K): 0 groups of copies"]),
         (QUANTIZED, INT8, 90, unaligned("w"), ["BLOCK_K): 1 tiles are loaded into"]),
     ],

@@ -20,7 +20,7 @@ from gpuscore_kernels.extend_attention.layout import (
     ROW_START,
     TileShape,
 )
-from gpuscore_kernels.extend_attention.tiles import build_tiles
+from gpuscore_kernels.extend_attention.tiles import TableBuilder, build_tiles
 from support.batches import Pages, int32, item_segments, random_batch
 from support.slow import slow
 
@@ -99,6 +99,22 @@ def test_every_visible_pair_once(seed, window, shape):
     check(batch, shape, rows=rng.permutation(batch.score_rows), window=window)
     every_third = np.arange(batch.num_tokens, dtype=np.int32)[::3]
     check(batch, shape, rows=every_third, window=window)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("seed", [1, *slow(*range(2, 12))])
+def test_tables_that_are_built_together_are_as_alone(seed, window):
+    rng = np.random.default_rng(seed)
+    batch = random_batch(rng, SLOTS, PAGE)
+    nothing = np.empty(0, np.int32)
+    choices = [rng.permutation(batch.score_rows), nothing, None, batch.score_rows[:1], None]
+    for shape in SHAPES:
+        layout = layout_of(batch, PAGE)
+        together = TableBuilder(layout, shape).tables(choices, window)
+        for rows, table in zip(choices, together, strict=True):
+            alone = build_tiles(layout, shape, rows=rows, window=window)
+            for part in ("rows", "tiles", "pool_tiles", "masked"):
+                np.testing.assert_array_equal(getattr(table, part), getattr(alone, part))
 
 
 def query_and_items(prefix, query, items):

@@ -1,13 +1,15 @@
-"""Triton's interpreter without work that it repeats at every operation of a kernel.
+"""Triton's interpreter without work that it repeats at every operation of a kernel, and with
+products that are rounded alike wherever a row lies.
 
-What is kept here depends on its arguments alone, and nothing changes it afterwards. The values of a
-kernel's tensors are computed as always.
+What is kept here depends on its arguments alone, and nothing changes it afterwards. Apart from
+products, the values of a kernel's tensors are computed as always.
 """
 
 from collections.abc import Callable, Hashable
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import pytest
 
 
@@ -21,6 +23,26 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(interpreter, "_get_np_dtype", _once(interpreter._get_np_dtype, _of_type))
     patch.setattr(core.block_type, "__init__", _filled_once(core.block_type.__init__, _of_block))
     patch.setattr(core.tensor, "__init__", _tensor_of_kept_shape(core))
+
+
+def steady_products(patch: pytest.MonkeyPatch) -> None:
+    """Sum products of float32 in float64 and round them once.
+
+    The interpreter leaves them to NumPy, whose library sums a row in an order that depends on its
+    place in the matrix, on some processors. Tensor cores do not.
+    """
+    from triton.runtime import interpreter
+
+    builder, wide = interpreter.InterpreterBuilder, np.float64
+    product = builder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        if not a.data.dtype == b.data.dtype == np.float32:
+            return product(self, a, b, d, *options)
+        exact = np.matmul(a.data, b.data, dtype=wide)
+        return interpreter.TensorHandle(exact.astype(np.float32) + d.data, d.dtype.scalar)
+
+    patch.setattr(builder, "create_dot", create_dot)
 
 
 def _patching_once(interpreter: Any) -> Callable[[Any], Any]:

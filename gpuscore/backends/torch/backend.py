@@ -18,15 +18,15 @@ from gpuscore.backends.common.memory import Memory
 from gpuscore.backends.common.sizing import measure, mebibytes
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
-from gpuscore.backends.torch.compiler import compiled, eagerly, prepare
+from gpuscore.backends.torch.compiler import Compiler, compiled, eagerly, prepare
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights
 from gpuscore.backends.torch.deterministic import TILING
 from gpuscore.backends.torch.failures import translated
-from gpuscore.backends.torch.graph_launcher import GraphLauncher
+from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
 from gpuscore.backends.torch.known_mixture import mixture_calls
-from gpuscore.backends.torch.known_products import eight_bit_calls, fused_calls
+from gpuscore.backends.torch.known_products import eight_bit_calls
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.backends.torch.launcher import Finish, Launcher, PlainLauncher
 from gpuscore.backends.torch.loader import load_weights
@@ -36,6 +36,7 @@ from gpuscore.backends.torch.precision import sum_in_float32
 from gpuscore.backends.torch.queues import queue_of
 from gpuscore.backends.torch.shortened import shortened
 from gpuscore.backends.torch.tiles import all_at_once, in_tiles
+from gpuscore.backends.torch.work_thread import WorkThread
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.errors import ConfigError
 from gpuscore.heap import keep_freed_blocks
@@ -69,11 +70,12 @@ class TorchBackend:
         sum_in_float32()
         self.plan = plan
         self.device = plan.device
-        triton = partial(in_triton, pdl=plan.pdl)
-        self._compiler = triton if plan.kernels else compiled if plan.compile else eagerly
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
         config = plan.architecture.config
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
+        self._thread = WorkThread(
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
+        )
+        self._uncollected: set[Future[Finish]] = set()
         weights = self._load(progress)
         if plan.device.type == "cpu":
             keep_freed_blocks()
@@ -84,9 +86,8 @@ class TorchBackend:
             config,
             plan.device,
             plan.dtype,
-            self._compiler(merge_partials),
+            self._compiler(plan.pdl)(merge_partials),
             self.tiling,
-            plan.tiles,
             plan.pdl,
         )
         if plan.attention != "torch":  # torch's is the one that the others are compared with
@@ -99,9 +100,8 @@ class TorchBackend:
                 plan.pages.size,
             )
         if plan.kernels:
-            fused = fused_calls(config, weights, plan.pdl) if plan.fused_rows else ()
             eight_bits = eight_bit_calls(config, weights, plan.pdl)
-            others = chain(mixture_calls(config, weights), fused, eight_bits)
+            others = chain(mixture_calls(config, weights), eight_bits)
             check_kernels(config, weights, plan.pdl, others)
         try:
             # Only for the measurement: a few layers and a single page.
@@ -146,16 +146,22 @@ class TorchBackend:
             self._set_up()
 
     def extend(self, batch: PackedBatch) -> Future[Finish]:
-        return self._run(lambda: self._launch(batch))
+        work = partial(translated, lambda: self._launch(batch), self.device)
+        # While another batch is in flight the device has work, and the caller a next batch to plan.
+        here = not self._uncollected and self.launcher.is_quick(batch)
+        pending = self._thread.do(work) if here else self._thread.submit(work)
+        self._uncollected.add(pending)
+        return pending
 
     def collect(self, pending: Future[Finish]) -> RowScores:
+        self._uncollected.discard(pending)
         return translated(pending.result(), self.device)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.close()
 
     def _run(self, run: Callable[[], ResultT]) -> Future[ResultT]:
-        return self._thread.submit(translated, run, self.device)
+        return self._thread.submit(partial(translated, run, self.device))
 
     def _launch(self, batch: PackedBatch) -> Finish:
         config = self.plan.architecture.config
@@ -171,25 +177,35 @@ class TorchBackend:
         self, config: DecoderConfig, weights: DecoderWeights, num_pages: int
     ) -> Launcher:
         plan = self.plan
-        decoder = Decoder(
-            config,
-            weights,
-            self._compiler,
-            self._by_rows,
-            self._own,
-            plan.mlp_rows,
-            plan.pdl,
-            plan.fused_rows,
-        )
+        decoder = self._decoder(config, weights, plan.pdl)
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:
             return PlainLauncher(decoder, pool, attention, self._by_rows, self._own)
         assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
+        # Programmatic edges make a graph slower, on the device and to launch.
+        late = Passes(self._decoder(config, weights, pdl=False), attention.late())
         queue = queue_of(plan.device)
-        launcher = GraphLauncher(decoder, pool, attention, queue, plan.graph_tokens)
+        launcher = GraphLauncher(pool, Passes(decoder, attention), late, queue, plan.graph_tokens)
         launcher.reserve(self._largest())
         return launcher
+
+    def _decoder(self, config: DecoderConfig, weights: DecoderWeights, pdl: bool) -> Decoder:
+        plan = self.plan
+        return Decoder(
+            config,
+            weights,
+            self._compiler(pdl),
+            self._by_rows,
+            self._own,
+            plan.mlp_rows,
+            pdl,
+        )
+
+    def _compiler(self, pdl: bool) -> Compiler:
+        if self.plan.kernels:
+            return partial(in_triton, pdl=pdl)
+        return compiled if self.plan.compile else eagerly
 
     def _largest(self) -> Iterable[PackedBatch]:
         plan = self.plan

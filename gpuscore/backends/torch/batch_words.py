@@ -71,12 +71,12 @@ def write(batch: PackedBatch, tables: list[TileTable], places: Places, words: In
         (places.positions, batch.positions, 0),
         (places.slots, batch.slot_mapping, -1),
         (places.scored, batch.score_rows, 0),
-        (places.num_tokens, [batch.num_tokens], 0),
-        (places.num_scored, [len(batch.score_rows)], 0),
     ):
-        room = words[part]
-        room[: len(values)] = values
-        room[len(values) :] = filling
+        end = part.start + len(values)
+        words[part.start : end] = values
+        words[end : part.stop] = filling
+    words[places.num_tokens] = batch.num_tokens
+    words[places.num_scored] = len(batch.score_rows)
     end = places.end
     for place, table in zip(places.tables, tables, strict=True):
         end = place.write(table, words, end)

@@ -1,7 +1,7 @@
 """Buckets: the batch sizes that have a CUDA graph. A batch runs in the smallest one that holds it.
 
-From 128 to 512 tokens, where a prompt that is alone in its batch tends to be, at most 12 % of a
-bucket is padding. Smaller and larger buckets grow by at most a half, so at most a third of them is.
+At most 12 % of a bucket is padding from 128 tokens on, and at most 8 % from 500 on. Smaller buckets
+grow by at most a half, so at most a third of them is.
 
 Each token count is captured with few sizes of the rest:
 
@@ -10,22 +10,26 @@ Each token count is captured with few sizes of the rest:
 - Scored rows. One that is padding costs a row of the last layer only.
 - More than `FEW` requests have more than `FEW` scored rows, so room for many tiles comes with room
   for many scored rows. Many chunks without a scored row run there too, and waste that room.
+- Over `MANY_FROM` tokens, where empty tiles and padded rows of one layer weigh little, there are
+  fewer sizes of the rest, so that there can be more of tokens.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SMALLEST = 32  # tokens
-FINE_FROM, FINE_TO, FINE_STEP = 128, 512, 8  # tokens
-MOST_PADDING = 12  # percent of a bucket between those
+FINE_FROM, FINE_STEP = 128, 8  # tokens
+MANY_FROM = 500  # tokens
 FEW = 16  # query tiles, and scored rows, of the smallest bucket
 TILES_STEP, SCORED_PART = 4, 4
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Bucket:
-    """The numbers of tokens, tiles and scored rows that one graph holds."""
+class Bucket(NamedTuple):
+    """The numbers of tokens, tiles and scored rows that one graph holds.
+
+    A named tuple, because every batch is compared with several buckets while the device waits.
+    """
 
     tokens: int
     tiles: int  # query tiles over all rows, in one tile table
@@ -43,15 +47,15 @@ def make_buckets(most_tokens: int, rows_per_tile: int) -> list[Bucket]:
 
 def find_bucket(buckets: list[Bucket], wanted: Bucket) -> Bucket | None:
     """Return the first of the sorted buckets that holds `wanted`, or None."""
-    start = bisect_left(buckets, Bucket(wanted.tokens, 0, 0))
-    for bucket in buckets[start:]:
+    for index in range(bisect_left(buckets, Bucket(wanted.tokens, 0, 0)), len(buckets)):
+        bucket = buckets[index]
         if bucket.tiles >= wanted.tiles and bucket.scored >= wanted.scored:
             return bucket
     return None
 
 
 def _tokens(most: int) -> list[int]:
-    """32, 48, 64, 96, 128, 144, 160, 176, 200, ..., 512, 768, 1024, ..., and `most` itself."""
+    """32, 48, 64, 96, 128, 144, 160, 176, 200, ..., and `most` itself."""
     sizes, size = [], SMALLEST
     while size < most:
         sizes.append(size)
@@ -61,11 +65,16 @@ def _tokens(most: int) -> list[int]:
 
 def _next(size: int) -> int:
     """The following number of tokens, without regard to the largest batch."""
-    if FINE_FROM <= size < FINE_TO:
+    if size >= FINE_FROM:
         # A batch that has just outgrown `size` has the most padding.
-        most = 100 * (size + 1) // (100 - MOST_PADDING)
-        return min(FINE_TO, most // FINE_STEP * FINE_STEP)
+        most = 100 * (size + 1) // (100 - _most_padding(size))
+        return most // FINE_STEP * FINE_STEP
     return size + (1 << (size.bit_length() - 2))  # by a half or a third, to 2**n or 1.5 * 2**n
+
+
+def _most_padding(tokens: int) -> int:
+    """Return the most padding that a batch over `tokens` tokens gets, in per cent of its bucket."""
+    return 12 if tokens < MANY_FROM else 8
 
 
 def _rest(tokens: int, rows_per_tile: int) -> Iterator[tuple[int, int]]:
@@ -74,9 +83,13 @@ def _rest(tokens: int, rows_per_tile: int) -> Iterator[tuple[int, int]]:
     The last are `tokens` of both, the most that any batch has.
     """
     scored = sorted({min(FEW, tokens), tokens})
-    if tokens > FINE_TO:
-        scored.insert(1, tokens // SCORED_PART)
-    first, smaller = max(FEW, 2 * -(-tokens // rows_per_tile)), 0
+    full = -(-tokens // rows_per_tile)
+    first, smaller = max(FEW, 2 * full), 0
+    if tokens > MANY_FROM:
+        first, some = max(first, full + 2 * FEW), tokens // SCORED_PART
+        yield from sorted({(min(first, tokens), FEW), (min(2 * first, tokens), some)})
+        yield tokens, tokens
+        return
     for tiles in _tiles(first, tokens):
         enough = smaller >= first + 2 * FEW  # for few requests, without this many tiles
         yield from ((tiles, rows) for rows in scored if rows > FEW or not enough)

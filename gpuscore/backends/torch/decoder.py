@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,10 +20,9 @@ from gpuscore.backends.torch.layers import (
     rms_norm,
     rotary_tables,
 )
-from gpuscore.backends.torch.linear import Linear, Products, Rows, dense_weights, rows_of, split
+from gpuscore.backends.torch.linear import Linear, Products, Rows, rows_of, split
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights, mixture_mlp
 from gpuscore.backends.torch.tiles import ByRows, all_at_once
-from gpuscore_kernels.fused_products import gated_product, heads_product
 from gpuscore_kernels.qk_norm_rope_store import Pages, qk_norm_rope_store
 from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 
@@ -73,8 +72,6 @@ class Decoder:
         mlp_rows: rows of a dense MLP at a time, so that its intermediate results stay in a GPU's
             cache; None = all.
         pdl: kernels begin before the kernel before has ended, where they take that as an argument.
-        fused_rows: up to this many rows, our kernels compute products together with what follows
-            them (`fused_products`); needs `own` "triton".
     """
 
     def __init__(
@@ -86,13 +83,11 @@ class Decoder:
         own: Implementation = "reference",
         mlp_rows: int | None = None,
         pdl: bool = False,
-        fused_rows: int = 0,
     ) -> None:
-        assert not fused_rows or own == "triton"  # noqa: S101  (the plan guarantees it)
         self.config, self.pdl = config, pdl
         self._by_rows = by_rows
         self._own: Implementation = own
-        self._mlp_rows, self._fused_rows = mlp_rows, fused_rows
+        self._mlp_rows = mlp_rows
         # The kernel stores keys and values itself, but not tile by tile: padding has no slots.
         self._stores = own == "triton" and by_rows is all_at_once
         self._q_size = config.num_heads * config.head_dim
@@ -209,11 +204,8 @@ class Decoder:
         """Project x [T, E] to q [T, heads, D], k and v [T, kv_heads, D]; q and k are rotated."""
         c = self.config
         if self._own == "triton":
-            if self._are_few(x):
-                run = partial(heads_product, x, *dense_weights(linear))
-            else:
-                run = partial(qk_norm_rope_store, self._product(linear, x))
-            return run(
+            return qk_norm_rope_store(
+                self._product(linear, x),
                 cos,
                 sin,
                 num_heads=heads,
@@ -233,10 +225,6 @@ class Decoder:
     def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None) -> Tensor:
         rotated: Tensor = self._norm_and_rotate(self._heads(x), cos, sin, norm, *self._of_norms)
         return rotated
-
-    def _are_few(self, x: Rows) -> TypeGuard[Tensor]:
-        """True if products of the rows x are fused with what follows them."""
-        return self._fused_rows > 0 and 0 < len(x) <= self._fused_rows
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.reshape(len(x), x.shape[1] // self.config.head_dim, self.config.head_dim)
@@ -290,10 +278,7 @@ class Decoder:
     def _dense_mlp(self, mlp: MlpWeights, x: Rows) -> Tensor:
         activation = self.config.activation
         inner: Rows
-        if self._are_few(x):
-            weights = dense_weights(mlp.gate_up)
-            inner = gated_product(x, *weights, activation=activation, pdl=self.pdl, impl="triton")
-        elif self._product.takes_quantized(mlp.down):
+        if self._product.takes_quantized(mlp.down):
             inner = self._product.gated(mlp.down, self._product(mlp.gate_up, x), activation)
         else:
             inner = self._gated(self._product(mlp.gate_up, x), activation)

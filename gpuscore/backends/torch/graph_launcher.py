@@ -12,11 +12,13 @@ While the device runs one batch, the next is planned and uploaded (`queues`). On
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gpuscore.arrays import Int32Array
 from gpuscore.backends.torch.attention.triton import TritonAttention, table_windows
 from gpuscore.backends.torch.batch_words import (
     LabelWords,
@@ -42,11 +44,20 @@ GRAPH_WORDS = 2**20
 IN_FLIGHT = 2  # batches: one runs, the next is uploaded
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Decoder and attention of a forward pass."""
+
+    decoder: Decoder  # uses Triton's kernels and computes all rows at once
+    attention: TritonAttention  # over the launcher's pool
+
+
 @dataclass(slots=True)
 class Buffers:
     """Memory of one batch that was launched and not collected."""
 
     host: Tensor  # int32
+    words: Int32Array  # of `host`
     device: Tensor  # int32
     answer: Tensor  # float32, on the host
 
@@ -55,30 +66,28 @@ class GraphLauncher:
     """Forward passes of one model over one pool, with Triton's attention and kernels.
 
     Args:
-        decoder: uses Triton's kernels and computes all rows at once.
-        pool: its keys and values.
-        attention: over that pool.
+        pool: keys and values.
+        launched: computes single launches.
+        captured: computes what becomes a graph, from the same tables.
         queue: of the device.
         graph_tokens: batches of up to this many tokens run as graphs; 0 = none.
     """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        pool: KVPool,
-        attention: TritonAttention,
-        queue: Queue,
-        graph_tokens: int,
+        self, pool: KVPool, launched: Passes, captured: Passes, queue: Queue, graph_tokens: int
     ) -> None:
-        self.decoder, self.pool, self.attention, self.queue = decoder, pool, attention, queue
-        config = decoder.config
+        self.pool, self.queue = pool, queue
+        self._single, self._captured = launched, captured
+        self.decoder, self.attention = launched.decoder, launched.attention
+        config = self.decoder.config
         self._windows = (*table_windows(config), config.windows[-1])  # one per table
-        self.buckets = make_buckets(graph_tokens, attention.shape.rows)
+        self.buckets = make_buckets(graph_tokens, self.attention.shape.rows)
         self.replayed = 0  # batches that ran as graphs ...
         self.launched = 0  # ... and as single launches
         self._graphs: dict[Bucket, Replay] = {}
+        self._places_of = {bucket: Places.of(bucket, len(self._windows)) for bucket in self.buckets}
         self._words = queue.empty(GRAPH_WORDS if self.buckets else 0, torch.int32)
-        weight = decoder.weights.lm_head
+        weight = self.decoder.weights.lm_head
         self._hidden = weight.new_empty(graph_tokens, weight.shape[1])
         self._free: list[Buffers] = []
 
@@ -112,6 +121,9 @@ class GraphLauncher:
     def release(self) -> None:
         self._graphs.clear()
 
+    def is_quick(self, batch: PackedBatch) -> bool:
+        return bool(self._graphs) and batch.num_tokens <= self.buckets[-1].tokens
+
     @torch.inference_mode()
     def launch(self, batch: PackedBatch) -> Finish:
         tables = self.attention.tables(batch)
@@ -131,8 +143,8 @@ class GraphLauncher:
         replay: Replay | None,
         buffers: Buffers,
     ) -> Finish:
-        end = write(batch, tables, places, buffers.host.numpy())
-        head, end = write_head(batch, buffers.host.numpy(), end)
+        end = write(batch, tables, places, buffers.words)
+        head, end = write_head(batch, buffers.words, end)
         words = buffers.device[:end]
         self.queue.upload(buffers.host[:end], words)
         if replay is not None:
@@ -141,7 +153,7 @@ class GraphLauncher:
             hidden = self._hidden
             self.replayed += 1
         else:
-            hidden = self._forward(places, words)
+            hidden = self._forward(self._single, places, words)
             self.launched += 1
         return self._answer(batch, head, hidden, buffers)
 
@@ -151,14 +163,14 @@ class GraphLauncher:
         exact = Bucket(batch.num_tokens, tiles, len(batch.score_rows))
         bucket = find_bucket(self.buckets, exact)
         if bucket is not None and bucket in self._graphs:
-            places = Places.of(bucket, len(self._windows))
+            places = self._places_of[bucket]
             if places.end + list_words(tables) <= GRAPH_WORDS:
                 return places, self._graphs[bucket]
         return Places.of(exact, len(self._windows)), None
 
     def _take(self, words: int) -> Buffers:
         buffers = self._free.pop() if self._free else None
-        if buffers is None or len(buffers.host) < words:
+        if buffers is None or len(buffers.words) < words:
             buffers = self._make_buffers(words, 0)
         return buffers
 
@@ -172,19 +184,22 @@ class GraphLauncher:
 
     def _make_buffers(self, words: int, answers: int) -> Buffers:
         size = max(2**14, next_power_of_two(words))
+        host = self.queue.host(size, torch.int32)
         return Buffers(
-            self.queue.host(size, torch.int32),
+            host,
+            host.numpy(),
             self.queue.empty(size, torch.int32),
             self.queue.host(answers, torch.float32),
         )
 
     def _capture(self, bucket: Bucket) -> None:
         """Capture a graph, and compare its first replay with the launches it was captured from."""
-        places = Places.of(bucket, len(self._windows))
+        places = self._places_of[bucket]
         scored = self._write_known(bucket, places)
 
         def run() -> None:
-            self._hidden[: bucket.scored].copy_(self._forward(places, self._words))
+            hidden = self._forward(self._captured, places, self._words)
+            self._hidden[: bucket.scored].copy_(hidden)
 
         replay = self.queue.capture(run)
         hidden = self._hidden[:scored]
@@ -205,18 +220,18 @@ class GraphLauncher:
         self._words[:end].copy_(torch.from_numpy(words[:end]))
         return len(batch.score_rows)
 
-    def _forward(self, places: Places, words: Tensor) -> Tensor:
+    def _forward(self, by: Passes, places: Places, words: Tensor) -> Tensor:
         """Return hidden states of the scored rows after the final norm."""
         tables = [
-            place.on_device(words, self.attention.shape, window, own_only=False)
+            place.on_device(words, by.attention.shape, window, own_only=False)
             for place, window in zip(places.tables, self._windows, strict=True)
         ]
         nothing = words[:0]
-        return self.decoder.forward(
+        return by.decoder.forward(
             words[places.tokens],
             words[places.positions],
             words[places.scored],
-            self.attention.planned(tables).run,
+            by.attention.planned(tables).run,
             KeptRows(self.pool, nothing, nothing, words[places.slots]),
             (words[places.num_tokens], words[places.num_scored]),
         )
@@ -239,7 +254,7 @@ class GraphLauncher:
             buffers.answer = self.queue.host(2 * len(answer), torch.float32)
         received = buffers.answer[: len(answer)]
         wait = self.queue.download(answer, received)
-        ends = np.cumsum([len(part) for part in parts[:-1]])
+        ends = [0, *accumulate(map(len, parts))]
 
         def finish() -> RowScores:  # holds no device memory: the next batch may take it
             wait()
@@ -247,7 +262,7 @@ class GraphLauncher:
                 values = received.numpy().copy()
             finally:
                 self._free.append(buffers)
-            logits, *others = np.split(values, ends)
+            logits, *others = (values[a:b] for a, b in pairwise(ends))
             if len(others) > 1:
                 others[1] = others[1].view(np.int32)
             return row_scores(batch, logits, others)

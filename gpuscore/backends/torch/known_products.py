@@ -1,4 +1,4 @@
-"""The known answers of fused products, and of products in eight bits (see `known_answer`)."""
+"""The known answers of products in eight bits (see `known_answer`)."""
 
 from collections.abc import Iterator
 
@@ -6,64 +6,17 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.torch.decoder import DecoderWeights, MlpWeights
+from gpuscore.backends.torch.decoder import DecoderWeights
 from gpuscore.backends.torch.known_answer import ROWS, Run
 from gpuscore.backends.torch.linear import (
     Products,
     QuantizedLinear,
     QuantizedRows,
-    dense_weights,
     rows_of,
 )
-from gpuscore_kernels.fused_products import gated_product, heads_product
-from gpuscore_kernels.fused_products.api import Implementation
 from gpuscore_kernels.quantized import quantize_rows
+from gpuscore_kernels.quantized.api import Implementation
 from gpuscore_kernels.quantized.config import FEW_ROWS
-
-
-def fused_calls(
-    model: DecoderConfig, weights: DecoderWeights, pdl: bool
-) -> Iterator[tuple[str, Run]]:
-    """Yield each fused product's name, and a function that calls it or its reference.
-
-    Rows are random; the weights are those of the first layer.
-    """
-    generator, layer = torch.Generator().manual_seed(1), weights.layers[0]
-
-    def rows(columns: int) -> Tensor:
-        return torch.randn(ROWS, columns, generator=generator).to(layer.input_norm)
-
-    x = rows(model.hidden_size)
-    cos, sin = rows(model.head_dim // 2).float(), rows(model.head_dim // 2).float()
-
-    def heads(impl: Implementation) -> tuple[Tensor, ...]:
-        return heads_product(
-            x,
-            *dense_weights(layer.qkv),
-            cos,
-            sin,
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            eps=model.rms_norm_eps,
-            one_plus=model.one_plus_norms,
-            pdl=pdl,
-            impl=impl,
-        )
-
-    yield "heads_product", heads
-    mlp = layer.mlp
-    if not isinstance(mlp, MlpWeights):
-        return
-
-    def inner(impl: Implementation) -> tuple[Tensor, ...]:
-        activation = model.activation
-        weight, bias = dense_weights(mlp.gate_up)
-        return (gated_product(x, weight, bias, activation=activation, pdl=pdl, impl=impl),)
-
-    yield "gated_product", inner
-
 
 OUTPUTS = 160  # of a weight in eight bits, more than a tile has; the reference needs much memory
 

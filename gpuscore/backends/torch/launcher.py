@@ -26,6 +26,9 @@ class Launcher(Protocol):
 
     def launch(self, batch: PackedBatch) -> Finish: ...
 
+    def is_quick(self, batch: PackedBatch) -> bool:
+        """True if `launch` takes about a millisecond, because the batch probably has a graph."""
+
     def reserve(self, batches: Iterable[PackedBatch]) -> None:
         """Allocate the buffers of all batches in flight, each as large as the largest of these."""
 
@@ -57,6 +60,9 @@ class PlainLauncher:
         self.decoder, self.pool, self.attention = decoder, pool, attention
         self._by_rows = by_rows
         self._head: HeadImplementation = head
+
+    def is_quick(self, batch: PackedBatch) -> bool:
+        return False
 
     def reserve(self, batches: Iterable[PackedBatch]) -> None:
         pass
@@ -112,12 +118,15 @@ class PlainLauncher:
 
 def label_rows(batch: PackedBatch) -> np.ndarray:
     """Number of the scored row that each label belongs to, int64 [L]."""
-    return np.repeat(np.arange(len(batch.score_rows)), np.diff(batch.cu_labels))
+    ends = batch.cu_labels
+    return np.arange(len(batch.score_rows)).repeat(ends[1:] - ends[:-1])
 
 
 def wanted_rows(batch: PackedBatch) -> np.ndarray:
     """Numbers of the scored rows that need the whole vocabulary (lse or top token), int64."""
-    return np.flatnonzero(batch.need_lse | (batch.num_top > 0))
+    if batch.num_top:
+        return np.arange(len(batch.score_rows))
+    return batch.need_lse.nonzero()[0]
 
 
 def row_scores(
@@ -127,20 +136,24 @@ def row_scores(
 
     Args:
         batch: the batch that was run.
-        logits: [L].
+        logits: [L]; these and other arrays are kept if they are float32.
         statistics: arrays over the wanted rows: none, or lse, or lse, top_ids and top_logits, the
             latter [rows, num_top] or flat.
     """
-    logits = logits.astype(np.float32)
+    logits = logits.astype(np.float32, copy=False)
     if not statistics:
         return RowScores(logits, None, None, None)
-    lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
-    lse[wanted_rows(batch)] = statistics[0]
+    lse = statistics[0].astype(np.float32, copy=False)
+    if len(lse) < len(batch.score_rows):
+        found = lse
+        lse = np.full(len(batch.score_rows), np.nan, dtype=np.float32)
+        lse[wanted_rows(batch)] = found
     if len(statistics) == 1:
         return RowScores(logits, lse, None, None)
     # num_top makes every scored row a wanted one.
     top_ids, top_logits = (part.reshape(-1, batch.num_top) for part in statistics[1:])
-    return RowScores(logits, lse, top_ids.astype(np.int32), top_logits.astype(np.float32))
+    best = top_logits.astype(np.float32, copy=False)
+    return RowScores(logits, lse, top_ids.astype(np.int32, copy=False), best)
 
 
 def _without_none(values: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:

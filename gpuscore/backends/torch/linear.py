@@ -200,15 +200,6 @@ def rows_of(linear: Linear, start: int, stop: int | None = None) -> Linear:
     raise TypeError("packed weights cannot be cut")
 
 
-def dense_weights(linear: Linear) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of a layer in the model's dtype, for products fused with other work.
-
-    Fused products have no eight bits, which the plan guarantees.
-    """
-    assert isinstance(linear, DenseLinear)  # noqa: S101
-    return linear.weight, linear.bias
-
-
 def pack(linear: Linear) -> Linear:
     """Return the layer with int8 weights packed for oneDNN."""
     match linear:

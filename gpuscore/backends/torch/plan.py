@@ -29,7 +29,6 @@ from gpuscore.backends.torch.memory import memory_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.limits import BackendLimits
-from gpuscore_kernels.extend_attention.config import Generation
 from gpuscore_kernels.launch import has_pdl
 
 # Rows of an MLP at a time, by compute capability, so that results between its products (12 KiB a
@@ -68,11 +67,7 @@ class TorchPlan:
     identity: str  # see BackendLimits
     precision: Precision = "full"  # of linear layers
     framework: Literal["torch"] = "torch"
-    tiles: Generation = "pipelined"  # launch configurations of our attention kernel
     pdl: bool = False  # our kernels begin before the kernel before has ended
-    # Up to this many rows, our kernels compute products together with what follows them, in fewer
-    # launches. Whether that makes up for cuBLAS' faster products, no card has told yet.
-    fused_rows: int = 0
 
     def __post_init__(self) -> None:
         """Check the fields that no flag sets.
@@ -82,10 +77,6 @@ class TorchPlan:
         """
         if self.pdl and not has_pdl(self.device):
             raise ConfigError(f"device {self.device} has no programmatic dependent launch")
-        if self.fused_rows and not self.kernels:
-            raise ConfigError(
-                f"products of up to {self.fused_rows} rows cannot be fused: --kernels is torch"
-            )
 
     @property
     def device_name(self) -> str:

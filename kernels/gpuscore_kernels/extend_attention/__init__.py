@@ -8,11 +8,12 @@ from gpuscore_kernels.extend_attention.table import (
     list_words,
     upload,
 )
-from gpuscore_kernels.extend_attention.tiles import build_tiles
+from gpuscore_kernels.extend_attention.tiles import TableBuilder, build_tiles
 
 __all__ = [
     "DeviceTiles",
     "Layout",
+    "TableBuilder",
     "TablePlace",
     "TileConfig",
     "TileShape",

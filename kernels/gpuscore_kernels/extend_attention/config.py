@@ -1,14 +1,14 @@
 """Launch configurations of the Triton kernel: one per kind of GPU, head size and dtype.
 
 The table is fixed and nothing is tuned while serving, so a server's bits and speed do not depend on
-timings. Its values are the ones that compile without spilling registers (Triton 3.6); they were not
-timed on GPUs yet.
+timings. Those of compute capability 9.0 were timed; the others are the ones that compile without
+spilling registers (Triton 3.6), and were not timed yet.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -48,21 +48,6 @@ class TileConfig:
 
 MAX_HEAD_DIM = 256
 Row: TypeAlias = Mapping[int, TileConfig]  # by head size, rounded up
-Generation: TypeAlias = Literal["pipelined", "plain"]
-
-# Before slots were carried, and with two stages on H100 and H200; `make bench-gpu` compares them.
-_PLAIN_HALVES = {
-    80: {
-        64: TileConfig(128, 64, 32, 8, 2),
-        128: TileConfig(128, 32, 32, 8, 3),
-        256: TileConfig(64, 32, 32, 8, 2),
-    },
-    90: {
-        64: TileConfig(128, 64, 32, 8, 2),
-        128: TileConfig(128, 64, 32, 8, 2),
-        256: TileConfig(128, 32, 32, 8, 2),
-    },
-}
 _HALVES = {
     80: {  # A100
         64: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
@@ -74,10 +59,12 @@ _HALVES = {
         128: TileConfig(128, 32, 32, 8, 3, carry_slot=True),
         256: TileConfig(64, 32, 32, 8, 2, carry_slot=True),
     },
-    90: {  # H100, H200; on other GPUs 64 keys spill registers
-        64: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
-        128: TileConfig(128, 64, 32, 8, 3, carry_slot=True),
-        256: TileConfig(128, 32, 32, 8, 3, carry_slot=True),
+    # H100, H200: timed on an H100 (bench/LOG.md). Of tiles of 64 rows a multiprocessor holds two,
+    # and one computes exponentials while the other multiplies.
+    90: {
+        64: TileConfig(64, 64, 32, 4, 3, carry_slot=True),
+        128: TileConfig(64, 64, 32, 4, 3, carry_slot=True),
+        256: TileConfig(128, 64, 32, 8, 2, carry_slot=True),
     },
 }
 # Tensor cores do not compute exact float32, so its tiles are small; float32 is for comparison only.
@@ -86,7 +73,7 @@ _SINGLES = {
     128: TileConfig(32, 32, 32, 8, 1),
     256: TileConfig(32, 16, 16, 8, 1),
 }
-_INTERPRETED = TileConfig(64, 16, 16, 1, 1)  # fits the pages of a CPU
+_INTERPRETED = TileConfig(64, 16, 16, 1, 1, carry_slot=True)  # fits the pages of a CPU
 
 
 def _table(halves: Mapping[int, Row]) -> Mapping[tuple[int, int], Row]:
@@ -100,34 +87,26 @@ def _table(halves: Mapping[int, Row]) -> Mapping[tuple[int, int], Row]:
 
 
 CONFIGS = _table(_HALVES)
-GENERATIONS: Mapping[Generation, Mapping[tuple[int, int], Row]] = MappingProxyType(
-    {"pipelined": CONFIGS, "plain": _table(_PLAIN_HALVES)}
-)
 
 
-def config_for(
-    device: torch.device, head_dim: int, dtype: torch.dtype, tiles: Generation = "pipelined"
-) -> TileConfig:
+def config_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> TileConfig:
     """Return the configuration for a device; an unknown GPU gets that of the next older one.
 
     Raises:
         ValueError: there is none.
     """
     if device.type != "cuda":
-        return replace(_INTERPRETED, carry_slot=tiles == "pipelined")
+        return _INTERPRETED
     major, minor = torch.cuda.get_device_capability(device)
-    return config_of(10 * major + minor, head_dim, dtype.itemsize, tiles)
+    return config_of(10 * major + minor, head_dim, dtype.itemsize)
 
 
-def config_of(
-    arch: int, head_dim: int, itemsize: int, tiles: Generation = "pipelined"
-) -> TileConfig:
+def config_of(arch: int, head_dim: int, itemsize: int) -> TileConfig:
     """Return the configuration for a compute capability times ten and bytes of an element."""
-    configs = GENERATIONS[tiles]
-    known = [a for a, size in configs if a <= arch and size == itemsize]
+    known = [a for a, size in CONFIGS if a <= arch and size == itemsize]
     if not known:
         raise ValueError(f"compute capability is {arch / 10}; supported: 8.0 and newer")
-    row = configs[max(known), itemsize]
+    row = CONFIGS[max(known), itemsize]
     fitting = [size for size in row if size >= head_dim]
     if not fitting:
         raise ValueError(f"head_dim is {head_dim}; supported: at most {MAX_HEAD_DIM}")

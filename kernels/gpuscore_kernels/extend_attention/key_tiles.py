@@ -1,34 +1,49 @@
-"""The keys of a tile table's query tiles, divided into full and masked tiles of keys."""
+"""The keys of a tile table's query tiles, divided into full and masked tiles of keys.
+
+A call of NumPy takes about a microsecond however small the arrays are, and a small batch waits for
+its tables. So masked tiles are kept as ranges of keys, from which all are made at the end.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuscore_kernels.extend_attention.layout import (
+    IS_PACKED,
+    KEY_POSITION,
+    KEY_START,
     MASKED_AFTER,
     MASKED_END,
     MASKED_FIELDS,
     MASKED_START,
+    NUM_KEYS,
+    SEGMENT,
+    Flags,
+    Ints,
     TileShape,
+    Wide,
 )
 
-Wide: TypeAlias = NDArray[np.int64]
-Flags: TypeAlias = NDArray[np.bool_]
-StartOf: TypeAlias = Callable[[Wide, Wide], Wide]  # of (carrier, key)
+Slots: TypeAlias = Callable[[Wide, Wide], Wide]  # of (query tile, key of its prefix)
+
+# Columns of ranges behind those of masked tiles: query tile; 1 = before the run of full tiles.
+TILE, BEFORE = MASKED_FIELDS, MASKED_FIELDS + 1
+RANGE_FIELDS = MASKED_FIELDS + 2
 
 
-@dataclass(frozen=True, slots=True)
-class SourceKeys:
-    """Keys of one source, by carrier: a query tile, or a piece (rows of one segment in a tile)."""
+class SourceKeys(NamedTuple):
+    """Keys of one source, by carrier: a query tile, or a piece (rows of one segment in a tile).
+
+    Carriers are in the order of tiles.
+    """
 
     tile: Wide  # of each carrier
     length: Wide  # the most keys that a row of the carrier sees
-    full: Wide  # number of first keys that come before every row of the tile
-    position: Wide  # of key 0
-    segment: Wide  # SHARED, or the segment whose rows see them
+    full: Wide | None  # number of first keys that come before every row of the tile; None = 0
+    position: Wide | int  # of key 0
+    segment: Wide | int  # SHARED, or the segment whose rows see them
+    row: Wide | None  # of key 0 in the batch; None = the keys are in the pool
 
 
 class FullRuns:
@@ -38,85 +53,97 @@ class FullRuns:
     of full tiles; further ones are masked. Masked tiles before the run exist with a window only.
     """
 
-    def __init__(
-        self, tiles: Wide, shape: TileShape, window: int | None, edges: tuple[Wide, Wide]
-    ) -> None:
-        """Take the query tiles [n, TILE_FIELDS], whose columns about masked tiles it sets.
+    def __init__(self, count: int, shape: TileShape, edges: tuple[Wide, Wide] | None) -> None:
+        """Take the number of query tiles.
 
-        edges: the first position that any row of each tile sees, and the first that all see; [n].
+        edges: with a window, the first position that any row of each tile sees, and the first that
+            all see; [count].
         """
-        self.tiles, self.shape, self.window = tiles, shape, window
-        self.low, self.high = edges
-        self.started = np.zeros(len(tiles), np.bool_)
-        self.closed = np.zeros(len(tiles), np.bool_)
-        self.parts: list[tuple[Wide, Flags]] = []
+        self.count, self.shape, self.edges = count, shape, edges
+        self.started = np.zeros(count, np.bool_)
+        self.closed = np.zeros(count, np.bool_)
+        self.ranges: list[Wide] = []
 
-    def add(self, keys: SourceKeys, start_of: StartOf, packed: bool = False) -> tuple[Wide, Wide]:
-        """Return each carrier's range of full tiles; `start_of(carrier, key)` gives slot or row."""
-        size, t = self.shape.keys, keys.tile
-        end = -(-keys.length // size)
-        if self.window is None:
-            return self._add_without_window(keys, start_of, packed, end)
-        low = np.clip((self.low[t] - keys.position) // size, 0, end)
-        begin = np.clip(-(-(self.high[t] - keys.position) // size), low, end)
-        stop = np.clip(keys.full // size, begin, end)
+    def add(self, keys: SourceKeys) -> tuple[Wide, Wide]:
+        """Return the first full tile of each carrier, and the number of its full tiles."""
+        size = self.shape.keys
+        end = (keys.length + (size - 1)) // size
+        full = np.zeros(len(end), np.int64) if keys.full is None else keys.full // size
+        if self.edges is None:
+            return self._add_without_window(keys, full, end)
+        return self._add_with_window(keys, full, end, *self.edges)
+
+    def _add_without_window(self, keys: SourceKeys, stop: Wide, end: Wide) -> tuple[Wide, Wide]:
+        """Rows see the first keys, so full tiles come before masked ones."""
+        if self.ranges:
+            stop[self.closed[keys.tile]] = 0
+        first = stop * self.shape.keys
+        self._mask(keys, first, keys.length - first, before=False)
+        self.closed[keys.tile[stop < end]] = True
+        return np.zeros(len(stop), np.int64), stop
+
+    def _add_with_window(
+        self, keys: SourceKeys, full: Wide, end: Wide, lowest: Wide, highest: Wide
+    ) -> tuple[Wide, Wide]:
+        size, own, t = self.shape.keys, self.shape.own, keys.tile
+        seen, all_see = lowest[t] - keys.position, highest[t] - keys.position
+        low = np.clip(seen // size, 0, end)
+        begin = np.clip(-(-all_see // size), low, end)
+        stop = np.clip(full, begin, end)
         self.closed[t[begin > low]] |= self.started[t[begin > low]]
         runs = (stop > begin) & ~self.closed[t]
         begin, stop = np.where(runs, begin, end), np.where(runs, stop, end)
-        self._mask(keys, start_of, packed, low, begin, before=~self.started[t])
-        self._mask(keys, start_of, packed, stop, end, before=np.zeros_like(runs))
+        edge = np.maximum(seen, 0) // own * own
+        for start, behind, before in ((low, begin, ~self.started[t]), (stop, end, False)):
+            first = np.maximum(start * size, edge)
+            count = np.minimum(behind * size, keys.length) - first
+            self._mask(keys, first, np.maximum(count, 0), before)
         unseen = ~runs & (end > low)
         self.closed[t[unseen]] |= self.started[t[unseen]]
         self.closed[t[runs & (stop < end)]] = True
         self.started[t[runs]] = True
-        return begin, stop
+        return begin, stop - begin
 
-    def _add_without_window(
-        self, keys: SourceKeys, start_of: StartOf, packed: bool, end: Wide
-    ) -> tuple[Wide, Wide]:
-        """Do the same as `add`; rows see the first keys, so full tiles come before masked ones."""
-        t = keys.tile
-        stop = np.where(self.closed[t], 0, np.minimum(keys.full // self.shape.keys, end))
-        self._mask(keys, start_of, packed, stop, end, before=np.zeros(len(t), np.bool_))
-        self.closed[t[stop < end]] = True
-        return np.zeros_like(stop), stop
+    def _mask(self, keys: SourceKeys, first: Wide, count: Wide, before: Flags | bool) -> None:
+        """Add masked tiles for `count` keys of each carrier from key `first` on."""
+        made = np.empty((len(first), RANGE_FIELDS), np.int64)
+        made[:, KEY_START] = first if keys.row is None else first + keys.row
+        made[:, NUM_KEYS] = count
+        made[:, KEY_POSITION] = first + keys.position
+        made[:, SEGMENT] = keys.segment
+        made[:, IS_PACKED] = keys.row is not None
+        made[:, TILE] = keys.tile
+        made[:, BEFORE] = before
+        self.ranges.append(made)
 
-    def _mask(
-        self,
-        keys: SourceKeys,
-        start_of: StartOf,
-        packed: bool,
-        begin: Wide,
-        end: Wide,
-        before: Flags,
-    ) -> None:
-        """Add masked tiles for the keys of tiles [begin, end), except keys that no row sees."""
-        size, own = self.shape.keys, self.shape.own
-        low = np.maximum(self.low[keys.tile] - keys.position, 0)
-        first = np.maximum(begin * size, low // own * own)
-        last = np.minimum(end * size, keys.length)
-        counts = np.maximum(-(-(last - first) // own), 0)
-        carrier = np.repeat(np.arange(len(counts)), counts)
-        nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        key = first[carrier] + nth * own
-        columns = [
-            start_of(carrier, key),
-            np.minimum(own, last[carrier] - key),
-            keys.position[carrier] + key,
-            keys.segment[carrier],
-            np.full(len(key), packed),
-            keys.tile[carrier],
-        ]
-        self.parts.append((np.stack(columns, axis=1), before[carrier]))
+    def masked(self, tiles: Ints, slots: Slots | None) -> Ints:
+        """Return all masked tiles by query tile; set the columns of `tiles` that point at them.
 
-    def masked(self) -> Wide:
-        """Return all masked tiles by query tile; set the columns of `tiles` that point at them."""
-        parts = np.concatenate([part for part, _ in self.parts])
-        tile = parts[:, MASKED_FIELDS]
-        before = np.concatenate([flags for _, flags in self.parts]) & self.started[tile]
-        count = np.bincount(tile, minlength=len(self.tiles))
-        ends = np.cumsum(count)
-        self.tiles[:, MASKED_START] = ends - count
-        self.tiles[:, MASKED_AFTER] = ends - count + np.bincount(tile[before], minlength=len(count))
-        self.tiles[:, MASKED_END] = ends
-        return parts[np.argsort(tile, kind="stable"), :MASKED_FIELDS]
+        slots: tells where a prefix's keys are; None = there are none in the pool.
+        """
+        own, ranges = self.shape.own, self.ranges[0]
+        if len(self.ranges) > 1:
+            ranges = np.concatenate(self.ranges)
+            ranges = ranges[ranges[:, TILE].argsort(kind="stable")]
+        counts = (ranges[:, NUM_KEYS] + (own - 1)) // own
+        found = ranges.repeat(counts, axis=0)
+        key = (np.arange(len(found)) - (counts.cumsum() - counts).repeat(counts)) * own
+        found[:, KEY_START] += key
+        found[:, KEY_POSITION] += key
+        found[:, NUM_KEYS] -= key
+        np.minimum(found[:, NUM_KEYS], own, out=found[:, NUM_KEYS])
+        self._point(tiles, found)
+        if slots is not None:
+            pool = (found[:, IS_PACKED] == 0).nonzero()[0]
+            found[pool, KEY_START] = slots(found[pool, TILE], found[pool, KEY_START])
+        return found[:, :MASKED_FIELDS].astype(np.int32)
+
+    def _point(self, tiles: Ints, found: Wide) -> None:
+        """Set the columns of `tiles` that point at masked tiles."""
+        tile = found[:, TILE]
+        bounds = tile.searchsorted(np.arange(self.count + 1))
+        tiles[:, MASKED_START] = tiles[:, MASKED_AFTER] = bounds[:-1]
+        tiles[:, MASKED_END] = bounds[1:]
+        if self.edges is not None:
+            before = tile[(found[:, BEFORE] != 0) & self.started[tile]]
+            tiles[:, MASKED_AFTER] += np.bincount(before, minlength=self.count)

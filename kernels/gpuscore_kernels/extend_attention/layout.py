@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints: TypeAlias = NDArray[np.int32]
+Wide: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
 
 # Columns of `TileTable.tiles`.
 (
@@ -68,14 +70,14 @@ class TileTable:
     masked: Ints  # [*, MASKED_FIELDS]
 
 
-def ancestors_from_root(parent: Ints) -> list[NDArray[np.int64]]:
+def ancestors_from_root(parent: Ints) -> list[Wide]:
     """Return the roots of all segments, then the ancestors below them, and so on to the parents.
 
     Each is [S], -1 = none; there are as many as the deepest segment has ancestors.
     """
-    upwards = []
+    upwards: list[Wide] = []
     above = parent.astype(np.int64)
-    while (above >= 0).any():
+    while np.count_nonzero(above >= 0):
         upwards.append(above)
         above = np.where(above >= 0, parent[above], -1)
     if len(upwards) < 2:

@@ -71,17 +71,18 @@ class TablePlace:
         Returns:
             The first word after the lists.
         """
-        count = table.rows.shape[1]
-        self._rows(words)[:, :count] = table.rows
-        pool_start, masked_start = tail, -(-(tail + table.pool_tiles.size) // MASKED_FIELDS)
-        end = masked_start * MASKED_FIELDS + table.masked.size
-        words[pool_start : pool_start + table.pool_tiles.size] = table.pool_tiles
-        words[masked_start * MASKED_FIELDS : end] = table.masked.reshape(-1)
-        tiles = self._tiles(words)
-        tiles[: len(table.tiles)] = table.tiles
-        tiles[: len(table.tiles), MASKED_START : MASKED_END + 1] += masked_start
-        tiles[: len(table.tiles), POOL_START : POOL_END + 1] += pool_start
-        tiles[len(table.tiles) :] = 0
+        rows, tiles = self._rows(words), self._tiles(words)
+        rows[:, : table.rows.shape[1]] = table.rows
+        count, pool_words = len(table.tiles), len(table.pool_tiles)
+        first = -(-(tail + pool_words) // MASKED_FIELDS)
+        start, end = first * MASKED_FIELDS, first * MASKED_FIELDS + table.masked.size
+        words[start:end] = table.masked.reshape(-1)
+        tiles[:count] = table.tiles
+        tiles[:count, MASKED_START : MASKED_END + 1] += first
+        tiles[count:] = 0
+        if pool_words:
+            words[tail : tail + pool_words] = table.pool_tiles
+            tiles[:count, POOL_START : POOL_END + 1] += tail
         return end
 
     def on_device(

@@ -17,9 +17,12 @@ row depend neither on the rest of the batch nor on which of its keys were cached
 leaves a row's sums as they are, bit for bit.)
 """
 
+from collections.abc import Sequence
+from functools import cached_property
+
 import numpy as np
 
-from gpuscore_kernels.extend_attention.key_tiles import FullRuns, SourceKeys, Wide
+from gpuscore_kernels.extend_attention.key_tiles import FullRuns, SourceKeys
 from gpuscore_kernels.extend_attention.layout import (
     MASKED_END,
     MASKED_FIELDS,
@@ -38,8 +41,10 @@ from gpuscore_kernels.extend_attention.layout import (
     Layout,
     TileShape,
     TileTable,
+    Wide,
     ancestors_from_root,
 )
+from gpuscore_kernels.extend_attention.query_tiles import QueryTiles, Runs, Segments, joined
 
 
 def build_tiles(
@@ -62,154 +67,163 @@ def build_tiles(
     Raises:
         ValueError: a tile of keys would not lie within one page.
     """
-    if layout.page_size % shape.keys or shape.keys % shape.own:
-        raise ValueError(f"{shape} does not fit pages of {layout.page_size} tokens")
-    packed = np.arange(len(layout.positions)) if rows is None else rows.astype(np.int64)
-    tiling = _Tiling(layout, shape, packed, window, shared)
-    return tiling.table()
+    (table,) = TableBuilder(layout, shape, shared=shared).tables([rows], window)
+    return table
 
 
-class _Tiling:
-    def __init__(
-        self, layout: Layout, shape: TileShape, packed: Wide, window: int | None, shared: bool
-    ) -> None:
-        self.layout, self.shape, self.window, self.shared = layout, shape, window, shared
-        starts = layout.cu_seqlens.astype(np.int64)
-        segment_of = np.repeat(np.arange(len(starts) - 1), np.diff(starts))[packed]
-        group_of = np.zeros(len(starts) - 1, np.int64)
+class TableBuilder:
+    """Builds the tables of one batch; holds what they have in common.
+
+    Args:
+        layout, shape, shared: as for `build_tiles`.
+
+    Raises:
+        ValueError: a tile of keys would not lie within one page.
+    """
+
+    def __init__(self, layout: Layout, shape: TileShape, *, shared: bool = True) -> None:
+        if layout.page_size % shape.keys or shape.keys % shape.own:
+            raise ValueError(f"{shape} does not fit pages of {layout.page_size} tokens")
+        self.layout, self.shape, self.shared = layout, shape, shared
+        # Sources that a batch does not have are skipped, which matters for small batches.
         self.lineage = ancestors_from_root(layout.parent) if shared else []
-        if shared:  # rows of a tile share their prefix and root
-            root = self.lineage[0] if self.lineage else layout.parent
-            group_of = layout.request_of.astype(np.int64) * len(starts) + root + 1
-        self.order = np.lexsort((packed, group_of[segment_of]))
-        self.segment = segment_of[self.order]
-        self.position = layout.positions[packed[self.order]].astype(np.int64)
-        self.offset = packed[self.order] - starts[self.segment]  # of each row in its segment
-        self._cut(group_of[self.segment])
+        self.has_prefix = shared and np.count_nonzero(layout.prefix_lens) > 0
+        self.segments = Segments.of(layout, self._groups())
 
-    def _cut(self, group: Wide) -> None:
-        """Divide rows into tiles; segments that fill a tile share their tiles with no other."""
-        count = len(group)
-        new_segment = np.diff(self.segment, prepend=-1) != 0
-        length = np.bincount(np.cumsum(new_segment))[np.cumsum(new_segment)] if count else group
-        alone = length >= self.shape.rows
-        fresh = np.diff(group, prepend=-1) != 0
-        fresh |= new_segment & (alone | np.concatenate(([False], alone[:-1]))[:count])
-        index = np.arange(count)
-        within = index - np.maximum.accumulate(np.where(fresh, index, 0))
-        new_tile = within % self.shape.rows == 0
-        self.first = np.flatnonzero(new_tile)  # row of each tile
-        self.num_tiles = len(self.first)
-        self.piece = np.flatnonzero(new_tile | new_segment)  # first row of each piece
-        self.tile_of_piece = np.cumsum(new_tile)[self.piece] - 1
+    def tables(self, rows: Sequence[Ints | None], window: int | None = None) -> list[TileTable]:
+        """Build a table for each of these choices of rows, as `build_tiles` does.
 
-    def table(self) -> TileTable:
-        tiles = np.zeros((self.num_tiles, TILE_FIELDS), np.int64)
-        masked = np.zeros((0, MASKED_FIELDS), np.int64)
-        pool_tiles = np.zeros(0, np.int64)
-        if self.num_tiles:
-            tiles[:, ROW_START] = self.first
-            tiles[:, NUM_ROWS] = np.diff(self.first, append=len(self.order))
-            pool_tiles, pool_start = self._pool_tiles()
-            masked = self._fill(tiles, pool_start)
-            tiles = tiles[np.argsort(-self._work(tiles), kind="stable")]
-        return TileTable(
-            shape=self.shape,
-            window=self.window,
-            own_only=not self.shared,
-            rows=np.stack((self.order, self.position, self.segment)).astype(np.int32),
-            tiles=tiles.astype(np.int32),
-            pool_tiles=pool_tiles.astype(np.int32),
-            masked=masked.astype(np.int32),
-        )
+        Two small tables take hardly longer together than one alone.
+        """
+        chosen = [self.segments.rows(one) for one in rows]
+        together = joined(chosen)
+        tiles = np.zeros((0, TILE_FIELDS), np.int32)
+        masked = np.zeros((0, MASKED_FIELDS), np.int32)
+        if len(together.packed):
+            tiles, masked = _Tiling(self, together, window).fill()
+        less_work, found, row = self._negative_work(tiles), [], 0
+        for one in chosen:
+            start, stop = tiles[:, ROW_START].searchsorted((row, row + len(one.order))).tolist()
+            order = less_work[start:stop].argsort(kind="stable")
+            own, entries = _from_first(tiles[start:stop], masked)
+            pool_tiles = self.pool_tiles[0] if len(own) else self.pool_tiles[0][:0]
+            table = one.table(), own.take(order, axis=0), pool_tiles, entries
+            found.append(TileTable(self.shape, window, not self.shared, *table))
+            row += len(one.order)
+        return found
 
-    def _work(self, tiles: Wide) -> Wide:
-        full = tiles[:, POOL_END] - tiles[:, POOL_START] + tiles[:, NUM_PACKED]
-        masked = tiles[:, MASKED_END] - tiles[:, MASKED_START]
+    def _negative_work(self, tiles: Ints) -> Ints:
+        """Return the number of keys that each query tile reads, times -1."""
+        full = tiles[:, POOL_START] - tiles[:, POOL_END] - tiles[:, NUM_PACKED]
+        masked = tiles[:, MASKED_START] - tiles[:, MASKED_END]
         return full * self.shape.keys + masked * self.shape.own
 
-    def _pool_tiles(self) -> tuple[Wide, Wide]:
-        """First slots of all full tiles of all prefixes, and the first entry of each request."""
-        lengths = self.layout.prefix_lens.astype(np.int64)
-        counts = lengths // self.shape.keys if self.shared else np.zeros_like(lengths)
-        starts = np.cumsum(counts) - counts
-        request = np.repeat(np.arange(len(counts)), counts)
-        tile = np.arange(counts.sum()) - starts[request]
-        return self._slots(request, tile * self.shape.keys), starts
+    def _groups(self) -> Wide:
+        """Return a number per segment; rows of a tile have the same, as they share these keys."""
+        layout = self.layout
+        if not self.shared:
+            return np.zeros(len(layout.parent), np.int64)
+        root = self.lineage[0] if self.lineage else -1
+        return layout.request_of.astype(np.int64) * (len(layout.parent) + 1) + root
 
-    def _slots(self, request: Wide, position: Wide) -> Wide:
+    @cached_property
+    def pool_tiles(self) -> tuple[Ints, Wide]:
+        """First slots of all full tiles of all prefixes, and the first entry of each request."""
+        if not self.has_prefix:
+            return np.zeros(0, np.int32), np.zeros(0, np.int64)
+        counts = self.layout.prefix_lens.astype(np.int64) // self.shape.keys
+        starts = counts.cumsum() - counts
+        request = np.arange(len(counts)).repeat(counts)
+        tile = np.arange(len(request)) - starts[request]
+        return self.slots(request, tile * self.shape.keys).astype(np.int32), starts
+
+    def slots(self, request: Wide, position: Wide) -> Wide:
+        """Return the slots of keys of requests' prefixes."""
         size = self.layout.page_size
         pages = self.layout.page_table[request, position // size].astype(np.int64)
         return pages * size + position % size
 
-    def _fill(self, tiles: Wide, pool_start: Wide) -> Wide:
-        """Set all columns of `tiles` that are about keys; return the masked tiles."""
-        layout, keys = self.layout, self.shape.keys
-        run = FullRuns(tiles, self.shape, self.window, self._edges())
-        segment = self.segment[self.first]
-        request = layout.request_of[segment].astype(np.int64)
-        # Sources that a batch does not have are skipped, which matters for small batches.
-        if self.shared and layout.prefix_lens.any():
-            begin, end = run.add(self._prefix(request), lambda t, at: self._slots(request[t], at))
-            tiles[:, POOL_START] = pool_start[request] + begin
-            tiles[:, POOL_END] = pool_start[request] + end
-        if self.lineage:
-            root = self.lineage[0][segment]
-            rows = layout.cu_seqlens[np.maximum(root, 0)].astype(np.int64)
-            begin, end = run.add(self._root(root), lambda t, at: rows[t] + at, packed=True)
-            tiles[:, NUM_ROOT] = end - begin
-            tiles[:, ROOT_BASE] = rows + begin * keys
-        for ancestors in self.lineage[1:]:
-            self._add_ancestors(run, ancestors[self.segment[self.piece]])
-        own_rows = layout.cu_seqlens[self.segment[self.piece]].astype(np.int64)
-        begin, end = run.add(self._own(), lambda c, at: own_rows[c] + at, packed=True)
-        # Only the single piece of a tile has full tiles; for other pieces begin equals end.
-        last = np.flatnonzero(np.diff(self.tile_of_piece, append=self.num_tiles))
-        begin, end = begin[last], end[last]
-        tiles[:, NUM_PACKED] = tiles[:, NUM_ROOT] + end - begin
-        tiles[:, OWN_BASE] = own_rows[last] + (begin - tiles[:, NUM_ROOT]) * keys
-        return run.masked()
 
-    def _prefix(self, request: Wide) -> SourceKeys:
-        length = self.layout.prefix_lens[request].astype(np.int64)
-        every = np.arange(self.num_tiles)
-        return SourceKeys(every, length, length, every * 0, every * 0 + SHARED)
+def _from_first(tiles: Ints, masked: Ints) -> tuple[Ints, Ints]:
+    """Return neighbouring tiles as the first ones of a table, and their masked tiles of keys."""
+    if not len(tiles):
+        return tiles, masked[:0]
+    first, start, end = tiles[0, ROW_START], tiles[0, MASKED_START], tiles[-1, MASKED_END]
+    if first or start:
+        tiles[:, ROW_START] -= first
+        tiles[:, MASKED_START : MASKED_END + 1] -= start
+    return tiles, masked[start:end]
 
-    def _root(self, root: Wide) -> SourceKeys:
-        _, length, position = self._whole(root)
-        every = np.arange(self.num_tiles)
-        return SourceKeys(every, length, length, position, every * 0 + SHARED)
 
-    def _add_ancestors(self, run: "FullRuns", ancestor: Wide) -> None:
-        """Add the ancestors of all pieces at one level below the root."""
-        rows, length, position = self._whole(ancestor)
-        segment = self.segment[self.piece]
-        keys = SourceKeys(self.tile_of_piece, length, length * 0, position, segment)
-        run.add(keys, lambda c, at: rows[c] + at, packed=True)
+class _Tiling:
+    """Finds the keys of the query tiles of some rows."""
 
-    def _whole(self, segment: Wide) -> tuple[Wide, Wide, Wide]:
-        """Return first row, length and position of segments; those of -1 are empty."""
-        starts = self.layout.cu_seqlens.astype(np.int64)
-        some = np.maximum(segment, 0)
-        length = np.where(segment < 0, 0, starts[some + 1] - starts[some])
-        first = np.minimum(starts[some], len(self.layout.positions) - 1)
-        return starts[some], length, self.layout.positions[first].astype(np.int64)
+    def __init__(self, batch: TableBuilder, query: Runs, window: int | None) -> None:
+        self.batch, self.shape, self.window = batch, batch.shape, window
+        self.cut = QueryTiles.of(query, batch.shape.rows)
+        self.every = np.arange(len(self.cut.first))
+        self.segment = query.segment[self.cut.run]  # of each piece
+        # Row and position of its first token, and the places of the piece's first and last row.
+        self.row = batch.segments.row[self.segment]
+        self.position = batch.segments.position[self.segment]
+        self.first = query.packed[self.cut.piece] - self.row
+        self.last = query.packed[self.cut.end - 1] - self.row
 
-    def _own(self) -> SourceKeys:
-        pieces_of_tile = np.bincount(self.tile_of_piece)[self.tile_of_piece]
-        last = np.append(self.piece[1:], len(self.order)) - 1
-        return SourceKeys(
-            tile=self.tile_of_piece,
-            length=self.offset[last] + 1,
-            full=np.where(pieces_of_tile == 1, self.offset[self.piece] + 1, 0),
-            position=self.position[self.piece] - self.offset[self.piece],
-            segment=self.segment[self.piece],
+    def fill(self) -> tuple[Ints, Ints]:
+        """Return the query tiles in the order of their rows, and the masked tiles of keys."""
+        batch, cut = self.batch, self.cut
+        tiles = np.zeros((len(cut.first), TILE_FIELDS), np.int32)
+        tiles[:, ROW_START] = cut.first
+        tiles[:, NUM_ROWS] = cut.num_rows
+        run = FullRuns(len(tiles), self.shape, self._edges())
+        if batch.has_prefix:
+            self._add_prefix(run, tiles)
+        if batch.lineage:
+            self._add_root(run, tiles, batch.lineage[0][self.segment[cut.first_piece]])
+        for ancestors in batch.lineage[1:]:
+            length, position, row = batch.segments.whole(ancestors[self.segment])
+            run.add(SourceKeys(cut.tile, length, None, position, self.segment, row))
+        self._add_own(run, tiles)
+        return tiles, run.masked(tiles, self._slots if batch.has_prefix else None)
+
+    def _add_prefix(self, run: FullRuns, tiles: Ints) -> None:
+        request = self._request
+        length = self.batch.layout.prefix_lens[request].astype(np.int64)
+        begin, count = run.add(SourceKeys(self.every, length, length, 0, SHARED, None))
+        start = self.batch.pool_tiles[1][request] + begin
+        tiles[:, POOL_START] = start
+        tiles[:, POOL_END] = start + count
+
+    @cached_property
+    def _request(self) -> Ints:
+        """Requests of the tiles."""
+        return self.batch.layout.request_of[self.segment[self.cut.first_piece]]
+
+    def _slots(self, tile: Wide, key: Wide) -> Wide:
+        return self.batch.slots(self._request[tile].astype(np.int64), key)
+
+    def _add_root(self, run: FullRuns, tiles: Ints, root: Wide) -> None:
+        length, position, row = self.batch.segments.whole(root)
+        begin, count = run.add(SourceKeys(self.every, length, length, position, SHARED, row))
+        tiles[:, NUM_ROOT] = count
+        tiles[:, ROOT_BASE] = row + begin * self.shape.keys
+
+    def _add_own(self, run: FullRuns, tiles: Ints) -> None:
+        # Only the single piece of a tile has full tiles.
+        full = (self.first + 1) * self.cut.alone
+        tile, length = self.cut.tile, self.last + 1
+        begin, count = run.add(
+            SourceKeys(tile, length, full, self.position, self.segment, self.row)
         )
+        last, root = self.cut.last_piece, tiles[:, NUM_ROOT]
+        tiles[:, NUM_PACKED] = root + count[last]
+        start = self.row + begin * self.shape.keys
+        tiles[:, OWN_BASE] = start[last] - root * self.shape.keys
 
-    def _edges(self) -> tuple[Wide, Wide]:
+    def _edges(self) -> tuple[Wide, Wide] | None:
         """Per tile: the first position that any row sees, and the first that all rows see."""
         if self.window is None:
-            return np.zeros(self.num_tiles, np.int64), np.zeros(self.num_tiles, np.int64)
-        low = np.minimum.reduceat(self.position, self.first) - self.window + 1
-        high = np.maximum.reduceat(self.position, self.first) - self.window + 1
-        return low, high
+            return None
+        first, tiles = self.position + 1 - self.window, self.cut.first_piece
+        low = np.minimum.reduceat(first + self.first, tiles)
+        return low, np.maximum.reduceat(first + self.last, tiles)

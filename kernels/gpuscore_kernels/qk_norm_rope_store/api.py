@@ -41,8 +41,8 @@ def qk_norm_rope_store(
         impl: "reference" (any device) or "triton".
 
     Returns:
-        q [T, H, D], k and v [T, Hkv, D] in qkv's dtype, contiguous with impl="triton". Norm and
-        rotation are each computed in float32 and rounded.
+        q [T, H, D], k and v [T, Hkv, D] in qkv's dtype. v is qkv's own memory; q and k are
+        contiguous with impl="triton". Norm and rotation are each computed in float32 and rounded.
 
     Raises:
         ValueError: shapes do not fit.

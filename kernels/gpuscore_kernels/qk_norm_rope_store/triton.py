@@ -1,4 +1,7 @@
-"""`qk_norm_rope_store` in Triton: one program per row and block of heads, halves side by side."""
+"""`qk_norm_rope_store` in Triton: one program per row and block of heads, halves side by side.
+
+Values stay where the QKV product has put them: only those of rows that are kept are read.
+"""
 
 from collections.abc import Iterator
 
@@ -57,7 +60,6 @@ def qk_norm_rope_store_kernel(
     k_norm,
     q,
     k,
-    v,
     k_pages,
     v_pages,
     slots,
@@ -80,11 +82,16 @@ def qk_norm_rope_store_kernel(
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     half = tl.arange(0, BLOCK_HALF)
     inside = half < HALF
+    is_q, is_v = (head < HEADS)[:, None], (head >= HEADS + KV_HEADS)[:, None]
     mask = (head < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
+    if HAS_PAGES:
+        slot = tl.load(slots + row).to(tl.int64)
+        mask = mask & (~is_v | (slot >= 0))
+    else:
+        mask = mask & ~is_v
     start = qkv + row * qkv_stride + head[:, None] * (2 * HALF) + half[None, :]
     raw_left = tl.load(start, mask=mask, other=0.0).to(tl.float32)
     raw_right = tl.load(start + HALF, mask=mask, other=0.0).to(tl.float32)
-    is_q, is_v = (head < HEADS)[:, None], (head >= HEADS + KV_HEADS)[:, None]
 
     left, right = raw_left, raw_right
     if HAS_NORM:
@@ -108,10 +115,7 @@ def qk_norm_rope_store_kernel(
     if KV_HEADS > 0:
         to_k = k + (row * KV_HEADS + k_head[:, None]) * (2 * HALF)
         put(to_k, half, left, right, mask & is_k, HALF)
-        to_v = v + (row * KV_HEADS + v_head[:, None]) * (2 * HALF)
-        put(to_v, half, left, right, mask & is_v, HALF)
         if HAS_PAGES:
-            slot = tl.load(slots + row).to(tl.int64)
             kept = mask & (slot >= 0)
             wide_k, wide_v = k_head.to(tl.int64)[:, None], v_head.to(tl.int64)[:, None]
             page_k = k_pages + wide_k * head_stride + slot * slot_stride
@@ -137,7 +141,7 @@ def _launch(
     pdl: bool,
 ) -> tuple[CachedLaunch, int]:
     """Return the launch, and the number of programs of a row."""
-    heads = num_heads + 2 * num_kv_heads
+    heads = num_heads + (2 if has_pages else 1) * num_kv_heads
     block_heads, block_half = _blocks(head_dim, heads)
     constants = {
         "HEADS": num_heads,
@@ -154,7 +158,7 @@ def _launch(
         qk_norm_rope_store_kernel,
         constants,
         {"num_warps": row_warps(2 * block_heads * block_half)} | pdl_option(pdl),
-        dtypes=(0, 1, 2, 3, 4, 8, 9, 10),  # q, k and v are made here
+        dtypes=(0, 1, 2, 3, 4, 7, 8, 9),  # q and k are made here
     )
     return launch, triton.cdiv(heads, block_heads)
 
@@ -177,16 +181,16 @@ def qk_norm_rope_store(
     rows = qkv.shape[0]
     q = qkv.new_empty(rows, num_heads, head_dim)
     k = qkv.new_empty(rows, num_kv_heads, head_dim)
-    v = qkv.new_empty(rows, num_kv_heads, head_dim)
+    v = qkv[:, (num_heads + num_kv_heads) * head_dim :].view(rows, num_kv_heads, head_dim)
     if rows == 0 or num_heads + num_kv_heads == 0:
         return q, k, v
     norms = (qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm)
-    stores = (k, v, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
+    stores = (k, k, cos) if pages is None else (pages.k, pages.v, pages.slots.contiguous())
     strides = (0, 0) if pages is None else pages.k.stride()[:2]
     launch, programs = _launch(*sizes, q_norm is not None, one_plus, pages is not None, pdl)
     launch(
         (rows, programs),
-        (qkv, cos.contiguous(), sin.contiguous(), *norms, q, k, v, *stores),
+        (qkv, cos.contiguous(), sin.contiguous(), *norms, q, k, *stores),
         (qkv.stride(0), *strides, eps),
     )
     return q, k, v
@@ -197,7 +201,7 @@ def variants() -> Iterator[Variant]:
 
 
 def _variants() -> Iterator[Variant]:
-    pointers = ("qkv", "q_norm", "k_norm", "q", "k", "v", "k_pages", "v_pages")
+    pointers = ("qkv", "q_norm", "k_norm", "q", "k", "k_pages", "v_pages")
     types = dict.fromkeys(pointers, "*bf16") | dict.fromkeys(("cos", "sin"), "*fp32")
     strides = ("qkv_stride", "head_stride", "slot_stride")
     types |= {"slots": "*i32", "eps": "fp32"} | dict.fromkeys(strides, "i32")

@@ -18,7 +18,8 @@ BLOCK = 128  # rows and columns of a weight that share a scale, where its scales
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return x [T, K] in `dtype` with a scale per row; rounds to nearest, ties to even."""
     wide = x.float()
-    scale = wide.abs().amax(1) / STEPS[dtype]
+    # By a tensor, because on CUDA torch multiplies by the rounded reciprocal of a number.
+    scale = wide.abs().amax(1) / wide.new_full((), STEPS[dtype])
     scale = torch.where(scale == 0, EPS, scale)
     quotient = (wide / scale[:, None]).clamp(*LIMITS[dtype])
     if dtype == torch.int8:

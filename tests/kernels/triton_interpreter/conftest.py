@@ -14,7 +14,7 @@ import torch
 from gpuscore.backends.torch import backend, known_answer
 from support.kept import model_directory
 from support.kernels import INTERPRETED
-from support.quick_interpreter import shorten
+from support.quick_interpreter import shorten, steady_products
 
 if not INTERPRETED and not torch.cuda.is_available():
     collect_ignore_glob = ["test_*.py"]
@@ -24,6 +24,7 @@ if not INTERPRETED and not torch.cuda.is_available():
 def _quicker_interpreter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
+        steady_products(patch)
         yield
 
 

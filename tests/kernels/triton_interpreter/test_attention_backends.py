@@ -12,6 +12,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.extend_attention import launch
 from support.batches import Pages, int32, item_segments
+from support.kernels import DEVICE
 from support.slow import slow
 from support.token_ids import random_ids
 
@@ -22,14 +23,16 @@ SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads"
 def make_backend(tiny_model, quick_start):
     made = []
 
-    def make(family, attention, **plan):
+    def make(family, attention, dtype="float32", **plan):
         directory, _ = tiny_model(family, **SMALL)
         config = ModelConfig(
             str(directory),
+            device=DEVICE,
             attention=attention,
-            dtype="float32",
+            dtype=dtype,
             max_batch_tokens=56,
             max_model_len=64,
+            kv_cache_size=2**22,
         )
         made.append(create_backend(replace(plan_backend(directory, config), **plan)))
         return made[-1]
@@ -65,24 +68,6 @@ def test_the_same_scores_as_torch(make_backend, family):
     want = scores(make_backend(family, "torch"))
     got = scores(make_backend(family, "triton"))
     np.testing.assert_allclose(got, want, atol=2e-5, rtol=0)
-
-
-@pytest.mark.slow
-def test_the_tiles_of_before_can_be_chosen(make_backend, monkeypatch):
-    configs = set()
-    right = launch.launch
-
-    def recorded(*arguments, **options):
-        configs.add(options["config"])
-        return right(*arguments, **options)
-
-    monkeypatch.setattr(launch, "launch", recorded)
-    pipelined = scores(make_backend("qwen3", "triton"))
-    assert [config.carry_slot for config in configs] == [True]
-    configs.clear()
-    plain = scores(make_backend("qwen3", "triton", tiles="plain"))
-    assert [config.carry_slot for config in configs] == [False]
-    np.testing.assert_array_equal(plain, pipelined)
 
 
 def test_a_wrong_kernel_does_not_serve(make_backend, monkeypatch):

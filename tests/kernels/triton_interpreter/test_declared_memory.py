@@ -20,7 +20,6 @@ from gpuscore_kernels.compile_check import variants
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.extend_attention import build_tiles, extend_attention, upload
 from gpuscore_kernels.extend_attention.config import TileConfig
-from gpuscore_kernels.fused_products import gated_product, heads_product
 from gpuscore_kernels.gated import gated
 from gpuscore_kernels.items_merge import items_merge
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
@@ -149,38 +148,10 @@ def heads(num_heads=2, num_kv_heads=1, norm=True, pages=True):
         num_kv_heads=num_kv_heads,
         q_norm=randn(dim, seed=7) if norm else None,
         k_norm=randn(dim, seed=8) if norm else None,
+        eps=1e-6,  # values that are not kept are not read, and are normed as zeros
         pages=Pages(k, v, slots) if pages else None,
         impl="triton",
     )
-
-
-def products(num_heads=2, num_kv_heads=1, norm=True, bias=True):
-    dim, rows = 8, 4
-    columns = (num_heads + 2 * num_kv_heads) * dim
-    x, weight = randn(rows, 24), randn(columns, 24, seed=1)
-    added = randn(columns, seed=2) if bias else None
-    gated_product(x, weight, added, activation="silu", impl="triton")
-    k, v = randn(num_kv_heads, 8, dim, seed=3), randn(num_kv_heads, 8, dim, seed=4)
-    heads_product(
-        x,
-        weight,
-        added,
-        randn(rows, dim // 2, seed=5),
-        randn(rows, dim // 2, seed=6),
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        q_norm=randn(dim, seed=7) if norm else None,
-        k_norm=randn(dim, seed=8) if norm else None,
-        pages=Pages(k, v, torch.tensor([3, -1, 5, 2], device=DEVICE)) if num_kv_heads else None,
-        impl="triton",
-    )
-
-
-def all_products():
-    products()
-    products(norm=False, bias=False)
-    products(num_heads=0)
-    products(num_kv_heads=0)
 
 
 def all_heads():
@@ -262,8 +233,6 @@ def quantised_rows():
 CALLS = {
     "add_rms_norm_kernel": norms,
     "gated_kernel": activations,
-    "gated_product_kernel": all_products,
-    "heads_product_kernel": all_products,
     "qk_norm_rope_store_kernel": all_heads,
     "label_logits_kernel": labels,
     "slice_statistics_kernel": labels,
@@ -290,7 +259,7 @@ CALLS = {
         all_heads,
         eight_bits,
         quantised_rows,
-        *slow(all_products, labels, attentions, mixtures),
+        *slow(labels, attentions, mixtures),
     ],
     ids=lambda call: call.__name__,
 )

@@ -10,7 +10,7 @@ import torch
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
-from gpuscore.backends.torch import loader
+from gpuscore.backends.torch import eight_bits, loader
 from gpuscore.backends.torch.attention.layout import Tiling
 from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
@@ -36,18 +36,18 @@ MIXTURE = {
 def make(tiny_model, quick_start):
     made = []
 
-    def start(family, special, kernels, fused_rows=0, mlp_rows=None, **options):
+    def start(family, special, kernels, mlp_rows=None, **options):
         directory, _ = tiny_model(family, **special)
         config = ModelConfig(
             str(directory),
-            device=DEVICE,
             dtype="float32",
             attention="torch",
             kernels=kernels,
             max_model_len=16,
-            **{"max_batch_tokens": 8, **options},
+            kv_cache_size=2**22,
+            **{"device": DEVICE, "max_batch_tokens": 8, **options},
         )
-        plan = replace(plan_backend(directory, config), fused_rows=fused_rows, mlp_rows=mlp_rows)
+        plan = replace(plan_backend(directory, config), mlp_rows=mlp_rows)
         made.append(create_backend(plan))
         return made[-1]
 
@@ -133,8 +133,10 @@ def test_scores_equal_those_of_torch(make, used, family, special, others):
 
 @pytest.fixture
 def unpacked(monkeypatch):
-    """Leave weights in eight bits as on CUDA; on a CPU they are packed for oneDNN."""
+    """Leave weights in eight bits as on CUDA; on a CPU they are packed for oneDNN, whose sums are
+    not exact on every CPU."""
     monkeypatch.setattr(loader, "pack", lambda linear: linear)
+    monkeypatch.setattr(eight_bits, "exact_on_this_cpu", lambda: True)
 
 
 def largest_difference(some, others):
@@ -149,7 +151,8 @@ INT8 = {"num_hidden_layers": 2}, "triton"
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2"])
 def test_so_do_products_of_int8(make, used, unpacked, family):
-    want = scores(make(family, INT8[0], "torch", quantization="int8"))
+    # On a CPU, because torch's products in eight bits on CUDA are not exact, and refused.
+    want = scores(make(family, INT8[0], "torch", quantization="int8", device="cpu"))
     plain = scores(make(family, INT8[0], "torch"))
     backend = make(family, *INT8, quantization="int8")
     used.clear()
@@ -187,38 +190,6 @@ def test_wrong_products_of_int8_do_not_serve(make, unpacked, monkeypatch, folder
     monkeypatch.setattr(module, name, off)
     with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
         make("qwen3", *INT8, quantization="int8")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "qwen2"])
-def test_so_do_fused_products_of_few_rows(make, used, family):
-    """The first batch has 4 rows; of the second one, with 8, only the last layer's are few."""
-    special = {"num_hidden_layers": 2}
-    want = scores(make(family, special, "torch"))
-    backend = make(family, special, "triton", fused_rows=4)
-    used.clear()
-    first, second = batches(backend.limits.page_size)
-    got = [backend.collect(backend.extend(first))]
-    assert not used & {"gated_kernel", "qk_norm_rope_store_kernel"}
-    got.append(backend.collect(backend.extend(second)))
-    fused = {"gated_product_kernel", "heads_product_kernel"}
-    assert used >= fused | {"gated_kernel", "qk_norm_rope_store_kernel"}
-    assert_same(got, want)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gated_product", "heads_product"])
-def test_a_wrong_fused_product_does_not_serve(make, monkeypatch, name):
-    launch = importlib.import_module("gpuscore_kernels.fused_products.launch")
-    right = getattr(launch, name)
-
-    def off(*arguments):
-        result = right(*arguments)
-        return result * 1.01 if torch.is_tensor(result) else (result[0] * 1.01, *result[1:])
-
-    monkeypatch.setattr(launch, name, off)
-    with pytest.raises(ConfigError, match=f"--kernels triton computes .* in {name}: .*--kernels"):
-        make("qwen3", {"num_hidden_layers": 2}, "triton", fused_rows=4)
 
 
 @pytest.mark.slow

@@ -20,12 +20,13 @@ from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from support.batches import Pages, int32, item_segments
-from support.kernels import DEVICE
+from support.kernels import DEVICE, INTERPRETED
 from support.slow import slow
 from support.token_ids import random_ids
 
 SMALL = {"num_attention_heads": 2, "num_key_value_heads": 1}
 LABELS = [3, 17, 29]
+GRAPH_TOKENS = 10
 
 
 class NotingQueue:
@@ -88,7 +89,7 @@ def backends(request, tiny_model):
         for name in ("check_kernels", "check_known_answer"):
             patch.setattr(backend_module, name, lambda *a: None)
         made = []
-        for kernels, graph_tokens in (("torch", None), ("triton", 10)):
+        for kernels, graph_tokens in (("torch", None), ("triton", GRAPH_TOKENS)):
             config = ModelConfig(
                 str(directory),
                 device=DEVICE,
@@ -97,6 +98,7 @@ def backends(request, tiny_model):
                 kernels=kernels,
                 max_batch_tokens=24,
                 max_model_len=48,
+                kv_cache_size=2**22,
                 cuda_graph_tokens=graph_tokens,
             )
             made.append(create_backend(plan_backend(directory, config)))
@@ -166,7 +168,9 @@ def test_scores_equal_those_of_torch(backends, routed):
     assert (runner.replayed, runner.launched) == (3, 2)
     assert runner.queue.allocated == allocated, "pinning memory would wait for the device"
     experts = plain.plan.architecture.config.mixture
-    rows = [len(side) for batch in every for side in (batch.token_ids, batch.score_rows)]
+    # A graph on a card repeats work without calling the functions that queued it.
+    called = [batch for batch in every if INTERPRETED or batch.num_tokens > GRAPH_TOKENS]
+    rows = [len(side) for batch in called for side in (batch.token_ids, batch.score_rows)]
     assert routed == [experts.top_k * n for n in rows if experts], "no padding goes to an expert"
 
 

@@ -89,7 +89,8 @@ ROUTED = {
 
 
 @pytest.mark.parametrize(
-    "case", ["experts without rows", *slow(*(ROUTED.keys() - {"experts without rows"}))]
+    "case",
+    ["experts without rows", *slow(*(case for case in ROUTED if case != "experts without rows"))],
 )
 def test_routing(case):
     assert_routed(*ROUTED[case])

@@ -91,7 +91,7 @@ class Dispatch(TorchDispatchMode):
 
     def _run(self, func: Any, rule: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
         tensors = [x for x in _flat((*args, *kwargs.values())) if isinstance(x, Tensor)]
-        cards = [x for x in tensors if isinstance(x, Card)]
+        cards = [x for x in tensors if type(x) is Card]
         device = kwargs.get("device")
         if device is None:
             on_card = bool(cards)
@@ -255,10 +255,11 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def _inner(value: Any) -> Any:
-    if isinstance(value, Card):
+    kind = type(value)  # asked for first, because most values are numbers
+    if kind is Card:
         return value.inner
-    if isinstance(value, Pinned):
+    if kind is Pinned:
         return value.plain()
-    if isinstance(value, (list, tuple)):
-        return type(value)(_inner(x) for x in value)
+    if kind is list or kind is tuple:
+        return kind([_inner(x) for x in value])
     return value

@@ -54,14 +54,12 @@ class Declared:
         ]
 
 
-# Of the two kernels that norm, rotate and store heads.
 OF_HEADS = {
     "q_norm": "HAS_NORM HEADS",
     "k_norm": "HAS_NORM KV_HEADS",
     "slots": "HAS_PAGES KV_HEADS",
     "q": "HEADS",
     "k": "KV_HEADS",
-    "v": "KV_HEADS",
     "k_pages": "HAS_PAGES KV_HEADS",
     "v_pages": "HAS_PAGES KV_HEADS",
 }
@@ -70,15 +68,9 @@ DECLARED = {
         "x delta weight", "total normed", {"delta": "HAS_DELTA", "total": "HAS_DELTA"}
     ),
     "gated_kernel": Declared("gate_up", "out"),
-    "gated_product_kernel": Declared("x weight bias", "out", {"bias": "HAS_BIAS"}),
-    "heads_product_kernel": Declared(
-        "x weight bias cos sin q_norm k_norm slots",
-        "q k v k_pages v_pages",
-        {"bias": "HAS_BIAS"} | OF_HEADS,
-    ),
     "qk_norm_rope_store_kernel": Declared(
         "qkv cos sin q_norm k_norm slots",
-        "q k v k_pages v_pages",
+        "q k k_pages v_pages",
         OF_HEADS,
     ),
     "label_logits_kernel": Declared("hidden weight rows label_ids", "out"),
@@ -144,15 +136,6 @@ def _bias(a: Bound) -> Tensor | None:
     return a["bias"] if a["HAS_BIAS"] else None
 
 
-def _gated_product(a: Bound) -> None:
-    product = linear(a["x"], a["weight"], _bias(a))
-    a["out"].copy_(gated(product, "gelu_tanh" if a["GELU"] else "silu"))
-
-
-def _heads_product(a: Bound) -> None:
-    _qk_norm_rope_store({**a, "qkv": linear(a["x"], a["weight"], _bias(a))})
-
-
 def _qk_norm_rope_store(a: Bound) -> None:
     stores = a["HAS_PAGES"] and a["KV_HEADS"] > 0
     heads = qk_norm_rope_store(
@@ -168,7 +151,7 @@ def _qk_norm_rope_store(a: Bound) -> None:
         pages=Pages(a["k_pages"], a["v_pages"], a["slots"]) if stores else None,
         impl="reference",
     )
-    for name, value in zip(("q", "k", "v"), heads, strict=True):
+    for name, value in zip(("q", "k"), heads, strict=False):  # values stay where they are
         if value.numel():
             a[name].copy_(value)
 
@@ -304,8 +287,6 @@ def _int8_product(a: Bound) -> None:
 REFERENCES: dict[str, Callable[[Bound], None]] = {
     "add_rms_norm_kernel": _add_rms_norm,
     "gated_kernel": _gated,
-    "gated_product_kernel": _gated_product,
-    "heads_product_kernel": _heads_product,
     "qk_norm_rope_store_kernel": _qk_norm_rope_store,
     "label_logits_kernel": _label_logits,
     "slice_statistics_kernel": _slice_statistics,

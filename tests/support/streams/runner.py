@@ -32,11 +32,10 @@ class Setup:
     max_batch_tokens: int
     graph_tokens: int | None  # None = operator after operator, without our row-wise kernels
     pages: int
-    fused_rows: int = 0  # of the plan
     int8: bool = False  # linear layers, of a dense model
 
 
-SETUPS = (Setup(64, 40, 9), Setup(40, 40, 5), Setup(120, 32, 16, 24), Setup(48, 0, 6))
+SETUPS = (Setup(64, 40, 9), Setup(40, 40, 5), Setup(120, 32, 16), Setup(48, 0, 6))
 INT8 = (Setup(64, 40, 9, int8=True), Setup(48, 0, 6, int8=True))
 PLAIN = Setup(48, None, 6)
 
@@ -119,7 +118,7 @@ def make_backend(directory: Path, setup: Setup) -> TorchBackend:
     )
     # torch would ask the driver for the number of a device without one.
     plan = plan_backend(directory, config)
-    plan = replace(plan, device=DEVICE, fused_rows=setup.fused_rows)
+    plan = replace(plan, device=DEVICE)
     made = backend_module.TorchBackend(plan)
     made.warmup()
     return made

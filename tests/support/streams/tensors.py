@@ -20,11 +20,11 @@ DEVICE = torch.device("cuda:0")
 
 def extent(inner: Tensor) -> tuple[int, int]:
     """Return the first byte and the byte after the last of a tensor in its storage."""
-    start = inner.storage_offset()
-    if inner.numel() == 0:
-        return start * inner.itemsize, start * inner.itemsize
+    start, size, count = inner.storage_offset(), inner.itemsize, inner.numel()
+    if count == 0 or inner.is_contiguous():
+        return start * size, (start + count) * size
     reach = sum((n - 1) * step for n, step in zip(inner.shape, inner.stride(), strict=True))
-    return start * inner.itemsize, (start + reach + 1) * inner.itemsize
+    return start * size, (start + reach + 1) * size
 
 
 class Card(Tensor):
@@ -32,6 +32,7 @@ class Card(Tensor):
 
     inner: Tensor
     block: Block
+    span: Span  # fixed, as the views of its memory are
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -46,15 +47,12 @@ class Card(Tensor):
             device=DEVICE,
         )
         card.inner, card.block = inner, block
+        card.span = Span(block.number, *extent(inner))
         return card
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise RuntimeError(f"{func} on a thread that the recorder does not see")
-
-    @property
-    def span(self) -> Span:
-        return Span(self.block.number, *extent(self.inner))
 
     # ---- what does not reach the dispatch mode ----
 

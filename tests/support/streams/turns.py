@@ -30,10 +30,15 @@ class Handovers(Protocol):
 
 
 class Turns:
-    """Lets one thread run at a time. A turn ends at `pause`, or when a thread has nothing to do."""
+    """Lets one thread run at a time. A turn ends at `pause`, or when a thread has nothing to do.
+
+    Attributes:
+        name: of the thread whose turn it is.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
+        self.name = ENGINE
         self.changes = 0
         self._chances: list[bool] = []
         # Each is released by the other thread when its turn comes. Plain locks, because a semaphore
@@ -41,17 +46,10 @@ class Turns:
         self._engine, self._backend = threading.Lock(), threading.Lock()
         self._engine.acquire()
         self._backend.acquire()
-        self._backend_thread = 0  # its identity
         self.backend_has_work = False
 
-    @property
-    def name(self) -> str:
-        """Return which of the two threads calls."""
-        return BACKEND if threading.get_ident() == self._backend_thread else ENGINE
-
     def start_backend(self) -> None:
-        """Make the calling thread the backend's, and wait for its turn."""
-        self._backend_thread = threading.get_ident()
+        """Let the calling thread, which is the backend's, wait for its turn."""
         self._backend.acquire()
 
     def pause(self) -> None:
@@ -62,14 +60,16 @@ class Turns:
     def change(self) -> None:
         """Let the other thread run until it gives the turn back."""
         self.changes += 1
-        mine, other = self._engine, self._backend
+        me, mine, other = ENGINE, self._engine, self._backend
         if self.name == BACKEND:
-            mine, other = other, mine
+            me, mine, other = BACKEND, other, mine
+        self.name = ENGINE if me == BACKEND else BACKEND
         other.release()
         if not mine.acquire(timeout=PATIENCE):
-            raise RuntimeError(f"thread {self.name} got no turn in {PATIENCE} s")
+            raise RuntimeError(f"thread {me} got no turn in {PATIENCE} s")
 
     def finish_backend(self) -> None:
+        self.name = ENGINE
         self._engine.release()
 
     def _chance(self) -> bool:

@@ -18,7 +18,7 @@ from gpuscore.backends.torch.attention.passes import Tiling
 from gpuscore.backends.torch.kv_pool import KVPool
 from gpuscore.batch import PackedBatch
 from gpuscore.errors import ConfigError
-from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, Generation, config_for
+from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, config_for
 from gpuscore_kernels.partial_attention.api import Implementation
 
 FLASHINFER_HEADS = (64, 128, 256)
@@ -55,8 +55,7 @@ def choose_attention(
 ) -> str:
     """Return the attention backend's name; raises ConfigError if the wanted one cannot run."""
     if wanted == "auto":
-        # torch's bits were compared on CPUs; those of Triton's kernel on no GPU yet.
-        if device.type == "cpu" or deterministic:
+        if device.type == "cpu":
             return "torch"
         reason = _why_not_triton(model, device, dtype)
         if reason is None:
@@ -80,19 +79,17 @@ def attention_factory(
     dtype: torch.dtype,
     merge: Merge,
     tiling: Tiling | None,
-    tiles: Generation = "pipelined",
     pdl: bool = False,
 ) -> Factory:
     """Return a function that makes the named backend; imports only what that backend needs.
 
-    `tiles` are the launch configurations of our own attention kernel; with `pdl` it begins before
-    the kernel before has ended.
+    With `pdl` our own attention kernel begins before the kernel before has ended.
     """
     if name == "triton":
         from gpuscore.backends.torch.attention.triton import TritonAttention
 
         return lambda config, pool: TritonAttention(
-            config, pool, steady=tiling is not None, tiles=tiles, pdl=pdl
+            config, pool, steady=tiling is not None, pdl=pdl
         )
     if name == "two-pass":
         from gpuscore.backends.torch.attention.two_pass import TwoPassAttention, choose_dense

@@ -65,7 +65,10 @@ class FlashInferItems:
     def plan(self, batch: PackedBatch, pool: KVPool, model: DecoderConfig) -> Planned:
         layout = lay_out_items(batch, pool.page_size)
         if layout.longest.max(initial=0) > LONGEST_ITEM:
-            raise ValueError(f"an item is longer than {LONGEST_ITEM} tokens")
+            raise ValueError(
+                f"an item has more than {LONGEST_ITEM} tokens, or all items of a request without a "
+                "query have"
+            )
         self._wrapper.plan(
             *_indices(layout.sequences, self._device),
             model.num_heads,

@@ -27,7 +27,7 @@ class ItemsLayout:
     sequences: Sequences
     prefix_lens: NDArray[np.int64]  # [n] keys of each sequence before its items
     positions: NDArray[np.int64]  # [n, width] position in its item of each item token, from 1
-    longest: NDArray[np.int64]  # [n] tokens of the longest item
+    longest: NDArray[np.int64]  # [n] tokens of the longest item, or of all where no prefix is
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,12 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
     A parent that has no parent itself becomes the causal end of its items' prefix. A parent that
     has one is computed as an item of that one; its keys, and those of its ancestors, are repeated
     in its items' prefix.
+
+    Items without a prefix count as one. Between the keys that the longest item can reach and the
+    prefix, FlashInfer's kernels for Hopper skip tiles of keys: they go on with the prefix's last
+    one, which has the number -1 where there is no prefix (`kv_tile_idx_decrement` in
+    attention/hopper/mainloop_mma.cuh and both loaders, FlashInfer 0.7). On an H100 that is an
+    access to illegal memory.
     """
     slots, cached = _cached(batch, page_size)
     rows, keys, prefix_lens, positions, longest = [], [], [], [], []
@@ -61,7 +67,7 @@ def lay_out_items(batch: PackedBatch, page_size: int) -> ItemsLayout:
         keys.append(np.concatenate([cached[request], *(len(slots) + x for x in (*prefix, *items))]))
         prefix_lens.append(len(cached[request]) + sum(map(len, prefix)))
         positions.append(np.concatenate([1 + np.arange(len(item)) for item in items]))
-        longest.append(max(map(len, items)))
+        longest.append(max(map(len, items)) if prefix_lens[-1] else sum(map(len, items)))
     width = max(map(len, positions), default=0)
     padded = [np.pad(row, (0, width - len(row))) for row in positions]
     return ItemsLayout(

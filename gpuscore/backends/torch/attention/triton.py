@@ -3,6 +3,7 @@
 Its tile tables encode the mask rule (`gpuscore.batch.visible_rows`).
 """
 
+from copy import copy
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -13,14 +14,14 @@ from gpuscore.batch import PackedBatch
 from gpuscore_kernels.extend_attention import (
     DeviceTiles,
     Layout,
+    TableBuilder,
     TileConfig,
     TileShape,
     TileTable,
-    build_tiles,
     extend_attention,
     upload,
 )
-from gpuscore_kernels.extend_attention.config import Generation, config_for
+from gpuscore_kernels.extend_attention.config import config_for
 
 
 class TritonAttention:
@@ -36,14 +37,23 @@ class TritonAttention:
         pool: KVPool,
         *,
         steady: bool,
-        tiles: Generation = "pipelined",
         pdl: bool = False,
     ) -> None:
         self.config, self.pool = config, pool
-        tile_config = config_for(pool.device, config.head_dim, pool.dtype, tiles)
+        tile_config = config_for(pool.device, config.head_dim, pool.dtype)
         chosen = tile_config.steady() if steady else tile_config
-        self.tile_config = replace(chosen, pdl=pdl)
-        self.shape = self.tile_config.shape(config.num_heads // config.num_kv_heads)
+        self.use(replace(chosen, pdl=pdl))
+
+    def use(self, tile_config: TileConfig) -> None:
+        """Launch with another configuration than that of the device."""
+        self.tile_config = tile_config
+        self.shape = tile_config.shape(self.config.num_heads // self.config.num_kv_heads)
+
+    def late(self) -> "TritonAttention":
+        """Return the same without programmatic dependent launch."""
+        other = copy(self)
+        other.tile_config = replace(self.tile_config, pdl=False)
+        return other
 
     def tables(self, batch: PackedBatch) -> list[TileTable]:
         return build_tables(batch, self.config, self.pool.page_size, self.shape, shared=True)
@@ -108,12 +118,15 @@ def build_tables(
     shared: bool,
 ) -> list[TileTable]:
     """Build one table of all rows for each of `table_windows`, then one of the scored rows."""
-    layout = layout_of(batch, page_size)
-    tables = [
-        build_tiles(layout, shape, window=window, shared=shared) for window in table_windows(config)
-    ]
-    last = config.windows[-1]
-    return [*tables, build_tiles(layout, shape, rows=batch.score_rows, window=last, shared=shared)]
+    builder = TableBuilder(layout_of(batch, page_size), shape, shared=shared)
+    tables: list[TileTable] = []
+    last: list[TileTable] = []
+    for window in table_windows(config):
+        rows = [None, batch.score_rows] if window == config.windows[-1] else [None]
+        table, *last_here = builder.tables(rows, window)
+        tables.append(table)
+        last = last_here or last
+    return [*tables, *(last or builder.tables([batch.score_rows], config.windows[-1]))]
 
 
 def tables_of_layers(config: DecoderConfig, tables: list[DeviceTiles]) -> list[DeviceTiles]:

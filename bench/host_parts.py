@@ -1,0 +1,199 @@
+"""Host time of a request around the device's work, part by part, measured without a device.
+
+    make bench-host-parts
+    make bench-host-parts ARGS='--workload 300 --rounds 500'
+
+The engine, the launcher and the launches of the label head run as on CUDA, on CPU tensors of a
+narrow model. The driver's calls and the replay of a graph return at once, and a batch that has no
+graph is not computed. So what is left is the host's own work, for comparison with other versions of
+it on the same machine: a device's work hides some of it, and its driver adds to it.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gpu_work import GOALS, LABELS, Draws, all_batches
+from host_time import NARROW, driver_that_does_nothing
+from report import keep, table
+from scenarios import Request, Workload
+
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.graph_launcher import GraphLauncher
+from gpuscore.backends.torch.work_thread import WorkThread
+from gpuscore.batch import PackedBatch
+from gpuscore.config import EngineConfig, RequestLimits
+from gpuscore.engine.engine import Engine
+from gpuscore.engine.scheduler import Scheduler
+from gpuscore.limits import BackendLimits
+from gpuscore.probabilities import label_logprobs
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.score_input import ScoreInput
+
+VOCAB = 151_936
+LIMITS = BackendLimits(16_384, 64, 4096, 40_960, VOCAB)
+GRAPH_TOKENS = 4096
+WORKLOADS = {goal.name: goal.workload for goal in GOALS if not goal.workload.cached}
+
+
+@contextmanager
+def launcher_without_device() -> Iterator[GraphLauncher]:
+    """Make a launcher with a graph of every size, whose forward passes leave zeros."""
+    from gpuscore.backends.common.architectures import read_architecture
+    from gpuscore.backends.common.hf_config import RawConfig
+    from gpuscore.backends.torch import loader
+    from gpuscore.backends.torch.attention.triton import TritonAttention
+    from gpuscore.backends.torch.decoder import Decoder
+    from gpuscore.backends.torch.kernels import in_triton
+    from gpuscore.backends.torch.kv_pool import KVPool
+    from gpuscore.backends.torch.queues import HostQueue
+    from graphs.models import QWEN3_06B, EmptyFiles
+
+    device = torch.device("cpu")
+    architecture = read_architecture(RawConfig(QWEN3_06B | NARROW | {"vocab_size": VOCAB}))
+    files = EmptyFiles(Path(), architecture, "pt", device="cpu")
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode())
+        stack.enter_context(driver_that_does_nothing())
+        # CPU tensors count as those of Triton's interpreter.
+        from gpuscore_kernels.label_head import triton as label_head
+
+        stack.enter_context(mock.patch.object(label_head, "arch_of", _hopper))
+        stack.enter_context(mock.patch.object(loader, "_finite", lambda what, tensor: tensor))
+        weights = loader._Checkpoint(files, architecture, torch.bfloat16, device, "full").read()
+        decoder = Decoder(architecture.config, weights, in_triton, own="triton")
+        pool = KVPool(architecture.config, 1, LIMITS.page_size, torch.bfloat16, device)
+        pool.device = torch.device("cuda")  # by which attention chooses its tiles
+        attention = TritonAttention(architecture.config, pool, steady=False)
+        launcher = GraphLauncher(decoder, pool, attention, HostQueue(), GRAPH_TOKENS)
+        launcher._graphs = dict.fromkeys(launcher.buckets, _nothing)
+        hidden = torch.zeros(LIMITS.max_tokens, weights.lm_head.shape[1], dtype=torch.bfloat16)
+        stack.enter_context(mock.patch.object(launcher, "_forward", partial(_same, hidden)))
+        yield launcher
+
+
+def _nothing() -> None:
+    """Replay nothing."""
+
+
+# A mock's own call would take longer than what is measured.
+def _hopper(tensor: Tensor) -> int:
+    return 90
+
+
+def _same(tensor: Tensor, *given: object) -> Tensor:
+    return tensor
+
+
+class HostBackend(TorchBackend):
+    """The CUDA backend's threads, in front of a launcher without a device."""
+
+    def __init__(self, launcher: GraphLauncher) -> None:
+        self.device, self.launcher, self._limits = torch.device("cpu"), launcher, LIMITS
+        self._thread = WorkThread(ThreadPoolExecutor(max_workers=1))
+        self._uncollected = set()
+
+    def _launch(self, batch: PackedBatch) -> Any:
+        with torch.inference_mode():
+            return self.launcher.launch(batch)
+
+
+class Parts:
+    """Times the parts of one workload's requests; all take another request each time."""
+
+    def __init__(self, workload: Workload, launcher: GraphLauncher) -> None:
+        self.draws = Draws(workload, VOCAB, seed=1000)
+        self.launcher, self.backend = launcher, HostBackend(launcher)
+        self.times: dict[str, list[float]] = {}
+        limits = RequestLimits(max_items=1 << 30, max_labels=1 << 30, max_request_tokens=1 << 30)
+        self.builder = PromptBuilder(None, LIMITS, limits)
+        self.engine = Engine(self.backend, EngineConfig(prefix_cache=False))
+
+    def batches(self, request: Request) -> list[PackedBatch]:
+        works = all_batches(Scheduler(LIMITS), request)
+        return [work.batch for work in works]
+
+    def round(self) -> None:
+        request = self.draws.next()
+        batches = self._timed("plan and pack", lambda: self.batches(request))
+        self._timed("tile tables", lambda: [*map(self.launcher.attention.tables, batches)])
+        pending = self._timed("launch", lambda: [*map(self.launcher.launch, batches)])
+        self._timed("collect", lambda: [finish() for finish in pending])
+        self._timed("backend", lambda: [*map(self._through, batches)])
+        self._request(self.draws.next())
+
+    def _through(self, batch: PackedBatch) -> object:
+        return self.backend.collect(self.backend.extend(batch))
+
+    def _request(self, request: Request) -> None:
+        begin, cpu = time.perf_counter(), time.process_time()
+        built = self._timed(
+            "build", lambda: self.builder.build(ScoreInput(*request, label_token_ids=LABELS))
+        )
+        assert built is not None
+        result = self._timed("engine", lambda: self.engine.score(built).result())
+        self._timed("log-probabilities", lambda: np.stack(label_logprobs(result)))
+        self._note("whole request", time.perf_counter() - begin)
+        self._note("whole request, CPU", time.process_time() - cpu)
+
+    def _timed(self, part: str, run: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        made = run()
+        self._note(part, time.perf_counter() - start)
+        return made
+
+    def _note(self, part: str, seconds: float) -> None:
+        self.times.setdefault(part, []).append(seconds)
+
+
+def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[dict[str, Any]]:
+    parts = Parts(WORKLOADS[name], launcher)
+    try:
+        for _ in range(5):  # compile, and fill caches
+            parts.round()
+        parts.times.clear()
+        for _ in range(rounds):
+            parts.round()
+    finally:
+        parts.engine.close()
+    return [
+        {
+            "workload": name,
+            "part": part,
+            "median, us": round(1e6 * statistics.median(times)),
+            "least, us": round(1e6 * min(times)),
+        }
+        for part, times in parts.times.items()
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=200)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    with launcher_without_device() as launcher:
+        for name in options.workload or WORKLOADS:
+            rows += measure(name, options.rounds, launcher)
+    print(table(rows))
+    keep("host-parts", {"rounds": options.rounds, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
