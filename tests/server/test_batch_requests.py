@@ -12,6 +12,7 @@ from support.serving import QUICK
 QUERY = "query: a blue lamp\nitem: "
 SCORE = {"query": QUERY, "items": ["A blue lamp.", "A chair."], "labels": ["yes", "no"]}
 RERANK = {"query": "a blue lamp", "documents": ["A red chair.", "A blue lamp."]}
+PROMPTS = [QUERY + "A blue lamp.", "A chair of wood.", QUERY + "A blue lamb."]  # two begin alike
 CALLS = [
     ("/v1/score", SCORE),
     ("/v1/rerank", RERANK),
@@ -33,6 +34,9 @@ CALLS = [
     ("/v1/chat/completions", {"messages": []}),
     ("/v1/nowhere", {}),
     ("/tokenize", {"prompt": "a lamp"}),
+    ("/v1/completions", {"prompt": "A lamp.", "max_tokens": 1}),
+    ("/v1/completions", {"prompt": PROMPTS, "max_tokens": 1, "echo": True, "logprobs": 3}),
+    ("/v1/completions", {"prompt": PROMPTS, "max_tokens": 0, "echo": True}),
 ]
 CHANGING = ("id", "created", "cached_tokens", "x-request-id")
 

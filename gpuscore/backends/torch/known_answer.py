@@ -6,7 +6,6 @@ stride would change scores without an error.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import TypeAlias
 
@@ -192,18 +191,18 @@ def _kernel_calls(
         )
         return *heads_of_rows, k, v
 
+    many, cap = min(MAX_TOP, len(head)), model.final_softcap
+
     def statistics(num_top: int, impl: Implementation) -> tuple[Tensor, ...]:
-        lse, top, top_logits = vocab_statistics(
-            x, head, chosen, num_top=num_top, softcap=model.final_softcap, impl=impl
-        )
+        found = vocab_statistics(x, head, chosen, num_top=num_top, softcap=cap, impl=impl)
+        lse, top, top_logits = found
         assert top is not None and top_logits is not None  # noqa: S101, PT018  (it was asked for)
         # Ids may differ where two tokens are as likely; their logits may not.
-        rows, ids = chosen.repeat_interleave(num_top), top.reshape(-1)
-        best = label_logits(x, head, rows, ids, softcap=model.final_softcap, impl="reference")
+        rows = chosen.repeat_interleave(num_top)
+        best = label_logits(x, head, rows, top.reshape(-1), softcap=cap, impl="reference")
         return lse, best, top_logits.reshape(-1)
 
     def logits(impl: Implementation) -> tuple[Tensor, ...]:
-        cap = model.final_softcap
         return (label_logits(x, head, chosen, labels, softcap=cap, impl=impl),)
 
     def norm(impl: Implementation) -> tuple[Tensor, ...]:
@@ -214,8 +213,8 @@ def _kernel_calls(
     yield "gated", lambda i: (gated(gate_up, model.activation, pdl=pdl, impl=i),)
     yield "qk_norm_rope_store", with_pages
     yield "label_logits", logits
-    yield "vocab_statistics", partial(statistics, 1)
-    yield "vocab_statistics with many tokens", partial(statistics, min(MAX_TOP, len(head)))
+    yield "vocab_statistics", lambda i: statistics(1, i)
+    yield "vocab_statistics with many tokens", lambda i: statistics(many, i)
 
 
 def filled_batch(tokens: int, scored: int, vocab: int, page_size: int) -> PackedBatch:

@@ -174,23 +174,17 @@ def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -
         raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
     builder, special = model.prompts.builder, body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
-    total = sum(map(len, prompts))
-    groups = [[*range(len(prompts))]]
+    total, notes = sum(map(len, prompts)), (prompts, builder.encoder)
     if not body.asked.every_position:
-        requests = [_next_token(builder, body, prompts, turns)] if body.max_tokens else []
-    else:
-        _check_total(builder, body, total)
-        groups = alike(prompts, MAX_GROUPS)
-        requests = [_every_position(builder, body, [prompts[i] for i in group]) for group in groups]
-    notes = (prompts, builder.encoder, groups)
-    return PreparedBody(
-        requests[0] if requests else None,
-        body.cache_salt,
-        total,
-        notes,
-        others=tuple(requests[1:]),
-        places=groups,
-    )
+        request = _next_token(builder, body, prompts, turns) if body.max_tokens else None
+        return PreparedBody(request, body.cache_salt, total, notes)
+    _check_total(builder, body, total)
+    request = _every_position(builder, body, prompts)
+    groups = alike(prompts, MAX_GROUPS)
+    if len(groups) == 1:
+        return PreparedBody(request, body.cache_salt, total, notes)
+    parts = [_every_position(builder, body, [prompts[i] for i in group]) for group in groups]
+    return PreparedBody(request, body.cache_salt, total, notes, parts=tuple(parts), places=groups)
 
 
 def _check_total(builder: PromptBuilder, body: CompletionBody, total: int) -> None:
@@ -249,14 +243,16 @@ def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
 
 def encode_completion(scored: Scored[CompletionBody]) -> bytes:
     """Return the answer as JSON, made one prompt at a time."""
-    prompts, encoder, groups = scored.prepared.notes
-    sent, asked = scored.body.prompts, scored.prepared.requests
-    results = () if scored.result is None else (scored.result, *scored.others)
+    (prompts, encoder), prepared = scored.prepared.notes, scored.prepared
+    sent, places = scored.body.prompts, prepared.places
+    asked, results = prepared.parts, scored.parts
+    if scored.result is not None:  # of the undivided request
+        asked, results, places = (scored.request,), (scored.result,), [range(len(prompts))]
     shared = [len(request.query_ids) for request in asked]
     return completion_json(
         prompts,
         sent if isinstance(sent[0], str) else None,
-        [*map(AnsweredPrompts, groups, shared, results)],
+        [*map(AnsweredPrompts, places, shared, results)],
         scored.body.asked,
         encoder,
         scored.cached_tokens,

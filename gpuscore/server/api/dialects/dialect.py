@@ -42,8 +42,8 @@ class PreparedBody:
         prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
         errors: the items that the request leaves out; None unless the body asked for that.
-        others: further requests for the engine, if the body is divided into several.
-        places: in the body, of each request's items; empty for a single request.
+        parts: the same as several requests, for a caller that can run them at once; else empty.
+        places: in the body, of the items of each of `parts`.
     """
 
     request: ScoreRequest | None
@@ -51,12 +51,8 @@ class PreparedBody:
     prompt_tokens: int | None = None
     notes: Any = None
     errors: tuple[ItemError, ...] | None = None
-    others: tuple[ScoreRequest, ...] = ()
+    parts: tuple[ScoreRequest, ...] = ()
     places: Sequence[Sequence[int]] = ()
-
-    @property
-    def requests(self) -> tuple[ScoreRequest, ...]:
-        return self.others if self.request is None else (self.request, *self.others)
 
     @staticmethod
     def of(
@@ -77,11 +73,11 @@ class Scored(Generic[BodyT]):
     Args:
         body: as `decode` returned it.
         prepared: as `prepare` returned it.
-        result: None if the engine was not asked.
+        result: None if the engine was not asked, or was asked for `prepared.parts`.
         model: the served model, by the name that the caller used, or else its own.
         request_id: for answers that have an id.
         path: the route to which the body was posted.
-        others: the results of the body's other requests.
+        parts: the results of `prepared.parts`, if the engine was asked for these.
     """
 
     body: BodyT
@@ -90,7 +86,7 @@ class Scored(Generic[BodyT]):
     model: str
     request_id: str
     path: str
-    others: Sequence[ScoreResult] = ()
+    parts: Sequence[ScoreResult] = ()
 
     @property
     def request(self) -> ScoreRequest:
@@ -117,11 +113,11 @@ class Scored(Generic[BodyT]):
     @property
     def cached_tokens(self) -> int:
         """Number of prompt tokens that no forward pass computed for this request."""
-        if self.result is None:
+        results = self.parts or (() if self.result is None else (self.result,))
+        if not results:
             return 0
-        asked = sum(request.num_prompt_tokens for request in self.prepared.requests)
-        computed = sum(result.computed_tokens for result in (self.result, *self.others))
-        return max(0, asked - computed)
+        computed = sum(result.computed_tokens for result in results)
+        return max(0, self.request.num_prompt_tokens - computed)
 
 
 def never(_: object) -> bool:
@@ -213,12 +209,16 @@ async def answer(
             prepared = dialect.prepare(model, body, ALONE)
         else:
             prepared = await service.in_turns(call, partial(dialect.prepare, model, body))
-    result, others = None, list[ScoreResult]()
-    if prepared.request is not None:
-        places = prepared.places or (scored_places(prepared.errors, body.num_items),)
-        result, *others = await _results(service, model, prepared, places, call)
+    result, parts = None, list[ScoreResult]()
+    if prepared.parts:
+        parts = await _results(service, model, prepared, call)
+    elif prepared.request is not None:
+        try:
+            result = await service.run(model, prepared.request, prepared.salt, call)
+        except NonfiniteScore as error:
+            raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
     name = answered_name(served, body)
-    scored = Scored(body, prepared, result, name, record.request_id, call.path, others)
+    scored = Scored(body, prepared, result, name, record.request_id, call.path, parts)
     if prepared.prompt_tokens is None:
         return dialect.encode(scored)
     with record.stage(RESPOND):
@@ -231,13 +231,9 @@ async def answer(
 
 
 async def _results(
-    service: ScoringService,
-    model: LoadedModel,
-    prepared: PreparedBody,
-    places: Sequence[Sequence[int]],
-    call: RequestContext,
+    service: ScoringService, model: LoadedModel, prepared: PreparedBody, call: RequestContext
 ) -> list[ScoreResult]:
-    """Return the results of all requests of a body, which run at once; the first error ends all."""
+    """Return the results of all parts of a body, which run at once; the first error ends all."""
 
     async def one(request: ScoreRequest, items: Sequence[int]) -> ScoreResult:
         try:
@@ -245,11 +241,9 @@ async def _results(
         except NonfiniteScore as error:
             raise renumbered(error, items) from error
 
-    if not prepared.others:
-        return [await one(prepared.requests[0], places[0])]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [*map(group.create_task, map(one, prepared.requests, places))]
+            tasks = [*map(group.create_task, map(one, prepared.parts, prepared.places))]
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
