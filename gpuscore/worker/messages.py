@@ -188,8 +188,8 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
     labels, of_query = (_array(x or b"", _INT32) for x in (message.labels, message.query_labels))
     if any(id >= vocab_rows for ids in message.sequences or () for id in ids):
         raise ProtocolError(f"a label's token id outside 0 to {vocab_rows - 1}")
-    own = [(x, vocab_rows) for x in (query, items)] + [(x, label_rows) for x in (labels, of_query)]
-    for ids, rows in own:
+    of_rows = [(x, label_rows) for x in (labels, of_query)]
+    for ids, rows in [(query, vocab_rows), (items, vocab_rows), *of_rows]:
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
     item_ids = _split(items, _array(message.item_counts, _INT32))
@@ -200,20 +200,12 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
     if len(label_ids) != len(item_ids):
         raise ProtocolError(f"{len(label_ids)} label lists for {len(item_ids)} items")
     try:
-        return ScoreRequest(
-            query,
-            item_ids,
-            label_ids,
-            message.need_lse,
-            message.num_top,
-            message.priority,
-            message.salt,
-            message.deadline,
-            message.every_position,
-            None if message.parents is None else _array(message.parents, _INT32),
-            None if message.query_labels is None else of_query,
-            None if message.sequences is None else LabelTrie(message.sequences),
-        )
+        parents = None if message.parents is None else _array(message.parents, _INT32)
+        scored = None if message.query_labels is None else of_query
+        trie = None if message.sequences is None else LabelTrie(message.sequences)
+        asked = message.need_lse, message.num_top, message.priority, message.salt, message.deadline
+        own = message.every_position, parents, scored, trie
+        return ScoreRequest(query, item_ids, label_ids, *asked, *own)
     except ValueError as error:
         raise ProtocolError(str(error)) from error
 

@@ -139,6 +139,7 @@ def test_both_builders_make_the_same_tables(seed, shape):
     rng = np.random.default_rng(seed)
     batch = random_batch(rng, SLOTS, PAGE)
     small = [*(query_and_items(*sizes) for sizes in EDGES), chain([16, 16, 5, 40])]
+    small += [beside([35, 0, 1, 2]), beside([0, 3, 0])]
     for one, shared in [(batch, True), (batch, False), *((edge, True) for edge in small)]:
         builder = TableBuilder(layout_of(one, PAGE), shape, shared=shared)
         backwards = replace(builder.layout, request_of=builder.layout.request_of[::-1].copy())
@@ -168,6 +169,14 @@ def chain(lengths):
     segments = [
         Segment(int32(range(length)), start, 0, parent=index - 1, label_ids=int32([1]))
         for index, (length, start) in enumerate(zip(lengths, starts, strict=False))
+    ]
+    return pack(segments, [Prefix(0, int32([]))])
+
+
+def beside(lengths):
+    """Return a batch of segments of one request that do not see each other."""
+    segments = [
+        Segment(int32(range(n)), 0, 0, label_ids=int32([1]) if n else None) for n in lengths
     ]
     return pack(segments, [Prefix(0, int32([]))])
 

@@ -24,13 +24,17 @@ from gpuscore_kernels.extend_attention.layout import (
 )
 
 SMALL = 24  # segments, and tiles that their tokens fill, together; more are quicker by NumPy
+FEW = 64  # chosen rows, which are looked at one by one
 
 Run: TypeAlias = tuple[int, Sequence[int]]  # a segment, and places of query rows in it
 
 
-def is_small(layout: Layout, shape: TileShape) -> bool:
+def is_small(layout: Layout, shape: TileShape, choices: Sequence[Ints | None]) -> bool:
+    """True if tables of these choices of rows are quicker to build here; None = all rows."""
     tokens = len(layout.positions)
-    return tokens > 0 and len(layout.parent) + tokens // shape.rows <= SMALL
+    if not tokens or len(layout.parent) + tokens // shape.rows > SMALL:
+        return False
+    return all(rows is None or len(rows) <= FEW for rows in choices)
 
 
 class Piece(NamedTuple):
@@ -104,9 +108,9 @@ class SmallBatch:
 
     def _all(self) -> tuple[Sequence[int] | None, list[Run]]:
         """Return all rows of the batch in the order of tiles, None if that is theirs, and runs."""
-        segments = [*range(len(self.parent))]
+        segments = [s for s in range(len(self.parent)) if self._length(s)]
         segments.sort(key=self.groups.__getitem__)
-        runs: list[Run] = [(s, range(self.starts[s + 1] - self.starts[s])) for s in segments]
+        runs: list[Run] = [(s, range(self._length(s))) for s in segments]
         if all(before < after for before, after in pairwise(segments)):
             return None, runs
         return [self.starts[s] + place for s, places in runs for place in places], runs

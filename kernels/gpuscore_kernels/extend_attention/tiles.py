@@ -89,7 +89,7 @@ class TableBuilder:
 
     def tables(self, rows: Sequence[Ints | None], window: int | None = None) -> list[TileTable]:
         """Build a table for each of these choices of rows, as `build_tiles` does."""
-        if window is None and is_small(self.layout, self.shape):
+        if window is None and is_small(self.layout, self.shape, rows):
             pool = self.pool_tiles if self.has_prefix else None
             small = SmallBatch(self.layout, self.shape, self.shared, pool)
             return [small.table(one) for one in rows]
