@@ -139,3 +139,18 @@ def test_consecutive_rows_and_slots_stay_in_place(lengths):
     pool, k, v = run(batch, 0)
     written = pool.layers[1][0][:, [27, *range(40, 49)]]
     torch.testing.assert_close(written, k[:10].transpose(0, 1))
+
+
+def test_cached_slots_are_read_once_for_all_items_with_items_below_them():
+    """Else each item with labels of several tokens would cost a pass over the whole query."""
+    pages = np.arange(5, dtype=np.int32)
+    segments = []
+    for item in range(3):
+        segments += [Segment(int32([1, 2, 3]), 17, 0, label_ids=int32([5]))]
+        segments += [Segment(int32([7]), 20, 0, len(segments) - 1, label_ids=int32([5 + item]))]
+    batch = pack(segments, [Prefix(17, pages)])
+    layout = lay_out_attention(batch, PAGE_SIZE, None, CPU)
+    for passes, rows in ((layout.dense, 12), (layout.scored_dense, 6)):
+        reading = [part for part in passes if len(part.slots)]
+        assert [call.count for part in reading for call in part.calls] == [rows]
+        assert len(passes) == 1 + 3, "and one pass over each item"

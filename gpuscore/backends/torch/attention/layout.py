@@ -80,6 +80,7 @@ class _Builder:
         scored = np.bincount(self.block_of[batch.score_rows], minlength=len(self.segments))
         self.several = scored > 1  # [blocks] true if more than one row is scored
         self.lineage = ancestors_from_root(batch.parent)
+        self.apart = self._apart()
 
     def dense_passes(self, rows: np.ndarray) -> Iterator[DensePass]:
         """Yield one pass per group of `rows` that share keys; the passes index into `rows`."""
@@ -89,8 +90,10 @@ class _Builder:
         segments = self.segments[blocks]
         above = [level[segments] for level in self.lineage]
         root, deeper = (above[0] if above else np.full(len(rows), -1)), above[1:]
+        if (apart := self.apart[segments]).any():
+            root, deeper = np.where(apart, -1, root), [np.where(apart, root, -1), *deeper]
         later = np.where(self.before[blocks] > 0, blocks, -1)  # sees rows of its own segment
-        below = deeper[0] >= 0 if deeper else np.zeros(len(rows), np.bool_)
+        below = np.any([level >= 0 for level in deeper] or [np.zeros(len(rows), np.bool_)], axis=0)
         first = self.batch.request_of[segments], root, np.where(below, -1, later)
         for members, (request, ancestor, block) in _groups(*first):
             slots = prefix_slots(self.batch, request, self.page_size)
@@ -105,6 +108,22 @@ class _Builder:
             if block >= 0:
                 before = self._before(-1, block)
                 yield from self._dense_pass(rows, members, none, before, again=True)
+
+    def _apart(self) -> np.ndarray:
+        """Return True for the segments whose root has a pass of its own, without the cached slots.
+
+        Else the slots would be read once for each of several roots, such as items with labels of
+        several tokens below them. With tiling all keys are one list.
+        """
+        apart, batch = np.zeros(len(self.batch.parent), np.bool_), self.batch
+        if self.tiling is None and self.lineage and batch.prefix_lens.any():
+            root = self.lineage[0]
+            below = root >= 0
+            of_roots = batch.request_of[np.unique(root[below])]
+            roots = np.bincount(of_roots, minlength=len(batch.prefix_lens))
+            several = (roots > 1) & (batch.prefix_lens > 0)
+            apart[below] = several[batch.request_of[below]]
+        return apart
 
     def _dense_pass(
         self,
