@@ -160,7 +160,7 @@ simulate-fronts: setup
 	$(BIN)/python -P bench/fronts.py $(ARGS)
 
 # Records every access of the CUDA launcher to memory, on a simulated device, and looks for
-# two without order; then plants defects. A minute on two cores. More: make check-streams
+# two without order; then plants defects. Some 55 CPU-seconds, on all cores. More: make check-streams
 # ARGS='--worlds 500'
 check-streams: setup
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m support.streams $(ARGS)

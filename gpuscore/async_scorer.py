@@ -6,7 +6,16 @@ from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
-from gpuscore.call_options import FamilyOptions, Items, LabelIds, Labels, ScoreOptions, Text
+from gpuscore.call_options import (
+    FamilyOptions,
+    Items,
+    LabelIds,
+    Labels,
+    LabelSequences,
+    Normalization,
+    ScoreOptions,
+    Text,
+)
 from gpuscore.item_errors import OnError
 from gpuscore.offline.calls import (
     Call,
@@ -38,6 +47,8 @@ class AsyncScorer(LoadedScorer):
         *,
         labels: Labels = None,
         label_token_ids: LabelIds = None,
+        label_sequences: LabelSequences = None,
+        label_length_normalization: Normalization = "none",
         apply_softmax: bool = False,
         temperature: float = 1.0,
         item_first: bool = False,
@@ -49,6 +60,8 @@ class AsyncScorer(LoadedScorer):
         options = ScoreOptions(
             labels=labels,
             label_token_ids=label_token_ids,
+            label_sequences=label_sequences,
+            label_length_normalization=label_length_normalization,
             apply_softmax=apply_softmax,
             temperature=temperature,
             item_first=item_first,
@@ -64,6 +77,8 @@ class AsyncScorer(LoadedScorer):
         *,
         labels: Labels = None,
         label_token_ids: LabelIds = None,
+        label_sequences: LabelSequences = None,
+        label_length_normalization: Normalization = "none",
         apply_softmax: bool = False,
         temperature: float = 1.0,
         item_first: bool = False,
@@ -75,6 +90,8 @@ class AsyncScorer(LoadedScorer):
         options = ScoreOptions(
             labels=labels,
             label_token_ids=label_token_ids,
+            label_sequences=label_sequences,
+            label_length_normalization=label_length_normalization,
             apply_softmax=apply_softmax,
             temperature=temperature,
             item_first=item_first,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ Text: TypeAlias = str | Ids
 Items: TypeAlias = str | Sequence[str] | Sequence[Ids]
 Labels: TypeAlias = Sequence[str] | None
 LabelIds: TypeAlias = Ids | Sequence[Ids] | None
+LabelSequences: TypeAlias = Sequence[Ids] | None
+# "mean": the sum of a label's log-probabilities is divided by its number of tokens.
+Normalization: TypeAlias = Literal["none", "mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class ScoreOptions:
 
     labels: Labels = None
     label_token_ids: LabelIds = None
+    label_sequences: LabelSequences = None
+    label_length_normalization: Normalization = "none"
     apply_softmax: bool = False
     temperature: float = 1.0
     item_first: bool = False
@@ -32,6 +37,8 @@ class ScoreOptions:
     @property
     def names(self) -> tuple[str, ...]:
         """The labels' texts, or their ids; empty if items have labels of their own."""
+        if self.label_sequences is not None:
+            return tuple(" ".join(map(str, ids)) for ids in self.label_sequences)
         given: Sequence[Any] = ()
         if self.labels is not None:
             given = self.labels

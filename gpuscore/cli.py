@@ -23,6 +23,7 @@ from gpuscore.config import (
 )
 from gpuscore.config.examples import EXAMPLES
 from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, add_some_flags, refuse_api_key
+from gpuscore.config.labels import add_label_flags
 from gpuscore.config.options import options
 from gpuscore.config.parser import CommandParser
 from gpuscore.config.served import check_one_source, check_single
@@ -152,12 +153,7 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--items", required=True, metavar="FILE", help="one item per line; - reads standard input"
     )
-    group.add_argument(
-        "--labels",
-        required=True,
-        metavar="A,B",
-        help="label texts of one token each, or names of a classification model's classes",
-    )
+    add_label_flags(group, required=True)
     group.add_argument(
         "--full-vocabulary",
         action="store_true",
@@ -185,7 +181,7 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
 
     check_single(settings)
     items = _read_items(values.items)
-    labels = values.labels.split(",")
+    labels = None if values.labels is None else values.labels.split(",")
     with (
         Scorer(settings.make(ModelConfig)) as scorer,
         _progress(len(items)) as report,
@@ -194,12 +190,14 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
             values.query,
             items,
             labels=labels,
+            label_sequences=values.label_sequences,
+            label_length_normalization=values.label_length_normalization,
             apply_softmax=not values.full_vocabulary,
             item_first=values.item_first,
             progress=report,
         )
     show = _print_json if values.json else _print_table
-    show(items, labels, result.scores.tolist())
+    show(items, [*result.labels], result.scores.tolist())
     return EXIT_OK
 
 

@@ -50,9 +50,9 @@ class MissingLabels(GpuscoreError):
 
 
 class EmptyLabels(GpuscoreError):
-    """A list of labels is empty.
+    """A list of labels is empty, or a label has no token.
 
-    Remedy: Give every item at least one label.
+    Remedy: Give every item at least one label, and every label at least one token.
     """
 
     status, code = 400, "empty_labels"
@@ -68,9 +68,10 @@ class TokenIdOutOfRange(GpuscoreError):
 
 
 class LabelNotSingleToken(GpuscoreError):
-    """A label text is not a single token, so it has no next-token probability.
+    """A label text of `/v1/classify` is not a single token; the message lists its tokens.
 
-    Remedy: Choose another text (a leading space matters) or send ids; the message lists the tokens.
+    Remedy: Choose another text (a leading space matters), or ask `/v1/score`, which takes labels of
+    several tokens.
     """
 
     status, code = 400, "label_not_single_token"
@@ -95,7 +96,8 @@ class EmptyPrompt(GpuscoreError):
 
 
 class PromptTooLong(GpuscoreError):
-    """A prompt is longer than the model or `--max-model-len` allows.
+    """A prompt, with a label of several tokens after it, is longer than the model or
+    `--max-model-len` allows.
 
     Remedy: Shorten it; `/rerank` and guards cut documents if `truncate` is true.
     """
@@ -122,9 +124,10 @@ class TooManyLabels(GpuscoreError):
 
 
 class TooManyTokens(GpuscoreError):
-    """The request has more tokens than `--max-request-tokens`, or than one answer may hold.
+    """The request has more tokens than `--max-request-tokens`, or than one answer may hold, or a
+    label has more than `--max-label-tokens`.
 
-    Remedy: Send several requests, or raise the limit.
+    Remedy: Send several requests, shorten the label, or raise the limit.
     """
 
     status, code = 400, "too_many_tokens"

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuscore.arrays import Float32Array, Float64Array, Int32Array
 from gpuscore.errors import InvalidRequest
-from gpuscore.request import ScoreResult
+from gpuscore.request import ScoreRequest, ScoreResult
 
 
 def check_temperature(temperature: float, apply_softmax: bool) -> None:
@@ -120,12 +122,19 @@ def _by_rows(
     ]
 
 
-def label_mass(result: ScoreResult, label_ids: tuple[Int32Array, ...]) -> Float64Array:
-    """Return per item the sum of the probabilities of its distinct labels, at most 1."""
-    masses = [
-        np.exp(row[np.unique(ids, return_index=True)[1]]).sum()
-        for row, ids in zip(label_logprobs(result), label_ids, strict=True)
-    ]
+def label_mass(result: ScoreResult, request: ScoreRequest) -> Float64Array:
+    """Return per item the probability of all its labels together, at most 1.
+
+    A label counts once, and not at all if another one is its beginning, whose probability contains
+    its own.
+    """
+    columns: list[NDArray[Any]] = []
+    if request.trie is None:
+        columns = [np.unique(ids, return_index=True)[1] for ids in request.label_ids]
+    else:
+        columns = [request.trie.counted] * len(request.label_ids)
+    rows = zip(label_logprobs(result), columns, strict=True)
+    masses = [np.exp(row[counted]).sum() for row, counted in rows]
     return np.minimum(np.array(masses, dtype=np.float64), 1.0)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscore.arrays import Float32Array, Int32Array
+from gpuscore.label_trie import LabelTrie
 
 MAX_TOP = 20  # most probable tokens of a row
 
@@ -25,10 +26,13 @@ class ScoreRequest:
     `label_ids[i]` is as long as `item_ids[i]`. With `query_labels` the query's tokens are scored,
     too, once for all prompts.
 
+    With `trie` labels have several tokens, the same for all items: `label_ids[i]` are the first
+    ones, and its result has log-probabilities in place of logits (`label_nodes`).
+
     Raises:
         ValueError: with `every_position`, an item or the scored query has a different number of
-            labels than tokens; or there are `query_labels` without it; or `parents` does not fit;
-            or `num_top` is over MAX_TOP.
+            labels than tokens; or there are `query_labels` without it; or `parents` or `trie` does
+            not fit, or is given as well; or `num_top` is over MAX_TOP.
     """
 
     query_ids: Int32Array  # [cut], may be empty
@@ -42,6 +46,7 @@ class ScoreRequest:
     every_position: bool = False
     parents: Int32Array | None = None  # [items] earlier item, -1 = the query; None = all the query
     query_labels: Int32Array | None = None  # [cut]; None = the query is not scored
+    trie: LabelTrie | None = None  # None = labels of one token
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_top <= MAX_TOP:
@@ -56,6 +61,22 @@ class ScoreRequest:
             if len(self.parents) != len(self.item_ids):
                 raise ValueError(f"{len(self.parents)} parents for {len(self.item_ids)} items")
             _check_preorder(self.parents)
+        if self.trie is not None:
+            self._check_trie(self.trie)
+
+    def _check_trie(self, trie: LabelTrie) -> None:
+        alone = self.parents is None and not self.every_position
+        if not alone or not self.need_lse or self.num_top:
+            raise ValueError("labels of several tokens need the log-sum-exp, and nothing else")
+        first = trie.first_ids
+        different = {id(ids): ids for ids in self.label_ids}  # usually one array for all items
+        if not all(np.array_equal(ids, first) for ids in different.values()):
+            raise ValueError("the labels' first tokens are not the items' labels")
+
+    @property
+    def num_label_tokens(self) -> int:
+        """Tokens of labels that are computed after the prompts; 0 if labels are single tokens."""
+        return 0 if self.trie is None else self.trie.num_nodes * len(self.item_ids)
 
     @property
     def row_labels(self) -> tuple[Int32Array, ...]:
@@ -70,8 +91,8 @@ class ScoreRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to compute if nothing is cached: the query once, and all items."""
-        return len(self.query_ids) + sum(map(len, self.item_ids))
+        """Tokens to compute if nothing is cached: the query once, all items, labels below them."""
+        return len(self.query_ids) + sum(map(len, self.item_ids)) + self.num_label_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -129,7 +150,7 @@ class ScoreResult:
     None unless asked for. The N rows are the items. With `every_position` the rows are all tokens
     of all items, one item after the other, and label j of an item belongs to its token j; a query
     that is scored stands before the items, as one more of them. The row of an item without labels
-    holds zeros.
+    holds zeros. `computed_tokens` leaves out those of labels.
     """
 
     label_logits: tuple[Float32Array, ...]

@@ -4,7 +4,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TypeVar
 
-from gpuscore.call_options import FamilyOptions, Items, LabelIds, Labels, ScoreOptions, Text
+from gpuscore.call_options import (
+    FamilyOptions,
+    Items,
+    LabelIds,
+    Labels,
+    LabelSequences,
+    Normalization,
+    ScoreOptions,
+    Text,
+)
 from gpuscore.engine.ticket import Progress
 from gpuscore.item_errors import OnError
 from gpuscore.offline.calls import (
@@ -34,6 +43,8 @@ class Scorer(LoadedScorer):
         *,
         labels: Labels = None,
         label_token_ids: LabelIds = None,
+        label_sequences: LabelSequences = None,
+        label_length_normalization: Normalization = "none",
         apply_softmax: bool = False,
         temperature: float = 1.0,
         item_first: bool = False,
@@ -48,10 +59,13 @@ class Scorer(LoadedScorer):
             query: text or token ids that all prompts share.
             items: texts if the query is a text, lists of token ids if it is one; a single text is
                 one item.
-            labels: label texts of one token each, or names of a classification model's classes.
-                Give either these or `label_token_ids`.
+            labels: label texts, or names of a classification model's classes. Give these,
+                `label_token_ids` or `label_sequences`.
             label_token_ids: token ids, or numbers of classes; one list for all items, or one list
                 per item.
+            label_sequences: labels as lists of token ids, for all items.
+            label_length_normalization: "mean": the logarithm of a label's probability is divided by
+                its number of tokens before it becomes a score.
             apply_softmax: normalise over the labels instead of the vocabulary or all classes.
             temperature: divides the logits; must be 1.0 without apply_softmax.
             item_first: prompts are item + query.
@@ -59,7 +73,7 @@ class Scorer(LoadedScorer):
             on_error: "fail": an item that cannot be scored raises its error; "null": it gets a row
                 of NaN and stands in `errors`, and the others are scored.
             logits: also return the labels' logits, the only meaningful output of a model with a
-                single class.
+                single class. Labels of several tokens have none.
             progress: called from time to time with the number of items scored so far.
 
         Raises:
@@ -68,6 +82,8 @@ class Scorer(LoadedScorer):
         options = ScoreOptions(
             labels=labels,
             label_token_ids=label_token_ids,
+            label_sequences=label_sequences,
+            label_length_normalization=label_length_normalization,
             apply_softmax=apply_softmax,
             temperature=temperature,
             item_first=item_first,
@@ -83,6 +99,8 @@ class Scorer(LoadedScorer):
         *,
         labels: Labels = None,
         label_token_ids: LabelIds = None,
+        label_sequences: LabelSequences = None,
+        label_length_normalization: Normalization = "none",
         apply_softmax: bool = False,
         temperature: float = 1.0,
         item_first: bool = False,
@@ -97,8 +115,9 @@ class Scorer(LoadedScorer):
 
         Args:
             requests: queries and items, as in `score`.
-            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, on_error,
-                logits: as in `score`, for all requests.
+            labels, label_token_ids, label_sequences, label_length_normalization, apply_softmax,
+                temperature, item_first, logprobs, on_error, logits: as in `score`, for all
+                requests.
 
         Raises:
             GpuscoreError: as `score`, once the scores of all earlier requests have come; no more
@@ -107,6 +126,8 @@ class Scorer(LoadedScorer):
         options = ScoreOptions(
             labels=labels,
             label_token_ids=label_token_ids,
+            label_sequences=label_sequences,
+            label_length_normalization=label_length_normalization,
             apply_softmax=apply_softmax,
             temperature=temperature,
             item_first=item_first,

@@ -61,6 +61,43 @@ def test_json_lines(items_file, want, capsys):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+LONG = [" lamp", " steel lamp", " wooden chair"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "names", "mean"),
+    [
+        (["--labels", ",".join(LONG)], LONG, False),
+        (["--labels", ",".join(LONG), "--label-length-normalization", "mean"], LONG, True),
+        (["--label-sequences", "1003,1034 1003,631  956"], ["1003", "1034 1003", "631 956"], False),
+    ],
+)
+def test_labels_of_several_tokens(items_file, capsys, flags, names, mean):
+    words = ["score", "demo", "--query", QUERY, "--max-batch-tokens", "512", "--json", *flags]
+    assert main([*words, "--items", items_file]) == 0
+    found = [json.loads(line)["scores"] for line in capsys.readouterr().out.splitlines()]
+    with Scorer("demo", max_batch_tokens=512) as scorer:
+        options = {"label_length_normalization": "mean"} if mean else {}
+        want = scorer.score(QUERY, ITEMS, labels=LONG, apply_softmax=True, **options).scores
+    assert [*found[0]] == names
+    np.testing.assert_allclose([[*row.values()] for row in found], want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "one of the arguments --labels --label-sequences is required"),
+        (["--labels", "a", "--label-sequences", "1"], "not allowed with argument --labels"),
+        (["--label-sequences", "1 x"], "must be token ids, such as '12 7,9'"),
+        (["--label-sequences", "1,-2"], "must be token ids"),
+    ],
+)
+def test_labels_are_given_once(capsys, flags, message):
+    with pytest.raises(SystemExit, match="2"):
+        main(["score", "demo", "--query", QUERY, "--items", "-", *flags])
+    assert message in capsys.readouterr().err
+
+
 def test_standard_input(want, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("A red lamp."))
     assert score("--items", "-", "--json") == 0
@@ -108,8 +145,8 @@ def test_a_progress_bar_on_long_input(tmp_path, capsys, monkeypatch):
     ("arguments", "code", "message"),
     [
         (["--items", "/no/such/file"], 78, "No such file"),
-        (["--items", "-", "--labels", "yes,indeed not"], 1, r"labels[1] is"),
         (["--items", "-", "--labels", "yes,"], 1, r"labels[1] is 0 tokens"),
+        (["--items", "-", "--labels", "z" * 9000], 1, "less"),
         (["--items", "-", "--dtype", "bfloat16", "--max-model-len", "3"], 1, "the limit is 3"),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Any
 
 from gpuscore.config import EngineConfig, FileConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, add_some_flags, refuse_api_key
+from gpuscore.config.labels import add_label_flags
 from gpuscore.config.parser import CommandParser
 from gpuscore.config.sources import Settings
 
@@ -73,12 +74,8 @@ def _add_rows(group: Any) -> None:
     group.add_argument(
         "--item-column", metavar="NAME", help="column of the items or documents (default: item)"
     )
-    group.add_argument(
-        "--labels",
-        metavar="A,B",
-        help="label texts of one token each, or names of a classification model's classes; "
-        "prompts are query + item (default: those of the model's prompt family, in its prompts)",
-    )
+    own = "; prompts are query + item (default: those of the model's prompt family, in its prompts)"
+    add_label_flags(group, required=False, default=own)
     group.add_argument(
         "--full-vocabulary",
         action="store_true",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuscore.config.labels import shown_sequences
 from gpuscore.errors import ConfigError
 
 SCORES = "scores"  # the column that is added
@@ -19,7 +20,8 @@ class BatchOptions:
 
     Attributes:
         query_column: None: every query is empty.
-        labels: None: those of the model's prompt family, or all its classes.
+        labels: None: those of the model's prompt family, or all its classes, unless there are
+            `label_sequences`.
         requests: the input's lines are requests to the HTTP API.
         strict: the first bad row ends the job.
     """
@@ -29,6 +31,8 @@ class BatchOptions:
     query_column: str | None = None
     item_column: str = DEFAULT_ITEM_COLUMN
     labels: tuple[str, ...] | None = None
+    label_sequences: tuple[tuple[int, ...], ...] | None = None
+    label_length_normalization: str = "none"
     full_vocabulary: bool = False
     item_first: bool = False
     instruction: str | None = None
@@ -44,6 +48,11 @@ class BatchOptions:
         return self.output.with_name(f"{self.output.name}.bad.jsonl")
 
     @property
+    def has_labels(self) -> bool:
+        """True if the job names labels of its own."""
+        return self.labels is not None or self.label_sequences is not None
+
+    @property
     def columns(self) -> list[str]:
         """The columns that are read, those of the text that prompts begin with first."""
         columns = [self.item_column] if self.query_column is None else []
@@ -53,10 +62,13 @@ class BatchOptions:
 
     def identity(self) -> dict[str, Any]:
         """Return the flags that a resumed run must repeat, by name."""
+        sequences = self.label_sequences
         return {
             "--query-column": self.query_column,
             "--item-column": self.item_column,
             "--labels": None if self.labels is None else ",".join(self.labels),
+            "--label-sequences": sequences and shown_sequences(sequences),
+            "--label-length-normalization": self.label_length_normalization,
             "--full-vocabulary": self.full_vocabulary,
             "--item-first": self.item_first,
             "--instruction": self.instruction,
@@ -78,6 +90,8 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
         query_column=values.query_column,
         item_column=DEFAULT_ITEM_COLUMN if item_column is None else item_column,
         labels=labels,
+        label_sequences=values.label_sequences,
+        label_length_normalization=values.label_length_normalization,
         full_vocabulary=values.full_vocabulary,
         item_first=values.item_first,
         instruction=values.instruction,
@@ -97,7 +111,9 @@ def check(options: BatchOptions, names_items: bool = True) -> None:
         return
     if options.query_column == options.item_column:
         raise ConfigError(f"--query-column and --item-column are both {options.item_column}")
-    if options.labels is None:
+    if not options.has_labels:
+        if options.label_length_normalization != "none":
+            raise ConfigError("--label-length-normalization needs --labels or --label-sequences")
         for flag in ("full_vocabulary", "item_first"):
             if getattr(options, flag):
                 raise ConfigError(f"--{flag.replace('_', '-')} needs --labels")
@@ -110,6 +126,8 @@ def _check_requests(options: BatchOptions, names_items: bool) -> None:
         "--query-column": options.query_column,
         "--item-column": names_items,
         "--labels": options.labels,
+        "--label-sequences": options.label_sequences,
+        "--label-length-normalization": options.label_length_normalization != "none",
         "--full-vocabulary": options.full_vocabulary,
         "--item-first": options.item_first,
         "--instruction": options.instruction,

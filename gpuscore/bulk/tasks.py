@@ -11,6 +11,7 @@ from gpuscore.arrays import Float64Array
 from gpuscore.bulk.options import BatchOptions
 from gpuscore.bulk.rows import BadTextRow, RowScoring, Settled, TextRow
 from gpuscore.errors import ConfigError, GpuscoreError
+from gpuscore.label_nodes import per_token
 from gpuscore.probabilities import label_scores, softmax
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
@@ -55,14 +56,14 @@ class TableTask:
     Args:
         width: number of scores of a row.
         build: makes the request of a group of rows; raises GpuscoreError.
-        scores: returns [rows, width] of a result.
+        scores: returns [rows, width] of a request's result.
     """
 
     def __init__(
         self,
         width: int,
         build: Callable[[Sequence[TextRow]], ScoreRequest],
-        scores: Callable[[ScoreResult], Float64Array],
+        scores: Callable[[ScoreRequest, ScoreResult], Float64Array],
     ) -> None:
         self.width = width
         self._build, self._scores = build, scores
@@ -84,7 +85,7 @@ class TableTask:
             yield Unit(part, request)
 
     def settle(self, unit: Unit, result: ScoreResult) -> Settled:
-        return RowScoring([row.number for row in unit.rows], self._scores(result))
+        return RowScoring([row.number for row in unit.rows], self._scores(unit.request, result))
 
     def failed(self, unit: Unit, error: GpuscoreError) -> Iterator[Unit | Settled]:
         if len(unit.rows) == 1:
@@ -119,26 +120,30 @@ def make_table_task(options: BatchOptions, model: LoadedModel) -> TableTask:
             columns.
         GpuscoreError: the labels are not valid for the model.
     """
-    if options.labels is None and model.prompts.family is not None:
+    if not options.has_labels and model.prompts.family is not None:
         return _family_task(options, model.prompts.family)
     if options.instruction is not None:
         raise ConfigError("--instruction is for prompt families, and the model has none")
     classes = model.engine.limits.classes
-    if options.labels is None and classes is None:
+    if not options.has_labels and classes is None:
         raise ConfigError("--labels is missing: the model belongs to no known prompt family")
-    return _labels_task(options, model.prompts.builder, classes)
+    return _labels_task(options, model.prompts.builder, classes or ())
 
 
 def _labels_task(
-    options: BatchOptions, builder: PromptBuilder, classes: Sequence[str] | None
+    options: BatchOptions, builder: PromptBuilder, classes: Sequence[str]
 ) -> TableTask:
-    labels = options.labels if options.labels is not None else tuple(classes or ())
-    known = list(labels) if options.labels is not None else None
-    numbers = None if known is not None else list(range(len(labels)))
-    need_lse = options.full_vocabulary
+    need_lse, mean = options.full_vocabulary, options.label_length_normalization == "mean"
 
     def given(first: str, items: Sequence[str]) -> ScoreInput:
-        return ScoreInput(first, items, labels=known, label_token_ids=numbers, need_lse=need_lse)
+        return ScoreInput(
+            first,
+            items,
+            labels=options.labels,
+            label_sequences=options.label_sequences,
+            label_token_ids=None if options.has_labels else range(len(classes)),
+            need_lse=need_lse,
+        )
 
     def build(rows: Sequence[TextRow]) -> ScoreRequest:
         first, items = rows[0].first, [row.rest for row in rows]
@@ -148,11 +153,13 @@ def _labels_task(
         assert request is not None  # noqa: S101  (there is a row)
         return request
 
-    def scores(result: ScoreResult) -> Float64Array:
-        return np.stack(label_scores(result, apply_softmax=not need_lse))
+    def scores(request: ScoreRequest, result: ScoreResult) -> Float64Array:
+        shown = per_token(result, request.trie) if mean else result
+        return np.stack(label_scores(shown, apply_softmax=not need_lse))
 
     builder.build(given("", []))  # checks the labels only
-    return TableTask(len(labels), build, scores)
+    width = len(options.labels or options.label_sequences or classes)
+    return TableTask(width, build, scores)
 
 
 def _family_task(options: BatchOptions, prompts: FamilyPrompts) -> TableTask:
@@ -169,10 +176,10 @@ def _family_task(options: BatchOptions, prompts: FamilyPrompts) -> TableTask:
         documents = [row.rest.decode() for row in rows]
         return prompts.build(RerankInput(query, documents, options.instruction)).request
 
-    def relevance(result: ScoreResult) -> Float64Array:
+    def relevance(_: ScoreRequest, result: ScoreResult) -> Float64Array:
         return family.relevance(prompts.raw_scores(result))[:, None]
 
-    def classes(result: ScoreResult) -> Float64Array:
+    def classes(_: ScoreRequest, result: ScoreResult) -> Float64Array:
         return softmax(np.stack(result.label_logits).astype(np.float64))
 
     if family.ranks:

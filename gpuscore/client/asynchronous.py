@@ -8,6 +8,8 @@ from gpuscore.call_options import (
     Items,
     LabelIds,
     Labels,
+    LabelSequences,
+    Normalization,
     ScoreOptions,
     Text,
 )
@@ -40,6 +42,8 @@ class AsyncClient(AsyncSender):
         *,
         labels: Labels = None,
         label_token_ids: LabelIds = None,
+        label_sequences: LabelSequences = None,
+        label_length_normalization: Normalization = "none",
         apply_softmax: bool = False,
         temperature: float = 1.0,
         item_first: bool = False,
@@ -54,6 +58,8 @@ class AsyncClient(AsyncSender):
         options = ScoreOptions(
             labels=labels,
             label_token_ids=label_token_ids,
+            label_sequences=label_sequences,
+            label_length_normalization=label_length_normalization,
             apply_softmax=apply_softmax,
             temperature=temperature,
             item_first=item_first,

@@ -58,6 +58,7 @@ _DEFAULTS = {
     "apply_softmax": False,
     "temperature": 1.0,
     "item_first": False,
+    "label_length_normalization": "none",
     "raw_scores": False,
     "truncate": False,
     "on_error": "fail",

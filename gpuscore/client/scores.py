@@ -7,7 +7,14 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from gpuscore.call_options import FamilyOptions, Ids, Items, ScoreOptions, Text
+from gpuscore.call_options import (
+    FamilyOptions,
+    Ids,
+    Items,
+    LabelSequences,
+    ScoreOptions,
+    Text,
+)
 from gpuscore.client.calls import Answer, Answered, ClientCall, Common, ListCall
 from gpuscore.client.options import RequestOptions, given
 from gpuscore.client.results import PairsResponse, RerankResponse, ScoreResponse
@@ -55,6 +62,8 @@ def score_call(
     asked = options.logprobs or None
     shared = {"query": text_or_ids(query)} | given(
         labels=options.labels if isinstance(options.labels, str | None) else list(options.labels),
+        label_sequences=_sequences(options.label_sequences),
+        label_length_normalization=options.label_length_normalization,
         apply_softmax=options.apply_softmax,
         temperature=options.temperature,
         item_first=options.item_first,
@@ -177,6 +186,10 @@ def pairs_call(
 
     body = Body(shared | more.fields, lists)
     return ListCall("/v1/score", body, _Pairs, more).call(limits, join)
+
+
+def _sequences(given: LabelSequences) -> list[list[int]] | None:
+    return None if given is None else [token_ids(ids) for ids in given]
 
 
 def _numbers(values: Sequence[float | None]) -> Any:

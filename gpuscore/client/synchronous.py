@@ -8,6 +8,8 @@ from gpuscore.call_options import (
     Items,
     LabelIds,
     Labels,
+    LabelSequences,
+    Normalization,
     ScoreOptions,
     Text,
 )
@@ -52,6 +54,8 @@ class Client(Sender):
         *,
         labels: Labels = None,
         label_token_ids: LabelIds = None,
+        label_sequences: LabelSequences = None,
+        label_length_normalization: Normalization = "none",
         apply_softmax: bool = False,
         temperature: float = 1.0,
         item_first: bool = False,
@@ -67,8 +71,8 @@ class Client(Sender):
         Args:
             query: the text or token ids that all items share.
             items: texts if the query is a text, lists of token ids if it is one.
-            labels, label_token_ids, apply_softmax, temperature, item_first, logprobs, on_error: as
-                in `Scorer.score`.
+            labels, label_token_ids, label_sequences, label_length_normalization, apply_softmax,
+                temperature, item_first, logprobs, on_error: as in `Scorer.score`.
             model, priority, cache_salt, request_id: see `RequestOptions`.
 
         Raises:
@@ -78,6 +82,8 @@ class Client(Sender):
         options = ScoreOptions(
             labels=labels,
             label_token_ids=label_token_ids,
+            label_sequences=label_sequences,
+            label_length_normalization=label_length_normalization,
             apply_softmax=apply_softmax,
             temperature=temperature,
             item_first=item_first,

@@ -297,6 +297,7 @@ class RequestLimits:
 
     max_items: int = option(10000, "most items of one request", minimum=1)
     max_labels: int = option(128, "most labels of one item", minimum=1)
+    max_label_tokens: int = option(32, "most tokens of one label", minimum=1, metavar="TOKENS")
     max_request_tokens: int = option(
         1048576, "most tokens of a request; shared ones count once", minimum=1, metavar="TOKENS"
     )

@@ -43,29 +43,34 @@ def _add_share(
             labels = request.query_labels[start:stop]
             segment = replace(segment, label_ids=labels, need_lse=request.need_lse, every_row=True)
         parent = segments.add(segment)
-    ids, of_items = request.item_ids, request.label_ids
-    lse, every = request.need_lse, request.every_position
-    first = segments.add_like(
-        Segment(NO_TOKENS, job.cut, row, parent, need_lse=lse, every_row=every),
-        [ids[item] for item in share.items],
-        [of_items[item] for item in share.items],
-    )
     if request.parents is not None:
-        _join_families(share, request.parents, segments, first)
+        _add_families(share, request.parents, row, parent, segments)
+    else:
+        lse, every = request.need_lse, request.every_position
+        segments.add_like(
+            Segment(NO_TOKENS, job.cut, row, parent, need_lse=lse, every_row=every),
+            [request.item_ids[item] for item in share.items],
+            [request.label_ids[item] for item in share.items],
+        )
     if share.long is not None:
         _add_long_chunk(share, limits, segments, prefixes)
 
 
-def _join_families(share: Share, parents: Int32Array, segments: SegmentColumns, first: int) -> None:
-    """Put the share's items, which are segments from `first` on, below their parents."""
-    labels = share.job.request.label_ids
-    place = {item: first + index for index, item in enumerate(share.items)}
-    for item, index in place.items():
-        if not len(labels[item]):
-            segments.label_ids[index], segments.need_lse[index] = None, False
-        if (parent := int(parents[item])) >= 0:
-            above = segments.parent[index] = place[parent]
-            segments.start[index] = segments.start[above] + len(segments.token_ids[above])
+def _add_families(
+    share: Share, parents: Int32Array, row: int, query: int, segments: SegmentColumns
+) -> None:
+    """Add the share's items, each below its parent or the query's segment."""
+    request, place = share.job.request, dict[int, int]()
+    every = request.every_position
+    for item, above in zip(share.items, parents[share.items].tolist(), strict=True):
+        start, parent = share.job.cut, query
+        if above >= 0:
+            parent = place[above]
+            start = segments.start[parent] + len(segments.token_ids[parent])
+        labels = request.label_ids[item] if len(request.label_ids[item]) else None
+        lse = request.need_lse and labels is not None
+        segment = Segment(request.item_ids[item], start, row, parent, None, labels, lse, every)
+        place[item] = segments.add(segment)
 
 
 def _add_long_chunk(

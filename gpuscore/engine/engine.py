@@ -17,6 +17,7 @@ from gpuscore.engine.runner import Runner
 from gpuscore.engine.same_bits import check_same_bits
 from gpuscore.engine.ticket import Progress, Ticket
 from gpuscore.errors import GpuscoreError, InsufficientMemory, InvalidRequest, Unavailable
+from gpuscore.label_nodes import with_nodes
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.stats import EngineStats
@@ -127,15 +128,17 @@ class Engine:
     ) -> "list[Future[ScoreResult] | GpuscoreError]":
         outcomes: list[Future[ScoreResult] | GpuscoreError] = []
         arrived = self.clock()
+        forms = [with_nodes(request, self.limits) for request in requests]
         with self._condition:
-            for request in requests:
+            for request, form in zip(requests, forms, strict=True):
                 try:
-                    self._admit(request)
+                    self._admit(request, form)
                 except GpuscoreError as error:
                     outcomes.append(error)
                     continue
                 future: Future[ScoreResult] = Future()
-                self._inbox.append(Ticket(request, future, progress, arrived))
+                ticket = Ticket(form, future, progress, arrived, trie=request.trie)
+                self._inbox.append(ticket)
                 outcomes.append(future)
             self._condition.notify()
         for request, outcome in zip(requests, outcomes, strict=True):
@@ -143,17 +146,18 @@ class Engine:
                 outcome.add_done_callback(partial(self._leave, request))
         return outcomes
 
-    def _admit(self, request: ScoreRequest) -> None:
+    def _admit(self, request: ScoreRequest, form: ScoreRequest) -> None:
+        """Admit a request that is computed in this form."""
         if request.every_position and request.parents is not None:
             raise InvalidRequest("every position is scored of whole prompts only, without parents")
-        if (size := request.largest_family) > self.limits.max_tokens:
+        if (size := form.largest_family) > self.limits.max_tokens:
             raise InvalidRequest(
                 f"items that continue each other have {size} tokens together, the limit is "
                 f"{self.limits.max_tokens} (--max-batch-tokens)"
             )
-        if not self._runner.scheduler.fits(request):
+        if not self._runner.scheduler.fits(form):
             raise InsufficientMemory(
-                f"the request's {len(request.query_ids)} shared tokens and longest item need more "
+                f"the request's {len(form.query_ids)} shared tokens and longest item need more "
                 f"than the {self.limits.num_pages * self.limits.page_size} tokens of KV cache"
             )
         if not self.alive:

@@ -147,7 +147,7 @@ class Runner:
         self.tally.nonfinite_rows += rows
         for item in broken:
             if work.alone or item in job.retried:
-                self._fail(job, _nonfinite(self._tickets[job].item_of(item)))
+                self._fail(job, _nonfinite(self._tickets[job].callers_item(item)))
                 return
             of_long = share.long is not None and item == share.long[0]
             if item == QUERY or (job.request.every_position and of_long):
@@ -164,7 +164,7 @@ class Runner:
             return
         if ticket.progress is not None:
             try:
-                ticket.progress(ticket.request.num_rows - ticket.rows_left)
+                ticket.progress(ticket.done)
             except Exception as error:  # noqa: BLE001  (the caller's code: fails only its request)
                 failed = InternalError("the progress callback failed")
                 failed.__cause__ = _outside(error)

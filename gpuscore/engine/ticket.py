@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress, pairwise
 
 import numpy as np
 
-from gpuscore.arrays import NO_TOKENS, BoolArray, Float32Array, Int32Array
+from gpuscore.arrays import BoolArray, Float32Array, Int32Array
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.engine.jobs import QUERY, Share
 from gpuscore.engine.pages import PageRows
-from gpuscore.engine.positions import Positions
+from gpuscore.engine.positions import Places, Positions
 from gpuscore.engine.trees import SharedItems
+from gpuscore.label_nodes import added_up
+from gpuscore.label_trie import LabelTrie
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
 
 Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
@@ -22,7 +24,10 @@ NOTHING: Float32Array = np.empty(0, dtype=np.float32)
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request in the engine: its future, its times, and the rows that have arrived."""
+    """A request in the engine: its future, its times, and the rows that have arrived.
+
+    With `trie` some of the request's items are nodes of its labels (`label_nodes`).
+    """
 
     request: ScoreRequest
     future: "Future[ScoreResult]"
@@ -31,6 +36,7 @@ class Ticket:
     planned: float | None = None
     launched: float | None = None
     shared: SharedItems | None = None  # the tree that is computed in place of the request's items
+    trie: LabelTrie | None = None
     computed_tokens: int = 0
     rows_left: int = field(init=False)
     label_logits: list[Float32Array] = field(init=False)
@@ -47,10 +53,8 @@ class Ticket:
             self.rows_left = sum(1 for labels in request.label_ids if len(labels))
         self.label_logits = [NOTHING] * len(request.item_ids)
         self.lse = np.full(count, np.nan, dtype=np.float32)
-        self.top_ids, self.top_logits = NO_TOKENS, NOTHING
-        if request.num_top:
-            self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
-            self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
+        self.top_ids = np.full((count, request.num_top), -1, dtype=np.int32)
+        self.top_logits = np.full((count, request.num_top), np.nan, dtype=np.float32)
         self.position_logits = NOTHING
         if request.every_position:
             self.position_logits = np.empty(count, np.float32)
@@ -110,6 +114,19 @@ class Ticket:
         if stop:
             self.rows_left -= self.positions.arrived(np.arange(stop, dtype=np.int32))
 
+    def callers_item(self, computed: int) -> int:
+        """Return the caller's item of an item of `computed`, which may be a node below it."""
+        return self.item_of(computed) // self._rows_per_item
+
+    @property
+    def done(self) -> int:
+        """Number of rows that have arrived; with a trie, of the caller's items."""
+        return (self.request.num_rows - self.rows_left) // self._rows_per_item
+
+    @property
+    def _rows_per_item(self) -> int:
+        return 1 if self.trie is None else self.trie.num_rows
+
     def take(
         self, share: Share, batch: PackedBatch, first_row: int, scores: RowScores
     ) -> tuple[list[int], int]:
@@ -122,19 +139,21 @@ class Ticket:
         rows = slice(first_row, first_row + share.num_rows)
         bounds = batch.cu_labels[rows.start : rows.stop + 1]
         fine = self._finite(scores, rows, bounds)
+        broken: list[int] = []
+        kept: BoolArray | Places = fine
         if self.request.every_position:
             broken, kept, places = self.positions.of(share, fine)
             self.position_logits[places] = scores.label_logits[bounds[0] : bounds[-1]][kept]
             self.rows_left -= self.positions.arrived(places)
         else:
-            computed, broken = share.scored, list[int]()
             if np.count_nonzero(fine) < len(fine):
-                broken = [item for item, good in zip(computed, fine, strict=True) if not good]
-            items = computed
+                scored = zip(share.scored, fine, strict=True)
+                broken = [item for item, good in scored if not good]
+            items = share.scored
             if self.shared is not None:
-                items = [self.shared.origin[item] for item in computed]
+                items = [self.item_of(item) for item in share.scored]
             self._take_ends(items, scores.label_logits, bounds, fine)
-            kept, places = fine.nonzero()[0], np.array(items, dtype=np.int64)[fine]
+            places = np.array(items, dtype=np.int64)[fine]
         if scores.lse is not None:
             self.lse[places] = scores.lse[rows][kept]
         if self.request.num_top and scores.top_ids is not None and scores.top_logits is not None:
@@ -149,7 +168,7 @@ class Ticket:
         if request.parents is not None:
             self._clear_unscored()
         assert planned is not None and launched is not None  # noqa: S101, PT018  (it was launched)
-        return ScoreResult(
+        result = ScoreResult(
             label_logits=tuple(self.label_logits),
             lse=self.lse if request.need_lse else None,
             top_ids=self.top_ids if request.num_top else None,
@@ -161,6 +180,20 @@ class Ticket:
                 device=done - launched,
             ),
         )
+        if self.trie is None:
+            return result
+        prompts = max(0, self.computed_tokens - self._label_tokens(self.trie))
+        return added_up(replace(result, computed_tokens=prompts), self.trie)
+
+    def _label_tokens(self, trie: LabelTrie) -> int:
+        """Return the tokens of `computed` that are none of a prompt's: those of nodes.
+
+        With a node that is a whole prompt, the item's tokens stand there again.
+        """
+        items = sum(map(len, self.request.item_ids[:: trie.num_rows]))
+        every = sum(map(len, self.computed.item_ids))
+        nodes = len(self.request.item_ids) // trie.num_rows * trie.num_nodes
+        return every - min(items, every - nodes)
 
     def _clear_unscored(self) -> None:
         """Set the rows of items without labels, which nothing has computed, to zero."""

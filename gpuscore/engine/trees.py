@@ -5,11 +5,13 @@ becomes an item of its own without labels, which they continue; it may again con
 radix tree; Morrison, 1968). If every position is scored, a beginning is shared as far as the labels
 are equal, too, and keeps them: its rows are computed once for all items that begin so.
 
+Items may have descendants already, as the nodes of labels are; these stay below them.
+
 A prefix costs one more pass of attention over all rows below it. `bench/shared_prefixes.py`, whose
 figures are in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,7 +39,7 @@ def share_prefixes(request: ScoreRequest, max_tokens: int) -> SharedItems | None
     Families get at most `max_tokens` tokens, so a prefix is computed again for each of several
     families that share it.
     """
-    if request.parents is not None or not _may_share(request):
+    if not _may_share(request):
         return None
     tree = _Tree(request, max_tokens)
     tree.add_all()
@@ -67,8 +69,15 @@ def without_trees(request: ScoreRequest) -> SharedItems | None:
 
 def _may_share(request: ScoreRequest) -> bool:
     """True if two items have the same first LEAST tokens and more; cheap if none have."""
-    heads = [item[:LEAST].tobytes() for item in request.item_ids if len(item) > LEAST]
+    heads = [item[:LEAST].tobytes() for item in _heads(request) if len(item) > LEAST]
     return len(set(heads)) < len(heads)
+
+
+def _heads(request: ScoreRequest) -> Sequence[Int32Array]:
+    """Return the first item of each family."""
+    if request.parents is None:
+        return request.item_ids
+    return [request.item_ids[item] for item in np.flatnonzero(request.parents < 0).tolist()]
 
 
 class _Tree:
@@ -79,7 +88,8 @@ class _Tree:
         self.labels: list[Int32Array] = []
         self.parents: list[int] = []
         self.origin: list[int] = []
-        self._request, given = request, request.item_ids
+        given = _heads(request)
+        self._request, self._families = request, request.families()
         # Of ids, which are not negative, big-endian bytes sort as the ids do.
         self._order = sorted(range(len(given)), key=lambda i: given[i].astype(">i4").tobytes())
         self._sorted = [given[i] for i in self._order]
@@ -120,13 +130,13 @@ class _Tree:
         while waiting:
             start, stop, depth, parent, level = waiting.pop()
             if stop - start == 1:
-                self._append(start, slice(depth, None), parent)
+                self._append_family(start, depth, parent)
                 continue
             shared = self._shared(start, stop)
             if level == MAX_DEPTH:
                 parts = [(one, one + 1) for one in range(start, stop)]
             elif self._pays(start, stop, depth, shared):
-                self._append(start, slice(depth, shared), parent, prefix=True)
+                self._append_prefix(start, slice(depth, shared), parent)
                 depth, parent, level = shared, len(self.items) - 1, level + 1
                 parts = [*self._runs(start, stop, depth + LEAST)]
             else:  # fewer neighbours may share more
@@ -145,18 +155,31 @@ class _Tree:
         common = int(self._common[start + 1 : stop].min())
         return min(common, int(self._lengths[start:stop].min()) - 1)
 
-    def _append(self, place: int, part: slice, parent: int, *, prefix: bool = False) -> None:
-        """Add these tokens of a sorted item: its last ones, or a prefix."""
-        origin = self._order[place]
-        labels = self._request.label_ids[origin]
+    def _append_family(self, place: int, depth: int, parent: int) -> None:
+        """Add a sorted item without its first `depth` tokens, and its descendants."""
+        head, *others = self._families[self._order[place]]
+        shift, labels = len(self.items) - head, self._request.label_ids[head]
         if self._request.every_position:
-            labels = labels[part]
-        elif prefix:
-            labels = NO_TOKENS
-        self.items.append(self._sorted[place][part])
+            labels = labels[depth:]
+        self._append(self._sorted[place][depth:], labels, parent, head)
+        for item in others:
+            assert self._request.parents is not None  # noqa: S101  (there are descendants)
+            above = int(self._request.parents[item]) + shift
+            tokens, labels = self._request.item_ids[item], self._request.label_ids[item]
+            self._append(tokens, labels, above, item)
+
+    def _append_prefix(self, place: int, part: slice, parent: int) -> None:
+        """Add these tokens of a sorted item as a prefix."""
+        labels = NO_TOKENS
+        if self._request.every_position:
+            labels = self._request.label_ids[self._order[place]][part]
+        self._append(self._sorted[place][part], labels, parent, -1)
+
+    def _append(self, tokens: Int32Array, labels: Int32Array, parent: int, origin: int) -> None:
+        self.items.append(tokens)
         self.labels.append(labels)
         self.parents.append(parent)
-        self.origin.append(-1 if prefix else origin)
+        self.origin.append(origin)
 
 
 def _common(one: Int32Array, other: Int32Array) -> int:

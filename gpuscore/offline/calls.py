@@ -17,6 +17,7 @@ from gpuscore.item_errors import (
     scored_places,
     spread,
 )
+from gpuscore.label_nodes import per_token
 from gpuscore.probabilities import check_temperature, label_logprobs, label_mass, label_scores
 from gpuscore.prompts.classes import Classes, ClassifyInput, build_classes
 from gpuscore.prompts.model import ModelPrompts
@@ -56,6 +57,7 @@ def score_call(
     prompts: ModelPrompts, query: Text, items: Items, options: ScoreOptions
 ) -> Call[Scores]:
     check_temperature(options.temperature, options.apply_softmax)
+    mean = _is_mean(options.label_length_normalization)
     _no_single_text(options.labels, "labels")
     errors = ItemErrors() if check_on_error(options.on_error) else None
     read = _items(items, query, errors)
@@ -64,12 +66,15 @@ def score_call(
         items=read,
         labels=options.labels,
         label_token_ids=options.label_token_ids,  # type: ignore[arg-type]  # arrays are sequences
+        label_sequences=options.label_sequences,  # type: ignore[arg-type]
         item_first=options.item_first,
         need_lse=options.logprobs or not options.apply_softmax,
     )
     builder = prompts.builder
     request = builder.build(given) if errors is None else builder.build_rest(given, errors)
     failed = errors.listed() if errors else ()
+    if options.logits and request is not None and request.trie is not None:
+        raise InvalidRequest("labels of several tokens have no logits", param="logits")
 
     def table(rows: Sequence[Float64Array | Float32Array]) -> Float64Array:
         return rectangle(spread(rows, failed, len(read)), len(options.names))
@@ -80,9 +85,10 @@ def score_call(
         logprobs, mass = scores, None
         if request is not None and result is not None:
             softmax, temperature = options.apply_softmax, options.temperature
-            scores = label_scores(result, apply_softmax=softmax, temperature=temperature)
+            shown = per_token(result, request.trie) if mean else result
+            scores = label_scores(shown, apply_softmax=softmax, temperature=temperature)
             if options.logprobs:
-                logprobs, mass = label_logprobs(result), label_mass(result, request.label_ids)
+                logprobs, mass = label_logprobs(result), label_mass(result, request)
             logits = result.label_logits
         return Scores(
             scores=table(scores),
@@ -250,6 +256,13 @@ def _refuse(index: int, message: str, errors: ItemErrors | None) -> None:
     if errors is None:
         raise error
     errors.add(index, error)
+
+
+def _is_mean(normalization: str) -> bool:
+    if normalization not in ("none", "mean"):
+        name = "label_length_normalization"
+        raise InvalidRequest(f'{name} must be "none" or "mean"', param=name)
+    return normalization == "mean"
 
 
 def _no_single_text(given: object, name: str) -> None:

@@ -29,7 +29,7 @@ def decide_call(
     def finish(result: ScoreResult | None) -> list[Decision]:
         assert result is not None  # noqa: S101  (there is a question)
         rows = label_scores(result, apply_softmax=True)
-        masses = label_mass(result, request.label_ids).tolist()
+        masses = label_mass(result, request).tolist()
         return [
             _decision(question, row.tolist(), mass)
             for question, row, mass in zip(questions, rows, masses, strict=True)

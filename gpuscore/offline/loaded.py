@@ -12,7 +12,10 @@ from gpuscore.hub import model_directory
 from gpuscore.prompts.model import ModelFiles
 
 _UNLIMITED = RequestLimits(
-    max_items=sys.maxsize, max_labels=sys.maxsize, max_request_tokens=sys.maxsize
+    max_items=sys.maxsize,
+    max_labels=sys.maxsize,
+    max_label_tokens=sys.maxsize,
+    max_request_tokens=sys.maxsize,
 )
 # Callers in this process wait for their own calls; none is refused.
 _NO_QUEUE_LIMIT = EngineConfig(

@@ -95,6 +95,7 @@ def build_classes(
         query="",
         items=given.texts,
         labels=given.labels,
+        one_token=True,
         label_token_ids=None if given.labels is not None else range(len(labels)),
         need_lse=given.need_lse,
         priority=given.priority,

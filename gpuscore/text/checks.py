@@ -18,10 +18,18 @@ FEW = 16  # up to this many ids are checked one by one
 
 
 class PromptChecks:
-    """The checks of one model's prompts and ids."""
+    """The checks of one model's prompts and ids.
 
-    def __init__(self, backend: BackendLimits) -> None:
+    Args:
+        backend: the model's limits.
+        after: tokens of a label that must fit the context after a prompt.
+    """
+
+    def __init__(self, backend: BackendLimits, after: int = 0) -> None:
         self.backend = backend
+        self.limit = max(0, backend.max_model_len - after)  # tokens of a prompt
+        labels = f", less {after} for the labels" if after else ""
+        self._limit_text = f"the limit is {backend.max_model_len}{labels}"
 
     def checked(
         self,
@@ -72,11 +80,9 @@ class PromptChecks:
         param = f"{name}[{index}]"
         if length == 0:
             raise EmptyPrompt(f"{param} gives a prompt of 0 tokens", param=param)
-        if length > self.backend.max_model_len:
+        if length > self.limit:
             raise PromptTooLong(
-                f"{param} gives a prompt of {length} tokens, "
-                f"the limit is {self.backend.max_model_len}",
-                param=param,
+                f"{param} gives a prompt of {length} tokens, {self._limit_text}", param=param
             )
 
     @contextmanager
@@ -86,8 +92,7 @@ class PromptChecks:
             yield
         except OverLimit as over:
             raise PromptTooLong(
-                f"{param} gives a prompt of at least {over.least} tokens, "
-                f"the limit is {self.backend.max_model_len}",
+                f"{param} gives a prompt of at least {over.least} tokens, {self._limit_text}",
                 param=param,
             ) from None
 
@@ -95,7 +100,7 @@ class PromptChecks:
         """Return valid token ids as int32 [n]; raise an error that names an invalid one."""
         return self._ids(values, param, self.backend.vocab_rows, "token id")
 
-    def label_ids(self, values: Sequence[int], param: str) -> Int32Array:
+    def label_ids(self, values: Sequence[int] | Int32Array, param: str) -> Int32Array:
         """Return valid labels as int32 [n]; raise an error that names an invalid one."""
         what = "token id" if self.backend.classes is None else "class"
         return self._ids(values, param, self.backend.label_rows, what)

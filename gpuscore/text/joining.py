@@ -14,32 +14,39 @@ from gpuscore.errors import (
     InvalidRequest,
     PromptTooLong,
     TooManyItems,
-    TooManyLabels,
     TooManyTokens,
 )
 from gpuscore.item_errors import ItemErrors, ItemsRefused
+from gpuscore.label_nodes import most_tokens
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest
 from gpuscore.text.checks import PromptChecks, PromptsFrom
-from gpuscore.text.classes import class_ids
 from gpuscore.text.factoring import common_prefix, factor, split, stop_over
 from gpuscore.text.ids import factor_ids
+from gpuscore.text.labels import LabelReader
 from gpuscore.text.pieces import is_long
 from gpuscore.text.score_input import ScoreInput, lists_of
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import ALONE, Turns
 
-Labels = tuple[Int32Array, ...]  # the label ids of every item
-
 
 class PromptBuilder:
-    """The builder of one model's requests, with its tokenizer and the limits on a request."""
+    """The builder of one model's requests, with its tokenizer and the limits on a request.
+
+    Args:
+        after: tokens of a label that must fit the context after a prompt.
+    """
 
     def __init__(
-        self, encoder: TextEncoder | None, backend: BackendLimits, limits: RequestLimits
+        self,
+        encoder: TextEncoder | None,
+        backend: BackendLimits,
+        limits: RequestLimits,
+        after: int = 0,
     ) -> None:
         self.encoder, self.backend, self.limits = encoder, backend, limits
-        self.checks = PromptChecks(backend)
+        self.checks = PromptChecks(backend, after)
+        self._labels = LabelReader(encoder, self.checks, limits)
 
     def build(
         self,
@@ -100,18 +107,25 @@ class PromptBuilder:
     ) -> ScoreRequest | None:
         """Return the request; raise ItemsRefused once `errors` has those of all items."""
         _at_most(TooManyItems, "items", len(given.items), self.limits.max_items)
-        labels = self._labels(given, default_labels, turns)
+        labels, trie = self._labels.read(given, default_labels, turns)
         if not given.items:
             return None
-        parts = None if given.is_text or errors else self._ids_at_once(given)
-        if parts is None:
-            parts = self._one_by_one(given, turns, errors)
-        query, items = parts
-        request = ScoreRequest(
-            query, items, labels, need_lse=given.need_lse, priority=given.priority
-        )
-        _at_most(TooManyTokens, "items", request.num_tokens, self.limits.max_request_tokens)
+        before = self
+        if trie is not None:  # the last token of a label is not computed
+            before = PromptBuilder(self.encoder, self.backend, self.limits, trie.longest - 1)
+        query, items = before._prompts(given, turns, errors)
+        need_lse, priority = given.need_lse or trie is not None, given.priority
+        request = ScoreRequest(query, items, labels, need_lse, priority=priority, trie=trie)
+        tokens = most_tokens(request, self.backend)
+        _at_most(TooManyTokens, "items", tokens, self.limits.max_request_tokens)
         return request
+
+    def _prompts(
+        self, given: ScoreInput, turns: Turns, errors: ItemErrors | None
+    ) -> tuple[Int32Array, tuple[Int32Array, ...]]:
+        """Return the query and the items."""
+        parts = None if given.is_text or errors else self._ids_at_once(given)
+        return self._one_by_one(given, turns, errors) if parts is None else parts
 
     def _one_by_one(
         self, given: ScoreInput, turns: Turns, errors: ItemErrors | None
@@ -166,9 +180,9 @@ class PromptBuilder:
             query, items = factor(checked, num_shared, most, name)
         lists = lists_of(label_ids)
         labels = (
-            tuple(self._label_array(ids, name) for ids in lists)
+            tuple(self._labels.array(ids, name) for ids in lists)
             if lists
-            else self._same_labels(label_ids, num_prompts)  # type: ignore[arg-type]
+            else self._labels.same(label_ids, num_prompts)  # type: ignore[arg-type]
         )
         request = ScoreRequest(query, items, labels, need_lse=need_lse, priority=priority)
         _at_most(TooManyTokens, name, request.num_tokens, self.limits.max_request_tokens)
@@ -217,33 +231,6 @@ class PromptBuilder:
         """Raise TooManyItems if `count` is over the limit; called before any work on the items."""
         _at_most(TooManyItems, name, count, self.limits.max_items)
 
-    def _labels(self, given: ScoreInput, default: Sequence[int] | None, turns: Turns) -> Labels:
-        """Return the label ids of every item."""
-        if given.labels is not None:
-            _at_most(TooManyLabels, "labels", len(given.labels), self.limits.max_labels)
-            return self._same_labels(self._named(given.labels, turns), len(given.items))
-        given.check_labels(default)
-        ids_or_lists = given.label_token_ids if given.label_token_ids is not None else default or ()
-        lists = lists_of(ids_or_lists)
-        if not lists:
-            return self._same_labels(list(ids_or_lists), len(given.items))  # type: ignore[arg-type]
-        return tuple(
-            self._label_array(ids, f"label_token_ids[{index}]") for index, ids in enumerate(lists)
-        )
-
-    def _named(self, labels: Sequence[str], turns: Turns) -> list[int]:
-        """Return the labels' tokens, or for a classification model their classes."""
-        if self.backend.classes is None:
-            return self.need_encoder("labels").label_ids(labels, turns)
-        return class_ids(labels, self.backend.classes)
-
-    def _same_labels(self, ids: Sequence[int], num_items: int) -> Labels:
-        return (self._label_array(ids, "label_token_ids"),) * num_items
-
-    def _label_array(self, ids: Sequence[int], param: str) -> Int32Array:
-        _at_most(TooManyLabels, param, len(ids), self.limits.max_labels)
-        return self.checks.label_ids(ids, param)
-
     def _ids_at_once(self, given: ScoreInput) -> tuple[Int32Array, tuple[Int32Array, ...]] | None:
         """Return the same as `factor`, by a faster way; None if that does not apply."""
         size = len(given.query) + sum(map(len, given.items))
@@ -255,7 +242,7 @@ class PromptBuilder:
             given.query,  # type: ignore[arg-type]
             given.items,  # type: ignore[arg-type]
             vocab_rows=self.backend.vocab_rows,
-            max_len=self.backend.max_model_len,
+            max_len=self.checks.limit,
         )
 
     def _id_prompts(self, given: ScoreInput, errors: ItemErrors | None) -> tuple[PromptsFrom, int]:
@@ -276,7 +263,7 @@ class PromptBuilder:
 
     def _text_prompts(self, given: ScoreInput, turns: Turns) -> tuple[PromptsFrom, int]:
         """Return the prompts, and the query's tokens in a single prompt."""
-        encoder, limit = self.need_encoder("items"), self.backend.max_model_len
+        encoder, limit = self.need_encoder("items"), self.checks.limit
         query: str = given.query or ""  # type: ignore[assignment]
         items: Sequence[str] = given.items  # type: ignore[assignment]
 
@@ -294,7 +281,7 @@ class PromptBuilder:
         if not given.is_text:
             return max(0, len(given.query) - 1)
         query: str = given.query  # type: ignore[assignment]
-        shared = self.need_encoder("items").num_shared(query, turns, self.backend.max_model_len)
+        shared = self.need_encoder("items").num_shared(query, turns, self.checks.limit)
         return max(0, shared - 1)
 
     def _check_query(self, given: ScoreInput, turns: Turns) -> None:
@@ -302,7 +289,9 @@ class PromptBuilder:
         if not len(given.query):
             return
         nothing: list[str | list[int]] = [""] if given.is_text else [[]]
-        alone = replace(given, items=nothing, labels=None, label_token_ids=[0])
+        whole = given.labels is not None or given.label_sequences is not None
+        labels = None if whole else [0]  # there may be a list for each item
+        alone = replace(given, items=nothing, label_token_ids=labels)
         try:
             self._build(alone, turns, None, None)
         except PromptTooLong as error:
@@ -318,5 +307,5 @@ class PromptBuilder:
 
 def _at_most(error: type[GpuscoreError], param: str, count: int, limit: int) -> None:
     if count > limit:
-        what = {"TooManyTokens": "tokens", "TooManyItems": "items"}.get(error.__name__, "labels")
+        what = "tokens" if error is TooManyTokens else "items"
         raise error(f"{count} {what}, the limit is {limit}", param=param)

@@ -14,9 +14,10 @@ class ScoreInput:
     """A caller's request with fields that fit together; their values are checked later.
 
     `query` and `items` are both text or both token ids; an empty query fits either. Without
-    `label_token_ids` and `labels` the model's default labels are meant.
+    `label_token_ids`, `labels` and `label_sequences` the model's default labels are meant.
 
     Attributes:
+        one_token: each of `labels` must be exactly one token.
         is_text: True if there is any text; False for token ids, and if all is empty.
 
     Raises:
@@ -28,6 +29,8 @@ class ScoreInput:
     items: Sequence[str | list[int]]
     label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None
     labels: Sequence[str] | None = None
+    label_sequences: Sequence[Sequence[int]] | None = None
+    one_token: bool = False
     item_first: bool = False
     need_lse: bool = True
     priority: int = 0
@@ -39,7 +42,8 @@ class ScoreInput:
 
     def check_labels(self, default: Sequence[int] | None) -> None:
         """Raise MissingLabels if neither the request nor the model names labels."""
-        if self.labels is None and self.label_token_ids is None and default is None:
+        given = (self.labels, self.label_token_ids, self.label_sequences, default)
+        if all(labels is None for labels in given):
             raise MissingLabels("label_token_ids or labels is required", param="label_token_ids")
 
     def checked(self, errors: ItemErrors) -> "ScoreInput":
@@ -70,11 +74,15 @@ def _is_text(given: ScoreInput) -> bool:
 
 
 def _check_label_fields(given: ScoreInput) -> None:
-    if given.labels is not None and given.label_token_ids is not None:
-        raise InvalidRequest("labels and label_token_ids exclude each other", param="labels")
+    fields = ("labels", "label_sequences", "label_token_ids")
+    named = [name for name in fields if getattr(given, name) is not None]
+    if len(named) > 1:
+        raise InvalidRequest(f"{' and '.join(named)} exclude each other", param=named[0])
     if given.labels is not None:
         _some_label(given.labels, "labels")
         return
+    if given.label_sequences is not None:
+        _check_sequences(given.label_sequences)
     if given.label_token_ids is None:
         return
     _some_label(given.label_token_ids, "label_token_ids")
@@ -91,6 +99,18 @@ def _check_label_fields(given: ScoreInput) -> None:
         )
     for index, ids in enumerate(lists):
         _some_label(ids, f"label_token_ids[{index}]")
+
+
+def _check_sequences(sequences: Sequence[Sequence[int]]) -> None:
+    _some_label(sequences, "label_sequences")
+    if len(lists_of(sequences)) < len(sequences):
+        raise InvalidRequest(
+            "label_sequences must be lists of integers, one per label", param="label_sequences"
+        )
+    for index, ids in enumerate(sequences):
+        if not len(ids):
+            param = f"label_sequences[{index}]"
+            raise EmptyLabels(f"{param} must hold at least one token id", param=param)
 
 
 def lists_of(labels: Sequence[int] | Sequence[Sequence[int]]) -> list[Sequence[int]]:

@@ -9,15 +9,13 @@ from tokenizers import Encoding, Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from gpuscore.arrays import NO_TOKENS, Int32Array
-from gpuscore.errors import ConfigError, InternalError, InvalidRequest, LabelNotSingleToken
+from gpuscore.errors import ConfigError, InternalError, InvalidRequest
 from gpuscore.model_files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import find_boundaries
 from gpuscore.text.declared import refuse_other_ids
-from gpuscore.text.labels import single_token
 from gpuscore.text.least import find_least_tokens
 from gpuscore.text.pieces import (
     PIECE_CHARS,
-    OverLimit,
     batches,
     beside,
     check_limit,
@@ -212,6 +210,10 @@ class TextEncoder:
         (ids,) = self._ids([text], False, turns, limit)
         return ids
 
+    def plain(self, texts: Sequence[str], turns: Turns, limit: int) -> Iterator[Int32Array]:
+        """Yield the ids of each text, without special tokens; long ones may raise OverLimit."""
+        return self._ids(texts, False, turns, limit)
+
     def first_tokens(self, text: str, count: int, turns: Turns = ALONE) -> str:
         """Return the part of a text that its first `count` tokens cover; `count` is at least 1.
 
@@ -253,24 +255,6 @@ class TextEncoder:
         """The texts of the special tokens."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special]
-
-    def label_ids(self, labels: Sequence[str], turns: Turns = ALONE) -> list[int]:
-        """Return the token id of each label, without special tokens.
-
-        Raises:
-            LabelNotSingleToken: a label is not exactly one token; the message has its ids, unless
-                the label is very long.
-        """
-        found: list[int] = []
-        try:
-            for tokens in self._ids(labels, False, turns, limit=1):
-                found.append(single_token(tokens, f"labels[{len(found)}]"))
-        except OverLimit as over:
-            param = f"labels[{len(found)}]"
-            raise LabelNotSingleToken(
-                f"{param} is at least {over.least} tokens, it must be exactly one", param=param
-            ) from None
-        return found
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         try:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from gpuscore.arrays import Float32Array, Int32Array
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, InternalError
+from gpuscore.label_trie import LabelTrie
 from gpuscore.limits import BackendLimits
 from gpuscore.log import LogFormat
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
@@ -59,6 +60,7 @@ class Score(Message, frozen=True):
     every_position: bool
     parents: bytes | None  # int32 [N]
     query_labels: bytes | None  # int32 [cut]
+    sequences: tuple[tuple[Natural, ...], ...] | None  # of labels of several tokens
 
 
 class Cancel(Message, frozen=True):
@@ -176,6 +178,7 @@ def score_message(id: int, request: ScoreRequest) -> Score:
         request.every_position,
         None if request.parents is None else _int_bytes(request.parents),
         None if request.query_labels is None else _int_bytes(request.query_labels),
+        None if request.trie is None else request.trie.sequences,
     )
 
 
@@ -183,8 +186,10 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
     """Return the request; raise ProtocolError if sizes disagree or the model lacks an id."""
     query, items = _array(message.query, _INT32), _array(message.items, _INT32)
     labels, of_query = (_array(x or b"", _INT32) for x in (message.labels, message.query_labels))
-    own = [(x, vocab_rows) for x in (query, items)] + [(x, label_rows) for x in (labels, of_query)]
-    for ids, rows in own:
+    if any(id >= vocab_rows for ids in message.sequences or () for id in ids):
+        raise ProtocolError(f"a label's token id outside 0 to {vocab_rows - 1}")
+    of_rows = [(x, label_rows) for x in (labels, of_query)]
+    for ids, rows in [(query, vocab_rows), (items, vocab_rows), *of_rows]:
         if ids.size and ids.view(np.uint32).max() >= rows:  # negative ids become large ones
             raise ProtocolError(f"a token id or label outside 0 to {rows - 1}")
     item_ids = _split(items, _array(message.item_counts, _INT32))
@@ -195,19 +200,12 @@ def to_request(message: Score, vocab_rows: int, label_rows: int) -> ScoreRequest
     if len(label_ids) != len(item_ids):
         raise ProtocolError(f"{len(label_ids)} label lists for {len(item_ids)} items")
     try:
-        return ScoreRequest(
-            query,
-            item_ids,
-            label_ids,
-            message.need_lse,
-            message.num_top,
-            message.priority,
-            message.salt,
-            message.deadline,
-            message.every_position,
-            None if message.parents is None else _array(message.parents, _INT32),
-            None if message.query_labels is None else of_query,
-        )
+        parents = None if message.parents is None else _array(message.parents, _INT32)
+        scored = None if message.query_labels is None else of_query
+        trie = None if message.sequences is None else LabelTrie(message.sequences)
+        asked = message.need_lse, message.num_top, message.priority, message.salt, message.deadline
+        own = message.every_position, parents, scored, trie
+        return ScoreRequest(query, item_ids, label_ids, *asked, *own)
     except ValueError as error:
         raise ProtocolError(str(error)) from error
 

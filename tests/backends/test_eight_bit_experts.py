@@ -22,7 +22,6 @@ from gpuscore.backends.torch.linear import (
     PackedLinear,
     Products,
     QuantizedLinear,
-    exact_on_this_cpu,
     pack,
 )
 from gpuscore.backends.torch.loader import load_weights
@@ -32,12 +31,11 @@ from gpuscore.errors import ConfigError
 from gpuscore_kernels.expert_mlp.reference import TILE
 from gpuscore_kernels.gated.reference import gated
 from gpuscore_kernels.quantized.reference import quantize_rows
+from support.eight_bits import needs_int8
 from support.models import random_ids
 from support.quantized import FOLDER
 
-pytestmark = pytest.mark.skipif(
-    not exact_on_this_cpu(), reason="sums of int8 overflow on this CPU, which is refused"
-)
+pytestmark = needs_int8
 WIDTH, INNER, EXPERTS = 24, 40, 5
 
 

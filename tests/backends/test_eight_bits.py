@@ -19,7 +19,6 @@ from gpuscore.backends.torch.linear import (
     PackedLinear,
     Products,
     QuantizedLinear,
-    exact_on_this_cpu,
     pack,
     rows_of,
     stack,
@@ -27,12 +26,11 @@ from gpuscore.backends.torch.linear import (
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized.reference import quantize_rows
+from support.eight_bits import needs_int8
 from support.models import random_ids
 from support.slow import slow
 
-pytestmark = pytest.mark.skipif(
-    not exact_on_this_cpu(), reason="sums of int8 overflow on this CPU, which is refused"
-)
+pytestmark = needs_int8
 
 
 def in_steps(x):

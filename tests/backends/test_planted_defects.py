@@ -110,15 +110,13 @@ def the_merge_ignores_the_weights(monkeypatch):
 def item_positions_are_shifted(monkeypatch):
     def shift(pack):
         def packed(segments, prefixes, **options):
-            moved = [
-                s if s.label_ids is None else dataclasses.replace(s, start=s.start + 1)
-                for s in segments
-            ]
-            return pack(moved, prefixes, **options)
+            scored = [ids is not None for ids in segments.label_ids]
+            segments.start = [sum(one) for one in zip(segments.start, scored, strict=True)]
+            return pack(segments, prefixes, **options)
 
         return packed
 
-    patched(monkeypatch, draft, "pack", shift)
+    patched(monkeypatch, draft, "pack_columns", shift)
 
 
 def all_positions_are_scaled(monkeypatch):
@@ -139,7 +137,7 @@ def the_wrong_row_is_scored(monkeypatch):
 
         return packed
 
-    patched(monkeypatch, draft, "pack", earlier)
+    patched(monkeypatch, draft, "pack_columns", earlier)
 
 
 def a_page_is_swapped(monkeypatch):

@@ -22,6 +22,7 @@ from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.batch import Prefix, Segment, pack
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from support.eight_bits import needs_int8
 from support.quantized import FOLDER, NAMES, recorded
 from support.slow import slow
 
@@ -67,6 +68,7 @@ def test_weights_are_those_of_the_library(name):
     assert np.abs(got - want.w8a16).max() <= CLOSE
 
 
+@needs_int8
 @pytest.mark.parametrize("name", INT8)
 def test_activations_in_int8_are_those_of_the_library(name):
     want = recorded(name)
@@ -103,6 +105,7 @@ def test_jax_computes_the_same(name):
     assert but_one(np.stack(got) - getattr(want, kind)[:4]) <= CLOSE
 
 
+@needs_int8
 def test_packed_is_alone():
     """At equal shapes bit for bit, and rows never differ by a rounding in eight bits."""
     prompts = recorded("qwen3-int8").prompts
@@ -248,6 +251,7 @@ def no_scales(tensors):
         tensors[weight] = tensors[weight].to(torch.bfloat16)
 
 
+@needs_int8
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -269,6 +273,7 @@ def test_damaged_tensors_are_refused(copy, change, message):
         TorchBackend(plan_backend(directory, ModelConfig(device="cpu")))
 
 
+@needs_int8
 def test_a_layer_that_was_left_out_is_computed_as_it_is(copy):
     """`ignore` of compressed-tensors: such a weight has no scale, and its rows are not rounded."""
     directory, want = copy("qwen3-int8"), recorded("qwen3-int8")

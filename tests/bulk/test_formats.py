@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from gpuscore.errors import ConfigError, LabelNotSingleToken
+from gpuscore.errors import ConfigError, TooManyTokens
 from support.batch_jobs import (
     LABELS,
     check,
@@ -243,8 +243,8 @@ def test_tables_that_do_not_fit_together(tmp_path):
 
 def test_labels_are_checked_before_the_rows_are_read(tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", [b"{bad"])
-    with pytest.raises(LabelNotSingleToken):
-        run(source, tmp_path / "out.jsonl", labels=(*LABELS, "a long label of many tokens"))
+    with pytest.raises(TooManyTokens):
+        run(source, tmp_path / "out.jsonl", labels=(*LABELS, "a long label " * 40))
 
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):

@@ -200,6 +200,14 @@ def test_another_file_in_the_folder_is_refused(tmp_path):
         ({"labels": ("no", "yes")}, "--labels was yes,no when this job began and is no,yes"),
         ({"query_column": None}, "--query-column was query .* and is not set"),
         ({"full_vocabulary": True}, "--full-vocabulary was False .* and is True"),
+        (
+            {"labels": None, "label_sequences": ((12, 7), (9,))},
+            "--labels was yes,no .* and is not set",
+        ),
+        (
+            {"label_length_normalization": "mean"},
+            "--label-length-normalization was none .* and is mean",
+        ),
         ({"settings": {"--dtype": "float32"}}, "--dtype was auto .* and is float32"),
     ],
 )

@@ -7,11 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuscore.bulk.options import BatchOptions, check
 from gpuscore.errors import ConfigError
+from gpuscore.probabilities import label_logprobs
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.score_input import ScoreInput
 from support.batch_jobs import fake_model, make_rows, read_jsonl, run, write_jsonl
 from support.slow import slow
 
@@ -79,3 +82,38 @@ def test_options_that_do_not_fit_the_family(tmp_path, family, options, message):
     source = write_jsonl(tmp_path / "in.jsonl", [b"{bad"])
     with pytest.raises(ConfigError, match=message):
         run(source, tmp_path / "out.jsonl", model_of(family), labels=None, **options)
+
+
+@pytest.mark.parametrize("mean", ["none", "mean"])
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"labels": ("yes", "yes and no", "no")},
+        {"labels": None, "label_sequences": ((294,), (294, 12), (7,))},
+    ],
+)
+def test_labels_of_several_tokens(tmp_path, labels, full, mean):
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    more = {"full_vocabulary": full, "label_length_normalization": mean}
+    run(source, tmp_path / "out.jsonl", **labels, **more)
+    found = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
+    want = []
+    with fake_model() as model:
+        for row in ROWS:
+            given = ScoreInput(row["query"], [row["item"]], **labels)
+            request = model.prompts.builder.build(given)
+            (future,) = model.engine.score_all([request])
+            (logprobs,) = label_logprobs(future.result())
+            values = logprobs / request.trie.lengths if mean == "mean" else logprobs
+            shares = np.exp(values)
+            want.append(shares if full else shares / shares.sum())
+    np.testing.assert_allclose(found, want, rtol=1e-4)
+
+
+def test_a_length_needs_labels(tmp_path):
+    source = write_jsonl(tmp_path / "in.jsonl", ROWS)
+    with pytest.raises(ConfigError, match="--label-length-normalization needs --labels"):
+        check(
+            BatchOptions(source, tmp_path / "out.jsonl", label_length_normalization="mean"),
+        )

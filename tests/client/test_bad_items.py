@@ -102,7 +102,7 @@ def test_no_bad_items_and_only_bad_items(http):
     ("path", "body", "code", "param"),
     [
         ("/v1/score", {"query": LONG, "items": ["a"], **LABELS}, "prompt_too_long", "query"),
-        ("/v1/score", {"query": "a", "items": ["b"], "labels": ["yes no"]}, None, "labels[0]"),
+        ("/v1/score", {"query": "a", "items": ["b"], "labels": [""]}, None, "labels[0]"),
         ("/v1/score", {"query": "a", "items": [None], "model": "x", **LABELS}, None, "model"),
         ("/v1/score", {"query": "a", "items": [1], **LABELS}, "invalid_request", "items[0]"),
         ("/v1/rerank", {"query": LONG, "documents": ["a", None]}, "prompt_too_long", "query"),

@@ -61,6 +61,25 @@ def test_labels_of_every_item_go_with_it(url, scorer, call):
     same(one_list.scores[0], expected.scores[0, :2])
 
 
+@pytest.mark.parametrize("split", [{}, *SMALL])
+def test_labels_of_several_tokens(url, scorer, call, split):
+    texts = [" lamp", " steel lamp", " wooden chair", "yes"]
+    ids = [[1003], np.array([1034, 1003]), (631, 956), [294]]
+    for labels, names in (
+        ({"labels": texts}, texts),
+        ({"label_sequences": ids}, ["1003", "1034 1003", "631 956", "294"]),
+    ):
+        for mean in ("none", "mean"):
+            options = labels | {"logprobs": True, "label_length_normalization": mean}
+            expected = scorer.score(QUERY, ITEMS, **options)
+            found = call(url, "score", QUERY, ITEMS, client=WITH_KEY | split, **options)
+            for name in ("scores", "logprobs", "label_mass"):
+                np.testing.assert_allclose(
+                    getattr(found, name), getattr(expected, name), atol=1e-4, rtol=0
+                )
+            assert [*found.labels] == [*expected.labels] == names
+
+
 def test_requests_keep_within_both_limits(url):
     """Requests are counted as they leave the client."""
     bodies = []
@@ -126,7 +145,7 @@ def test_models_and_readiness(url, call):
 
 def test_errors_say_what_and_which(url, call):
     with pytest.raises(StatusError) as caught:
-        call(url, "score", QUERY, ["a"], client=WITH_KEY, labels=["yes and no"], request_id="r-1")
+        call(url, "classify", ["a"], client=WITH_KEY, labels=["yes and no"], request_id="r-1")
     error = caught.value
     assert (error.status, error.code, error.param) == (400, "label_not_single_token", "labels[0]")
     assert error.request_id == "r-1"

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import Prepared
+from gpuscore.backends.torch.linear import exact_on_this_cpu
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.collapse import LENGTHS, check_collapse, known_labels, known_prompts
 from gpuscore.engine.engine import Engine
@@ -23,6 +24,7 @@ from gpuscore.worker import child
 from gpuscore.worker.frames import FrameReader, FrameWriter
 from gpuscore.worker.messages import Close, Ready, Refused, Start, decode_from_child, encode
 from support.backends import JAX_FAMILIES, needs_jax
+from support.eight_bits import needs_int8
 from support.models import CLASSIFIERS, FAMILIES, make_tokenizer
 from support.quantized import FOLDER, NAMES
 from support.slow import slow
@@ -235,7 +237,7 @@ def without_scales(tmp_path):
     return made
 
 
-@pytest.mark.parametrize("quantization", ["auto", "w8a16"])
+@pytest.mark.parametrize("quantization", [pytest.param("auto", marks=needs_int8), "w8a16"])
 def test_a_checkpoint_without_scales(without_scales, quantization):
     options = SMALL | {"dtype": "float32", "quantization": quantization}
     with pytest.raises(ConfigError, match="8 different prompts get the same scores"):
@@ -249,7 +251,7 @@ def test_a_checkpoint_without_scales(without_scales, quantization):
 def test_a_healthy_checkpoint_starts_in_silence(caplog, name):
     options = SMALL | {"dtype": "float32", "kv_cache_size": 2**22}
     directory = FOLDER / name
-    if "moe" in name:
+    if "moe" in name or not exact_on_this_cpu():
         options["quantization"] = "w8a16"
     backend = create_backend(plan_backend(directory, ModelConfig(str(directory), **options)))
     assert backend.limits.quantized
@@ -257,6 +259,7 @@ def test_a_healthy_checkpoint_starts_in_silence(caplog, name):
     assert not [record for record in caplog.records if "quantised" in record.message]
 
 
+@needs_int8
 def test_int8_of_a_plain_model_is_asked_too(tiny_model):
     directory, _ = tiny_model("qwen3")
     for quantization, asked in (("auto", False), ("int8", True)):

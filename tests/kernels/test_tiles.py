@@ -20,12 +20,23 @@ from gpuscore_kernels.extend_attention.layout import (
     ROW_START,
     TileShape,
 )
+from gpuscore_kernels.extend_attention.small_tables import SmallBatch
 from gpuscore_kernels.extend_attention.tiles import TableBuilder, build_tiles
 from support.batches import Pages, int32, item_segments, random_batch
 from support.slow import slow
 
 PAGE, SLOTS = 16, 2048
 SHAPES = [TileShape(3, 16, 16), TileShape(8, 16, 4), TileShape(32, 8, 8), TileShape(1, 4, 2)]
+
+EDGES = [
+    (0, 1, []),
+    (0, 0, [1]),
+    (1, 0, [1, 1]),
+    (16, 0, [16]),
+    (15, 17, [1, 33]),
+    (32, 64, [3, 3, 3]),
+    (0, 128, [64]),
+]
 
 
 def wanted(batch, rows, window, shared=True):
@@ -110,11 +121,37 @@ def test_tables_that_are_built_together_are_as_alone(seed, window):
     choices = [rng.permutation(batch.score_rows), nothing, None, batch.score_rows[:1], None]
     for shape in SHAPES:
         layout = layout_of(batch, PAGE)
-        together = TableBuilder(layout, shape).tables(choices, window)
+        together = TableBuilder(layout, shape).tables_at_once(choices, window)
         for rows, table in zip(choices, together, strict=True):
-            alone = build_tiles(layout, shape, rows=rows, window=window)
-            for part in ("rows", "tiles", "pool_tiles", "masked"):
-                np.testing.assert_array_equal(getattr(table, part), getattr(alone, part))
+            assert_equal(table, build_tiles(layout, shape, rows=rows, window=window))
+
+
+def assert_equal(table, other):
+    for part in ("rows", "tiles", "pool_tiles", "masked"):
+        ours, theirs = getattr(table, part), getattr(other, part)
+        assert ours.dtype == theirs.dtype == np.int32
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("seed", [1, *slow(*range(2, 12))])
+def test_both_builders_make_the_same_tables(seed, shape):
+    rng = np.random.default_rng(seed)
+    batch = random_batch(rng, SLOTS, PAGE)
+    small = [*(query_and_items(*sizes) for sizes in EDGES), chain([16, 16, 5, 40])]
+    small += [beside([35, 0, 1, 2]), beside([0, 3, 0])]
+    for one, shared in [(batch, True), (batch, False), *((edge, True) for edge in small)]:
+        builder = TableBuilder(layout_of(one, PAGE), shape, shared=shared)
+        backwards = replace(builder.layout, request_of=builder.layout.request_of[::-1].copy())
+        for layout in (builder.layout, backwards):  # requests may stand in any order
+            builder = TableBuilder(layout, shape, shared=shared)
+            every_third = rng.permutation(one.num_tokens).astype(np.int32)[::3]
+            choices = [None, rng.permutation(one.score_rows), every_third, np.empty(0, np.int32)]
+            expected = builder.tables_at_once(choices, None)
+            pool_tiles = builder.pool_tiles if builder.has_prefix else None
+            by_tile = SmallBatch(layout, shape, shared, pool_tiles)
+            for rows, table in zip(choices, expected, strict=True):
+                assert_equal(by_tile.table(rows), table)
 
 
 def query_and_items(prefix, query, items):
@@ -126,18 +163,25 @@ def query_and_items(prefix, query, items):
     return pack(parent + segments, [Prefix(prefix, pages.of(0, prefix, room=24))])
 
 
-@pytest.mark.parametrize(
-    ("prefix", "query", "items"),
-    [
-        (0, 1, []),
-        (0, 0, [1]),
-        (1, 0, [1, 1]),
-        (16, 0, [16]),
-        (15, 17, [1, 33]),
-        (32, 64, [3, 3, 3]),
-        (0, 128, [64]),
-    ],
-)
+def chain(lengths):
+    """Return a batch of segments that continue each other."""
+    starts = np.cumsum([0, *lengths]).tolist()
+    segments = [
+        Segment(int32(range(length)), start, 0, parent=index - 1, label_ids=int32([1]))
+        for index, (length, start) in enumerate(zip(lengths, starts, strict=False))
+    ]
+    return pack(segments, [Prefix(0, int32([]))])
+
+
+def beside(lengths):
+    """Return a batch of segments of one request that do not see each other."""
+    segments = [
+        Segment(int32(range(n)), 0, 0, label_ids=int32([1]) if n else None) for n in lengths
+    ]
+    return pack(segments, [Prefix(0, int32([]))])
+
+
+@pytest.mark.parametrize(("prefix", "query", "items"), EDGES)
 @pytest.mark.parametrize("window", [None, 16, 20])
 def test_edges(prefix, query, items, window):
     for shape in SHAPES:

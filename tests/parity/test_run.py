@@ -83,16 +83,14 @@ def test_float32_and_bfloat16_of_a_model_pass(tiny_model, few_items, capsys, tmp
 
 
 def item_positions_are_shifted(monkeypatch):
-    pack = draft.pack
+    pack = draft.pack_columns
 
     def shifted(segments, prefixes, **options):
-        moved = [
-            s if s.label_ids is None else dataclasses.replace(s, start=s.start + 1)
-            for s in segments
-        ]
-        return pack(moved, prefixes, **options)
+        scored = [ids is not None for ids in segments.label_ids]
+        segments.start = [sum(one) for one in zip(segments.start, scored, strict=True)]
+        return pack(segments, prefixes, **options)
 
-    monkeypatch.setattr(draft, "pack", shifted)
+    monkeypatch.setattr(draft, "pack_columns", shifted)
 
 
 def positions_of_the_decoder_are_stretched(monkeypatch):
@@ -103,16 +101,15 @@ def positions_of_the_decoder_are_stretched(monkeypatch):
 
 
 def items_differ_with_their_company(monkeypatch):
-    pack = draft.pack
+    pack = draft.pack_columns
 
     def dependent(segments, prefixes, **options):
-        scored = [s for s in segments if s.label_ids is not None]
+        scored = [index for index, ids in enumerate(segments.label_ids) if ids is not None]
         if len(scored) > 5:
-            first = dataclasses.replace(scored[0], token_ids=scored[0].token_ids[::-1].copy())
-            segments = [first if s is scored[0] else s for s in segments]
+            segments.token_ids[scored[0]] = segments.token_ids[scored[0]][::-1].copy()
         return pack(segments, prefixes, **options)
 
-    monkeypatch.setattr(draft, "pack", dependent)
+    monkeypatch.setattr(draft, "pack_columns", dependent)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.request import ScoreResult, Timings
 from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.labels import label_tokens
 from gpuscore.text.tokenizer import TextEncoder
 from support.counted_turns import Turned
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
@@ -207,7 +208,7 @@ def result_of(rows):
 def test_formulas(prompts_of):
     logits = np.array([[3.0, 1.0], [-2.0, 5.0], [0.5, 0.5], [800.0, -800.0], [-800.0, 800.0]])
     pair = prompts_of(registry.QWEN3_RERANKER)
-    assert pair.label_ids == [pair._own.label_ids(["yes"])[0], pair._own.label_ids(["no"])[0]]
+    assert pair.label_ids == label_tokens(pair._own, ["yes", "no"])
     raw = pair.raw_scores(result_of(logits))
     np.testing.assert_allclose(raw, logits[:, 0] - logits[:, 1])
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpuscore.label_trie import LabelTrie
 from gpuscore.replicas.parts import join, split
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
 
@@ -100,3 +101,16 @@ def test_what_was_not_asked_for_stays_away():
     ]
     together = join(bare)
     assert together.lse is together.top_ids is together.top_logits is None
+
+
+def test_every_part_has_the_labels_of_several_tokens():
+    rng, trie = np.random.default_rng(1), LabelTrie(((5, 6), (5, 7), (8,)))
+    request = request_of(rng, 9)
+    labels = (trie.first_ids,) * len(request.item_ids)
+    request = replace(request, label_ids=labels, num_top=0, trie=trie)
+    parts = split(request, [50, 50, 50])
+    assert len(parts) == 3
+    assert all(part.trie is trie for part in parts)
+    assert sum(part.num_label_tokens for part in parts) == request.num_label_tokens == 9
+    computed = sum(part.num_tokens for part in parts)
+    assert computed == request.num_tokens + 2 * len(request.query_ids)

@@ -49,11 +49,13 @@ class TestFields:
             '"items":[[7],[-1,%s]]',
             '"label_token_ids":[3,%s,-1]',
             '"label_token_ids":[[3],[%s]]',
+            '"label_sequences":[[3],[4,%s]]',
         ],
     )
     def test_integers_are_json_integers_within_int64(self, client, field, value):
         name = field.split('"')[1]
-        others = json.dumps({key: given for key, given in GOOD.items() if key != name})
+        kept = [key for key in GOOD if key != name and not (key + name).count("label") > 1]
+        others = json.dumps({key: GOOD[key] for key in kept})
         sent = f"{others[:-1]},{field % value}}}"
         check_error(post(client, sent.encode()), 400, "invalid_request")
 
@@ -192,20 +194,20 @@ class TestTokens:
         assert message.endswith(f"valid are 0 to {VOCAB - 1}")
 
     @covers("label_not_single_token")
-    def test_a_label_of_several_tokens(self, client, encode):
+    def test_a_class_of_several_tokens(self, client, encode):
         ids = encode(MARKER)[1:]  # without <s>
         assert len(ids) > 16
-        reply = score(client, items=["a"], labels=["y", MARKER])
-        message = check_error(reply, 400, "label_not_single_token", "labels[1]")
-        assert f"{len(ids)} tokens" in message
-        assert ", ".join(map(str, ids[:16])) in message
-        reply = score(client, items=["a"], labels=["nyn"])
-        message = check_error(reply, 400, "label_not_single_token", "labels[0]")
-        assert f"[{', '.join(map(str, encode('nyn')[1:]))}]" in message
 
-    def test_a_label_of_no_token(self, client):
-        reply = score(client, items=["a"], labels=[""])
-        check_error(reply, 400, "label_not_single_token", "labels[0]")
+        def message(*labels, param):
+            reply = client.post("/v1/classify", json={"input": ["a"], "labels": labels})
+            return check_error(reply, 400, "label_not_single_token", param)
+
+        long = message("y", MARKER, param="labels[1]")
+        assert f"{len(ids)} tokens" in long
+        assert ", ".join(map(str, ids[:16])) in long
+        short = message("nyn", param="labels[0]")
+        assert f"[{', '.join(map(str, encode('nyn')[1:]))}]" in short
+        assert "0 tokens" in message("", param="labels[0]")
 
     @covers("empty_prompt")
     def test_a_prompt_of_no_token(self, client, limited):

@@ -22,6 +22,7 @@ from gpuscore.probabilities import softmax
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.served import LoadedModel
 from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.labels import label_tokens
 from gpuscore.text.tokenizer import TextEncoder
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
@@ -106,7 +107,7 @@ def read_jsonl(path: Path) -> list[Any]:
 
 def expected(rows: Sequence[dict[str, Any]], labels: Sequence[str] = LABELS) -> Any:
     """Return the softmax over the labels [rows, labels] of query + item, prompt by prompt."""
-    ids = np.array(encoder().label_ids(labels))
+    ids = np.array(label_tokens(encoder(), labels))
     logits = []
     for prompt in encoder().prompts(row["query"] + row["item"] for row in rows):
         hashed = fake.token_values(prompt, np.arange(len(prompt))).sum()

@@ -15,6 +15,7 @@ from gpuscore.errors import DeadlineExceeded, LabelNotSingleToken, PromptTooLong
 from gpuscore.limits import BackendLimits
 from gpuscore.text import pieces
 from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.labels import label_tokens
 from gpuscore.text.least import SHRINK, _byte_alphabet, find_least_tokens
 from gpuscore.text.pieces import OverLimit
 from gpuscore.text.score_input import ScoreInput
@@ -175,7 +176,7 @@ def test_errors_have_numbers():
             made.build(ScoreInput(query, items, label_token_ids=[1]))
         assert e.value.param == ("items[0]" if query else "items[1]")
     with pytest.raises(LabelNotSingleToken, match=r"labels\[1\] is at least \d+ tokens"):
-        made.encoder.label_ids(["a", long])
+        label_tokens(made.encoder, ["a", long])
 
 
 def test_a_long_text_that_is_legal():

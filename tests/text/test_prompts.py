@@ -23,6 +23,7 @@ from gpuscore.errors import (
 from gpuscore.limits import BackendLimits
 from gpuscore.text.factoring import factor
 from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.labels import label_tokens
 from gpuscore.text.pieces import PIECE_CHARS
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
@@ -131,15 +132,15 @@ def test_truncation_and_padding_of_the_tokenizer_are_off():
 
 def test_labels_as_text():
     text = TextEncoder(make_tokenizer(bos=True))
-    assert text.label_ids(["yes", "no"]) == [
+    assert label_tokens(text, ["yes", "no"]) == [
         make_tokenizer(bos=False).token_to_id(label) for label in ("yes", "no")
     ]
     with pytest.raises(LabelNotSingleToken, match=r"labels\[1\] is 3 tokens \(\[\d+, \d+, \d+\]\)"):
-        text.label_ids(["yes", "zqx"])
+        label_tokens(text, ["yes", "zqx"])
     with pytest.raises(LabelNotSingleToken, match="is 0 tokens"):
-        text.label_ids([""])
+        label_tokens(text, [""])
     with pytest.raises(LabelNotSingleToken, match=r", \.\.\.\]"):
-        text.label_ids(["zqx" * 1000])
+        label_tokens(text, ["zqx" * 1000])
 
 
 def test_a_tokenizer_panic_is_an_error_of_its_own():

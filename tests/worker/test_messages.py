@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gpuscore.errors import NonfiniteScore, TooManyTokens
+from gpuscore.label_trie import LabelTrie
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest, ScoreResult, Timings
 from gpuscore.stats import NO_STATS
@@ -114,6 +115,28 @@ def test_trees_of_items_arrive_and_their_unscored_items_too():
     equal(to_result(decode_from_child(encode(result_message(3, result))), tree), result)
     message = score_message(1, tree)
     for changed in ({"parents": None}, {"parents": ints(0, 0).tobytes()}, {"parents": b"123"}):
+        with pytest.raises(ProtocolError):
+            to_request(msgspec.structs.replace(message, **changed), 10, 10)
+
+
+def test_labels_of_several_tokens_arrive():
+    trie = LabelTrie(((8, 9, 1), (8,), (3, 2)))
+    request = ScoreRequest(
+        ints(5, 6), (ints(1), ints(2, 3)), (trie.first_ids,) * 2, need_lse=True, trie=trie
+    )
+    arrived = to_request(decode_to_child(encode(score_message(3, request))), 10, 10)
+    equal(replace(arrived, trie=None), replace(request, trie=None))
+    assert arrived.trie == trie
+    message = score_message(3, request)
+    for changed in (
+        {"sequences": ((8, 9, 10), (8,), (3, 2))},  # 10 is no token
+        {"sequences": ((8, 9), (8,), (4, 2))},  # other first tokens
+        {"sequences": ((8, 9), (8,), ())},
+        {"sequences": ()},
+        {"need_lse": False},
+        {"num_top": 1},
+        {"parents": ints(-1, 0).tobytes()},
+    ):
         with pytest.raises(ProtocolError):
             to_request(msgspec.structs.replace(message, **changed), 10, 10)
 

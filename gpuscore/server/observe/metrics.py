@@ -107,6 +107,11 @@ class Metrics:
         self._cached_total = self._counters(
             "cached_tokens", "Prompt tokens that no forward pass computed", model=models
         )
+        self._label_tokens_total = self._counters(
+            "label_tokens",
+            "Tokens of labels of several tokens that were computed after prompts, beside those",
+            model=models,
+        )
 
     def finished(self, record: RequestRecord) -> None:
         self._requests.labels(
@@ -144,6 +149,7 @@ class Metrics:
         self._items_total.labels(model).inc(items)
         self._tokens_total.labels(model).inc(tokens)
         self._cached_total.labels(model).inc(record.cached_tokens or 0)
+        self._label_tokens_total.labels(model).inc(record.label_tokens)
 
     def _stage(self, name: str) -> Histogram:
         what = {

@@ -60,6 +60,7 @@ class RequestRecord:
     items: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    label_tokens: int = 0  # of labels of several tokens, computed after the prompts
     trace_id: str | None = None
     stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start and seconds
 

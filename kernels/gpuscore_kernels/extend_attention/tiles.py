@@ -45,6 +45,7 @@ from gpuscore_kernels.extend_attention.layout import (
     ancestors_from_root,
 )
 from gpuscore_kernels.extend_attention.query_tiles import QueryTiles, Runs, Segments, joined
+from gpuscore_kernels.extend_attention.small_tables import SmallBatch, is_small
 
 
 def build_tiles(
@@ -85,16 +86,17 @@ class TableBuilder:
         if layout.page_size % shape.keys or shape.keys % shape.own:
             raise ValueError(f"{shape} does not fit pages of {layout.page_size} tokens")
         self.layout, self.shape, self.shared = layout, shape, shared
-        # Sources that a batch does not have are skipped, which matters for small batches.
-        self.lineage = ancestors_from_root(layout.parent) if shared else []
-        self.has_prefix = shared and np.count_nonzero(layout.prefix_lens) > 0
-        self.segments = Segments.of(layout, self._groups())
 
     def tables(self, rows: Sequence[Ints | None], window: int | None = None) -> list[TileTable]:
-        """Build a table for each of these choices of rows, as `build_tiles` does.
+        """Build a table for each of these choices of rows, as `build_tiles` does."""
+        if window is None and is_small(self.layout, self.shape, rows):
+            pool = self.pool_tiles if self.has_prefix else None
+            small = SmallBatch(self.layout, self.shape, self.shared, pool)
+            return [small.table(one) for one in rows]
+        return self.tables_at_once(rows, window)
 
-        Two small tables take hardly longer together than one alone.
-        """
+    def tables_at_once(self, rows: Sequence[Ints | None], window: int | None) -> list[TileTable]:
+        """Do the same for batches of any size, all tiles of all these tables together."""
         chosen = [self.segments.rows(one) for one in rows]
         together = joined(chosen)
         tiles = np.zeros((0, TILE_FIELDS), np.int32)
@@ -111,6 +113,19 @@ class TableBuilder:
             found.append(TileTable(self.shape, window, not self.shared, *table))
             row += len(one.order)
         return found
+
+    # Sources that a batch does not have are skipped.
+    @cached_property
+    def lineage(self) -> list[Wide]:
+        return ancestors_from_root(self.layout.parent) if self.shared else []
+
+    @cached_property
+    def has_prefix(self) -> bool:
+        return self.shared and bool(self.layout.prefix_lens.any())
+
+    @cached_property
+    def segments(self) -> Segments:
+        return Segments.of(self.layout, self._groups())
 
     def _negative_work(self, tiles: Ints) -> Ints:
         """Return the number of keys that each query tile reads, times -1."""

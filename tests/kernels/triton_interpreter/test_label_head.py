@@ -154,7 +154,13 @@ def test_nothing_wanted():
 def test_a_defect_is_visible(old, new, monkeypatch, tmp_path):
     module = importlib.import_module("gpuscore_kernels.label_head.triton")
     with planted(monkeypatch, module, old, new, tmp_path), pytest.raises(AssertionError):
-        test_statistics(5, MANY, 23, 20.0, torch.float32, 1)
+        check_few_and_many_tokens()
+
+
+def check_few_and_many_tokens(num_top=1):
+    """Few, among which the padding of a tile counts, and more than a tile of each slice."""
+    for tokens in (199, MANY):
+        test_statistics(5, tokens, 23, 20.0, torch.float32, num_top)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +180,7 @@ def test_a_defect_of_merging_is_visible(old, new, num_top, monkeypatch, tmp_path
         planted(monkeypatch, module, old, new, tmp_path, users=[head]),
         pytest.raises(AssertionError),
     ):
-        test_statistics(5, MANY, 23, 20.0, torch.float32, num_top)
+        check_few_and_many_tokens(num_top)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gpuscore.backends.torch import graph_launcher, linear, queues
 from support.streams.worlds import Life
 
 SEEDS = (0, 3, 6, 9)  # worlds without faults
+THREE_IN_FLIGHT = (*SEEDS, 12, 15)  # in some, so that the launcher allocates buffers
 OUT_OF_MEMORY = (7, 25, 43, 61, 79)  # worlds where memory runs out, and nothing else happens
 RETURN = "                self._free.append(buffers)\n"
 GIVE = "            self._free.append(buffers)\n"
@@ -86,6 +87,8 @@ PLANTS = (
         queues,
         ((f"        self._uploads.wait_stream({CURRENT})\n", ""),),
         "used before its stream may use it",
+        THREE_IN_FLIGHT,
+        group=1,
     ),
     Plant(
         "an answer that is not copied before its buffer is handed back",

@@ -147,7 +147,7 @@ def encode_classify(scored: Scored[ClassifyBody]) -> bytes:
     rows = logits if raw else classes.probabilities(logits)
     masses = [None] * len(best)
     if body.return_label_mass:
-        masses = label_mass(result, scored.request.label_ids).tolist()
+        masses = label_mass(result, scored.request).tolist()
     cut, labels = set(classes.truncated), classes.labels
     data = [
         ClassifiedText(i, labels[best[i]], probs, len(labels), mass, i in cut)

@@ -135,7 +135,7 @@ def _part(part: ContentPart, param: str) -> str:
 def encode_decisions(scored: Scored[DecisionsBody]) -> bytes:
     result = scored.scores
     rows = label_scores(result, apply_softmax=True)
-    masses = label_mass(result, scored.request.label_ids).tolist()
+    masses = label_mass(result, scored.request).tolist()
     answers = [
         _answer(question, row.tolist(), mass)
         for question, row, mass in zip(scored.body.questions, rows, masses, strict=True)

@@ -223,6 +223,8 @@ async def answer(
         return dialect.encode(scored)
     with record.stage(RESPOND):
         record.prompt_tokens, record.cached_tokens = scored.prompt_tokens, scored.cached_tokens
+        if prepared.request is not None:
+            record.label_tokens = prepared.request.num_label_tokens
         if dialect.has_small_answer(scored):
             return dialect.encode(scored)
         return await service.in_thread(call, partial(dialect.encode, scored))

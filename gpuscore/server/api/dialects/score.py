@@ -10,6 +10,7 @@ import msgspec
 
 from gpuscore.errors import InvalidRequest
 from gpuscore.item_errors import ItemErrors, spread
+from gpuscore.label_nodes import per_token
 from gpuscore.probabilities import check_temperature, label_logprobs, label_mass, label_scores
 from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.dialects.pairs import (
@@ -114,6 +115,7 @@ def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
         items=items,
         label_token_ids=label_ids,
         labels=body.labels,
+        label_sequences=body.label_sequences,
         item_first=bool(body.item_first),
         need_lse=body.need_lse,
         priority=body.priority or 0,
@@ -147,7 +149,8 @@ def _is_small(body: CheckedScore | CheckedPairs) -> bool:
     given = body.given
     if given.is_text or given.labels is not None or len(given.items) > SMALL_ITEMS:
         return False
-    return len(given.query) + sum(map(len, given.items)) <= SMALL_TOKENS
+    labels = sum(map(len, given.label_sequences or ()))
+    return len(given.query) + sum(map(len, given.items)) + labels <= SMALL_TOKENS
 
 
 def encode_score(scored: Scored[Any]) -> bytes:
@@ -160,12 +163,14 @@ def encode_score(scored: Scored[Any]) -> bytes:
     mass: list[float] = []
     if scored.result is not None:  # there are items
         result, softmax, temperature = scored.result, body.softmax, _temperature(body)
-        found = label_scores(result, apply_softmax=softmax, temperature=temperature)
+        mean = body.label_length_normalization == "mean"
+        shown = per_token(result, scored.request.trie) if mean else result
+        found = label_scores(shown, apply_softmax=softmax, temperature=temperature)
         rows = [row.tolist() for row in found]
         if body.return_label_logprobs:
             logprobs = [row.tolist() for row in label_logprobs(result)]
         if body.return_label_mass:
-            mass = label_mass(result, scored.request.label_ids).tolist()
+            mass = label_mass(result, scored.request).tolist()
     errors, count, tokens = scored.errors, scored.body.num_items, scored.prompt_tokens
     answer = ScoreAnswer(
         scores=spread(rows, errors, count),

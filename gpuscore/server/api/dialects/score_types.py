@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from gpuscore.server.api.fields import (
     AnsweredModel,
@@ -41,13 +42,28 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
         list[int | Ids] | None,
         about(
             "The labels, as token ids or as numbers of classes: one list for all items, or one per "
-            "item. Give either this or `labels`; if both are null, the labels are those of the "
-            "model's family, or all its classes."
+            "item. Give this, `labels` or `label_sequences`; if all are null, the labels are those "
+            "of the model's family, or all its classes."
         ),
     ] = None
     labels: Annotated[
         list[str] | None,
-        about("Label texts of exactly one token each, or names of classes, for all items."),
+        about(
+            "Label texts of any number of tokens, or names of classes, for all items. Each is "
+            "tokenised on its own."
+        ),
+    ] = None
+    label_sequences: Annotated[
+        list[Ids] | None,
+        about("Labels as lists of token ids, of any length from 1, for all items."),
+    ] = None
+    label_length_normalization: Annotated[
+        Annotated[str, Meta(pattern=r"^(none|mean)\Z")] | None,
+        about(
+            "`mean`: the logarithm of a label's probability is divided by the label's number of "
+            "tokens before it becomes a score. Changes `scores` only.",
+            "none",
+        ),
     ] = None
     apply_softmax: Annotated[
         bool | None,
@@ -59,7 +75,11 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
     temperature: Annotated[
         float | None,
-        about("Divides the logits; positive, and other than 1 only with `apply_softmax`.", 1.0),
+        about(
+            "Divides the logits, or the sums of log-probabilities of labels of several tokens; "
+            "positive, and other than 1 only with `apply_softmax`.",
+            1.0,
+        ),
     ] = None
     item_first: Annotated[
         bool | None, about("Prompts are item + query instead of query + item.", False)
@@ -108,6 +128,10 @@ class ScoreAnswer(msgspec.Struct, omit_defaults=True):
         about("Natural logarithms of the labels' probabilities over the whole vocabulary."),
     ] = None
     label_mass: Annotated[
-        list[float | None] | None, about("Per item, the probability of all its labels together.")
+        list[float | None] | None,
+        about(
+            "Per item, the probability of all its labels together. A label that continues another "
+            "one does not count, because its probability is part of the other's."
+        ),
     ] = None
     errors: FailedItems = None
