@@ -190,8 +190,8 @@ def _merge_slices(a: Bound) -> None:
     total = (a["sums"] * (a["peaks"] - highest[:, None]).exp()).sum(dim=-1)
     a["lse"].copy_(highest + total.log())
     if a["NEED_TOP"]:
-        a["top_ids"].copy_(a["best_ids"].gather(1, winner[:, None])[:, 0])
-        a["top_logits"].copy_(highest)
+        a["top_ids"].copy_(a["best_ids"].gather(1, winner[:, None]))
+        a["top_logits"].copy_(highest[:, None])
 
 
 def _merge_best(a: Bound) -> None:

@@ -130,7 +130,7 @@ class StreamWorld(World):
         result = self.result_of(ticket)
         if result is None:
             return
-        for logits, labels in zip(result.label_logits, ticket.request.label_ids, strict=True):
+        for logits, labels in zip(result.label_logits, ticket.request.row_labels, strict=True):
             assert len(logits) == len(labels)
             assert np.isfinite(logits).all()
 
