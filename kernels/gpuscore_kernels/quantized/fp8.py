@@ -1,7 +1,7 @@
 """The product of float8_e4m3fn by `torch.nn.functional.scaled_mm`, with a scale per row.
 
 What a card computes was read in torch 2.13's sources (ScaledBlas.cpp, RowwiseScaledMM.cu) and
-issues; none of it was tried on a card:
+issues; only sm_90 was tried:
 
 - sm_89: CUTLASS; sm_90: cuBLASLt; sm_100 and sm_103: CUTLASS. All add up in float32.
 - sm_120 is left out. The sources have a kernel for it, but a report says that such calls fail there
