@@ -20,9 +20,9 @@ def config_for(arch: int, rows: int) -> Int8Tiles:
     """Return the configuration.
 
     Chosen by shared memory and bytes copied; only those of sm_90 have run on a card. A tile of 128
-    x 128 does 128 operations per byte that it copies, one of 64 x 64 half as many. It takes 96 KiB, so that
-    two blocks fit on a multiprocessor of sm_90. Elsewhere registers leave room for one, and sm_89
-    and sm_120 have 99 KiB; a stage there is a buffer less.
+    x 128 does 128 operations per byte that it copies, one of 64 x 64 half as many. It takes 96 KiB,
+    so that two blocks fit on a multiprocessor of sm_90. Elsewhere registers leave room for one, and
+    sm_89 and sm_120 have 99 KiB; a stage there is a buffer less.
     """
     if arch == INTERPRETER:
         return Int8Tiles(16, 32, 32, num_warps=4, num_stages=1)
