@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,8 +85,11 @@ def stops_at_once(server: RunningServer, number: signal.Signals) -> str:
 
 def children(pid: int) -> list[int]:
     """Return the process ids of a process's children."""
-    lists = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for path in lists for child in path.read_text().split()]
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError):  # the thread has ended
+            found += map(int, path.read_text().split())
+    return found
 
 
 def running(pid: int) -> bool:
