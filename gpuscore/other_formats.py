@@ -105,7 +105,8 @@ def _not_only_text(name: str, config: dict[str, Any]) -> str:
 
 
 def _headless(name: str, config: dict[str, Any]) -> str:
-    return "architectures" if name.endswith("Model") else ""
+    # GPT2LMHeadModel and its like have heads.
+    return "architectures" if name.endswith("Model") and "Head" not in name else ""
 
 
 # Of transformers' encoders those whose names do not say "bert"; `new` is GTE's, with remote code.

@@ -67,6 +67,12 @@ def test_another_kind_of_model(tmp_path, kind, architecture, words):
     assert "gpuscore serves decoders" in message
 
 
+def test_a_head_may_stand_in_the_name(tmp_path):
+    """Such a model is refused for its architecture, which is read later."""
+    Qwen3Config(architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
+    assert model_directory(str(tmp_path)) == tmp_path
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
