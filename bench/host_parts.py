@@ -32,7 +32,7 @@ from report import keep, table
 from scenarios import Request, Workload
 
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.backends.torch.graph_launcher import GraphLauncher
+from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
 from gpuscore.backends.torch.work_thread import WorkThread
 from gpuscore.batch import PackedBatch
 from gpuscore.config import EngineConfig, RequestLimits
@@ -78,7 +78,8 @@ def launcher_without_device() -> Iterator[GraphLauncher]:
         pool = KVPool(architecture.config, 1, LIMITS.page_size, torch.bfloat16, device)
         pool.device = torch.device("cuda")  # by which attention chooses its tiles
         attention = TritonAttention(architecture.config, pool, steady=False)
-        launcher = GraphLauncher(decoder, pool, attention, HostQueue(), GRAPH_TOKENS)
+        passes = Passes(decoder, attention)
+        launcher = GraphLauncher(pool, passes, passes, HostQueue(), GRAPH_TOKENS)
         launcher._graphs = dict.fromkeys(launcher.buckets, _nothing)
         hidden = torch.zeros(LIMITS.max_tokens, weights.lm_head.shape[1], dtype=torch.bfloat16)
         stack.enter_context(mock.patch.object(launcher, "_forward", partial(_same, hidden)))
