@@ -15,9 +15,8 @@ The ceiling is torch's own matrix product in the same run.
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +28,7 @@ from triton.runtime.errors import OutOfResources
 sys.path.insert(0, str(Path(__file__).parent))
 from ceiling import product_seconds
 from clock import median_seconds
+from cost_model.search import candidates
 from report import keep
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
@@ -185,15 +185,6 @@ class Layer:
             attention.use(config)
             planned = attention.prepare(self.batch)
             yield described(config), partial(planned.run, 0, *self.rows), True
-
-
-def candidates(shipped: TileConfig) -> Iterator[TileConfig]:
-    """Yield the shipped configuration, then others whose tiles fit pages."""
-    yield shipped
-    for rows, keys, warps, stages in product((64, 128), (32, 64), (4, 8), (2, 3, 4)):
-        other = replace(shipped, rows=rows, keys=keys, num_warps=warps, num_stages=stages)
-        if other != shipped:
-            yield other
 
 
 def described(config: TileConfig) -> str:

@@ -66,8 +66,9 @@ class Runner:
         else:
             request = ticket.request
             # To compute a row of every position twice costs more than to leave a batch unfilled.
-            most = self.scheduler.limits.max_tokens if request.every_position else None
-            ticket.shared = share_prefixes(request, most or self.longest_family)
+            limits = self.scheduler.limits
+            most = limits.max_tokens if request.every_position else self.longest_family
+            ticket.shared = share_prefixes(request, most)
         self._tickets[self.scheduler.add(ticket.computed)] = ticket
 
     def step(self) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.arrays import NO_TOKENS, Int32Array
+from gpuscore.arrays import NO_TOKENS, Int32Array, common_prefix, sorted_order
 from gpuscore.request import ScoreRequest
 
 LEAST = 4  # tokens of a prefix
@@ -90,14 +90,13 @@ class _Tree:
         self.origin: list[int] = []
         given = _heads(request)
         self._request, self._families = request, request.families()
-        # Of ids, which are not negative, big-endian bytes sort as the ids do.
-        self._order = sorted(range(len(given)), key=lambda i: given[i].astype(">i4").tobytes())
+        self._order = sorted_order(given)
         self._sorted = [given[i] for i in self._order]
         self._lengths = np.array([*map(len, self._sorted)], np.int64)
-        self._common = np.array([0, *map(_common, self._sorted, self._sorted[1:])], np.int64)
+        self._common = np.array([0, *map(common_prefix, self._sorted, self._sorted[1:])], np.int64)
         if request.every_position:
             labels = [request.label_ids[i] for i in self._order]
-            same = np.array([0, *map(_common, labels, labels[1:])], np.int64)
+            same = np.array([0, *map(common_prefix, labels, labels[1:])], np.int64)
             self._common = np.minimum(self._common, same)
         self._max_tokens = max_tokens
 
@@ -180,10 +179,3 @@ class _Tree:
         self.labels.append(labels)
         self.parents.append(parent)
         self.origin.append(origin)
-
-
-def _common(one: Int32Array, other: Int32Array) -> int:
-    """Return the number of first tokens that are equal."""
-    count = min(len(one), len(other))
-    different = np.flatnonzero(one[:count] != other[:count])
-    return int(different[0]) if len(different) else count

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array
+from gpuscore.arrays import Int32Array, common_prefix, sorted_order
 from gpuscore.errors import TooManyTokens
 from gpuscore.limits import BackendLimits
 
@@ -78,8 +78,7 @@ def alike(prompts: Sequence[Int32Array], most: int) -> list[list[int]]:
         The numbers of each group's prompts, in order; one group of all if there would be over
         `most` groups.
     """
-    # Of ids, which are not negative, big-endian bytes sort as the ids do.
-    order = sorted(range(len(prompts)), key=lambda i: prompts[i].astype(">i4").tobytes())
+    order = sorted_order(prompts)
     groups = [order[:1]]
     for one, other in zip(order, order[1:], strict=False):
         shorter = min(len(prompts[one]), len(prompts[other]))
@@ -111,10 +110,3 @@ def stop_over(most: int, least: int, name: str) -> None:
     """Raise TooManyTokens if a request, read only in part so far, has over `most` tokens."""
     if least > most:
         raise TooManyTokens(f"at least {least} tokens, the limit is {most}", param=name)
-
-
-def common_prefix(a: Int32Array, b: Int32Array) -> int:
-    """Return the number of first tokens that both have."""
-    length = min(len(a), len(b))
-    differ = a[:length] != b[:length]
-    return int(differ.argmax()) if differ.any() else length

@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array
+from gpuscore.arrays import Int32Array, common_prefix
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
     GpuscoreError,
@@ -21,7 +21,7 @@ from gpuscore.label_nodes import most_tokens
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest
 from gpuscore.text.checks import PromptChecks, PromptsFrom
-from gpuscore.text.factoring import common_prefix, factor, split, stop_over
+from gpuscore.text.factoring import factor, split, stop_over
 from gpuscore.text.ids import factor_ids
 from gpuscore.text.labels import LabelReader
 from gpuscore.text.pieces import is_long

@@ -258,8 +258,8 @@ def rows_of_a_beginning_go_to_one_item_only(monkeypatch):
 
 def beginnings_with_other_labels_are_shared(monkeypatch):
     """The last token of what prompts share is shared, too, although they go on differently."""
-    common = trees._common
-    monkeypatch.setattr(trees, "_common", lambda one, other: common(one, other) + 1)
+    common = trees.common_prefix
+    monkeypatch.setattr(trees, "common_prefix", lambda one, other: common(one, other) + 1)
 
 
 # Each plant with the first seed that finds it, which is tried first. When the worlds change,

@@ -84,7 +84,7 @@ class Decoder:
         mlp_rows: int | None = None,
         pdl: bool = False,
     ) -> None:
-        self.config, self.pdl = config, pdl
+        self.config = config
         self._by_rows = by_rows
         self._own: Implementation = own
         self._mlp_rows = mlp_rows

@@ -52,7 +52,7 @@ class TritonAttention:
     def late(self) -> "TritonAttention":
         """Return the same without programmatic dependent launch."""
         other = copy(self)
-        other.tile_config = replace(self.tile_config, pdl=False)
+        other.use(replace(self.tile_config, pdl=False))
         return other
 
     def tables(self, batch: PackedBatch) -> list[TileTable]:
