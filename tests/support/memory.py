@@ -1,7 +1,10 @@
 """The memory of batches and of label heads, measured in a process of its own."""
 
+from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -34,18 +37,39 @@ def peaks(
     return whole, parts
 
 
-def growths(rows: int, width: int) -> tuple[int, int]:
-    """Return the bytes that a large label head takes: over its first rows, and over all.
+class HeadMemory(NamedTuple):
+    """Bytes that a label head takes over its first rows, and over all."""
 
-    Run it in a new process, as `peaks`.
-    """
+    first_live: int  # largest sum of blocks in use at one time
+    whole_live: int
+    first_aside: int  # set aside for a process that was measured on the first rows
+    whole_grown: int  # by which a process grew
+
+
+def head_memory(rows: int, width: int) -> HeadMemory:
+    """Run a large label head. Run this in a new process, as `peaks`."""
     use_one_arena()
     head = torch.ones(8 * reference.MAX_TILE // width, width, dtype=torch.bfloat16)
     hidden, chosen = torch.ones(rows, width, dtype=torch.bfloat16), torch.arange(rows)
     first, memory = head[: label_head.repeating_rows(width)], HostMemory()
     assert len(first) < len(head) / 2
-    found = []
-    for weight in (first, first, head):  # what the first run allocates stays
-        run = partial(vocab_statistics, hidden, weight, chosen, num_top=1, impl="reference")
-        found.append(memory.growth(run))
-    return found[1], found[2]
+
+    def over(weight: torch.Tensor) -> Callable[[], object]:
+        return partial(vocab_statistics, hidden, weight, chosen, num_top=1, impl="reference")
+
+    memory.growth(over(first))  # what the first run allocates stays
+    aside, grown = memory.growth(over(first)), memory._peak(over(head))
+    assert aside is not None
+    assert grown is not None
+    return HeadMemory(most_in_use(over(first)), most_in_use(over(head)), aside, grown)
+
+
+def most_in_use(run: Callable[[], object]) -> int:
+    """Return the largest sum of bytes that torch's CPU allocator had given out at one time."""
+    only_cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=only_cpu, profile_memory=True) as profile:
+        run()
+    assert profile.profiler is not None
+    events = profile.profiler.kineto_results.events()
+    changes = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    return max(accumulate(e.nbytes() for e in changes))
