@@ -181,18 +181,19 @@ def measure(name: str, rounds: int, launcher: GraphLauncher) -> list[dict[str, A
     ]
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workload", action="append", choices=list(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=200)
-    options = parser.parse_args()
+    parser.add_argument("--results", type=Path, help="file of results; default: results/")
+    options = parser.parse_args(argv)
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     with launcher_without_device() as launcher:
         for name in options.workload or WORKLOADS:
             rows += measure(name, options.rounds, launcher)
     print(table(rows))
-    keep("host-parts", {"rounds": options.rounds, "rows": rows})
+    keep("host-parts", {"rounds": options.rounds, "rows": rows}, options.results)
     return 0
 
 

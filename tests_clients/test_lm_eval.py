@@ -1,8 +1,9 @@
 """Promise: lm-evaluation-harness gives the same results over HTTP as for the same model in its own
-process."""
+process, and the choices of one context share it."""
 
 import json
 import os
+import urllib.request
 from pathlib import Path
 
 import lm_eval
@@ -18,6 +19,14 @@ ITEMS = (
     ("a green rug", "A rug.", "yes"),
 )
 TEXTS = ("A red steel lamp. A wooden garden chair in blue.", "x", "Ein grüner Teppich, 3 m × 4 m.")
+# Two contexts of about 1,000 tokens, with four choices of several tokens.
+LONG = [
+    {
+        "context": " ".join(f"{n}: {word} {thing}." for n in range(130)) + " What is it?",
+        "choices": [f" {word} {thing}", f" {word} sofa", f" grey {thing}", " a sofa in grey"],
+    }
+    for word, thing in (("red", "lamp"), ("blue", "chair"))
+]
 YAML = {
     "choose": """
         output_type: multiple_choice
@@ -25,6 +34,14 @@ YAML = {
         target_delimiter: ""
         doc_to_choice: ["yes", "no"]
         doc_to_target: "{{label}}"
+        metric_list: [{metric: acc}]
+    """,
+    "four": """
+        output_type: multiple_choice
+        doc_to_text: "{{context}}"
+        target_delimiter: ""
+        doc_to_choice: choices
+        doc_to_target: 0
         metric_list: [{metric: acc}]
     """,
     "read": """
@@ -41,6 +58,7 @@ def tasks(tmp_path_factory):
     directory = tmp_path_factory.mktemp("tasks")
     rows = {
         "choose": [{"query": q, "item": i, "label": label} for q, i, label in ITEMS],
+        "four": LONG,
         "read": [{"text": text} for text in TEXTS],
     }
     for name, lines in rows.items():
@@ -54,12 +72,12 @@ def tasks(tmp_path_factory):
     return directory
 
 
-def evaluate(tasks: Path, model: str, arguments: dict[str, str]):
+def evaluate(tasks: Path, model: str, arguments: dict[str, str], names=("choose", "read")):
     """Return accuracy or perplexity, and the log-likelihoods of every sample of each task."""
     found = lm_eval.simple_evaluate(
         model=model,
         model_args=arguments,
-        tasks=list(YAML),
+        tasks=list(names),
         task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
         batch_size=1 if model == "hf" else 3,
         device="cpu" if model == "hf" else None,
@@ -100,6 +118,38 @@ def test_log_likelihoods(server, tasks, expected, backend, monkeypatch):
     assert results["read"]["byte_perplexity,none"] == pytest.approx(
         theirs["read"]["byte_perplexity,none"], rel=1e-4
     )
+
+
+def tokens(server) -> dict[str, float]:
+    """Return the server's counts of prompt tokens and of those that were cached."""
+    request = urllib.request.Request(
+        server.url + "/metrics", headers={"Authorization": f"Bearer {server.key}"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        lines = [line.decode().split() for line in answer if not line.startswith(b"#")]
+    return {
+        kind: sum(float(n) for name, n in lines if name.startswith(f"gpuscore_{kind}_tokens_total"))
+        for kind in ("prompt", "cached")
+    }
+
+
+def test_choices_share_their_context(server, tasks, monkeypatch):
+    """At most a third of the tokens of four choices are computed."""
+    monkeypatch.setenv("OPENAI_API_KEY", server.key)
+    arguments = {"base_url": server.url + "/v1/completions", "model": "demo"}
+    arguments |= {"tokenizer_backend": "remote", "auth_token": server.key}
+    before = tokens(server)
+    _, samples = evaluate(tasks, "local-completions", arguments, ["four"])
+    after = tokens(server)
+    model = {"pretrained": os.environ["MODEL_DIRECTORY"], "dtype": "float32"}
+    _, wanted = evaluate(tasks, "hf", model, ["four"])
+    found, sent = samples["four"], after["prompt"] - before["prompt"]
+    for choices, theirs in zip(found, wanted["four"], strict=True):
+        assert len(choices) == 4
+        assert [p for p, _ in choices] == pytest.approx([p for p, _ in theirs], abs=1e-3)
+        assert [greedy for _, greedy in choices] == [greedy for _, greedy in theirs]
+    assert sent > 8 * 900
+    assert sent - (after["cached"] - before["cached"]) <= sent / 3
 
 
 def test_the_tokenizer_needs_the_key(server):
