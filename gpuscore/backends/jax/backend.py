@@ -18,6 +18,7 @@ from gpuscore.backends.common.checks import check_ids
 from gpuscore.backends.common.sizing import mebibytes
 from gpuscore.backends.jax.attention import Attend, Pool, XlaAttend
 from gpuscore.backends.jax.kept_bytes import KeptBytes
+from gpuscore.backends.jax.known_answer import TOKENS, check_known_answer
 from gpuscore.backends.jax.launched import Launched, LaunchedPart, joined, wanted_statistics
 from gpuscore.backends.jax.layout import ProgramSizes, page_entries
 from gpuscore.backends.jax.padding import padded
@@ -61,6 +62,18 @@ class JaxBackend:
                 plan.precision,
                 progress,
             )
+        if plan.device_name != "cpu":  # there, XLA's attention is what the tests hold to the rule
+            with as_config_error("the check of attention", "another --attention"):
+                check_known_answer(
+                    plan.attention,
+                    self._attends,
+                    self._config,
+                    plan.heads,
+                    plan.dtype_name,
+                    plan.device,
+                    plan.size(TOKENS),
+                    plan.pages.size,
+                )
         self._sizes = plan.sizes()
         self._programs: dict[ProgramSizes, Programs] = {}
         self._rows = self._padded_rows = 0  # computed so far, and with padding

@@ -90,9 +90,10 @@ class JaxPlan:
     def sizes(self) -> tuple[ProgramSizes, ...]:
         """Sizes of all programs, in ascending order."""
         kind = self.device_name
-        return tuple(self._size(tokens) for tokens in buckets(self.max_tokens, ROWS[kind]))
+        return tuple(self.size(tokens) for tokens in buckets(self.max_tokens, ROWS[kind]))
 
-    def _size(self, tokens: int) -> ProgramSizes:
+    def size(self, tokens: int) -> ProgramSizes:
+        """Return the sizes of the program for a bucket."""
         kind, kernel = self.device_name, self.attention == "pallas"
         rows, keys, prefix = (
             (KERNEL_ROWS, KERNEL_KEYS, min(KERNEL_KEYS, tokens))
