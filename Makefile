@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
-        check-kernels-all check-streams check-graphs simulate simulate-fronts soak check format demo bench-cpu bench-heap bench-start \
+        check-kernels-all check-streams check-graphs simulate simulate-fronts soak check format demo golden bench-cpu bench-heap bench-start \
         bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
         bench-in-process bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
@@ -148,6 +148,16 @@ test-gpu:
 	  tests/backends/test_contract.py -k 'not jax' || status=1; \
 	$(PYTEST_GPU) tests/backends/test_gpu_runner.py || status=1; \
 	exit $$status
+
+# Scores of the demo model, which the tests compare every backend with. Renew them after a change of
+# the demo or of parity's workload, for no other reason: the tests then say so.
+GOLDEN := tests/fixtures/golden
+RECORD := $(BIN)/python -P -m gpuscore parity record demo --workload quick --device cpu --threads 1
+golden: setup
+	rm -rf $(GOLDEN)
+	$(RECORD) --dtype float32 --output $(GOLDEN)/torch-float32
+	$(RECORD) --dtype float32 --oracle --output $(GOLDEN)/transformers-float32
+	$(RECORD) --dtype bfloat16 --oracle --output $(GOLDEN)/transformers-bfloat16
 
 # More seeded worlds than the suite runs: make simulate SEEDS=100000
 SEEDS ?= 20000

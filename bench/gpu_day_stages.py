@@ -17,7 +17,8 @@ from group import run_group
 
 ROOT = Path(__file__).parents[1]
 BENCH = ROOT / "bench"
-REFERENCE = BENCH / "reference" / "parity-demo-quick"  # recorded on a CPU, float32
+# Recorded on a CPU, float32, by `make golden`.
+REFERENCE = BENCH.parent / "tests" / "fixtures" / "golden" / "torch-float32"
 TESTS = (
     "tests/kernels/triton_interpreter",
     "tests/backends/test_gpu_attention.py",

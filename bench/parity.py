@@ -3,6 +3,7 @@
     make bench-parity                                  # 2,000 + 500 x 20, a small shape, this CPU
     make bench-parity ARGS='--workload short'          # 300 + 16 x 32
     make bench-parity ARGS='--dtype bfloat16'
+    make bench-parity ARGS='--backends torch@cpu,jax@tpu'     # each on a device of its own
     make bench-parity ARGS='--trace DIRECTORY'         # also JAX's profile of a round
 
 The backends are timed only if they agree: in float32 within 1e-4 in log p on the whole workload; in
@@ -34,6 +35,7 @@ RESULTS = Path(__file__).parent / "results"
 SCRATCH = Path(__file__).parents[1] / "scratch"
 LABELS = [11, 23]
 BACKENDS = ("torch", "jax")
+DEVICES = ("cpu", "cuda", "tpu")
 
 
 def main() -> None:
@@ -42,7 +44,6 @@ def main() -> None:
     workload = WORKLOADS[options.workload]
     config = ModelConfig(
         str(directory),
-        device=options.device,
         dtype=options.dtype,
         # JAX writes all pages at start, so more of them would only take time.
         max_model_len=4096,
@@ -51,7 +52,9 @@ def main() -> None:
     scorers, starts = {}, {}
     for name in BACKENDS:
         start = time.perf_counter()
-        scorers[name] = Scorer(dataclasses.replace(config, backend=name))
+        scorers[name] = Scorer(
+            dataclasses.replace(config, backend=name, device=options.backends[name])
+        )
         run(scorers[name], workload, options.shape)  # compiles
         starts[name] = time.perf_counter() - start
     draw(check(scorers, directory, options, workload))
@@ -59,6 +62,7 @@ def main() -> None:
     if options.trace:
         trace(scorers["jax"], options, workload)
     for row in rows:
+        row["device"] = options.backends[row["backend"]]
         row["first answer after s"] = round(starts[row["backend"]], 1)
     for scorer in scorers.values():
         scorer.close()
@@ -66,7 +70,7 @@ def main() -> None:
         "bench": "parity",
         "shape": options.shape,
         "dtype": options.dtype,
-        "device": options.device,
+        "devices": options.backends,
         "workload": str(workload),
         "repeat": options.repeat,
         "jax": jax_version(),
@@ -85,11 +89,29 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="reports")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--backends",
+        type=devices,
+        default="torch@cpu,jax@cpu",
+        metavar="torch@DEVICE,jax@DEVICE",
+        help=f"device of each backend: {', '.join(DEVICES)} (default: torch@cpu,jax@cpu)",
+    )
     parser.add_argument("--max-batch-tokens", type=int, default=None)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--trace", type=Path, default=None, metavar="DIRECTORY")
     return parser.parse_args()
+
+
+def devices(text: str) -> dict[str, str]:
+    """Parse the device of each backend; raise ArgumentTypeError if the text has another form."""
+    parts = [part.partition("@") for part in text.split(",")]
+    found = {name: device for name, _, device in parts}
+    if len(parts) != len(found) or set(found) != set(BACKENDS):
+        raise argparse.ArgumentTypeError(f"{text!r} does not name {' and '.join(BACKENDS)} once")
+    for name, device in found.items():
+        if device not in DEVICES or (name, device) == ("torch", "tpu"):
+            raise argparse.ArgumentTypeError(f"{name!r} cannot run on {device!r}")
+    return found
 
 
 def run(scorer: Scorer, workload: Workload, shape: str) -> np.ndarray:
@@ -111,7 +133,9 @@ def check(
         if difference.max() > 1e-4:
             raise SystemExit("jax does not agree with torch: nothing is timed")
         return found
-    with Scorer(str(directory), dtype="float32", device=options.device, max_model_len=4096) as one:
+    with Scorer(
+        str(directory), dtype="float32", device=options.backends["torch"], max_model_len=4096
+    ) as one:
         exact = run(one, workload, options.shape)
     torchs, jaxs = (np.abs(found[name] - exact) for name in BACKENDS)
     print(f"from float32: torch max {torchs.max():.1e}, jax max {jaxs.max():.1e}")

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 Int32Array: TypeAlias = NDArray[np.int32]
 
 
+Int64Array: TypeAlias = NDArray[np.int64]
+
+
 Float32Array: TypeAlias = NDArray[np.float32]
 
 

@@ -265,6 +265,7 @@ ALLOWED = {
         "gpuscore.config.parser",
         "gpuscore.config.sources",
         "gpuscore.parity.commands",
+        "gpuscore.parity.compare",
         "gpuscore.parity.conformance.check_server",
     },
     "gpuscore.parity.metrics": {"gpuscore.arrays"},

@@ -53,12 +53,14 @@ Examples:
 Examples:
 
   gpuscore parity record Qwen/Qwen3-0.6B -o this-machine --dtype bfloat16
+  gpuscore parity record Qwen/Qwen3-0.6B --oracle -o exact --dtype float32
 
 """,
     "parity compare": """\
 Examples:
 
   gpuscore parity compare this-machine other-machine
+  gpuscore parity compare gpu tpu --reference exact rounded
 """,
     "parity check-server": """\
 Examples:

@@ -47,9 +47,10 @@ def _add_run(commands: Any) -> None:
         "--backends",
         required=True,
         metavar="LIST",
-        help="comma-separated framework:dtype[:attention], such as "
-        "torch:bfloat16:triton,jax:float32; int8, fp8 or w8a16 in the place of the dtype is the "
-        "--quantization; replaces --backend, --dtype, --attention and --quantization",
+        help="comma-separated framework:dtype[:attention][@device], such as "
+        "torch:bfloat16:triton,jax:bfloat16@tpu; int8, fp8 or w8a16 in the place of the dtype is "
+        "the --quantization; replaces --backend, --dtype, --attention and --quantization; without "
+        "@device a backend gets --device, as transformers does",
     )
     _add_workload(group)
     _add_report(group)
@@ -70,6 +71,11 @@ def _add_record(commands: Any) -> None:
     group.add_argument(
         "-o", "--output", required=True, metavar="DIRECTORY", help="the bundle; must not exist yet"
     )
+    group.add_argument(
+        "--oracle",
+        action="store_true",
+        help="score with transformers in --dtype, for `parity compare --reference`",
+    )
     _add_workload(group)
     add_flags(record, ModelConfig, FileConfig)
     record.add_help_all()
@@ -79,15 +85,24 @@ def _add_compare(commands: Any) -> None:
     compare = _add(
         commands,
         "compare",
-        "A B [OPTIONS]",
-        "compare two bundles of one model and one workload",
+        "A B [...] [--reference EXACT ROUNDED] [OPTIONS]",
+        "compare bundles of one model and one workload",
         _compare,
         exit_1="a gate failed",
     )
     compare.add_argument(
-        "a", metavar="A", help="bundle; if only one is float32, it counts as right"
+        "bundles",
+        nargs="+",
+        metavar="A B",
+        help="bundles; every pair is judged, and if only one of two is float32, it counts as right",
     )
-    compare.add_argument("b", metavar="B", help="bundle")
+    compare.add_argument(
+        "--reference",
+        nargs="+",
+        metavar="BUNDLE",
+        help="transformers' bundles: one in float32, and one in each half-precision format of the "
+        "others. Each bundle is judged by them, as `parity run` judges; no pair is",
+    )
     _add_report(compare)
 
 
@@ -161,6 +176,17 @@ def _add_workload(group: Any) -> None:
         default="standard",
         help="length of the prompts; full: 2,000 + 500 x 20 tokens, for a GPU (default: standard)",
     )
+    _add_seed(group)
+    group.add_argument(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of seeds from --seed on, each with requests of its own (default: 1)",
+    )
+
+
+def _add_seed(group: Any) -> None:
     group.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the random tokens (default: 0)"
     )
@@ -206,7 +232,7 @@ def _record(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def _compare(values: argparse.Namespace, settings: Settings) -> int:
-    from gpuscore.parity.commands import compare
+    from gpuscore.parity.compare import compare
 
     return compare(values)
 

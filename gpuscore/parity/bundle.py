@@ -26,7 +26,7 @@ from gpuscore.parity.metrics import Errors
 from gpuscore.parity.runs import CaseResult, Run
 from gpuscore.parity.workload import Case, Workload
 
-FORMAT = "gpuscore parity bundle 1"
+FORMAT = "gpuscore parity bundle 2"
 WORKLOAD, RESULTS, ABOUT, SUMS = "workload.json", "results.safetensors", "bundle.json", "SHA256SUMS"
 
 
@@ -44,6 +44,7 @@ def write_bundle(directory: Path, bundle: Bundle) -> None:
     """Write a bundle; raise ConfigError if `directory` exists already or cannot be written."""
     run = bundle.run
     about = {
+        **bundle.about,
         "format": FORMAT,
         "run": {
             "name": run.name,
@@ -55,7 +56,6 @@ def write_bundle(directory: Path, bundle: Bundle) -> None:
         },
         "workload_sha256": bundle.workload.digest,
         "model": asdict(bundle.model),
-        **bundle.about,
     }
     files = {
         WORKLOAD: bundle.workload.as_json().encode(),
@@ -143,7 +143,7 @@ def _result(arrays: dict[str, Any], case: Case) -> CaseResult:
 
 def _named(workload: Workload) -> str:
     return (
-        f"{workload.size}, seed {workload.seed}, {workload.vocab_rows} token ids, "
+        f"{workload.size}, {workload.seeds_as_text}, {workload.vocab_rows} token ids, "
         f"context {workload.context}, SHA-256 {_short(workload.digest)}"
     )
 

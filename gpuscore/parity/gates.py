@@ -8,10 +8,10 @@ tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and 
    same half-precision format (eager attention), at median, p99 and maximum.
 3. Absolute: float32 backends differ by at most 1e-4 in log p; half-precision ones by 0.05 at p99,
    0.15 at most, and 0.01 in probability.
-4. Rank: no inversion among pairs whose float32 gap is over twice the p99 error; tau-b at least
-   0.99 and top-10 overlap at least 0.9 on sets that are not degenerate. The p99 error is the one
-   that gate 2 or 3 allows, not the measured one, so that a bad backend does not widen its own
-   margin. There is no gate on NDCG, because a random workload has no graded items.
+4. Rank: no inversion among pairs whose float32 gap is over twice the p99 error; tau-b and top-10
+   overlap at least what errors imply that are as large as gate 2 or 3 allows (`noise.py`). Allowed
+   errors, not measured ones, so that a bad backend does not widen its own margin. There is no gate
+   on NDCG, because a random workload has no graded items.
 5. and 6. An item's scores alone and with other items differ by no more than gate 3 allows; with
    --deterministic they have the same bits.
 7. Linear layers in eight bits are judged against float32 by how items are ordered: tau-b at least
@@ -20,6 +20,8 @@ tolerances of SGLang, vLLM, FlashInfer and transformers in their own tests, and 
    error apart, and an error in log p of at most 0.25 at p99. Gates 2 and 3 do not apply: the noise
    of eight bits is larger than that of any dtype. Among fewer items a single swap costs over 0.01.
    Log-odds, because a label's log p ends at 0: those of half the items are next to each other.
+
+A gate that cannot judge says so: it is skipped, with the reason.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,14 +29,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.arrays import Float64Array
+from gpuscore.parity.measures import RANKED, best_labels, differences, rankings
 from gpuscore.parity.metrics import (
     Errors,
     RankAgreement,
+    RankedScores,
     errors,
     kendall_tau_b,
     log_odds,
     rank,
+)
+from gpuscore.parity.noise import (
+    Agreement,
+    PermittedNoise,
+    TauB,
+    TopOverlap,
+    WorstRanking,
+    worst_ranking,
 )
 from gpuscore.parity.runs import Run
 from gpuscore.parity.workload import Workload
@@ -42,12 +53,10 @@ from gpuscore.parity.workload import Workload
 RELATIVE = 2.0
 FLOAT32 = 1e-4
 HALF_P99, HALF_MAX, HALF_PROBABILITY = 0.05, 0.15, 0.01
-TAU, TOP = 0.99, 0.9
-# A set is degenerate if a larger share of its pairs differs by less than the noise. If all those
-# pairs were swapped, which noise alone may do, tau-b would be under TAU.
-TIES = (1 - TAU) / 2
-RANKED = 10  # least number of items in a ranking
-EIGHT_P99, SPREAD, MANY, FLIPS = 0.25, 2.0, 100, 0.01
+EIGHT_P99, SPREAD, MANY, FLIPS, TAU = 0.25, 2.0, 100, 0.01, 0.99
+ALLOWED_FLOAT32 = PermittedNoise.up_to(FLOAT32)
+ALLOWED_HALF = PermittedNoise.normal(HALF_P99, HALF_MAX)
+ALLOWED_EIGHT = PermittedNoise.normal(EIGHT_P99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +65,12 @@ class Verdict:
 
     subject: str
     gate: str
-    passed: bool
+    passed: bool | None  # None: the gate was skipped
     detail: str
+
+    @property
+    def failed(self) -> bool:
+        return self.passed is False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,38 +82,28 @@ class Comparison:
     log_p: Errors
     p: Errors
     ranking: RankAgreement
+    rankings: tuple[RankedScores, ...]
+    allowed: PermittedNoise
 
 
-def compare(
-    workload: Workload, want: Run, got: Run, allowed_p99: float, noise: float
-) -> Comparison:
+def skipped(subject: str, gate: str, reason: str) -> Verdict:
+    """Return the verdict of a gate that cannot judge."""
+    return Verdict(subject, gate, None, f"skipped, because {reason}")
+
+
+def compare(workload: Workload, want: Run, got: Run, allowed: PermittedNoise) -> Comparison:
     """Compare two runs of one workload.
 
     Args:
         workload: the requests of both runs.
         want: the run that counts as right.
         got: the run that is judged.
-        allowed_p99: allowed error of `got` in log p; a gap over twice that is clear.
-        noise: scores of `want` that differ by no more than this count as tied.
+        allowed: errors of `got` in log p that are allowed.
     """
     log_p, p = differences(workload, want, got)
-    ranking = rank(_ranked(workload, want, got), 2 * allowed_p99, noise, TIES)
-    return Comparison(want, got, errors(log_p), errors(p), ranking)
-
-
-def differences(workload: Workload, want: Run, got: Run) -> tuple[Float64Array, Float64Array]:
-    """Return the differences of all log-probabilities, and of all probabilities and masses."""
-    log_p, p = [], []
-    for case in workload.cases:
-        one, two = want.results[case.name], got.results[case.name]
-        asked = np.concatenate(
-            [np.arange(one.values.shape[1]) < len(ids) for ids in case.label_ids]
-        )
-        log_p.append((two.values - one.values).ravel()[asked])
-        p.append((np.exp(two.values) - np.exp(one.values)).ravel()[asked])
-        if one.mass is not None and two.mass is not None:
-            p.append(two.mass - one.mass)
-    return np.concatenate(log_p), np.concatenate(p)
+    ranked = tuple(rankings(workload, want, got))
+    agreement = rank(ranked, 2 * allowed.clear)
+    return Comparison(want, got, errors(log_p), errors(p), agreement, ranked, allowed)
 
 
 def judge(
@@ -117,15 +120,17 @@ def judge(
     if run.in_eight_bits:
         return _judge_eight_bits(workload, exact, run)
     if rounded is None:
-        found = compare(workload, exact, run, FLOAT32, FLOAT32)
+        found = compare(workload, exact, run, ALLOWED_FLOAT32)
         return found, [
             _at_most(run.name, found.log_p, FLOAT32),
             *order_verdicts(found),
-            *packing(run),
+            packing(run),
         ]
-    theirs = errors(differences(workload, exact, rounded)[0])
-    found = compare(workload, exact, run, RELATIVE * theirs.p99, theirs.p99)
-    return found, [_relative(found, theirs), *order_verdicts(found), *packing(run)]
+    noise = differences(workload, exact, rounded)[0]
+    theirs = errors(noise)
+    allowed = PermittedNoise.multiple(RELATIVE, noise, theirs.p99)
+    found = compare(workload, exact, run, allowed)
+    return found, [_relative(found, theirs), *order_verdicts(found), packing(run)]
 
 
 def judge_pair(workload: Workload, one: Run, two: Run) -> tuple[Comparison, list[Verdict]]:
@@ -141,48 +146,47 @@ def judge_pair(workload: Workload, one: Run, two: Run) -> tuple[Comparison, list
         one, two = two, one
     subject = f"{two.name} against {one.name}"
     if two.dtype == "float32" and not eight_bits:
-        found = compare(workload, one, two, FLOAT32, FLOAT32)
+        found = compare(workload, one, two, ALLOWED_FLOAT32)
         return found, [_at_most(subject, found.log_p, FLOAT32), *order_verdicts(found, subject)]
-    found = compare(workload, one, two, HALF_P99, HALF_P99)
+    found = compare(workload, one, two, ALLOWED_HALF)
     return found, [_absolute(subject, found.log_p, found.p), *order_verdicts(found, subject)]
 
 
 def _judge_eight_bits(workload: Workload, exact: Run, run: Run) -> tuple[Comparison, list[Verdict]]:
     """Judge a run in eight bits by gate 7."""
-    found = compare(workload, exact, run, EIGHT_P99, EIGHT_P99)
+    found = compare(workload, exact, run, ALLOWED_EIGHT)
     p99 = found.log_p.p99
     detail = f"|d log p| p99 {p99:.1e}, at most {EIGHT_P99}"
-    swaps = f"{found.ranking.inversions} inversions of {found.ranking.clear_pairs} clear pairs"
-    verdicts = [
+    return found, [
         Verdict(run.name, "eight bits", p99 <= EIGHT_P99, detail),
-        Verdict(run.name, "rank", found.ranking.inversions == 0, swaps),
+        _inversions(found, run.name),
+        _long_lists(found, run.name),
+        _best_label(workload, found, run.name),
+        packing(run),
     ]
+
+
+def _long_lists(found: Comparison, subject: str) -> Verdict:
     taus = [
-        kendall_tau_b(want, got)
-        for want, got in _ranked(workload, exact, run)
-        if log_odds(want).std() >= SPREAD and len(want) >= MANY
+        kendall_tau_b(one.want, one.got)
+        for one in found.rankings
+        if len(one.want) >= MANY and log_odds(one.want).std() >= SPREAD
     ]
-    if taus:
-        detail = f"tau-b {min(taus):.4f}, at least {TAU}, of {len(taus)} rankings spread by 2 nats"
-        verdicts.append(Verdict(run.name, "tau-b", min(taus) >= TAU, detail))
-    flips, items = best_labels(workload, exact, run)
-    if items:
-        detail = f"best label of {flips} of {items} items is another, at most {FLIPS:.0%}"
-        verdicts.append(Verdict(run.name, "best label", flips <= FLIPS * items, detail))
-    return found, [*verdicts, *packing(run)]
+    if not taus:
+        reason = f"no ranking of {MANY} items or more is spread by {SPREAD:g} nats"
+        return skipped(subject, "tau-b", reason)
+    worst = float(np.min(taus))  # NaN, if one is
+    detail = f"tau-b {worst:.4f}, at least {TAU}, of {len(taus)} rankings spread by 2 nats"
+    return Verdict(subject, "tau-b", worst >= TAU, detail)
 
 
-def best_labels(workload: Workload, want: Run, got: Run) -> tuple[int, int]:
-    """Return the number of items whose best label differs, and of all items with two or more."""
-    flips = items = 0
-    for case in workload.cases:
-        one, two = want.results[case.name].values, got.results[case.name].values
-        several = (~np.isnan(one)).sum(axis=1) > 1
-        if several.any():
-            best = (np.nanargmax(values[several], axis=1) for values in (one, two))
-            flips += int(np.not_equal(*best).sum())
-            items += int(several.sum())
-    return flips, items
+def _best_label(workload: Workload, found: Comparison, subject: str) -> Verdict:
+    flips = best_labels(workload, found.want, found.got).values
+    if not flips.size:
+        return skipped(subject, "best label", "no item has two labels")
+    count = int(flips.sum())
+    detail = f"best label of {count} of {flips.size} items is another, at most {FLIPS:.0%}"
+    return Verdict(subject, "best label", count <= FLIPS * flips.size, detail)
 
 
 def _at_most(subject: str, found: Errors, limit: float) -> Verdict:
@@ -216,35 +220,43 @@ def _absolute(subject: str, log_p: Errors, p: Errors) -> Verdict:
 
 def order_verdicts(found: Comparison, subject: str | None = None) -> Iterator[Verdict]:
     """Yield the verdicts of gate 4."""
-    subject, ranking = subject or found.got.name, found.ranking
+    subject = subject or found.got.name
+    yield _inversions(found, subject)
+    yield _order(found, subject, "tau-b", TauB())
+    yield _order(found, subject, "top-10", TopOverlap())
+
+
+def _inversions(found: Comparison, subject: str) -> Verdict:
+    ranking = found.ranking
+    if not ranking.clear_pairs:
+        reason = f"no two items of a ranking are over {2 * found.allowed.clear:.1e} apart in log p"
+        return skipped(subject, "rank", reason)
     detail = f"{ranking.inversions} inversions of {ranking.clear_pairs} clear pairs"
-    yield Verdict(subject, "rank", ranking.inversions == 0, detail)
-    if ranking.clear_tau is not None:
-        detail = f"tau-b {ranking.clear_tau:.4f} of rankings that are no near ties, at least {TAU}"
-        yield Verdict(subject, "tau-b", ranking.clear_tau >= TAU, detail)
-    if ranking.clear_top is not None:
-        detail = f"top-10 overlap {ranking.clear_top:.2f} of the same, at least {TOP}"
-        yield Verdict(subject, "top-10", ranking.clear_top >= TOP, detail)
+    return Verdict(subject, "rank", ranking.inversions == 0, detail)
 
 
-def packing(run: Run) -> Iterator[Verdict]:
-    """Yield the verdict of gates 5 and 6, if the run has scores of single items."""
+def _order(found: Comparison, subject: str, gate: str, agreement: Agreement) -> Verdict:
+    worst = worst_ranking(found.rankings, found.allowed, agreement)
+    if worst is None:
+        reason = f"no request ranks {max(RANKED, agreement.fewest)} different items"
+        return skipped(subject, gate, reason)
+    if worst.within and not worst.telling:
+        reason = f"the allowed noise hides the order of all {worst.rankings} rankings"
+        return skipped(subject, gate, f"{reason}: {_found(worst)}, which a random order reaches")
+    detail = f"{gate} {_found(worst)}, {worst.expected:.4f} expected"
+    of = f"the worst of {worst.rankings} rankings, {worst.telling} of which can tell"
+    return Verdict(subject, gate, worst.within, f"{detail}; {of}")
+
+
+def _found(worst: WorstRanking) -> str:
+    return f"{worst.found:.4f} in {worst.name}, at least {worst.least:.4f}"
+
+
+def packing(run: Run) -> Verdict:
+    """Return the verdict of gates 5 and 6."""
     if run.alone is None:
-        return
+        return skipped(run.name, "packing", "none of its items was scored alone")
     limit = FLOAT32 if run.dtype == "float32" and not run.in_eight_bits else HALF_MAX
     limit = 0.0 if run.deterministic else limit
     detail = f"alone and in company max |d log p| {run.alone.maximum:.1e}, at most {limit:g}"
-    yield Verdict(run.name, "packing", run.alone.maximum <= limit, detail)
-
-
-def _ranked(workload: Workload, want: Run, got: Run) -> Iterator[tuple[Float64Array, Float64Array]]:
-    """Yield (want, got) for each label of each case: a ranking of its items by that label.
-
-    Items with the same prompt are taken once.
-    """
-    for case in workload.cases:
-        first = {tuple(ids): row for row, ids in reversed(list(enumerate(case.prompt_ids())))}
-        rows = sorted(first.values())
-        if case.same_labels and len(rows) >= RANKED:
-            one, two = want.results[case.name].values, got.results[case.name].values
-            yield from zip(one[rows].T, two[rows].T, strict=True)
+    return Verdict(run.name, "packing", run.alone.maximum <= limit, detail)

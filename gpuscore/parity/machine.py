@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,25 @@ _PACKAGES = (
     "flashinfer-python",
     "jax",
     "jaxlib",
+    "libtpu",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
     "transformers",
     "tokenizers",
     "safetensors",
     "numpy",
 )
+# What XLA and libtpu read; some of their flags change the order of sums.
+_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64")
+
+
+def environment() -> dict[str, str]:
+    """Return the variables that affect scores and are set; local paths in them are left out."""
+    return {
+        name: re.sub(r"=\S*[/\\]\S*", "=PATH", os.environ[name])
+        for name in _VARIABLES
+        if os.environ.get(name)
+    }
 
 
 def versions() -> dict[str, str]:

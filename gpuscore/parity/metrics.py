@@ -21,15 +21,22 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
+class RankedScores:
+    """The scores of a set of items by one label, in two runs."""
+
+    name: str
+    want: Float64Array  # [n]
+    got: Float64Array  # [n]
+
+
+@dataclass(frozen=True, slots=True)
 class RankAgreement:
-    """Agreement of two orders, over all sets of items that are ranked by one label."""
+    """Agreement of two orders, over all rankings."""
 
     inversions: int  # among pairs with a clear gap
     clear_pairs: int
-    tau: float | None  # smallest Kendall's tau-b of the sets; None: no set
-    top: float | None  # smallest overlap of the ten best; None: no set of twenty items
-    clear_tau: float | None  # as tau, of the sets that are not degenerate
-    clear_top: float | None
+    tau: float | None  # smallest Kendall's tau-b of the rankings; None: no ranking
+    top: float | None  # smallest overlap of the ten best; None: no ranking of twenty items
 
 
 def errors(differences: Float64Array) -> Errors:
@@ -74,40 +81,18 @@ def inversions(want: Float64Array, got: Float64Array, gap: float) -> tuple[int, 
     return int((clear & (got[:, None] < got[None, :])).sum()), int(clear.sum())
 
 
-def rank(
-    sets: Iterable[tuple[Float64Array, Float64Array]], gap: float, noise: float, ties: float
-) -> RankAgreement:
-    """Summarise the rank agreement of several sets.
-
-    Args:
-        sets: (want [n], got [n]) of each set.
-        gap: the order of two scores further apart than this is clear.
-        noise: two scores no further apart than this count as tied.
-        ties: a set with a larger share of tied pairs is degenerate: its order means nothing.
-    """
+def rank(rankings: Iterable[RankedScores], gap: float) -> RankAgreement:
+    """Summarise rankings; the order of two scores over `gap` apart is clear."""
     inverted = clear = 0
     taus: list[float] = []
     tops: list[float] = []
-    clear_taus: list[float] = []
-    clear_tops: list[float] = []
-    for want, got in sets:
-        wrong, all_clear = inversions(want, got, gap)
+    for one in rankings:
+        wrong, all_clear = inversions(one.want, one.got, gap)
         inverted, clear = inverted + wrong, clear + all_clear
-        tau = [kendall_tau_b(want, got)]
-        top = [top_overlap(want, got)] if len(want) >= 2 * TOP else []
-        taus += tau
-        tops += top
-        if near_ties(want, noise) <= ties:
-            clear_taus += tau
-            clear_tops += top
-    return RankAgreement(inverted, clear, *map(_least, (taus, tops, clear_taus, clear_tops)))
-
-
-def near_ties(values: Float64Array, noise: float) -> float:
-    """Return the share of all pairs that are no more than `noise` apart."""
-    near = np.abs(values[:, None] - values[None, :]) <= noise
-    n = len(values)
-    return float((near.sum() - n) / max(1, n * (n - 1)))
+        taus.append(kendall_tau_b(one.want, one.got))
+        if len(one.want) >= 2 * TOP:
+            tops.append(top_overlap(one.want, one.got))
+    return RankAgreement(inverted, clear, _least(taus), _least(tops))
 
 
 def _signs(values: Float64Array) -> Float64Array:

@@ -31,9 +31,16 @@ def oracle_device(name: str) -> str:
 
 
 def run_oracle(
-    directory: Path, workload: Workload, dtype: str, device: str, scored: Scored = unwatched
+    directory: Path,
+    workload: Workload,
+    dtype: str,
+    device: str,
+    threads: int | None = None,
+    scored: Scored = unwatched,
 ) -> Run:
-    """Run `Oracle.run`, then free its memory for the backends."""
+    """Run `Oracle.run` with --threads, then free its memory for the backends."""
+    if threads is not None:
+        torch.set_num_threads(threads)
     found = Oracle(directory, dtype, device).run(workload, scored)
     free_memory()
     return found

@@ -19,6 +19,7 @@ from gpuscore.scorer import Scorer
 
 _CHOICES = {item.name: item.choices for item in options(ModelConfig)}
 _FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]
+_DEVICES = _CHOICES["device"]
 DTYPES = ("float32", "bfloat16", "float16")
 PRECISIONS = ("int8", "fp8", "w8a16")  # of linear layers, in the place of a dtype
 TIMED = "500 items"  # the case whose throughput is measured
@@ -53,7 +54,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """A backend as `framework:dtype[:attention]` on the command line.
+    """A backend as `framework:dtype[:attention][@device]` on the command line.
 
     A precision of linear layers may stand for the dtype, which is then "auto".
     """
@@ -62,15 +63,25 @@ class BackendSpec:
     dtype: str
     attention: str = "auto"
     quantization: str = "auto"
+    device: str | None = None  # None: the one of --device
 
     @classmethod
     def parse(cls, text: str) -> "BackendSpec":
         """Parse a backend; raise ConfigError if the text has another form."""
+        named, at, device = text.partition("@")
+        if at and device not in _DEVICES:
+            raise ConfigError(
+                f"--backends: {text!r} asks for device {device!r}; there are {', '.join(_DEVICES)}"
+            )
+        return replace(cls._without_device(named), device=device or None)
+
+    @classmethod
+    def _without_device(cls, text: str) -> "BackendSpec":
         parts = text.split(":")
         formats = DTYPES + PRECISIONS
         if len(parts) not in (2, 3) or parts[0] not in _FRAMEWORKS or parts[1] not in formats:
             raise ConfigError(
-                f"--backends: {text!r} is not framework:dtype[:attention]; frameworks are "
+                f"--backends: {text!r} is not framework:dtype[:attention][@device]; frameworks are "
                 f"{', '.join(_FRAMEWORKS)}, dtypes {', '.join(DTYPES)}, or of linear layers "
                 f"{', '.join(PRECISIONS)}"
             )
@@ -87,7 +98,8 @@ class BackendSpec:
     def __str__(self) -> str:
         ending = "" if self.attention == "auto" else f":{self.attention}"
         kind = self.dtype if self.quantization == "auto" else self.quantization
-        return f"{self.framework}:{kind}{ending}"
+        place = "" if self.device is None else f"@{self.device}"
+        return f"{self.framework}:{kind}{ending}{place}"
 
     def configure(self, base: ModelConfig) -> ModelConfig:
         """Return `base` with this backend."""
@@ -97,6 +109,7 @@ class BackendSpec:
             dtype=self.dtype,
             attention=self.attention,
             quantization=self.quantization,
+            device=self.device or base.device,
         )
 
 

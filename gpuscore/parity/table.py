@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from gpuscore.parity.gates import Comparison, Verdict
+from gpuscore.parity.measures import by_query
+from gpuscore.parity.workload import Workload
 
 HEAD = (
     "scores",
@@ -19,8 +21,13 @@ HEAD = (
 )
 
 ABOUT_RANKS = (
-    "(tau-b and top-10 are the worst of all rankings; the gates leave out rankings of near ties)"
+    "(tau-b and top-10 are the smallest of all rankings, each of which has a limit of its own)"
 )
+ABOUT_INTERVALS = (
+    "(95 % intervals by bootstrap over {queries} queries; a threshold lies in the middle of each "
+    "ranking)"
+)
+WORDS = {True: "ok  ", False: "FAIL", None: "skip"}
 
 
 def row(found: Comparison) -> tuple[str, ...]:
@@ -41,6 +48,24 @@ def row(found: Comparison) -> tuple[str, ...]:
     )
 
 
+def measured(
+    workload: Workload, comparisons: Sequence[Comparison]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
+    """Return head, rows and a note of the table of measures, with a column for each comparison."""
+    found = [by_query(workload, one.want, one.got) for one in comparisons]
+    names = found[0][1] if found else {}
+    rows = [
+        (name, *(f"{intervals[name]:{_format(name)}}" for _, intervals in found)) for name in names
+    ]
+    head = ("by query", *(one.got.name for one in comparisons))
+    return head, rows, ABOUT_INTERVALS.format(queries=found[0][0] if found else 0)
+
+
+def _format(measure: str) -> str:
+    """Return the format of a measure's numbers; those near 1 need digits after the point."""
+    return ".4f" if measure.endswith("tau-b") else ".2g"
+
+
 def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return the table with aligned columns, the first one to the left, the others to the right."""
     lines = [head, *rows]
@@ -54,5 +79,5 @@ def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def verdict_line(verdict: Verdict) -> str:
-    word = "ok  " if verdict.passed else "FAIL"
+    word = WORDS[verdict.passed]
     return f"{word}  {verdict.subject}, {verdict.gate}: {verdict.detail}"

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Workload:
 
     size: str
     seed: int
+    seeds: int
     vocab_rows: int
     context: int
     cases: tuple[Case, ...]
@@ -61,6 +62,12 @@ class Workload:
     def digest(self) -> str:
         """The SHA-256 of the workload, equal on all machines for equal requests."""
         return hashlib.sha256(self.as_json().encode()).hexdigest()
+
+    @property
+    def seeds_as_text(self) -> str:
+        if self.seeds == 1:
+            return f"seed {self.seed}"
+        return f"seeds {self.seed} to {self.seed + self.seeds - 1}"
 
     @classmethod
     def from_json(cls, text: str) -> "Workload":
@@ -75,8 +82,8 @@ class Size:
     """The size of a workload, in tokens."""
 
     long_query: int  # of the case "long"
-    query: int  # of the case "500 items"
-    item: int  # of the case "500 items"
+    query: int  # of the case "500 items"; those of many queries are no longer
+    item: int  # of the case "500 items"; those of many queries are at most twice as long
 
 
 SIZES = {
@@ -85,7 +92,10 @@ SIZES = {
     "full": Size(7600, 2000, 20),
 }
 MANY = 500
+QUERIES, ITEMS = 24, 12  # further queries of a seed, and the items of each
+SHORTEST_QUERY, LENGTHS = 8, 8  # tokens of the shortest of them; number of lengths
 LONGEST_ITEM = 64
+MOST_SEEDS = 100
 SPARE = LONGEST_ITEM + 1  # tokens of the context that no query uses
 # The labels are the first two of these texts that are one token each; most vocabularies have two.
 LABEL_TEXTS = ("yes", "no", " yes", " no", "Yes", "No", "true", "false", "0", "1", "a", "b")
@@ -112,32 +122,51 @@ GRADED_ITEMS = [
 
 
 def make_workload(
-    size: str, seed: int, vocab_rows: int, context: int, tokenizer: Tokenizer | None
+    size: str,
+    seed: int,
+    vocab_rows: int,
+    context: int,
+    tokenizer: Tokenizer | None,
+    seeds: int = 1,
 ) -> Workload:
     """Make the requests for one model.
 
     Args:
         size: a name of `SIZES`.
-        seed: of the random token ids.
+        seed: the first seed of the random token ids.
         vocab_rows: valid ids are 0 <= id < vocab_rows.
         context: largest number of tokens of a prompt.
         tokenizer: the model's, or None, which leaves out the cases with texts.
+        seeds: number of seeds, each of which gives all cases of random token ids.
 
     Raises:
-        ConfigError: the model is too small for any workload, or the seed is out of range.
+        ConfigError: the model is too small for any workload, or a seed is out of range.
     """
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - 1}")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise ConfigError(f"--seeds {seeds} must be from 1 to {MOST_SEEDS}")
+    if not 0 <= seed <= 2**32 - seeds:
+        raise ConfigError(f"--seed {seed} must be from 0 to {2**32 - seeds}")
     if vocab_rows < 16 or context < 2 * SPARE:
         raise ConfigError(
             f"a model of {vocab_rows} token ids and a context of {context} is too small for this "
             f"workload; it needs 16 and {2 * SPARE}"
         )
-    made = _IdCases(np.random.RandomState(seed), SIZES[size], vocab_rows, context).all()
-    if tokenizer is None:
-        return Workload(size, seed, vocab_rows, context, made, ("text: no tokenizer.json",))
+    made: list[Case] = []
+    for one in range(seed, seed + seeds):
+        cases = _IdCases(np.random.RandomState(one), SIZES[size], vocab_rows, context).all()
+        ending = "" if one == seed else f", seed {one}"
+        made += (replace(case, name=case.name + ending) for case in cases)
     texts, left_out = _text_cases(tokenizer, vocab_rows)
-    return Workload(size, seed, vocab_rows, context, (*made, *texts), left_out)
+    return Workload(size, seed, seeds, vocab_rows, context, (*made, *texts), left_out)
+
+
+def query_numbers(workload: Workload) -> dict[str, int]:
+    """Return the number of each case's query, by the case's name; equal queries have one number."""
+    numbers: dict[str, int] = {}
+    found = {}
+    for case in workload.cases:
+        found[case.name] = numbers.setdefault(repr(case.query), len(numbers))
+    return found
 
 
 def read_tokenizer(directory: Path) -> Tokenizer | None:
@@ -176,12 +205,26 @@ class _IdCases:
             self._case("softmax", short, some, apply_softmax=True),
             self._case("temperature", short, some, apply_softmax=True, temperature=2.5),
             self._case("labels per item", short, some[:3], labels=self._ragged()),
+            *(self._one_of_many(number) for number in range(1, QUERIES + 1)),
         )
 
     def _case(
         self, name: str, query: Ids, items: list[Ids], labels: list[Ids] | None = None, **how: Any
     ) -> Case:
         return Case(name, query, items, labels or [self.labels] * len(items), **how)
+
+    def _one_of_many(self, number: int) -> Case:
+        """Make a query of its own, so that not all scores depend on a few.
+
+        Few lengths, so that the oracle can compute prompts of one length side by side.
+        """
+        longest = min(self.size.query, self.context - SPARE)
+        shortest = min(SHORTEST_QUERY, longest)
+        length = shortest + (longest - shortest) * (number % LENGTHS) // (LENGTHS - 1)
+        lengths = (1, self.size.item, min(2 * self.size.item, LONGEST_ITEM))
+        query = self._ids(length)
+        items = [self._ids(lengths[place % len(lengths)]) for place in range(ITEMS)]
+        return self._case(f"query {number}", query, items)
 
     def _heads(self) -> list[Ids]:
         """Return items with common beginnings, one of which begins another, and two equal items."""
@@ -198,7 +241,11 @@ class _IdCases:
         return ids
 
 
-def _text_cases(tokenizer: Tokenizer, vocab: int) -> tuple[tuple[Case, ...], tuple[str, ...]]:
+def _text_cases(
+    tokenizer: Tokenizer | None, vocab: int
+) -> tuple[tuple[Case, ...], tuple[str, ...]]:
+    if tokenizer is None:
+        return (), ("text: no tokenizer.json",)
     labels = [
         (text, ids[0])
         for text in LABEL_TEXTS

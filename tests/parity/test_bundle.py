@@ -33,6 +33,7 @@ def recorded(tiny_model, tmp_path_factory):
     model, _ = tiny_model("llama")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workloads, "MANY", 24)
+        patch.setattr(workloads, "QUERIES", 2)
         assert record(model, directory / "a") == 0
         assert record(model, directory / "b", "--max-batch-tokens", "64") == 0
     return directory / "a", directory / "b"
@@ -51,7 +52,7 @@ def made():
         "softmax": CaseResult(np.array([[-0.1, -2.35]]), None),
     }
     run = Run("torch:float32", "float32", results, 12.5, Errors(4e-5, 3e-5, 2e-5, 1e-5))
-    workload = Workload("made up", 7, 60, 9, cases, ("text: none",))
+    workload = Workload("made up", 7, 1, 60, 9, cases, ("text: none",))
     return Bundle(run, workload, Fingerprint("w" * 64, "c" * 64, None), {"versions": {"a": "1"}})
 
 
@@ -87,6 +88,7 @@ def test_equal_bundles_pass(recorded, capsys, tmp_path):
     assert "ok    b (torch:float32) against a (torch:float32), float32: max |d log p|" in shown
     assert "ok    a (torch:float32), packing: alone and in company" in shown
     assert report.read_text().count("<svg") == 2
+    assert "tokens of the prompt" in report.read_text()
     about = json.loads((recorded[0] / "bundle.json").read_text())
     assert about["device"] == "cpu"
     assert {"python", "torch", "numpy", "gpuscore"} <= set(about["versions"])
@@ -163,6 +165,7 @@ def test_results_of_another_shape(made, tmp_path):
 
 def test_another_workload_is_refused(recorded, tiny_model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(workloads, "MANY", 24)
+    monkeypatch.setattr(workloads, "QUERIES", 2)
     assert record(tiny_model("llama")[0], tmp_path / "c", "--seed", "1") == 0
     assert compare(recorded[0], tmp_path / "c") == 78
     assert "different workloads: quick, seed 0" in capsys.readouterr().err

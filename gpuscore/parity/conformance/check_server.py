@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
@@ -25,14 +26,15 @@ from gpuscore.parity.conformance.server import (
     meet,
 )
 from gpuscore.parity.gates import (
+    ALLOWED_FLOAT32,
+    ALLOWED_HALF,
     FLOAT32,
-    HALF_P99,
     Comparison,
     Verdict,
     compare,
-    differences,
     order_verdicts,
 )
+from gpuscore.parity.measures import differences
 from gpuscore.parity.runs import CaseResult, Run
 from gpuscore.parity.svg import histogram, scatter
 from gpuscore.parity.table import HEAD, aligned, row, verdict_line
@@ -71,7 +73,7 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
         parts += [f"<h2>{escape(url)} ({kind})</h2>", _html(outcomes)]
     if len(servers) == 2:
         verdicts, shown = _compare(servers[0], servers[1], values.tolerance)
-        failed = failed or not all(verdict.passed for verdict in verdicts)
+        failed = failed or any(verdict.failed for verdict in verdicts)
         parts.append(shown)
     if values.report is not None:
         report.write_html(Path(values.report), "Conformance to the contract of /v1/score", parts)
@@ -125,15 +127,15 @@ def _compare(one: CheckedServer, two: CheckedServer, tolerance: float) -> tuple[
     context = min(one.query_len, two.query_len) + 100
     made = make_workload("standard", 0, vocab, context, None)
     cases = tuple(case for case in made.cases if case.name in COMPARED)
-    workload = Workload(made.size, made.seed, vocab, context, cases)
+    workload = replace(made, cases=cases)
     try:
         want, got = _run(one, workload), _run(two, workload)
     except RequestRefused as reason:
         verdict = Verdict("both servers", "workload", False, str(reason))
         print(verdict_line(verdict))
         return [verdict], ""
-    allowed = FLOAT32 if tolerance <= FLOAT32 else HALF_P99
-    found = compare(workload, want, got, allowed, allowed)
+    allowed = ALLOWED_FLOAT32 if tolerance <= FLOAT32 else ALLOWED_HALF
+    found = compare(workload, want, got, allowed)
     subject = f"{got.name} against {want.name}"
     passed = found.p.maximum <= tolerance and found.p.mean <= tolerance / 2
     detail = f"|d p| max {found.p.maximum:.1e} of {tolerance:g}, mean {found.p.mean:.1e} of half"
@@ -163,9 +165,7 @@ def _plots(workload: Workload, found: Comparison, verdicts: Sequence[Verdict]) -
         np.concatenate([run.results[case.name].values.ravel() for case in workload.cases])
         for run in (found.want, found.got)
     )
-    cells = [
-        (escape(v.gate), "passed" if v.passed else "failed", escape(v.detail)) for v in verdicts
-    ]
+    cells = [(escape(v.gate), report.STATES[v.passed], escape(v.detail)) for v in verdicts]
     return (
         f"<h2>{escape(found.got.name)} against {escape(found.want.name)}</h2>"
         + report.table(HEAD, [tuple(map(escape, row(found)))])

@@ -1,0 +1,32 @@
+"""Promise: the torch backend with Triton's kernels scores the demo as the golden bundles say."""
+
+import pytest
+
+from gpuscore import Scorer
+from gpuscore.config import ModelConfig
+from gpuscore.parity.runs import Run, score_case
+from support.golden import DEMO, golden, judged
+from support.kernels import DEVICE
+
+# The interpreter takes seconds for each of the others.
+NAMES = ("text", "shared sub-prefixes", "query 1", "softmax")
+
+
+@pytest.mark.slow
+def test_scores_are_the_golden_ones(quick_start):
+    config = ModelConfig(
+        str(DEMO),
+        device=DEVICE,
+        dtype="float32",
+        attention="triton",
+        kernels="triton",
+        max_batch_tokens=128,
+        max_model_len=64,
+        kv_cache_size=2**22,
+    )
+    cases = {case.name: case for case in golden("torch-float32").workload.cases}
+    with Scorer(config) as scorer:
+        results = {name: score_case(scorer, cases[name]) for name in NAMES}
+    verdicts = judged(Run("triton", "float32", results), lambda case: case.name in NAMES)
+    assert not [one for one in verdicts if one.failed]
+    assert {one.gate for one in verdicts if one.passed} == {"float32", "rank", "tau-b"}

@@ -1,0 +1,189 @@
+"""Promise: bundles of several machines are held to the oracle's bundles as `parity run` holds
+backends, every pair can be seen, and no gate passes or vanishes in silence."""
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuscore.cli import main
+from gpuscore.parity.bundle import Bundle, read_bundle, write_bundle
+from gpuscore.parity.fingerprint import Fingerprint
+from gpuscore.parity.machine import environment
+from gpuscore.parity.metrics import Errors
+from gpuscore.parity.runs import CaseResult, Run
+from gpuscore.parity.workload import Case, Workload
+
+ITEMS = 40
+WORKLOAD = Workload(
+    "made up",
+    0,
+    1,
+    60,
+    9,
+    tuple(
+        Case(f"query {query}", [query], [[5, n] for n in range(ITEMS)], [[0, 1]] * ITEMS)
+        for query in range(6)
+    ),
+)
+MODEL = Fingerprint("w" * 64, "c" * 64, None)
+
+
+def made(name, dtype, noise, seed, precision="full"):
+    """Make a run whose log p are those of one model plus noise."""
+    exact, rounding = np.random.default_rng(0), np.random.default_rng(seed)
+    results = {}
+    for case in WORKLOAD.cases:
+        values = -10 + exact.normal(size=(ITEMS, 2))
+        values = values + noise * rounding.normal(size=(ITEMS, 2))
+        results[case.name] = CaseResult(values, np.exp(values).sum(axis=1))
+    return Run(name, dtype, results, None, Errors(*[0.0] * 4), precision=precision)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    runs = {
+        "exact": made("transformers:float32", "float32", 0.0, 1),
+        "rounded": made("transformers:bfloat16", "bfloat16", 0.02, 2),
+        "gpu": made("torch:bfloat16", "bfloat16", 0.02, 3),
+        "tpu": made("jax:bfloat16", "bfloat16", 0.025, 4),
+        "bad": made("jax:bfloat16", "bfloat16", 0.06, 5),
+        "float32": made("torch:float32", "float32", 1e-6, 6),
+        "int8": made("torch:int8", "float32", 0.01, 7, precision="int8"),
+    }
+    for name, run in runs.items():
+        write_bundle(tmp_path / name, Bundle(run, WORKLOAD, MODEL, {}))
+    monkeypatch.chdir(tmp_path)
+
+
+def compare(*words):
+    return main(["parity", "compare", *words])
+
+
+REFERENCE = ("--reference", "exact", "rounded")
+
+
+def states(shown, subject):
+    """Return the words that stand before the gates of a run."""
+    return {
+        line.split(", ", 1)[1].split(":")[0]: line[:4].strip()
+        for line in shown.splitlines()
+        if line[6:].startswith(f"{subject}, ")
+    }
+
+
+@pytest.mark.usefixtures("folder")
+class TestReference:
+    def test_a_gpu_and_a_tpu_are_held_to_the_relative_gate(self, capsys):
+        assert compare("gpu", "tpu", "float32", *REFERENCE, "--report", "page.html") == 0
+        shown = capsys.readouterr().out
+        gates = {"relative", "rank", "tau-b", "top-10", "packing"}
+        assert states(shown, "gpu (torch:bfloat16)") == dict.fromkeys(gates, "ok")
+        assert states(shown, "tpu (jax:bfloat16)") == dict.fromkeys(gates, "ok")
+        assert states(shown, "float32 (torch:float32)")["float32"] == "ok"
+        assert "absolute" not in shown, "a pair in bfloat16 has no gate of its own then"
+        text = Path("page.html").read_text(encoding="utf-8")
+        for part in ("transformers:bfloat16", "bias of log p", "tokens of the item", "KL over"):
+            assert part in text
+
+    def test_twice_the_noise_of_the_oracle_fails(self, capsys):
+        assert compare("gpu", "bad", *REFERENCE) == 1
+        shown = capsys.readouterr().out
+        assert states(shown, "bad (jax:bfloat16)")["relative"] == "FAIL"
+        assert states(shown, "gpu (torch:bfloat16)")["relative"] == "ok"
+
+    def test_one_bundle_is_enough(self, capsys):
+        assert compare("gpu", *REFERENCE) == 0
+        assert "p99 |d log p| of every pair" not in capsys.readouterr().out
+
+    def test_eight_bits_and_float32_need_no_rounded_one(self, capsys):
+        assert compare("float32", "int8", "--reference", "exact") == 0
+        found = states(capsys.readouterr().out, "int8 (torch:int8)")
+        assert found["eight bits"] == "ok"
+        assert found["tau-b"] == "skip"
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("gpu", "--reference", "exact"), "--reference needs transformers in bfloat16"),
+            (("gpu", "--reference", "rounded"), "--reference has no bundle in float32"),
+            (("gpu", "--reference", "exact", "float32"), "at most one for each other dtype"),
+            (("gpu", "--reference", "int8", "rounded"), "without quantization"),
+            (("gpu",), "one bundle has nothing to be compared with"),
+        ],
+    )
+    def test_a_reference_that_is_none(self, words, message, capsys):
+        assert compare(*words) == 78
+        shown = capsys.readouterr()
+        assert message in shown.err
+        assert "ok  " not in shown.out
+
+
+@pytest.mark.usefixtures("folder")
+class TestMatrix:
+    def test_every_pair_is_shown_and_judged(self, capsys):
+        assert compare("gpu", "tpu", "float32") == 1
+        shown = capsys.readouterr().out
+        table = shown.split("p99 |d log p| of every pair\n")[1].splitlines()[:4]
+        names = ["gpu (torch:bfloat16)", "tpu (jax:bfloat16)", "float32 (torch:float32)"]
+        assert all(name in table[0] for name in names)
+        cells = np.array([[float(cell) for cell in line.split()[2:]] for line in table[1:]])
+        np.testing.assert_array_equal(cells, cells.T)
+        np.testing.assert_array_equal(np.diag(cells), 0)
+        assert (cells[~np.eye(3, dtype=bool)] > 0.04).all()
+        for pair in (
+            "tpu (jax:bfloat16) against gpu (torch:bfloat16)",
+            "gpu (torch:bfloat16) against float32 (torch:float32)",
+            "tpu (jax:bfloat16) against float32 (torch:float32)",
+        ):
+            assert "absolute" in states(shown, pair)
+
+    def test_another_model_among_several(self, capsys):
+        other = dataclasses.replace(MODEL, weights="0" * 64)
+        bundle = dataclasses.replace(read_bundle(Path("gpu")), model=other)
+        write_bundle(Path("other"), bundle)
+        assert compare("gpu", "tpu", "other") == 78
+        assert "different models" in capsys.readouterr().err
+
+
+class TestRecord:
+    WORDS = ("--workload", "quick", "--threads", "1", "--device", "cpu")
+
+    def test_the_oracle_writes_a_bundle(self, tiny_model, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr("gpuscore.parity.workload.MANY", 24)
+        monkeypatch.setattr("gpuscore.parity.workload.QUERIES", 2)
+        monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_dump_to=/home/someone/dump --xla_b=2")
+        model = str(tiny_model("llama")[0])
+        for name, *flags in (
+            ("exact", "--oracle", "--dtype", "float32"),
+            ("rounded", "--oracle", "--dtype", "bfloat16"),
+            ("own", "--dtype", "bfloat16", "--max-batch-tokens", "512"),
+        ):
+            words = ["parity", "record", model, *self.WORDS, "-o", str(tmp_path / name), *flags]
+            assert main(words) == 0
+        about = json.loads((tmp_path / "rounded" / "bundle.json").read_text())
+        assert about["run"]["name"] == "transformers:bfloat16"
+        assert about["run"]["alone"] is None
+        assert about["device"] == "cpu"
+        assert about["environment"]["XLA_FLAGS"] == "--xla_a=1 --xla_dump_to=PATH --xla_b=2"
+        monkeypatch.chdir(tmp_path)
+        assert compare("own", *REFERENCE) == 0
+        assert "own (torch:bfloat16), relative: twice transformers'" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("flag", [("--backend", "jax"), ("--attention", "torch")])
+    def test_flags_of_backends_are_refused_beside_it(self, flag, capsys, tmp_path):
+        output = str(tmp_path / "a")
+        assert main(["parity", "record", "demo", "-o", output, "--oracle", *flag]) == 78
+        assert f"{flag[0]} is set beside --oracle" in capsys.readouterr().err
+
+
+def test_only_what_is_set_is_recorded(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("XLA", "LIBTPU", "JAX")):
+            monkeypatch.delenv(name)
+    assert environment() == {}
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=65536")
+    assert environment() == {"LIBTPU_INIT_ARGS": "--xla_tpu_scoped_vmem_limit_kib=65536"}

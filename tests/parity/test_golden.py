@@ -1,0 +1,98 @@
+"""Promise: backends score the demo model as the golden bundles say, which are checked in; a bundle
+that no longer fits the demo says how to renew it."""
+
+from dataclasses import replace
+
+import pytest
+
+from gpuscore.config import ModelConfig
+from gpuscore.parity.bundle import write_bundle
+from gpuscore.parity.gates import judge
+from gpuscore.parity.oracle import run_oracle
+from gpuscore.parity.runs import run_workload
+from support.golden import DEMO, FOLDER, NAMES, golden, judged
+from support.slow import slow
+
+MOST_BYTES = 400_000  # of all bundles: they are in every checkout
+
+
+def said(verdicts):
+    return {(one.subject, one.gate): one for one in verdicts}
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [
+        ("torch", "float32"),
+        *slow(("torch", "bfloat16"), ("jax", "float32"), ("jax", "bfloat16")),
+    ],
+)
+def test_a_backend_scores_as_before(backend, dtype):
+    threads = {"threads": 1} if backend == "torch" else {}
+    config = ModelConfig(str(DEMO), backend=backend, device="cpu", dtype=dtype, **threads)
+    run = run_workload(backend, config, golden("torch-float32").workload)
+    verdicts = judged(run)
+    assert {one.gate for one in verdicts} >= {"rank", "tau-b", "top-10", "packing"}
+    assert not [one for one in verdicts if one.passed is not True], "no gate failed or was skipped"
+
+
+def test_the_bundles_agree_with_each_other():
+    assert not [one for one in judged(golden("torch-float32").run) if not one.passed]
+    rounded = golden("transformers-bfloat16").run
+    states = {one.gate: one.passed for one in judged(rounded)}
+    assert states == {
+        "relative": True,
+        "rank": True,
+        "tau-b": True,
+        "top-10": True,
+        "packing": None,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_transformers_scores_as_before(dtype):
+    """So a new release of it does not become the yardstick unnoticed."""
+    name = f"transformers-{dtype}"
+    found = run_oracle(DEMO, golden(name).workload, dtype, "cpu", threads=1)
+    exact = golden("transformers-float32")
+    rounded = None if dtype == "float32" else golden(name).run
+    assert not [one for one in judge(exact.workload, exact.run, rounded, found)[1] if one.failed]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "gate"), [("float32", 2e-4, "float32"), ("bfloat16", 1.0, "relative")]
+)
+def test_a_score_that_is_wrong_fails(dtype, size, gate):
+    kind = "torch" if dtype == "float32" else "transformers"
+    run = golden(f"{kind}-{dtype}").run
+    values = run.results["short"].values.copy()
+    values[0, 0] += size
+    results = run.results | {"short": replace(run.results["short"], values=values)}
+    assert gate in {one.gate for one in judged(replace(run, results=results)) if one.failed}
+
+
+class TestOutdated:
+    """Bundles that do not belong to this demo."""
+
+    def test_another_model(self, tmp_path):
+        bundle = golden("torch-float32")
+        other = replace(bundle.model, weights="0" * 64)
+        write_bundle(tmp_path / "torch-float32", replace(bundle, model=other))
+        with pytest.raises(AssertionError, match="of another demo model .*: make golden"):
+            golden("torch-float32", tmp_path)
+
+    def test_another_workload(self, tmp_path):
+        bundle = golden("torch-float32")
+        case = bundle.workload.cases[0]
+        cases = (replace(case, temperature=9.0), *bundle.workload.cases[1:])
+        changed = replace(bundle, workload=replace(bundle.workload, cases=cases))
+        write_bundle(tmp_path / "torch-float32", changed)
+        with pytest.raises(AssertionError, match="of another workload; .*: make golden"):
+            golden("torch-float32", tmp_path)
+
+
+def test_the_bundles_are_small():
+    files = [path for name in NAMES for path in (FOLDER / name).iterdir()]
+    assert sum(path.stat().st_size for path in files) < MOST_BYTES
+    assert {path.name for path in FOLDER.iterdir()} == set(NAMES)

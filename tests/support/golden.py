@@ -1,0 +1,46 @@
+"""Golden bundles: scores of the demo model that are checked in, made by `make golden`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import gpuscore
+from gpuscore.parity.bundle import Bundle, read_bundle
+from gpuscore.parity.fingerprint import fingerprint
+from gpuscore.parity.gates import Verdict, judge, judge_pair
+from gpuscore.parity.runs import Run
+from gpuscore.parity.workload import Case, make_workload, read_tokenizer
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "golden"
+DEMO = Path(gpuscore.__file__).parent / "demo"
+NAMES = ("torch-float32", "transformers-float32", "transformers-bfloat16")
+RENEW = "after a wanted change: make golden"
+
+
+def golden(name: str, folder: Path = FOLDER) -> Bundle:
+    """Read a golden bundle.
+
+    Raises:
+        AssertionError: it was made of another demo model or of another workload.
+    """
+    found = read_bundle(folder / name)
+    model = fingerprint(DEMO)
+    assert found.model == model, f"{name} is of another demo model than {model}; {RENEW}"
+    old = found.workload
+    tokenizer = read_tokenizer(DEMO)
+    now = make_workload(old.size, old.seed, old.vocab_rows, old.context, tokenizer, old.seeds)
+    assert found.workload.digest == now.digest, f"{name} is of another workload; {RENEW}"
+    return found
+
+
+def judged(run: Run, only: Callable[[Case], bool] = lambda case: True) -> list[Verdict]:
+    """Judge a run of the golden workload, or some of its cases, as `parity run` does.
+
+    In float32 it is compared with the torch backend's bundle as well.
+    """
+    exact = golden("transformers-float32")
+    workload = replace(exact.workload, cases=tuple(filter(only, exact.workload.cases)))
+    if run.dtype != "float32":
+        return judge(workload, exact.run, golden(f"transformers-{run.dtype}").run, run)[1]
+    pair = judge_pair(workload, golden("torch-float32").run, run)[1]
+    return [*judge(workload, exact.run, None, run)[1], *pair]
