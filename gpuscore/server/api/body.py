@@ -9,6 +9,11 @@ from gpuscore.errors import BodyTooLarge, UnsupportedMediaType
 def check_content_type(request: Request) -> None:
     """Raise UnsupportedMediaType unless the head announces uncompressed JSON in UTF-8."""
     kind, *parameters = request.headers.get("content-type", "").lower().split(";")
+    if kind.strip().startswith("multipart/"):
+        raise UnsupportedMediaType(
+            "multipart bodies carry assets, and this server reads no images: the content type must "
+            "be application/json"
+        )
     charset = [p.strip() for p in parameters if p.strip()]
     if kind.strip() != "application/json" or charset not in ([], ["charset=utf-8"]):
         raise UnsupportedMediaType("the content type must be application/json")
