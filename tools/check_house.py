@@ -26,7 +26,7 @@ LONGER = {
     "gpuscore/config/fields.py": (400, "every setting of every command"),
     "gpuscore/engine/scheduler.py": (350, "one state machine, whose invariants span its methods"),
     "gpuscore/prompts/documents.py": (310, "one family's prompts, from labels to cut documents"),
-    "gpuscore/server/http/protocol.py": (400, "one connection's states, which share a deadline"),
+    "gpuscore/server/http/protocol.py": (410, "one connection's states, which share a deadline"),
     "gpuscore/text/joining.py": (330, "every check of a request, in the order of the checks"),
     "kernels/gpuscore_kernels/extend_attention/triton.py": (390, "one kernel and its launches"),
     "tests/test_imports.py": (480, "one table of what each part may import"),

@@ -232,7 +232,10 @@ class ServerConfig:
         metavar="ORIGIN",
     )
     max_body_bytes: int = option(
-        16 * 2**20, "largest request body; a larger one gets 413", minimum=1, metavar="BYTES"
+        16 * 2**20,
+        "largest request body, unpacked; a larger one gets 413",
+        minimum=1,
+        metavar="BYTES",
     )
     max_header_bytes: int = option(
         16 * 2**10,
