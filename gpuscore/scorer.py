@@ -1,7 +1,6 @@
 """`Scorer`: scoring in this process, without the server."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from gpuscore.call_options import (
@@ -259,14 +258,3 @@ class Scorer(LoadedScorer):
         if call.request is None:
             return call.finish(None)
         return call.finish(self._engine.score(call.request, progress).result())
-
-    def __enter__(self) -> "Scorer":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

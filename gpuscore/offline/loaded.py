@@ -2,6 +2,8 @@
 
 import sys
 from dataclasses import fields
+from types import TracebackType
+from typing import Self
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
@@ -115,6 +117,17 @@ class LoadedScorer:
         except BaseException:
             self._backend.close()  # else its threads would stay
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def warmup(self) -> None:
         """Do the lazy set-up that would delay the first score; on CUDA also capture the graphs of

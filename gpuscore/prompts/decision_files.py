@@ -32,7 +32,16 @@ class Asking:
 
 def read_asking(order: str, calibration: str | None) -> Asking:
     """Return these choices; raise ConfigError if the calibration's file is not valid."""
-    return Asking(order, None if calibration is None else Calibration.read(Path(calibration)))
+    if calibration is None:
+        return Asking(order)
+    found = Calibration.read(Path(calibration))
+    fitted = found.about.get("decision_order", order)
+    if fitted != order:
+        raise ConfigError(
+            f"--calibration {calibration} was fitted with --decision-order {shown(fitted)}, not "
+            f"{order}"
+        )
+    return Asking(order, found)
 
 
 def read_decision_settings(directory: Path, asked: Asking) -> DecisionSettings:

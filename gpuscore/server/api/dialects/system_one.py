@@ -46,6 +46,12 @@ def decode_system_one(body: bytes, record: RequestRecord) -> SystemOneBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     with decoding_errors():
         decoded = _decoder.decode(body)
+    check_body(decoded)
+    return decoded
+
+
+def check_body(decoded: SystemOneBody) -> None:
+    """Raise InvalidRequest for what this server does not read, and for a state of null."""
     if decoded.assets is not None:
         raise InvalidRequest("assets: this server reads no images", param="assets")
     if decoded.state is None:
@@ -57,7 +63,6 @@ def decode_system_one(body: bytes, record: RequestRecord) -> SystemOneBody:
                 "images",
                 param=f"questions[{number}]",
             )
-    return decoded
 
 
 def prepare_system_one(model: LoadedModel, body: SystemOneBody, turns: Turns) -> PreparedBody:
@@ -67,13 +72,18 @@ def prepare_system_one(model: LoadedModel, body: SystemOneBody, turns: Turns) ->
         GpuscoreError: the request is invalid, or the model cannot answer such questions.
     """
     prompts = model.prompts.questions
-    limits = prompts.limits
+    made = prompts.build(decision_input(body, prompts.limits), turns)
+    return prepared_decisions(made, body.cache_salt)
+
+
+def decision_input(body: SystemOneBody, limits: RequestLimits) -> DecisionInput:
+    """Return a body's questions; raise InvalidRequest for those that cannot be asked."""
     check_questions(len(body.questions), limits.max_questions)
     questions = [
         _asked(question, limits, f"questions[{number}]")
         for number, question in enumerate(body.questions.values())
     ]
-    given = DecisionInput(
+    return DecisionInput(
         input=body.state if isinstance(body.state, str) else json_text(body.state),
         questions=questions,
         instructions=body.instructions,
@@ -83,7 +93,6 @@ def prepare_system_one(model: LoadedModel, body: SystemOneBody, turns: Turns) ->
         need_top=True,
         input_name="state",
     )
-    return prepared_decisions(prompts.build(given, turns), body.cache_salt)
 
 
 def _asked(question: SystemOneQuestion, limits: RequestLimits, param: str) -> DecisionQuestion:
