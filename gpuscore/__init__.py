@@ -7,7 +7,7 @@ torch. All errors that callers can get are in `gpuscore.errors`.
 from typing import TYPE_CHECKING, Any
 
 from gpuscore.errors import ConfigError, GpuscoreError
-from gpuscore.questions import Choice, Decision, Predicate, Rating
+from gpuscore.questions import Choice, Decision, Noul, Predicate, Rating, TypedAnswer
 
 if TYPE_CHECKING:
     from gpuscore.async_scorer import AsyncScorer
@@ -20,9 +20,11 @@ __all__ = [
     "ConfigError",
     "Decision",
     "GpuscoreError",
+    "Noul",
     "Predicate",
     "Rating",
     "Scorer",
+    "TypedAnswer",
     "__version__",
 ]
 

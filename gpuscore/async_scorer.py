@@ -1,10 +1,10 @@
 """`AsyncScorer`: scoring in this process, for asyncio."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpuscore.call_options import (
     FamilyOptions,
@@ -25,10 +25,10 @@ from gpuscore.offline.calls import (
     rerank_call,
     score_call,
 )
-from gpuscore.offline.decisions import decide_call
+from gpuscore.offline.decisions import decide_call, system_one_call
 from gpuscore.offline.loaded import LoadedScorer
 from gpuscore.offline.many import AHEAD, in_order, iterated
-from gpuscore.questions import Decision, Question
+from gpuscore.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
@@ -152,6 +152,18 @@ class AsyncScorer(LoadedScorer):
     async def decide(self, text: str, questions: Sequence[Question]) -> list[Decision]:
         """See `Scorer.decide`."""
         return await self._run(partial(decide_call, self._prompts, text, questions))
+
+    async def system_one(
+        self,
+        state: Any,
+        questions: Mapping[str, TypedQuestion],
+        *,
+        instructions: str | None = None,
+    ) -> dict[str, TypedAnswer]:
+        """See `Scorer.system_one`."""
+        return await self._run(
+            partial(system_one_call, self._prompts, state, questions, instructions)
+        )
 
     async def _run(self, prepare: "partial[Call[ValueT]]") -> ValueT:
         call = await asyncio.to_thread(prepare)

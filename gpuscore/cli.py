@@ -1,4 +1,4 @@
-"""The `gpuscore` command: serve, score, batch, info, doctor and parity."""
+"""The `gpuscore` command: serve, score, batch, calibrate, info, doctor and parity."""
 
 import argparse
 import json
@@ -13,6 +13,7 @@ from typing import Any
 
 from gpuscore import __version__
 from gpuscore.bulk.arguments import add_batch
+from gpuscore.calibrate.arguments import add_calibrate
 from gpuscore.config import (
     CONFIGS,
     EngineConfig,
@@ -87,6 +88,7 @@ def make_parser() -> CommandParser:
     add_flags(score, ModelConfig, FileConfig)
     score.add_help_all()
     add_batch(commands)
+    add_calibrate(commands)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
     )

@@ -179,7 +179,7 @@ class RequestTimeout(GpuscoreError):
 
 
 class BodyTooLarge(GpuscoreError):
-    """The body is larger than `--max-body-bytes`.
+    """The body is larger than `--max-body-bytes`, or becomes so when it is unpacked.
 
     Remedy: Send several requests, or raise the limit.
     """
@@ -188,9 +188,9 @@ class BodyTooLarge(GpuscoreError):
 
 
 class UnsupportedMediaType(GpuscoreError):
-    """The body's media type is not JSON, or it is compressed.
+    """The body's media type is not JSON, or its content encoding is neither gzip nor zstd.
 
-    Remedy: Send uncompressed JSON with `Content-Type: application/json`.
+    Remedy: Send JSON with `Content-Type: application/json`, plain or with one of these encodings.
     """
 
     status, code = 415, "unsupported_media_type"

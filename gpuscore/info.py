@@ -16,6 +16,7 @@ from gpuscore.config.served import ServedConfig, check_one_source, served_models
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory, model_name
+from gpuscore.prompts.decision_files import read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.replicas.placement import Placement, placements
 from gpuscore.shares_table import shares_table
@@ -68,7 +69,9 @@ def _print_model(
         rows |= _model_rows(wanted.architecture.config) | _memory_rows(wanted)
         resolved |= wanted.resolved
     family = settings.chosen["family"].value
-    files = ModelFiles.read(directory, family, chosen.sources)
+    order, calibration = (settings.chosen[n].value for n in ("decision_order", "calibration"))
+    asked = read_asking(order, calibration)
+    files = ModelFiles.read(directory, family, chosen.sources, asked)
     resolved["family"] = "none" if files.family is None else files.family.name
     rows["prompt family"] = plain(resolved["family"])
     rows["tokenizer"] = "tokenizer.json" if files.encoder else "none: token ids only"

@@ -1,4 +1,4 @@
-"""Typed questions about one text, and their answers, for `Scorer.decide` and the clients."""
+"""Typed questions about one text, and their answers, for `decide` and `system_one`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Choice:
 
     Args:
         question: its text.
-        choices: 2 to 26 different names; a mapping also has a description of each.
+        choices: 2 to 255 different names; a mapping also has a description of each.
     """
 
     question: str
@@ -35,14 +35,30 @@ class Rating:
 
     Args:
         question: its text.
-        levels: 2 to 10 names, lowest first; a mapping also has a description of each.
+        levels: 2 to 26 names, lowest first; a mapping also has a description of each.
     """
 
     question: str
     levels: Sequence[str] | Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Noul:
+    """A question or statement that is answered by yes or no.
+
+    Args:
+        instructions: its text; not needed if an answer is described.
+        true: description of the answer yes.
+        false: description of the answer no.
+    """
+
+    instructions: str | None = None
+    true: str | None = None
+    false: str | None = None
+
+
 Question: TypeAlias = Predicate | Choice | Rating
+TypedQuestion: TypeAlias = Noul | Choice | Rating
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +78,31 @@ class Decision:
     confidence: float
     probabilities: dict[str, float]
     label_mass: float
+
+
+@dataclass(frozen=True, slots=True)
+class TypedAnswer:
+    """The answer to a question of `system_one`.
+
+    Attributes:
+        answer: for a Noul the probability of yes; for a Choice the most probable name; for a Rating
+            the mean level, where the lowest counts as 0.
+        probabilities: of "yes" and "no", of each name, or of each level by its number; they sum to
+            1.
+        confidence: the most probable answer's probability over the whole vocabulary.
+        label_mass: the probability of all answers together, over the whole vocabulary.
+        argmax_is_label: True if what the model would most probably say is one of the answers.
+    """
+
+    answer: float | str
+    probabilities: dict[str, float]
+    confidence: float
+    label_mass: float
+    argmax_is_label: bool | None
+
+
+def levels_of(rating: Rating) -> list[str]:
+    """Return the levels as System One has them: each with its description, if it has one."""
+    if isinstance(rating.levels, Mapping):
+        return [f"{name}: {told}" if told else name for name, told in rating.levels.items()]
+    return list(rating.levels)

@@ -1,8 +1,7 @@
 """`Scorer`: scoring in this process, without the server."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from gpuscore.call_options import (
     FamilyOptions,
@@ -24,10 +23,10 @@ from gpuscore.offline.calls import (
     rerank_call,
     score_call,
 )
-from gpuscore.offline.decisions import decide_call
+from gpuscore.offline.decisions import decide_call, system_one_call
 from gpuscore.offline.loaded import LoadedScorer
 from gpuscore.offline.many import AHEAD, in_order
-from gpuscore.questions import Decision, Question
+from gpuscore.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.results import Classification, PairScores, Ranking, Scores
 
 ValueT = TypeVar("ValueT")
@@ -235,18 +234,27 @@ class Scorer(LoadedScorer):
         """
         return self._run(decide_call(self._prompts, text, questions))
 
+    def system_one(
+        self,
+        state: Any,
+        questions: Mapping[str, TypedQuestion],
+        *,
+        instructions: str | None = None,
+    ) -> dict[str, TypedAnswer]:
+        """Answer System One's typed questions about one state, as POST /v1/systemone does.
+
+        Args:
+            state: text, or any value that JSON has.
+            questions: `Noul`, `Choice` or `Rating`, of `gpuscore`, by names of your choice.
+            instructions: for the model, before the state.
+
+        Raises:
+            InvalidRequest: the model cannot answer such questions, or a question has a wrong
+                number of answers.
+        """
+        return self._run(system_one_call(self._prompts, state, questions, instructions))
+
     def _run(self, call: Call[ValueT], progress: Progress | None = None) -> ValueT:
         if call.request is None:
             return call.finish(None)
         return call.finish(self._engine.score(call.request, progress).result())
-
-    def __enter__(self) -> "Scorer":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -19,6 +19,7 @@ from gpuscore.fronts.start import FrontSetup
 from gpuscore.hub import model_directory
 from gpuscore.loading_bar import LoadingBar
 from gpuscore.log import LogFormat, LogWriter, chosen_format, logging_to
+from gpuscore.prompts.decision_files import Asking, read_asking
 from gpuscore.prompts.model import ModelFiles
 from gpuscore.replicas.placement import placements
 from gpuscore.replicas.replicas import Replicas
@@ -49,8 +50,9 @@ def serve_model(
     keys = read_api_keys(server)
     read_origins(server)
     chosen = served_models(model, server)
+    asked = asking(server)
     if server.http_workers > 1:
-        return _serve_by_fronts(chosen, server, limits, engine, keys)
+        return _serve_by_fronts(chosen, server, limits, engine, keys, asked)
     _read_keys_at_hangup(server, keys)
     tracer = read_tracer(server, os.environ)
     directories = [model_directory(one.config.model, one.config.revision) for one in chosen]
@@ -60,7 +62,7 @@ def serve_model(
     with LogWriter(STANDARD_OUTPUT, for_people=True) as output, closing(replicas):
         say, lines, models = partial(_say, output), ReadyLines(chosen, directories, keys), []
         for number, one in enumerate(chosen):  # while the children import torch
-            files = read_files(directories[number], server.family, one.sources)
+            files = read_files(directories[number], server.family, one.sources, asked)
             loading = partial(_say_loading, say, replicas, number, one.name)
             if number == 0:
                 loading()  # before connections are accepted: it may be refused
@@ -77,6 +79,7 @@ def _serve_by_fronts(
     limits: RequestLimits,
     engine: EngineConfig,
     keys: ApiKeys,
+    asked: Asking,
 ) -> int:
     """Serve by several HTTP processes, which this process supervises beside the engines'."""
     if sys.platform != "linux":
@@ -89,7 +92,7 @@ def _serve_by_fronts(
         directories = [Path(one) for one in json.loads(given)]
         lines, models = ReadyLines(chosen, directories, keys, parent), []
         for number, one in enumerate(chosen):
-            files = read_files(directories[number], server.family, one.sources)
+            files = read_files(directories[number], server.family, one.sources, asked)
             load = partial(lines.loaded, number, partial(load_model, files, limits))
             models.append(FrontModel(_served(one), devices, load))
         tracer = partial(read_tracer, server, os.environ)
@@ -168,7 +171,7 @@ def _start(
 
 
 def _served(one: ServedConfig) -> ServedModel:
-    return ServedModel(one.name, one.others, one.is_default)
+    return ServedModel(one.name, one.others, one.is_default, one.aliases)
 
 
 def _load(
@@ -211,9 +214,16 @@ class ServedFiles:
     info: TokenizerInfo | None
 
 
-def read_files(directory: Path, family: str, names: Sequence[str]) -> ServedFiles:
+def asking(server: ServerConfig) -> Asking:
+    """Return how typed questions are asked; raise ConfigError if the calibration is unreadable."""
+    return read_asking(server.decision_order, server.calibration)
+
+
+def read_files(
+    directory: Path, family: str, names: Sequence[str], asked: Asking | None = None
+) -> ServedFiles:
     """Read the files; `names` are the model's, the best one first. Raises ConfigError."""
-    prompts = ModelFiles.read(directory, family, names)
+    prompts = ModelFiles.read(directory, family, names, asked)
     chat = None if prompts.template is None else prompts.template.text
     encoder = prompts.encoder
     info = None if encoder is None else read_tokenizer_info(directory, encoder, chat)

@@ -21,11 +21,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / ".venv-clients"
 MODEL = str(HERE.parent / "gpuscore" / "demo")
-KEY = "the key of the clients"
+KEY = "the-key-of-the-clients"  # without spaces, which typesafe-sdk refuses
 # conftest.py fills the server's room for one key; the expected wait for that work must not lead to
 # a refusal.
 LIMITS = ["--threads=1", "--max-inflight-per-key=2", "--max-queue-seconds=3600"]
-LIMITS += ["--request-timeout=3600"]
+LIMITS += ["--request-timeout=3600", "--model-alias=jev-latest"]
 TESTS = {
     "cohere": ("test_cohere.py", "test_haystack.py", "test_infinity.py"),
     "openai": ("test_openai.py", "test_openai_decisions.py"),
@@ -33,6 +33,7 @@ TESTS = {
     "langchain": ("test_langchain.py",),
     "llama_index": ("test_llama_index.py",),
     "lm_eval": ("test_lm_eval.py",),
+    "systemone": ("test_typesafe.py", "test_systemone_client.py"),
 }
 # Settings for clients that otherwise download something at import or start, or report home.
 OFFLINE = {

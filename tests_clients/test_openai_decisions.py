@@ -62,6 +62,25 @@ def test_decisions(client):
     assert decision.model
 
 
+def test_as_many_choices_and_levels_as_openai_allows(client):
+    choices = [{"value": f"thing {i}"} for i in range(255)]
+    levels = [{"label": f"level {i}"} for i in range(26)]
+    what, size = decide(
+        client,
+        {"type": "choice", "instructions": "What is it?", "choices": choices},
+        {"type": "score", "instructions": "How large is it?", "levels": levels},
+    ).answers
+    assert [entry.value for entry in what.probabilities] == [one["value"] for one in choices]
+    assert [entry.value for entry in size.probabilities] == list(range(26))
+    for answer in (what, size):
+        assert math.isclose(sum(p.probability for p in answer.probabilities), 1, abs_tol=1e-6)
+    with pytest.raises(openai.BadRequestError, match="256 choices"):
+        decide(
+            client,
+            {"type": "choice", "instructions": "?", "choices": [*choices, {"value": "more"}]},
+        )
+
+
 def test_questions_do_not_see_each_other(client):
     together = decide(client, *QUESTIONS).answers
     for question, answer in zip(QUESTIONS, together, strict=True):

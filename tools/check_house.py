@@ -23,12 +23,13 @@ MAX_LINES, MAX_TEST_LINES = 300, 400
 # Files that may be longer, with their limit and the reason.
 LONGER = {
     "gpuscore/backends/common/hf_config.py": (365, "every field of config.json that is read"),
-    "gpuscore/config/fields.py": (370, "every setting of every command"),
+    "gpuscore/config/fields.py": (400, "every setting of every command"),
     "gpuscore/engine/scheduler.py": (350, "one state machine, whose invariants span its methods"),
-    "gpuscore/server/http/protocol.py": (400, "one connection's states, which share a deadline"),
+    "gpuscore/prompts/documents.py": (310, "one family's prompts, from labels to cut documents"),
+    "gpuscore/server/http/protocol.py": (410, "one connection's states, which share a deadline"),
     "gpuscore/text/joining.py": (330, "every check of a request, in the order of the checks"),
     "kernels/gpuscore_kernels/extend_attention/triton.py": (390, "one kernel and its launches"),
-    "tests/test_imports.py": (450, "one table of what each part may import"),
+    "tests/test_imports.py": (480, "one table of what each part may import"),
     "tests/engine/test_scheduler.py": (405, "one scheduler, and every promise of it"),
     "tests/support/broken_models.py": (520, "one function for each way to break a model's files"),
     "training/demo/synthetic.py": (850, "mostly the vocabulary of the demo's world"),

@@ -10,7 +10,7 @@ from gpuscore.config import ModelConfig
 from gpuscore.config.options import Option, options
 
 RESULTS = ("Scores", "Ranking", "PairScores", "Classification")
-QUESTIONS = ("Predicate", "Choice", "Rating", "Decision")
+QUESTIONS = ("Predicate", "Noul", "Choice", "Rating", "Decision", "TypedAnswer")
 
 
 def pages() -> Iterator[tuple[str, str]]:

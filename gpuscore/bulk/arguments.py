@@ -39,7 +39,8 @@ def add_batch(commands: Any) -> None:
     parser.add_help_all()
     _add_files(parser.add_argument_group("Input and output (command line only)"))
     _add_rows(parser.add_argument_group("Rows (command line only)"))
-    add_some_flags(parser, "Prompt family", ServerConfig, ("family",))
+    asked = ("family", "decision_order", "calibration")
+    add_some_flags(parser, "Prompts", ServerConfig, asked)
     add_flags(parser, ModelConfig, RequestLimits, EngineConfig, FileConfig)
 
 

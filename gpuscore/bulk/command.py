@@ -12,7 +12,7 @@ from gpuscore.bulk.job import BatchJob, run_job
 from gpuscore.bulk.options import read_options
 from gpuscore.bulk.progress import Progress
 from gpuscore.bulk.writing import BatchOutcome
-from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
+from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
@@ -21,7 +21,7 @@ from gpuscore.loading_bar import LoadingBar
 from gpuscore.replicas.placement import placements
 from gpuscore.replicas.start import start_replicas
 from gpuscore.server.served import LoadedModel
-from gpuscore.serving import load_model, read_files
+from gpuscore.serving import asking, load_model, read_files
 
 MODEL_FILES = (".json", ".safetensors", ".jinja")
 
@@ -36,14 +36,15 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     options = read_options(values)
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine = settings.make(EngineConfig)
-    family: str = settings.chosen["family"].value
+    server = settings.make(ServerConfig)
+    family, asked = server.family, asking(server)
     directory = model_directory(model.model, model.revision)
     names = tuple(dict.fromkeys((model_name(model.model), model.model)))
 
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
         with closing(start_replicas(directory, model, engine, log_format="text")) as replicas:
-            files = read_files(directory, family, names[::-1])
+            files = read_files(directory, family, names[::-1], asked)
             with closing(LoadingBar(replicas.engines)):
                 loaded = load_model(files, limits, replicas)
             yield loaded
@@ -55,6 +56,8 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
             **_settings_of(model),
             **_settings_of(limits),
             "--family": family,
+            "--decision-order": asked.order,
+            "--calibration": None if asked.calibration is None else asked.calibration.as_json(),
             **options.identity(),
             "the model's files": _state_of(directory),
         },

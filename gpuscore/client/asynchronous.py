@@ -1,6 +1,7 @@
 """The client for asyncio."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpuscore.call_options import (
     FamilyOptions,
@@ -23,9 +24,10 @@ from gpuscore.client.results import (
 )
 from gpuscore.client.scores import pairs_call, rerank_call, score_call
 from gpuscore.client.sending import AsyncSender
+from gpuscore.client.system_one import system_one_call
 from gpuscore.client.texts import classify_call, completions_call, decide_call
 from gpuscore.item_errors import OnError
-from gpuscore.questions import Decision, Question
+from gpuscore.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.results import Document
 
 
@@ -146,6 +148,22 @@ class AsyncClient(AsyncSender):
         """Answer questions; see `Client.decide`."""
         more = RequestOptions(model, priority, cache_salt, request_id)
         return await self._do(decide_call(self._settings.limits, text, questions, more))
+
+    async def system_one(
+        self,
+        state: Any,
+        questions: Mapping[str, TypedQuestion],
+        *,
+        instructions: str | None = None,
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+    ) -> dict[str, TypedAnswer]:
+        """Answer questions; see `Client.system_one`."""
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        limits = self._settings.limits
+        return await self._do(system_one_call(limits, state, questions, instructions, more))
 
     async def completions(
         self,

@@ -37,10 +37,17 @@ class SplitLimits:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A JSON object with fields that all requests share, and lists that are split together."""
+    """A JSON object with fields that all requests share, and lists that are split together.
+
+    Args:
+        shared: the fields.
+        lists: elements as JSON; all of one length.
+        is_object: the elements are pairs of name and value, and a list is an object.
+    """
 
     shared: Mapping[str, Any]
-    lists: Mapping[str, Sequence[bytes]]  # elements as JSON; all of one length
+    lists: Mapping[str, Sequence[bytes]]
+    is_object: bool = False
 
     def parts(self, limits: SplitLimits) -> Iterator[tuple[int, int]]:
         """Yield the range of elements of each request; one empty range if there are none."""
@@ -56,8 +63,9 @@ class Body:
 
     def encode(self, start: int, stop: int) -> bytes:
         """Return the body with the elements of a range."""
+        pattern = b"%s:{%s}" if self.is_object else b"%s:[%s]"
         lists = [
-            b"%s:[%s]" % (as_json(name), b",".join(elements[start:stop]))
+            pattern % (as_json(name), b",".join(elements[start:stop]))
             for name, elements in self.lists.items()
         ]
         head = self._head()

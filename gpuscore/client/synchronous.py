@@ -1,6 +1,7 @@
 """The blocking client."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gpuscore.call_options import (
     FamilyOptions,
@@ -23,9 +24,10 @@ from gpuscore.client.results import (
 )
 from gpuscore.client.scores import pairs_call, rerank_call, score_call
 from gpuscore.client.sending import Sender
+from gpuscore.client.system_one import system_one_call
 from gpuscore.client.texts import classify_call, completions_call, decide_call
 from gpuscore.item_errors import OnError
-from gpuscore.questions import Decision, Question
+from gpuscore.questions import Decision, Question, TypedAnswer, TypedQuestion
 from gpuscore.results import Document
 
 
@@ -208,6 +210,32 @@ class Client(Sender):
         """
         more = RequestOptions(model, priority, cache_salt, request_id)
         return self._do(decide_call(self._settings.limits, text, questions, more))
+
+    def system_one(
+        self,
+        state: Any,
+        questions: Mapping[str, TypedQuestion],
+        *,
+        instructions: str | None = None,
+        model: str | None = None,
+        priority: int | None = None,
+        cache_salt: str | None = None,
+        request_id: str | None = None,
+    ) -> dict[str, TypedAnswer]:
+        """Answer System One's typed questions about one state; see `Scorer.system_one`.
+
+        Args:
+            state: text, or any value that JSON has.
+            questions: `Noul`, `Choice` or `Rating`, of `gpuscore`, by names of your choice.
+            instructions: for the model, before the state.
+            model, priority, cache_salt, request_id: see `RequestOptions`.
+
+        Raises:
+            ClientError: StatusError, ConnectionFailed or BadAnswer.
+        """
+        more = RequestOptions(model, priority, cache_salt, request_id)
+        limits = self._settings.limits
+        return self._do(system_one_call(limits, state, questions, instructions, more))
 
     def completions(
         self,

@@ -186,6 +186,14 @@ class ServerConfig:
         metavar="NAME=MODEL",
         repeated="--model",
     )
+    model_aliases: str | None = option(
+        None,
+        "further name of the model in requests, such as the default of a client (jev-latest), or "
+        "NAME=MODEL for one of several models, by its name; may be repeated",
+        unset="none",
+        metavar="NAME",
+        repeated="--model-alias",
+    )
     default_model: str | None = option(
         None,
         "the --model that answers requests without a model's name",
@@ -199,6 +207,19 @@ class ServerConfig:
         f"that need one; or {', '.join(FAMILIES)}",
         choices=("auto", "none", *FAMILIES),
         metavar="NAME",
+    )
+    decision_order: str = option(
+        "fixed",
+        "orders in which choices of typed questions are read; fixed: as they are given; balanced: "
+        "also in reverse, and both are averaged, so that no option gains by its place",
+        choices=("fixed", "balanced"),
+    )
+    calibration: str | None = option(
+        None,
+        "file of `gpuscore calibrate`, whose temperatures make the probabilities of typed "
+        "questions",
+        unset="the model's own probabilities",
+        metavar="FILE",
     )
     api_key_file: str | None = option(
         None,
@@ -214,7 +235,10 @@ class ServerConfig:
         metavar="ORIGIN",
     )
     max_body_bytes: int = option(
-        16 * 2**20, "largest request body; a larger one gets 413", minimum=1, metavar="BYTES"
+        16 * 2**20,
+        "largest request body, unpacked; a larger one gets 413",
+        minimum=1,
+        metavar="BYTES",
     )
     max_header_bytes: int = option(
         16 * 2**10,
@@ -303,6 +327,15 @@ class RequestLimits:
     max_label_tokens: int = option(32, "most tokens of one label", minimum=1, metavar="TOKENS")
     max_request_tokens: int = option(
         1048576, "most tokens of a request; shared ones count once", minimum=1, metavar="TOKENS"
+    )
+    max_questions: int = option(
+        1024, "most questions of a request to /v1/systemone", minimum=1, maximum=10000
+    )
+    max_options: int = option(
+        255, "most options of a typed question that is a choice", minimum=2, maximum=676
+    )
+    max_levels: int = option(
+        26, "most levels of a typed question that is a score", minimum=2, maximum=676
     )
 
 

@@ -21,6 +21,7 @@ class ServedConfig:
         name: shown in answers, metrics and the log.
         config: the settings, with what is loaded as `config.model`.
         others: further names that requests may use.
+        aliases: those of `--model-alias`, which are shown, too.
         is_default: requests without a name get this model.
     """
 
@@ -28,6 +29,7 @@ class ServedConfig:
     config: ModelConfig
     others: tuple[str, ...] = ()
     is_default: bool = True
+    aliases: tuple[str, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -42,6 +44,36 @@ def served_models(model: ModelConfig, server: ServerConfig) -> list[ServedConfig
         ConfigError: a name is malformed or comes twice, or a setting does not go with several
             models.
     """
+    found = _named(model, server)
+    if server.calibration is not None and len(found) > 1:
+        raise ConfigError(
+            f"--calibration {server.calibration} is one model's; {len(found)} models are served"
+        )
+    for text in (server.model_aliases or "").split(",") if server.model_aliases else ():
+        found = _with_alias(found, text)
+    return found
+
+
+def _with_alias(models: Sequence[ServedConfig], text: str) -> list[ServedConfig]:
+    """Return the models, one of which has a further name."""
+    alias, _, wanted = text.partition("=")
+    if not _NAME.fullmatch(alias) or alias == ANY_MODEL:
+        raise ConfigError(
+            f"--model-alias {text}: must be NAME or NAME=MODEL; NAME has up to 128 characters, no "
+            f"spaces or commas, and is not {ANY_MODEL}"
+        )
+    if any(alias in (one.name, *one.others, *one.aliases) for one in models):
+        raise ConfigError(f"--model-alias {text}: {alias} is a model's name already")
+    meant = [one for one in models if (one.name == wanted if wanted else one.is_default)]
+    if not meant:
+        names = listed([one.name for one in models])
+        raise ConfigError(f"--model-alias {text}: write {alias}=MODEL, with MODEL one of {names}")
+    return [
+        replace(one, aliases=(*one.aliases, alias)) if one is meant[0] else one for one in models
+    ]
+
+
+def _named(model: ModelConfig, server: ServerConfig) -> list[ServedConfig]:
     if server.models is None:
         if server.default_model is not None:
             raise ConfigError("--default-model needs --model NAME=MODEL")

@@ -1,20 +1,32 @@
-"""Calls of `decide`: from typed questions to a request, from its result to their answers."""
+"""Calls of `decide` and `system_one`: from typed questions to a request, and to their answers."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from gpuscore.config import RequestLimits
+from gpuscore.decision_reads import ReadAnswer
 from gpuscore.errors import InvalidRequest
 from gpuscore.offline.calls import Call
-from gpuscore.probabilities import label_mass, label_scores
-from gpuscore.prompts.decisions import (
-    MAX_CHOICES,
-    MAX_LEVELS,
-    DecisionQuestion,
-    choice,
-    level,
-    predicate,
-)
+from gpuscore.prompts.decision_texts import DecisionQuestion, choice, json_text, level, predicate
+from gpuscore.prompts.decisions import DecisionInput
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.questions import Choice, Decision, Predicate, Question
+from gpuscore.prompts.system_one import (
+    check_questions,
+    choice_question,
+    most_options,
+    noul_question,
+    score_question,
+)
+from gpuscore.questions import (
+    Choice,
+    Decision,
+    Noul,
+    Predicate,
+    Question,
+    TypedAnswer,
+    TypedQuestion,
+    levels_of,
+)
 from gpuscore.request import ScoreResult
 
 
@@ -23,27 +35,67 @@ def decide_call(
 ) -> Call[list[Decision]]:
     if not questions:
         raise InvalidRequest("questions must hold at least one question", param="questions")
-    asked = [_asked(question, f"questions[{i}]") for i, question in enumerate(questions)]
-    request = prompts.questions.build(text, asked, 0)
+    limits = prompts.questions.limits
+    asked = [_asked(question, limits, f"questions[{i}]") for i, question in enumerate(questions)]
+    made = prompts.questions.build(DecisionInput(text, asked))
 
     def finish(result: ScoreResult | None) -> list[Decision]:
         assert result is not None  # noqa: S101  (there is a question)
-        rows = label_scores(result, apply_softmax=True)
-        masses = label_mass(result, request).tolist()
-        return [
-            _decision(question, row.tolist(), mass)
-            for question, row, mass in zip(questions, rows, masses, strict=True)
-        ]
+        found = made.reads.answers(result)
+        return [_decision(*pair) for pair in zip(questions, found, strict=True)]
 
-    return Call(request, finish)
+    return Call(made.request, finish)
 
 
-def _asked(question: Question, param: str) -> DecisionQuestion:
+def system_one_call(
+    prompts: ModelPrompts,
+    state: Any,
+    questions: Mapping[str, TypedQuestion],
+    instructions: str | None,
+) -> Call[dict[str, TypedAnswer]]:
+    limits = prompts.questions.limits
+    check_questions(len(questions), limits.max_questions)
+    asked = [
+        _typed(question, limits, f"questions[{number}]")
+        for number, question in enumerate(questions.values())
+    ]
+    is_text = isinstance(state, str)
+    given = DecisionInput(
+        input=state if is_text else json_text(state),
+        questions=asked,
+        instructions=instructions,
+        is_json=not is_text,
+        need_top=True,
+        input_name="state",
+    )
+    made = prompts.questions.build(given)
+
+    def finish(result: ScoreResult | None) -> dict[str, TypedAnswer]:
+        assert result is not None  # noqa: S101  (there is a question)
+        found = zip(questions.items(), made.reads.answers(result), strict=True)
+        return {name: _typed_answer(question, answer) for (name, question), answer in found}
+
+    return Call(made.request, finish)
+
+
+def _asked(question: Question, limits: RequestLimits, param: str) -> DecisionQuestion:
     if isinstance(question, Predicate):
         return predicate(question.statement)
     if isinstance(question, Choice):
-        return choice(question.question, _options(question.choices, MAX_CHOICES, param))
-    return level(question.question, _options(question.levels, MAX_LEVELS, param))
+        most = most_options(limits.max_options)
+        return choice(question.question, _options(question.choices, most, param))
+    most = most_options(limits.max_levels)
+    return level(question.question, _options(question.levels, most, param))
+
+
+def _typed(question: TypedQuestion, limits: RequestLimits, param: str) -> DecisionQuestion:
+    if isinstance(question, Noul):
+        return noul_question(question.instructions, question.true, question.false, param)
+    if isinstance(question, Choice):
+        told = question.choices
+        named = dict(told) if isinstance(told, Mapping) else dict.fromkeys(told)
+        return choice_question(question.question, named, limits, param)
+    return score_question(question.question, levels_of(question), limits, param)
 
 
 def _options(
@@ -57,8 +109,9 @@ def _options(
     return options
 
 
-def _decision(question: Question, shares: list[float], mass: float) -> Decision:
-    """Return a question's answer; `shares` are its labels' probabilities, which sum to 1."""
+def _decision(question: Question, found: ReadAnswer) -> Decision:
+    """Return a question's answer."""
+    shares, mass = found.shares.tolist(), found.label_mass
     confidence = max(shares)
     if isinstance(question, Predicate):
         named = dict(zip(("yes", "no"), shares, strict=True))
@@ -66,6 +119,18 @@ def _decision(question: Question, shares: list[float], mass: float) -> Decision:
     names = list(question.choices if isinstance(question, Choice) else question.levels)
     probabilities = dict(zip(names, shares, strict=True))
     if isinstance(question, Choice):
-        return Decision(names[shares.index(confidence)], confidence, probabilities, mass)
+        return Decision(names[found.best], confidence, probabilities, mass)
     mean = sum(place * share for place, share in enumerate(shares))
     return Decision(mean, confidence, probabilities, mass)
+
+
+def _typed_answer(question: TypedQuestion, found: ReadAnswer) -> TypedAnswer:
+    shares = found.shares.tolist()
+    more = (found.confidence, found.label_mass, found.argmax_is_label)
+    if isinstance(question, Noul):
+        return TypedAnswer(shares[0], dict(zip(("yes", "no"), shares, strict=True)), *more)
+    if isinstance(question, Choice):
+        names = list(question.choices)
+        return TypedAnswer(names[found.best], dict(zip(names, shares, strict=True)), *more)
+    named = {str(number): share for number, share in enumerate(shares)}
+    return TypedAnswer(sum(n * share for n, share in enumerate(shares)), named, *more)

@@ -2,6 +2,8 @@
 
 import sys
 from dataclasses import fields
+from types import TracebackType
+from typing import Self
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
@@ -9,6 +11,8 @@ from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
+from gpuscore.prompts.decision_files import read_asking
+from gpuscore.prompts.decisions import ORDERS
 from gpuscore.prompts.model import ModelFiles
 
 _UNLIMITED = RequestLimits(
@@ -16,6 +20,9 @@ _UNLIMITED = RequestLimits(
     max_labels=sys.maxsize,
     max_label_tokens=sys.maxsize,
     max_request_tokens=sys.maxsize,
+    max_questions=sys.maxsize,
+    max_options=sys.maxsize,
+    max_levels=sys.maxsize,
 )
 # Callers in this process wait for their own calls; none is refused.
 _NO_QUEUE_LIMIT = EngineConfig(
@@ -34,6 +41,8 @@ class LoadedScorer:
             other setting may be given.
         family: the prompt family of `rerank`, `score_pairs` and guards, as `gpuscore serve
             --family`.
+        decision_order: "fixed" or "balanced", for choices of `decide` and `system_one`.
+        calibration: file of `gpuscore calibrate`, for the same.
         revision: branch, tag or commit of a hub model.
         backend: "torch" or "jax".
         device: "auto", "cpu", "cuda" or "tpu".
@@ -63,6 +72,8 @@ class LoadedScorer:
         model: str | ModelConfig = "demo",
         *,
         family: str = "auto",
+        decision_order: str = "fixed",
+        calibration: str | None = None,
         revision: str | None = None,
         backend: str = "torch",
         device: str = "auto",
@@ -92,8 +103,11 @@ class LoadedScorer:
             config = checked(model)
         else:
             config = checked(ModelConfig(model, **settings))
+        if decision_order not in ORDERS:
+            raise ConfigError(f"decision_order must be one of {', '.join(ORDERS)}")
         directory = model_directory(config.model, config.revision)
-        files = ModelFiles.read(directory, family, [config.model])
+        asked = read_asking(decision_order, calibration)
+        files = ModelFiles.read(directory, family, [config.model], asked)
         self._backend = create_backend(plan_backend(directory, config))
         try:
             self._prompts = files.prompts(self._backend.limits, _UNLIMITED)
@@ -103,6 +117,17 @@ class LoadedScorer:
         except BaseException:
             self._backend.close()  # else its threads would stay
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def warmup(self) -> None:
         """Do the lazy set-up that would delay the first score; on CUDA also capture the graphs of

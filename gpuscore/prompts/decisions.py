@@ -1,69 +1,80 @@
 """Prompts for typed questions about one input: yes or no, one of several choices, a level.
 
-The input comes first in all prompts, so it is computed once for N questions. A question ends with
-the instruction to answer with one label, and the labels are scored as the next token.
+The input comes first in all prompts, so it is computed once for N questions. The labels are scored
+as what comes next.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from string import ascii_uppercase, digits
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
-from gpuscore.errors import ConfigError
-from gpuscore.prompts.chat import ChatTemplate, parts_of
-from gpuscore.prompts.documents import FamilyPrompts
-from gpuscore.prompts.family import PromptFamily
+from gpuscore.calibration import Calibration
+from gpuscore.config import RequestLimits
+from gpuscore.decision_reads import DecisionReads, with_labels
+from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong, TooManyTokens
+from gpuscore.label_trie import LabelTrie
+from gpuscore.prompts.chat import ChatTemplate
+from gpuscore.prompts.decision_chat import DecisionChat
+from gpuscore.prompts.decision_texts import PAIRS, SINGLE, DecisionQuestion, json_text
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.request import ScoreRequest
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.turns import ALONE, Turns
 
-YES_NO = ("yes", "no")
-MAX_CHOICES, MAX_LEVELS = len(ascii_uppercase), len(digits)
+FIXED, BALANCED = ORDERS = "fixed", "balanced"  # balanced: choices are read in two orders
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionQuestion:
-    """A question: its text, and the labels that are possible answers."""
-
-    text: str
-    labels: tuple[str, ...]
-
-
-def predicate(statement: str) -> DecisionQuestion:
-    text = f'Is this statement true?\n{statement}\nAnswer only "yes" or "no".'
-    return DecisionQuestion(text, YES_NO)
-
-
-def choice(instructions: str, choices: Sequence[tuple[str, str]]) -> DecisionQuestion:
-    """Return a question whose answer is one choice.
+class DecisionSettings:
+    """Settings of typed questions, from the command line and from the model's files.
 
     Args:
-        instructions: the question.
-        choices: 2 to MAX_CHOICES pairs of name and description.
+        order: "fixed" or "balanced".
+        calibration: of the probabilities.
+        json_state: the model was made for a state in JSON, also if it is a text.
+        refused: why the model answers none; empty if it may.
     """
-    labels = tuple(ascii_uppercase[: len(choices)])
-    return DecisionQuestion(_listed(instructions, labels, choices, "letter"), labels)
+
+    order: str = FIXED
+    calibration: Calibration = field(default_factory=Calibration)
+    json_state: bool = False
+    refused: str = ""
 
 
-def level(instructions: str, levels: Sequence[tuple[str, str]]) -> DecisionQuestion:
-    """Return a question whose answer is one level.
+@dataclass(frozen=True, slots=True)
+class DecisionInput:
+    """A caller's input and questions.
 
     Args:
-        instructions: the question.
-        levels: 2 to MAX_LEVELS pairs of name and description, from low to high.
+        input: what the questions are about.
+        questions: at least one.
+        instructions: for the model, before the input.
+        chat: variables of the chat template.
+        is_json: the input is JSON already.
+        priority: of the request; a lower value runs first.
+        need_top: ask for the most probable token.
+        name: the caller's name for the questions, for errors.
+        input_name: the caller's name for the input, for errors.
     """
-    labels = tuple(digits[: len(levels)])
-    return DecisionQuestion(_listed(instructions, labels, levels, "number"), labels)
+
+    input: str
+    questions: Sequence[DecisionQuestion]
+    instructions: str | None = None
+    chat: Mapping[str, Any] = field(default_factory=dict)
+    is_json: bool = False
+    priority: int = 0
+    need_top: bool = False
+    name: str = "questions"
+    input_name: str = "input"
 
 
-def _listed(
-    instructions: str, labels: Sequence[str], options: Sequence[tuple[str, str]], what: str
-) -> str:
-    lines = [
-        f"{label}. {name}" + (f": {description}" if description else "")
-        for label, (name, description) in zip(labels, options, strict=True)
-    ]
-    return "\n".join([instructions, *lines, f"Answer only with the {what} of one of these."])
+@dataclass(frozen=True, slots=True)
+class DecisionRequest:
+    """A request to the engine, and how its result is read."""
+
+    request: ScoreRequest
+    reads: DecisionReads
 
 
 class DecisionPrompts:
@@ -75,37 +86,89 @@ class DecisionPrompts:
     """
 
     def __init__(
-        self, template: ChatTemplate | None, specials: Sequence[str], builder: PromptBuilder
+        self,
+        template: ChatTemplate | None,
+        specials: Sequence[str],
+        builder: PromptBuilder,
+        settings: DecisionSettings | None = None,
     ) -> None:
+        self.settings = settings or DecisionSettings()
+        if self.settings.refused:
+            raise ConfigError(self.settings.refused)
         if builder.encoder is None or builder.backend.classes is not None:
             raise ConfigError("typed questions need a language model with a tokenizer")
-        parts: tuple[str, ...] = ("{query}\n\n{document}\n\nAnswer:\n",)
-        if template is not None:
-            options = {"add_generation_prompt": True, "enable_thinking": False}
-            messages = (("user", "{query}\n\n{document}"),)
-            parts = parts_of(template.marked(messages, options), specials)
-        labels = (*YES_NO, *ascii_uppercase, *digits)
-        family = PromptFamily(
-            "decisions", "", parts, labels, classes=labels, strip=template is not None
-        )
-        self._prompts = FamilyPrompts(family, builder)
-        self._ids = dict(zip(labels, self._prompts.label_ids, strict=True))
+        self._builder = builder
+        self._chat = DecisionChat(template, specials, builder)
+        self._prompts = self._chat.plain
+        self._ids = dict(zip(SINGLE, self._prompts.label_ids, strict=True))
+        self._tries: dict[tuple[str, ...], LabelTrie] = {}
 
-    def build(
-        self,
-        input: str,
-        questions: Sequence[DecisionQuestion],
-        priority: int,
-        turns: Turns = ALONE,
-    ) -> ScoreRequest:
+    @property
+    def limits(self) -> RequestLimits:
+        return self._builder.limits
+
+    def build(self, given: DecisionInput, turns: Turns = ALONE) -> DecisionRequest:
         """Return the request for these questions; raises GpuscoreError as `FamilyPrompts.build`."""
-        given = RerankInput(
-            query=input,
-            documents=[question.text for question in questions],
-            priority=priority,
+        texts, questions = list[str](), []
+        for number, question in enumerate(given.questions):
+            texts.append(question.text)
+            questions.append((number, question.kind, False))
+            if question.turned and self.settings.order == BALANCED and len(question.labels) > 1:
+                texts.append(question.turned)
+                questions.append((number, question.kind, True))
+        tries = [self._trie(given.questions[number].labels) for number, _, _ in questions]
+        text = given.input
+        if self.settings.json_state and not given.is_json:
+            text = json_text(text)
+        asked = RerankInput(
+            query=text,
+            documents=texts,
+            instruction=given.instructions,
+            priority=given.priority,
             need_lse=True,
-            name="questions",
-            query_name="input",
+            name=given.name,
+            query_name=given.input_name,
         )
-        labels = [[self._ids[label] for label in question.labels] for question in questions]
-        return self._prompts.build(given, turns, labels).request
+        prompts = self._chat.prompts(given.instructions is not None, given.chat)
+        first = [trie.next_ids[0].tolist() for trie in tries]
+        request = prompts.build(asked, turns, first).request
+        self._check_lengths(request, tries, given.name)
+        request = replace(request, num_top=int(given.need_top))
+        backend, calibration = self._builder.backend, self.settings.calibration
+        made, reads = with_labels(request, tries, questions, backend, calibration)
+        if made.num_tokens > self.limits.max_request_tokens:
+            raise TooManyTokens(
+                f"{made.num_tokens} tokens, the limit is {self.limits.max_request_tokens}",
+                param=given.name,
+            )
+        return DecisionRequest(made, reads)
+
+    def _trie(self, labels: tuple[str, ...]) -> LabelTrie:
+        if labels not in self._tries:  # at most one for each number of options
+            single = tuple((self._ids[label],) for label in labels if label in self._ids)
+            self._tries[labels] = LabelTrie(single or self._pairs[: len(labels)])
+        return self._tries[labels]
+
+    @cached_property
+    def _pairs(self) -> tuple[tuple[int, ...], ...]:
+        """The tokens of the labels of two letters; raises InvalidRequest if they are no labels."""
+        try:
+            found = tuple(tuple(self._prompts.label_tokens(label)) for label in PAIRS)
+        except ConfigError as error:
+            raise InvalidRequest(f"over 26 options: {error}") from error
+        if len(LabelTrie(found).counted) < len(found):
+            raise InvalidRequest(
+                "over 26 options: with this tokenizer a label of two letters begins another"
+            )
+        return found
+
+    def _check_lengths(self, request: ScoreRequest, tries: Sequence[LabelTrie], name: str) -> None:
+        """Raise PromptTooLong for a prompt after which its longest label does not fit."""
+        limit = self._builder.backend.max_model_len
+        for number, (item, trie) in enumerate(zip(request.item_ids, tries, strict=True)):
+            length = len(request.query_ids) + len(item) + trie.longest - 1
+            if length > limit:
+                raise PromptTooLong(
+                    f"{name}[{number}] has {length} tokens with a label, the limit is {limit}",
+                    param=f"{name}[{number}]",
+                )

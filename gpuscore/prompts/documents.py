@@ -224,10 +224,8 @@ class FamilyPrompts:
     def _label_ids(self) -> list[int]:
         family = self.family
         # A label follows the prompt's last part and must not merge with it into one token.
-        closing = "" if fields_of(family.parts[-1]) else filled(family.parts[-1])
         found = [
-            label if isinstance(label, int) else self._label_id(label, closing)
-            for label in family.labels
+            label if isinstance(label, int) else self._label_id(label) for label in family.labels
         ]
         rows = self._builder.backend.label_rows
         if found and max(found) >= rows:
@@ -240,18 +238,33 @@ class FamilyPrompts:
             )
         return found
 
-    def _label_id(self, label: str, closing: str) -> int:
+    def label_tokens(self, label: str) -> list[int]:
+        """Return the tokens of a label after the prompt; raise ConfigError if it merges with it."""
+        closing = self._closing
         before = self._own.plain_ids(closing) if closing else np.empty(0, np.int32)
         ids = self._own.plain_ids(closing + label)
-        tokens = ids[len(before) :].tolist()
-        apart = np.array_equal(ids[: len(before)], before)
-        if not apart or not tokens or (len(tokens) > 1 and not self.family.first_tokens):
+        tokens: list[int] = ids[len(before) :].tolist()
+        if not tokens or not np.array_equal(ids[: len(before)], before):
             raise ConfigError(
                 f"the answer {label!r} to prompts of {self.family.name} must be one token; with "
-                f"this tokenizer it is {tokens if apart else 'part of another token'}"
+                "this tokenizer it is part of another token"
             )
-        first: int = tokens[0]
-        return first
+        return tokens
+
+    @property
+    def _closing(self) -> str:
+        """The text of the prompt after which a label comes, if it is the same in all prompts."""
+        last = self.family.parts[-1]
+        return "" if fields_of(last) else filled(last)
+
+    def _label_id(self, label: str) -> int:
+        tokens = self.label_tokens(label)
+        if len(tokens) > 1 and not self.family.first_tokens:
+            raise ConfigError(
+                f"the answer {label!r} to prompts of {self.family.name} must be one token; with "
+                f"this tokenizer it is {tokens}"
+            )
+        return tokens[0]
 
     def _ids(
         self, parts: Iterable[str], values: dict[str, str], turns: Turns = ALONE

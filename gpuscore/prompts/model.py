@@ -11,7 +11,8 @@ from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.limits import BackendLimits
 from gpuscore.prompts.chat import ChatTemplate
-from gpuscore.prompts.decisions import DecisionPrompts
+from gpuscore.prompts.decision_files import Asking, read_decision_settings
+from gpuscore.prompts.decisions import DecisionPrompts, DecisionSettings
 from gpuscore.prompts.discovery import find_family
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
@@ -35,15 +36,19 @@ class ModelFiles:
     head: ClassifierHead | None
     template: ChatTemplate | None
     family: PromptFamily | None
+    decisions: DecisionSettings = DecisionSettings()
 
     @classmethod
-    def read(cls, directory: Path, family: str, names: Iterable[str]) -> "ModelFiles":
+    def read(
+        cls, directory: Path, family: str, names: Iterable[str], asked: Asking | None = None
+    ) -> "ModelFiles":
         """Read the files.
 
         Args:
             directory: the model's.
             family: "auto", "none", or a name of the registry.
             names: the names of the model, the best one first.
+            asked: how typed questions are asked; None: in fixed order, and not calibrated.
 
         Raises:
             ConfigError: a file is damaged or has unsupported content.
@@ -52,7 +57,8 @@ class ModelFiles:
         specials = [] if encoder is None else encoder.specials
         head, template = read_classifier_head(directory), ChatTemplate.read(directory)
         found = find_family(family, directory, names, specials, head)
-        return cls(encoder, specials, head, template, found)
+        decisions = read_decision_settings(directory, asked or Asking())
+        return cls(encoder, specials, head, template, found, decisions)
 
     def prompts(self, backend: BackendLimits, limits: RequestLimits) -> "ModelPrompts":
         """Return the builders for a loaded model; raises ConfigError if the family does not fit."""
@@ -60,7 +66,7 @@ class ModelFiles:
         family = None if self.family is None else FamilyPrompts(self.family, builder)
         try:
             decisions: DecisionPrompts | str = DecisionPrompts(
-                self.template, self.specials, builder
+                self.template, self.specials, builder, self.decisions
             )
         except TemplateLimit:
             raise

@@ -67,12 +67,20 @@ class ServedModel:
     Args:
         name: the one that the server shows.
         others: further names by which requests may call it.
+        aliases: more of them, which GET /v1/models shows.
         is_default: requests without a name get it.
     """
 
-    def __init__(self, name: str, others: tuple[str, ...] = (), is_default: bool = True) -> None:
+    def __init__(
+        self,
+        name: str,
+        others: tuple[str, ...] = (),
+        is_default: bool = True,
+        aliases: tuple[str, ...] = (),
+    ) -> None:
         self.name, self.is_default = name, is_default
-        self.names = (name, *others)
+        self.shown = (name, *aliases)
+        self.names = (*self.shown, *others)
         self.loaded: LoadedModel | None = None
 
     @property

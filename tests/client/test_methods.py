@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from client.conftest import WITH_KEY
-from gpuscore import AsyncScorer, Choice, Predicate, Rating, Scorer
+from gpuscore import AsyncScorer, Choice, Noul, Predicate, Rating, Scorer
 from gpuscore.client import AsyncClient, Client, StatusError
 from gpuscore.results import Classification, PairScores, Ranking
 from support.slow import slow
@@ -82,6 +82,35 @@ def test_decisions(url, scorer, call, split):
     assert found[0].confidence == pytest.approx(expected[0].confidence)
 
 
+ASKED = {
+    "yes": Noul("Is it blue?"),
+    "described": Noul(true="a chair", false="a lamp"),
+    "what": Choice("What is it?", {"chair": "to sit on", "lamp": ""}),
+    "many": Choice("Which?", [f"thing {n}" for n in range(30)]),
+    "how": Rating("How large?", {"small": "", "large": "as a house"}),
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_system_one(url, scorer, call, split):
+    for state in (TEXT, {"a": [TEXT, 1, None]}):
+        expected = scorer.system_one(state, ASKED, instructions="Look.")
+        client = WITH_KEY | split
+        found = call(url, "system_one", state, ASKED, client=client, instructions="Look.")
+        assert list(found) == list(ASKED)
+        for name, answer in expected.items():
+            got = found[name]
+            assert got.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
+            assert got.answer == (
+                answer.answer
+                if isinstance(answer.answer, str)
+                else pytest.approx(answer.answer, abs=1e-5)
+            )
+            assert got.confidence == pytest.approx(answer.confidence, rel=1e-4)
+            assert got.label_mass == pytest.approx(answer.label_mass, rel=1e-4)
+            assert got.argmax_is_label == answer.argmax_is_label
+
+
 @pytest.mark.slow
 def test_more_questions_than_a_request_takes(url, call):
     questions = [Predicate(f"The number is {number}.") for number in range(401)]
@@ -135,7 +164,7 @@ def test_an_error_names_the_place_in_the_whole_list(url, call):
 @pytest.mark.parametrize("pair", [(Client, Scorer), (AsyncClient, AsyncScorer)])
 def test_the_same_arguments(pair):
     remote, local = pair
-    for name in ("score", "rerank", "score_pairs", "classify", "decide"):
+    for name in ("score", "rerank", "score_pairs", "classify", "decide", "system_one"):
         ours = inspect.signature(getattr(remote, name)).parameters
         theirs = inspect.signature(getattr(local, name)).parameters
         assert [n for n in ours if n not in ONLY_HTTP] == [n for n in theirs if n not in ONLY_HERE]

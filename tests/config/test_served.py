@@ -49,10 +49,29 @@ def test_several_models_answer_to_their_names_alone():
     assert one.is_default
 
 
+def test_aliases_are_names_of_one_model():
+    (one,) = served_models(ModelConfig(), ServerConfig(model_aliases="jev-latest,fast"))
+    assert (one.name, one.aliases) == ("demo", ("jev-latest", "fast"))
+    names = ServerConfig(models="a=x,b=y", model_aliases="one=b,two=a,three=b")
+    assert [one.aliases for one in served_models(ModelConfig(), names)] == [
+        ("two",),
+        ("one", "three"),
+    ]
+    names = ServerConfig(models="a=x,b=y", default_model="b", model_aliases="one")
+    assert [one.aliases for one in served_models(ModelConfig(), names)] == [(), ("one",)]
+
+
 @pytest.mark.parametrize(
     ("model", "server", "message"),
     [
         ({}, {"models": "demo"}, "--model demo: must be NAME=MODEL"),
+        ({}, {"model_aliases": "default"}, "--model-alias default: must be NAME"),
+        ({}, {"model_aliases": "a b"}, "must be NAME or NAME=MODEL"),
+        ({}, {"model_aliases": "demo"}, "demo is a model's name already"),
+        ({}, {"model_aliases": "x,x"}, "x is a model's name already"),
+        ({}, {"model_aliases": "x=other"}, "write x=MODEL, with MODEL one of demo"),
+        ({}, {"models": "a=x,b=y", "model_aliases": "z"}, "write z=MODEL"),
+        ({}, {"models": "a=x,b=y", "calibration": "c"}, "--calibration c is one model's"),
         ({}, {"models": "a="}, "--model a=: must be NAME=MODEL"),
         ({}, {"models": "=demo"}, "must be NAME=MODEL"),
         ({}, {"models": f"{'n' * 129}=demo"}, "up to 128 characters"),

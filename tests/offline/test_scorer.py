@@ -232,7 +232,8 @@ def test_both_have_the_same_methods_and_settings():
     for setting in fields(ModelConfig)[1:]:
         assert own[setting.name].default == setting.default, setting.name
         assert hints[setting.name] == typing.get_type_hints(ModelConfig)[setting.name]
-    assert set(own) - {one.name for one in fields(ModelConfig)} == {"self", "family"}
+    beside = {"self", "family", "decision_order", "calibration"}
+    assert set(own) - {one.name for one in fields(ModelConfig)} == beside
     with pytest.raises(TypeError, match="dtyp"):
         Scorer("demo", dtyp="float32")
     with pytest.raises(ConfigError, match="threads is given beside a ModelConfig"):

@@ -9,7 +9,8 @@ from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError
 from gpuscore.limits import BackendLimits
 from gpuscore.prompts.chat import ChatTemplate
-from gpuscore.prompts.decisions import DecisionPrompts, choice, level, predicate
+from gpuscore.prompts.decision_texts import choice, level, predicate
+from gpuscore.prompts.decisions import DecisionInput, DecisionPrompts
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from support.families import QWEN_SPECIALS, qwen_like
@@ -39,7 +40,7 @@ def builder(tokenizer, limits=LIMITS):
 def test_questions_are_the_users_turn():
     tokenizer = qwen_like()
     prompts = DecisionPrompts(ChatTemplate(CHAT, {}), QWEN_SPECIALS, builder(tokenizer))
-    request = prompts.build("so wet", ASKED, priority=3)
+    request = prompts.build(DecisionInput("so wet", ASKED, priority=3)).request
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=CHAT)
     for item, text in zip(request.item_ids, TEXTS, strict=True):
         messages = [{"role": "user", "content": f"so wet\n\n{text}"}]
@@ -54,8 +55,8 @@ def test_questions_are_the_users_turn():
 
 
 def test_without_a_template_it_is_plain_text():
-    tokenizer = qwen_like()
-    request = DecisionPrompts(None, QWEN_SPECIALS, builder(tokenizer)).build("so wet", ASKED, 0)
+    tokenizer, asked = qwen_like(), DecisionInput("so wet", ASKED)
+    request = DecisionPrompts(None, QWEN_SPECIALS, builder(tokenizer)).build(asked).request
     for item, text in zip(request.item_ids, TEXTS, strict=True):
         want = tokenizer.encode(f"so wet\n\n{text}\n\nAnswer:\n", add_special_tokens=False).ids
         assert [*request.query_ids.tolist(), *item.tolist()] == want

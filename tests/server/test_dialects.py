@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from gpuscore.prompts.decisions import choice, level, predicate
+from gpuscore.prompts.decision_texts import choice, level, predicate
 from gpuscore.server.api.dialects.table import DIALECTS
 from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
@@ -300,11 +300,15 @@ class TestDecisions:
                 "questions[0].choices",
             ),
             (
-                {"questions": [QUESTIONS[1] | {"choices": [{"value": str(i)} for i in range(27)]}]},
+                {
+                    "questions": [
+                        QUESTIONS[1] | {"choices": [{"value": str(i)} for i in range(256)]}
+                    ]
+                },
                 "questions[0].choices",
             ),
             (
-                {"questions": [QUESTIONS[2] | {"levels": [{"label": str(i)} for i in range(11)]}]},
+                {"questions": [QUESTIONS[2] | {"levels": [{"label": str(i)} for i in range(27)]}]},
                 "questions[0].levels",
             ),
             ({"questions": [{"type": "essay", "instructions": "x"}]}, "questions[0].type"),

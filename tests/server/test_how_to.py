@@ -38,6 +38,13 @@ def test_requests_of_other_servers_are_answered(demo, origin):
     assert all(text in answer.text for text in re.findall(r'"[^"]*"', shown))
 
 
+def test_a_program_decides(tmp_path, capsys):
+    run_program(blocks(HOW_TO / "decide.md", "python")[0], tmp_path)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["wrong", "topic", "anger"]
+    assert lines[0].endswith("label mass 1.00")
+
+
 def test_another_model_of_cohere_is_refused(demo):
     ((path, body, _),) = ANSWERED.findall(SECTIONS["Cohere"])
     (name,) = re.findall(r"`([\w.-]+)` is a 404 `model_not_found`", SECTIONS["Cohere"])

@@ -10,6 +10,7 @@ from gpuscore.server.served import LoadedModel
 def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
     """Return the fields of text-embeddings-inference, and those that it lacks under `gpuscore`."""
     limits = model.engine.limits
+    asked = None if isinstance(model.prompts.decisions, str) else model.prompts.decisions
     backlog, requests = model.engine.backlog.config, model.prompts.builder.limits
     return {
         "model_id": name,
@@ -32,6 +33,8 @@ def server_info(name: str, model: LoadedModel) -> dict[str, Any]:
             "max_request_tokens": requests.max_request_tokens,
             "valid_token_ids": limits.vocab_rows,
             "decisions": not isinstance(model.prompts.decisions, str),
+            "decision_order": None if asked is None else asked.settings.order,
+            "calibration": None if asked is None else asked.settings.calibration.as_json(),
         },
     }
 

@@ -1,5 +1,6 @@
 """Routes without a body: probes, the models and metrics."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -9,7 +10,7 @@ from gpuscore.config.served import listed
 from gpuscore.errors import InvalidRequest, Unavailable
 from gpuscore.server.api.answers import json_response
 from gpuscore.server.api.info import server_info
-from gpuscore.server.api.paths import TOKENIZER_INFO_PATH
+from gpuscore.server.api.paths import MODELS_PATH, TOKENIZER_INFO_PATH
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.served import (
     LOADING,
@@ -21,6 +22,7 @@ from gpuscore.server.served import (
 from gpuscore.server.service import ScoringService
 
 MODEL = "model"
+UNKNOWN_DATE = "1970-01-01"  # as the 0 in OpenAI's `created`
 WHICH_MODEL = {
     "parameters": [
         {
@@ -73,12 +75,15 @@ def add_probes(app: FastAPI, service: ScoringService) -> None:
 
 def add_pages(app: FastAPI, service: ScoringService) -> None:
     @app.get(
-        "/v1/models",
+        MODELS_PATH,
         summary="Served models",
-        description="The models' names and longest prompts, as in OpenAI's API.",
+        description="The models' names and longest prompts, as `data` of OpenAI's API, and all "
+        "names that requests may use, as `models` of System One's.",
     )
     async def models() -> Response:
-        return json_response({"object": "list", "data": list(map(_model_card, service.models))})
+        cards = [card for one in service.models for card in _name_cards(one)]
+        data = list(map(_model_card, service.models))
+        return json_response({"object": "list", "data": data, "models": cards})
 
     @app.get(
         "/info",
@@ -133,6 +138,13 @@ def _unavailable(why: str, models: ModelTable, *states: str) -> Unavailable:
     names = [one.name for one in models if one.state in states]
     which = f": {listed(names)}" if names and models.only is None else ""
     return Unavailable(f"{why}{which}", retry_after=LOADING_RETRY_AFTER)
+
+
+def _name_cards(served: ServedModel) -> Iterator[dict[str, str]]:
+    """Yield a card for each name of a model; the date is unknown, and must be one."""
+    for name in served.shown:
+        told = "A scored language model." if name == served.name else f"Alias of {served.name}."
+        yield {"name": name, "description": told, "release_date": UNKNOWN_DATE}
 
 
 def _model_card(served: ServedModel) -> dict[str, Any]:

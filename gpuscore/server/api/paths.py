@@ -12,5 +12,7 @@ GENERATING_PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/v
 INFINITY_RERANK_PATH = "/infinity/rerank"
 CLASSIFY_PATHS = ("/classify", "/v1/classify")
 DECISIONS_PATH = "/v1/decisions"
+SYSTEM_ONE_PATH = "/v1/systemone"
+MODELS_PATH = "/v1/models"
 # Routes that need no key: probes, and pages that are the same for everyone.
 OPEN_PATHS = ("/livez", "/health", "/ready", "/docs", "/openapi.json")

@@ -14,6 +14,7 @@ from gpuscore.server.http.parser import RequestHead
 logger = logging.getLogger(__name__)
 
 HIGH_WATER = 2**16  # bytes of a body that the application has not read yet, before reading pauses
+UNPACKED = "unpacked"  # in the scope's state: counts bytes of a body that were unpacked
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE = (b"connection", b"close")
 

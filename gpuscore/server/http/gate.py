@@ -53,6 +53,7 @@ class Gate:
         self._tenants: Counter[str] = Counter()  # requests in flight of each tenant
         self._entered: set[Exchange] = set()  # requests in flight
         self._sizes: Counter[Exchange] = Counter()  # bytes of bodies
+        self._unpacked: Counter[Exchange] = Counter()  # bytes to which they were unpacked
         self._service, self._config, self._rounds = service, config, rounds
         self._turns: deque[tuple[Exchange, Callable[[], None]]] = deque()
         # Once there are too many requests, every further one in the same round gets this refusal.
@@ -145,6 +146,14 @@ class Gate:
         full = self.bytes > self._config.max_queued_bytes
         return self.refusal(exchange.tenant, 0, self._sizes[exchange]) if full else None
 
+    def unpacked(self, exchange: Exchange, size: int) -> Overloaded | None:
+        """Count bytes to which a part of a body was unpacked; return errors as `received`."""
+        self._counts.add(_BYTES, size)
+        self._unpacked[exchange] += size
+        full = self.bytes > self._config.max_queued_bytes
+        own = self._sizes[exchange] + self._unpacked[exchange]
+        return self.refusal(exchange.tenant, 0, own) if full else None
+
     def size(self, exchange: Exchange) -> int:
         """Return the bytes of its body that have arrived."""
         return self._sizes[exchange]
@@ -173,7 +182,8 @@ class Gate:
             self._tenants[exchange.tenant] -= 1
             if not self._tenants[exchange.tenant]:
                 del self._tenants[exchange.tenant]
-        self._counts.add(_BYTES, -self._sizes.pop(exchange, 0))
+        both = self._sizes.pop(exchange, 0) + self._unpacked.pop(exchange, 0)
+        self._counts.add(_BYTES, -both)
 
     def _next(self) -> None:
         while self._turns and self._has_time():

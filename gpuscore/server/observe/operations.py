@@ -9,6 +9,7 @@ from typing import Protocol
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore.log import LogFormat, LogWriter
+from gpuscore.server.api.paths import MODELS_PATH, SYSTEM_ONE_PATH
 from gpuscore.server.observe.lines import request_line
 from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.observe.record import (
@@ -22,6 +23,8 @@ from gpuscore.server.observe.record import (
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ScoringService
 
+# TypeSafe's client shows the id of an answer that it finds under this name.
+TYPESAFE_ROUTES, TYPESAFE_ID = (SYSTEM_ONE_PATH, MODELS_PATH), b"x-typesafe-request-id"
 LOOP_PERIOD = 0.1  # seconds between two measurements of the event loop's delay
 
 
@@ -109,7 +112,10 @@ class OperationsMiddleware:
     def _marked(self, send: Send, record: RequestRecord) -> Send:
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                more = [(b"x-request-id", record.request_id.encode())]
+                own = record.request_id.encode()
+                more = [(b"x-request-id", own)]
+                if record.route in TYPESAFE_ROUTES:
+                    more.append((TYPESAFE_ID, own))
                 if self.timing_headers:
                     more.append((b"server-timing", server_timing(record).encode()))
                 message["headers"] = [*message["headers"], *more]

@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gpuscore.prompts.decisions import MAX_CHOICES, MAX_LEVELS
 from gpuscore.server.api.fields import (
     AnsweredModel,
     CacheSalt,
@@ -79,7 +78,7 @@ class ChoiceQuestion(msgspec.Struct, tag="choice", forbid_unknown_fields=True):
     """A choice between several values."""
 
     instructions: Annotated[Content, about("The question.")]
-    choices: Annotated[list[ChoiceOption], about(f"2 to {MAX_CHOICES} values.")]
+    choices: Annotated[list[ChoiceOption], about("2 to 255 values (`--max-options`).")]
     name: QuestionName = None
 
 
@@ -93,7 +92,8 @@ class LevelQuestion(msgspec.Struct, tag="score", forbid_unknown_fields=True):
 
     instructions: Annotated[Content, about("The question.")]
     levels: Annotated[
-        list[Level], about(f"2 to {MAX_LEVELS} levels, lowest first; the first counts as 0.")
+        list[Level],
+        about("2 to 26 levels (`--max-levels`), lowest first; the first counts as 0."),
     ]
     name: QuestionName = None
 

@@ -1,18 +1,19 @@
 """The dialect of /v1/decisions: OpenAI's typed questions about one shared input."""
 
 import msgspec
-import numpy as np
 
+from gpuscore.config import RequestLimits
+from gpuscore.decision_reads import DecisionReads, ReadAnswer
 from gpuscore.errors import InvalidRequest
-from gpuscore.probabilities import label_mass, label_scores
-from gpuscore.prompts.decisions import (
-    MAX_CHOICES,
-    MAX_LEVELS,
+from gpuscore.prompts.decision_texts import (
     DecisionQuestion,
+    check_count,
     choice,
     level,
     predicate,
 )
+from gpuscore.prompts.decisions import DecisionInput, DecisionRequest
+from gpuscore.prompts.system_one import check_questions, most_options
 from gpuscore.server.api.dialects.decision_types import (
     MAX_QUESTIONS,
     ChoiceAnswer,
@@ -45,11 +46,7 @@ def decode_decisions(body: bytes, record: RequestRecord) -> DecisionsBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     with decoding_errors():
         decoded = _decoder.decode(body)
-    if not 1 <= len(decoded.questions) <= MAX_QUESTIONS:
-        raise InvalidRequest(
-            f"there are {len(decoded.questions)} questions; supported: 1 to {MAX_QUESTIONS}",
-            param="questions",
-        )
+    check_questions(len(decoded.questions), MAX_QUESTIONS)
     return decoded
 
 
@@ -60,32 +57,36 @@ def prepare_decisions(model: LoadedModel, body: DecisionsBody, turns: Turns) -> 
         GpuscoreError: the request is invalid, or the model cannot answer such questions.
     """
     prompts = model.prompts.questions
-    questions = [_asked(question, f"questions[{i}]") for i, question in enumerate(body.questions)]
-    request = prompts.build(_input_text(body.input), questions, body.priority or 0, turns)
-    return PreparedBody.of(request, body.cache_salt)
+    questions = [
+        _asked(question, prompts.limits, f"questions[{number}]")
+        for number, question in enumerate(body.questions)
+    ]
+    given = DecisionInput(_input_text(body.input), questions, priority=body.priority or 0)
+    return prepared_decisions(prompts.build(given, turns), body.cache_salt)
 
 
-def _asked(question: Question, param: str) -> DecisionQuestion:
+def prepared_decisions(made: DecisionRequest, salt: str | None) -> PreparedBody:
+    """Return the body of typed questions, whose notes are the reads of its request."""
+    reads = made.reads
+    return PreparedBody(
+        made.request, salt, reads.prompt_tokens, reads, label_tokens=reads.label_tokens
+    )
+
+
+def _asked(question: Question, limits: RequestLimits, param: str) -> DecisionQuestion:
     instructions = _text(question.instructions, f"{param}.instructions")
     if isinstance(question, PredicateQuestion):
         return predicate(instructions)
     if isinstance(question, ChoiceQuestion):
-        _check_count(len(question.choices), MAX_CHOICES, "choices", param)
+        most = most_options(limits.max_options)
+        check_count(len(question.choices), 2, most, "choices", param)
         values = [(type(option.value), option.value) for option in question.choices]
         if len(set(values)) < len(values):
             raise InvalidRequest(f"{param}.choices has a value twice", param=f"{param}.choices")
         options = [(_shown(o.value), o.description or "") for o in question.choices]
         return choice(instructions, options)
-    _check_count(len(question.levels), MAX_LEVELS, "levels", param)
+    check_count(len(question.levels), 2, most_options(limits.max_levels), "levels", param)
     return level(instructions, [(one.label, one.description or "") for one in question.levels])
-
-
-def _check_count(count: int, most: int, what: str, param: str) -> None:
-    if not 2 <= count <= most:
-        raise InvalidRequest(
-            f"{param} has {count} {what}; this server supports 2 to {most}",
-            param=f"{param}.{what}",
-        )
 
 
 def _shown(value: str | bool) -> str:
@@ -133,29 +134,19 @@ def _part(part: ContentPart, param: str) -> str:
 
 
 def encode_decisions(scored: Scored[DecisionsBody]) -> bytes:
-    result = scored.scores
-    rows = label_scores(result, apply_softmax=True)
-    masses = label_mass(result, scored.request).tolist()
-    answers = [
-        _answer(question, row.tolist(), mass)
-        for question, row, mass in zip(scored.body.questions, rows, masses, strict=True)
-    ]
+    reads: DecisionReads = scored.prepared.notes
+    found = reads.answers(scored.scores)
+    answers = [_answer(*pair) for pair in zip(scored.body.questions, found, strict=True)]
     tokens = scored.prompt_tokens
     usage = DecisionsUsage(tokens, InputDetails(scored.cached_tokens), tokens)
     return msgspec.json.encode(DecisionsAnswer(scored.model, answers, usage))
 
 
-def _answer(
-    question: Question, shares: list[float], mass: float
-) -> PredicateAnswer | ChoiceAnswer | LevelAnswer:
-    """Return a question's answer; `shares` are its labels' probabilities, which sum to 1.
-
-    The confidence is the largest share. `mass` is the probability of all labels together, over the
-    whole vocabulary.
-    """
+def _answer(question: Question, found: ReadAnswer) -> PredicateAnswer | ChoiceAnswer | LevelAnswer:
+    """Return a question's answer; its confidence is the largest share."""
+    shares, mass, best = found.shares.tolist(), found.label_mass, found.best
     if isinstance(question, PredicateQuestion):
         return PredicateAnswer(question.name, shares[0], mass)
-    best = int(np.argmax(shares))
     if isinstance(question, ChoiceQuestion):
         options = [
             OptionShare(option.value, share)

@@ -42,6 +42,7 @@ class PreparedBody:
         prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
         notes: any other data that the dialect's `encode` needs.
         errors: the items that the request leaves out; None unless the body asked for that.
+        label_tokens: tokens of labels that are items of the request, but of no prompt.
         parts: the same as several requests, for a caller that can run them at once; else empty.
         places: in the body, of the items of each of `parts`.
     """
@@ -51,6 +52,7 @@ class PreparedBody:
     prompt_tokens: int | None = None
     notes: Any = None
     errors: tuple[ItemError, ...] | None = None
+    label_tokens: int = 0
     parts: tuple[ScoreRequest, ...] = ()
     places: Sequence[Sequence[int]] = ()
 
@@ -117,6 +119,8 @@ class Scored(Generic[BodyT]):
         if not results:
             return 0
         computed = sum(result.computed_tokens for result in results)
+        if self.prepared.label_tokens:
+            return max(0, self.prompt_tokens + self.prepared.label_tokens - computed)
         return max(0, self.request.num_prompt_tokens - computed)
 
 
@@ -224,7 +228,7 @@ async def answer(
     with record.stage(RESPOND):
         record.prompt_tokens, record.cached_tokens = scored.prompt_tokens, scored.cached_tokens
         if prepared.request is not None:
-            record.label_tokens = prepared.request.num_label_tokens
+            record.label_tokens = prepared.request.num_label_tokens + prepared.label_tokens
         if dialect.has_small_answer(scored):
             return dialect.encode(scored)
         return await service.in_thread(call, partial(dialect.encode, scored))

@@ -9,6 +9,7 @@ from gpuscore.server.api.dialects.dialect import Dialect
 from gpuscore.server.api.dialects.refused import GENERATING
 from gpuscore.server.api.dialects.rerank import RERANK
 from gpuscore.server.api.dialects.score import SCORE
+from gpuscore.server.api.dialects.system_one import SYSTEM_ONE
 from gpuscore.server.api.dialects.tokens import DETOKENIZE, TOKENIZE_TEXT
 
 DIALECTS: tuple[Dialect[Any], ...] = (
@@ -16,6 +17,7 @@ DIALECTS: tuple[Dialect[Any], ...] = (
     RERANK,
     CLASSIFY,
     DECISIONS,
+    SYSTEM_ONE,
     COMPLETIONS,
     TOKENIZE_TEXT,
     DETOKENIZE,

@@ -1,0 +1,167 @@
+"""Promise: bodies in gzip and zstd are read as if they were plain, on every route; limits count
+unpacked bytes, a bomb is refused before it is unpacked, and other bytes are an error."""
+
+import gzip
+import json
+import tracemalloc
+
+import pytest
+from backports import zstd
+
+from gpuscore.config import RequestLimits, ServerConfig
+from gpuscore.errors import InvalidRequest, UnsupportedMediaType
+from gpuscore.prompts.model import ModelPrompts
+from gpuscore.server.api.auth import ApiKeys
+from gpuscore.server.api.dialects.table import DIALECT_OF
+from gpuscore.server.api.encodings import ENCODINGS, PIECE, check_encoding, check_ended, unpacker
+from gpuscore.server.http.gate import Gate
+from gpuscore.server.http.rounds import Rounds
+from gpuscore.server.served import LoadedModel, ServedModel
+from gpuscore.server.service import ScoringService
+from gpuscore.text.joining import PromptBuilder
+from support.connections import Connection, check_error, post
+from support.stub_service import StubEngine
+
+PACK = {"gzip": gzip.compress, "zstd": zstd.compress}
+SCORED = {"query": [5] * 300, "items": [[7], [8]], "label_token_ids": [3, 4], "apply_softmax": True}
+BODY = json.dumps(SCORED).encode()
+LONG = bytes(range(256)) * 4 * (PIECE // 256) + b"end"
+
+
+def unpacked(name, data, step):
+    reader = unpacker(name)
+    parts = []
+    for start in range(0, len(data), step):
+        parts += reader.pieces(data[start : start + step])
+    check_ended(reader)
+    assert max(map(len, parts), default=0) <= PIECE
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("step", [1, 63, 10**9])
+@pytest.mark.parametrize("content", [b"", b"x", BODY, LONG], ids=["none", "one", "body", "long"])
+def test_pieces_make_the_whole(name, step, content):
+    packed = PACK[name](content)
+    if len(packed) / step < 10_000:
+        assert unpacked(name, packed, step) == content
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_what_is_not_the_encoding(name):
+    whole = PACK[name](BODY)
+    wrongs = [b"{}", b"\0" * 40, whole[:9]]
+    if name == "gzip":  # frames of zstd may have no checksum
+        wrongs.append(whole[:-8] + bytes(4) + whole[-4:])
+    for wrong in wrongs:
+        with pytest.raises(InvalidRequest):
+            unpacked(name, wrong, 10**9)
+    with pytest.raises(InvalidRequest, match="goes on after the end"):
+        unpacked(name, whole + whole, 7)
+    with pytest.raises(InvalidRequest, match="ends before"):
+        unpacked(name, whole[:-1], 7)
+
+
+def test_windows_over_the_standard_s_are_refused():
+    more = {
+        zstd.CompressionParameter.window_log: 24,
+        zstd.CompressionParameter.content_size_flag: 0,
+    }
+    packer = zstd.ZstdCompressor(options=more)
+    data = packer.compress(LONG) + packer.flush()
+    with pytest.raises(InvalidRequest, match="not valid zstd"):
+        unpacked("zstd", data, 10**9)
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_bomb_takes_no_more_than_a_piece(name):
+    bomb = PACK[name](bytes(64 * 2**20))
+    reader = unpacker(name)
+    tracemalloc.start()
+    try:
+        assert len(next(reader.pieces(bomb))) == PIECE
+        assert tracemalloc.get_traced_memory()[1] < 4 * PIECE
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "given", [["br"], ["deflate"], ["gzip, zstd"], ["gzip", "gzip"], ["gzip,gzip"], [""], ["*"]]
+)
+def test_other_encodings(given):
+    with pytest.raises(UnsupportedMediaType, match="identity, gzip or zstd"):
+        check_encoding(given)
+
+
+def test_names_are_read_in_any_case():
+    assert check_encoding([]) == check_encoding([" Identity"]) == "identity"
+    assert check_encoding(["GZIP"]) == "gzip"
+    assert check_encoding(["identity, zstd "]) == "zstd"
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("path", sorted(DIALECT_OF))
+def test_every_route_reads_them(demo, path, name):
+    plain = json.dumps(DIALECT_OF[path].example).encode()
+    want = demo.post(path, content=plain, headers={"content-type": "application/json"})
+    reply = demo.post(
+        path,
+        content=PACK[name](plain),
+        headers={"content-type": "application/json", "content-encoding": name},
+    )
+    assert reply.status_code == want.status_code, reply.text
+    assert reply.json().keys() == want.json().keys()
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_over_http(limited, unharmed, name):
+    limit = 2**20
+    fields = {"content_encoding": name}
+    good = post(limited, PACK[name](BODY), **fields)
+    assert good.status_code == 200, good.text
+    (first, _), (want, _) = (one.json()["scores"] for one in (good, post(limited, BODY)))
+    assert first == pytest.approx(want, abs=1e-5)
+    filled = BODY[:-1] + b" " * (limit - len(BODY)) + b"}"
+    assert post(limited, PACK[name](filled), **fields).status_code == 200
+    for size in (limit + 1, 64 * limit):
+        bomb = PACK[name](filled + b" " * (size - limit))
+        assert len(bomb) < limit // 4
+        message = check_error(post(limited, bomb, **fields), 413, "body_too_large", None)
+        assert message == f"the unpacked body is over {limit} bytes"
+    for wrong in (BODY, PACK[name](BODY)[:-1], b""):
+        check_error(post(limited, wrong, **fields), 400, "invalid_request", None)
+    check_error(post(limited, BODY, content_encoding="br"), 415, "unsupported_media_type")
+
+
+class Body:
+    """A stand-in for an exchange, which the gate only counts."""
+
+    tenant = "a"
+
+
+def test_unpacked_bytes_count_until_the_request_ends():
+    model = ServedModel("m")
+    engine = StubEngine()
+    prompts = ModelPrompts(PromptBuilder(None, engine.limits, RequestLimits()))
+    model.loaded = LoadedModel(engine, prompts)
+    config = ServerConfig(max_queued_bytes=1000)
+    gate = Gate(ScoringService([model]), config, ApiKeys([]), Rounds())
+    one, other = Body(), Body()
+    assert gate.received(one, 10) is None
+    assert gate.unpacked(one, 600) is None
+    assert (gate.bytes, gate.size(one)) == (610, 10)
+    assert gate.received(other, 10) is None
+    assert "bodies of 610 bytes" in gate.unpacked(other, 400).message
+    gate.leave(one)
+    assert gate.unpacked(other, 400) is None
+    gate.leave(other)
+    assert gate.bytes == 0
+
+
+def test_a_bomb_is_refused_before_its_end(limited, unharmed):
+    """The rest of the body is never sent."""
+    start = gzip.compress(bytes(2**27))[: 2**16 + 1]
+    with Connection(limited) as connection:
+        head = connection.head("POST", "/v1/score", "Content-Encoding: gzip", length=10**6)
+        connection.send(head + start)
+        check_error(connection.reply(), 413, "body_too_large", None)
