@@ -3,11 +3,10 @@
     make bench-start                            # a random model of Qwen3-0.6B's shape
     make bench-start ARGS='--shape small --compile on --repeat 1'
 
-Each start is a process of its own, as the engine's process loads a model: imports, weights, set-up
-(small batches, in which element-wise functions are compiled), the measurement of memory with the
-largest batches, and the final warm-up. A warm start finds the files in memory and the compiled
-functions in torch's cache; a cold one finds neither. CPU-seconds are those of all threads and of
-the compiler's processes.
+Each start is a process of its own, as the engine's process loads a model: imports, weights (beside
+which functions in C are compiled), set-up (small batches), the measurement of memory with the
+largest batches, and the final warm-up. A warm start finds the model's files in memory; for a cold one they
+come from the disk. CPU-seconds are those of all threads and of the compiler.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,12 +36,11 @@ def main() -> None:
     directory = make_model(options.shape, "bfloat16", SCRATCH)
     found: dict[str, list[Stages]] = {"cold": [], "warm": []}
     for _ in range(options.repeat):
-        with tempfile.TemporaryDirectory() as cache:
-            for kind, runs in found.items():
-                if kind == "cold":
-                    drop_from_memory(directory)
-                runs.append(start(directory, cache, options))
-                print(f"  {kind}: {runs[-1]['ready'][0]:.1f} s", flush=True)
+        for kind, runs in found.items():
+            if kind == "cold":
+                drop_from_memory(directory)
+            runs.append(start(directory, options))
+            print(f"  {kind}: {runs[-1]['ready'][0]:.1f} s", flush=True)
     rows = [row(name, found) for name in found["warm"][0]]
     print(f"\n{options.shape}, {options.dtype}; {machine()}\n\n{table(rows)}\n")
     keep("start", {"bench": "start", "rows": rows} | vars(options))
@@ -69,12 +66,11 @@ def drop_from_memory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def start(directory: Path, cache: str, options: argparse.Namespace) -> Stages:
-    """Start once, with torch's compiled functions in the folder `cache`."""
+def start(directory: Path, options: argparse.Namespace) -> Stages:
+    """Start once, in a process of its own."""
     settings = {"model": str(directory), "dtype": options.dtype, "compile": options.compile}
     done = subprocess.run(
         [sys.executable, "-P", __file__, "--child", json.dumps(settings)],
-        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache},
         stdout=subprocess.PIPE,
         check=True,
     )
@@ -105,8 +101,8 @@ def child(settings: dict[str, Any]) -> None:
 
         setattr(owner, function, run)
 
-    timed(backend.TorchBackend, "_load", "weights, and import of torch's compiler")
-    timed(backend.TorchBackend, "_set_up", "small batches, and compilation")
+    timed(backend.TorchBackend, "_load", "weights, and compilation")
+    timed(backend.TorchBackend, "_set_up", "small batches")
     timed(backend, "measure", "largest batches")
     prepare(Path(settings["model"]), ModelConfig(**settings)).load(unreported).warmup()
     stages["ready"] = time.perf_counter() - STARTED, cpu_seconds()

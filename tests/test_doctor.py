@@ -13,8 +13,8 @@ from gpuscore.doctor import checks as doctor
 from gpuscore.doctor.packages import unmet
 
 CHECKS = {
-    *("Python", "packages", "extras", "device", "Triton", "CPU", "C++ compiler", "memory"),
-    *("models", "compiled code", "address", "API key"),
+    *("Python", "packages", "extras", "device", "Triton", "CPU", "C compiler", "memory"),
+    *("models", "address", "API key"),
 }
 
 
@@ -67,14 +67,14 @@ def test_a_device_that_cannot_be_used():
 
 def test_too_little_memory_and_no_compiler(monkeypatch):
     monkeypatch.setattr(doctor.HostMemory, "free", lambda self: 2**30)
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("CC", "no-such-compiler")
     findings = {
         one.name: one for one in doctor.examine(ModelConfig(device="cpu"), ServerConfig(port=0))
     }
     assert findings["memory"].level == "warning"
     assert "1,024.0 MiB" in findings["memory"].found
-    assert findings["C++ compiler"].level == "warning"
-    assert "install g++" in findings["C++ compiler"].remedy
+    assert findings["C compiler"].level == "warning"
+    assert "install gcc" in findings["C compiler"].remedy
 
 
 def test_folders(tmp_path, monkeypatch):

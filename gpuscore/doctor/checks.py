@@ -18,7 +18,7 @@ from gpuscore import __version__
 from gpuscore.backends.common.memory import HostMemory
 from gpuscore.backends.common.nvidia import nvidia_device
 from gpuscore.backends.common.sizing import mebibytes
-from gpuscore.backends.torch.compiler import cxx
+from gpuscore.backends.torch.compiler import cc
 from gpuscore.backends.torch.devices import DRIVERS, choose_device
 from gpuscore.backends.torch.plan import computes_natively
 from gpuscore.config import ModelConfig, ServerConfig
@@ -162,11 +162,11 @@ _FEATURES = (
 def _compiler(checked: Checked) -> Iterator[Finding]:
     if checked.device == "cuda":
         return
-    if shutil.which(cxx()) is not None:
-        yield Finding("C++ compiler", "OK", cxx())
+    if shutil.which(cc()) is not None:
+        yield Finding("C compiler", "OK", cc())
         return
-    remedy = "install g++; without it, models of over 100 million parameters are slower"
-    yield Finding("C++ compiler", "warning", f"there is no {cxx()} for torch.compile", remedy)
+    remedy = "install gcc; without it, models of over 100 million parameters are slower"
+    yield Finding("C compiler", "warning", f"there is no {cc()} for functions in C", remedy)
 
 
 def _memory(checked: Checked) -> Iterator[Finding]:
@@ -191,11 +191,6 @@ def _caches(checked: Checked) -> Iterator[Finding]:
     if checked.device == "cuda":
         home = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
         yield _folder("Triton's cache", Path(home), "TRITON_CACHE_DIR", 0)
-    else:
-        from torch._inductor.runtime.cache_dir_utils import default_cache_dir
-
-        home = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()
-        yield _folder("compiled code", Path(home), "TORCHINDUCTOR_CACHE_DIR", 0)
 
 
 def _folder(name: str, path: Path, variable: str, least: int) -> Finding:

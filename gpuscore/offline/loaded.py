@@ -49,7 +49,7 @@ class LoadedScorer:
         dtype: "auto", "bfloat16", "float16" or "float32".
         quantization: "auto", "int8", "fp8" or "w8a16".
         attention: as `gpuscore serve --attention`.
-        compile: "auto", "on" or "off"; torch.compile on a CPU.
+        compile: "auto", "on" or "off"; functions in C on a CPU.
         compile_cache: directory where backend="jax" keeps compiled programs.
         kernels: "auto", "triton" or "torch".
         max_batch_tokens: most tokens of one forward pass.

@@ -1,10 +1,9 @@
-"""Promise: compiled and eager code give the same scores; if there is no compiler, one warning says
-so."""
+"""Promise: functions in C and eager code give the same scores; a function that computes something
+else is refused at start; where there is no C compiler, one warning says so."""
 
 import logging
-import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,20 +11,35 @@ import torch
 
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
-from gpuscore.backends.torch import compiler
+from gpuscore.backends.torch import compiler, rows_in_c
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.backends.torch.layers import add_and_norm
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore_kernels.row_functions import build
+from gpuscore_kernels.row_functions.build import SOURCE
 from support.models import random_ids, reference_logprobs
+from support.slow import slow
 
 LABELS = [3, 17, 399]
 CPU = torch.device("cpu")
+ALL = 600_000_000  # parameters
+
+# What stands in rows.c, and what stands there instead.
+DEFECTS = {
+    "eps is left out": ("/ (float)columns + eps", "/ (float)columns"),
+    "the sign of a sine": ("cosine[i] - wide(x[i + pairs])", "cosine[i] + wide(x[i + pairs])"),
+    "rows of one head": ("(head * rows + row)", "(head * rows)"),
+    "up without the gate": ("exponential(-x)))) * wide(up[i])", "1))) * wide(up[i])"),
+    "a log-sum-exp is left out": ("expf(b - base)", "0"),
+    "no ties to even": ("rintf(wide(in[i]) / scale)", "floorf(wide(in[i]) / scale)"),
+    "the bias is left out": ("+ wide(bias[i])", ""),
+    "a number that stays": ("wide(in[i]) + wide(more[i])", "i ? wide(in[i]) + wide(more[i]) : 0"),
+}
 
 
-@pytest.mark.slow
-def test_compiled_scores_equal_transformers(tiny_model):
-    directory, model = tiny_model("qwen3")
+@pytest.mark.parametrize("family", ["qwen3", *slow("gemma2", "gemma3", "qwen3_moe", "llama")])
+def test_scores_equal_transformers(tiny_model, family):
+    directory, model = tiny_model(family)
     rng = np.random.default_rng(0)
     query, items = random_ids(rng, 75), [random_ids(rng, n) for n in (3, 9, 1, 20, 33)]
     with Scorer(str(directory), compile="on", max_batch_tokens=64) as scorer:
@@ -35,91 +49,74 @@ def test_compiled_scores_equal_transformers(tiny_model):
             np.testing.assert_allclose(result.logprobs, want, atol=1e-4, rtol=0)
 
 
-def test_compiled_for_any_number_of_rows(monkeypatch):
-    """One compiled function serves all sizes, also 0 and 1 rows, for which torch.compile would
-    specialise."""
-    from torch._dynamo import config, reset  # take seconds to import
-    from torch._inductor import codecache
+def test_an_item_alone_and_packed(tiny_model):
+    """An item's scores have the same bits with other items of its length as without a neighbour."""
+    rng = np.random.default_rng(1)
+    query, items = random_ids(rng, 40), [random_ids(rng, 8) for _ in range(4)]
+    with Scorer(str(tiny_model("qwen3")[0]), compile="on", deterministic=True) as scorer:
+        together = scorer.score(query, items, label_token_ids=LABELS, logprobs=True).logprobs
+        for item, want in zip(items, together, strict=True):
+            alone = scorer.score(query, [item], label_token_ids=LABELS, logprobs=True).logprobs
+            assert (alone[0] == want).all()
 
-    # Only names what torch keeps on disk, by a hash of all of Triton's files: a second of a core.
-    monkeypatch.setattr(codecache, "triton_key", lambda: None)
-    reset()  # other tests have compiled the function in other modes
-    fast = compiler.compiled(add_and_norm)
-    weight = torch.randn(48)
-    with config.patch(error_on_recompile=True):
-        for rows in (5, 0, 1, 2, 100):
-            x, residual = torch.randn(rows, 48), torch.randn(rows, 48)
-            torch.testing.assert_close(
-                fast(x, residual, weight, 1e-5, False),
-                add_and_norm(x, residual, weight, 1e-5, False),
-            )
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_functions_are_checked(dtype):
+    rows_in_c.in_c(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("defect", [*list(DEFECTS)[:2], *slow(*list(DEFECTS)[2:])])
+def test_a_defect_is_found_at_start(monkeypatch, tmp_path, defect):
+    source, (right, wrong) = SOURCE.read_text(), DEFECTS[defect]
+    assert right in source
+    broken = tmp_path / "rows.c"
+    broken.write_text(source.replace(right, wrong))
+    monkeypatch.setattr(rows_in_c, "build", partial(build, source=broken))
+    with pytest.raises(ConfigError, match="--compile computes something else than the reference"):
+        rows_in_c.in_c(torch.float32)
 
 
 def test_auto_leaves_small_models_alone(tiny_model):
     assert not plan_backend(tiny_model()[0], ModelConfig()).compile
-    assert compiler.use_compiler("auto", CPU, 600_000_000)
-    assert not compiler.use_compiler("auto", CPU, 99_000_000)
-    assert not compiler.use_compiler("off", CPU, 600_000_000)
-    assert compiler.use_compiler("on", CPU, 1)
+    assert compiler.use_compiler("auto", CPU, torch.float32, ALL)
+    assert compiler.use_compiler("auto", CPU, torch.bfloat16, ALL)
+    assert not compiler.use_compiler("auto", CPU, torch.float32, 99_000_000)
+    assert not compiler.use_compiler("off", CPU, torch.float32, ALL)
+    assert compiler.use_compiler("on", CPU, torch.float32, 1)
 
 
 def test_without_a_compiler(monkeypatch, caplog):
-    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("CC", "no-such-compiler")
     with caplog.at_level(logging.WARNING):
-        assert not compiler.use_compiler("auto", CPU, 600_000_000)
+        assert not compiler.use_compiler("auto", CPU, torch.float32, ALL)
     assert [record.message for record in caplog.records] == [
-        "no C++ compiler no-such-compiler: element-wise work runs eagerly, slower"
+        "element-wise work runs eagerly, slower: there is no C compiler no-such-compiler; "
+        "install gcc"
     ]
     with pytest.raises(ConfigError, match="--compile on: there is no C"):
-        compiler.use_compiler("on", CPU, 600_000_000)
+        compiler.use_compiler("on", CPU, torch.float32, ALL)
 
 
-def test_only_for_cpus():
+def test_what_is_not_compiled(caplog):
     cuda = torch.device("cuda")
-    assert not compiler.use_compiler("auto", cuda, 600_000_000)
+    assert not compiler.use_compiler("auto", cuda, torch.bfloat16, ALL)
+    assert not caplog.records
     with pytest.raises(ConfigError, match="device is cuda; supported: cpu"):
-        compiler.use_compiler("on", cuda, 600_000_000)
+        compiler.use_compiler("on", cuda, torch.bfloat16, ALL)
+    with pytest.raises(ConfigError, match="dtype is float16; supported: bfloat16, float32"):
+        compiler.use_compiler("on", CPU, torch.float16, ALL)
 
 
-@pytest.fixture
-def settings(monkeypatch):
-    """settings(): torch's after `prepare` in a thread of its own, and this thread's before."""
-    from torch._inductor import config
-
-    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
-    monkeypatch.setattr(compiler.platform, "machine", lambda: "x86_64")
-
-    def read():
-        return config.compile_threads, config.cpp.vec_isa_ok
-
-    def prepared():
-        with ThreadPoolExecutor(1) as other:
-            before = read()
-            other.submit(compiler.prepare).result()
-            assert read() == before, "a program's own use of torch.compile is left alone"
-            return other.submit(read).result()
-
-    return prepared
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="flags of the compiler on Linux")
-def test_a_start_tries_out_no_vectors(settings):
-    assert settings() == (1, True)
-
-
-def test_a_compiler_without_the_flags_is_left_to_torch(settings, monkeypatch, tmp_path):
-    refusing = tmp_path / "old-g++"
-    refusing.write_text('#!/bin/sh\ncase "$*" in *-mamx-bf16*) exit 1;; esac\n')
-    refusing.chmod(0o755)
-    monkeypatch.setenv("CXX", str(refusing))
-    assert settings() == (1, None)
-
-
-def test_the_environment_comes_first(settings, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
-    from torch._inductor import config
-
-    assert settings()[0] == config.compile_threads
+def test_a_compiler_that_fails(tiny_model, monkeypatch, tmp_path):
+    failing = tmp_path / "old-gcc"
+    failing.write_text("#!/bin/sh\necho no headers >&2\nexit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("CC", str(failing))
+    with (
+        pytest.raises(ConfigError, match="old-gcc failed .*: no headers\n; choose --compile off"),
+        Scorer(str(tiny_model("qwen3")[0]), compile="on"),
+    ):
+        pass
 
 
 def test_a_failed_load_leaves_no_thread(tiny_model, tmp_path):

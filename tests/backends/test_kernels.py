@@ -9,9 +9,9 @@ import torch
 from gpuscore.backends import plan_backend
 from gpuscore.backends.torch import kernels
 from gpuscore.backends.torch.kernels import in_triton, use_kernels
-from gpuscore.backends.torch.layers import rotate
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore_kernels.qk_norm_rope_store.reference import rotate
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

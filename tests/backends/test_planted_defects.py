@@ -15,6 +15,7 @@ from gpuscore.backends.torch import backend, decoder, launcher, layers
 from gpuscore.backends.torch.attention import layout, operators
 from gpuscore.engine import draft
 from gpuscore.text import joining
+from gpuscore_kernels.qk_norm_rope_store import reference as heads
 from gpuscore_kernels.routing import reference as routing
 from support.models import random_ids, reference_logprobs
 
@@ -192,7 +193,7 @@ def the_rotary_embedding_interleaves(monkeypatch):
 
         return rotated
 
-    patched(monkeypatch, layers, "rotate", interleave)
+    patched(monkeypatch, heads, "rotate", interleave)
 
 
 DEFECTS = [

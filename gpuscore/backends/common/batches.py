@@ -33,7 +33,7 @@ def warmup_batches(max_tokens: int, page_size: int) -> Iterator[PackedBatch]:
 
 
 def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iterator[PackedBatch]:
-    """Yield the full batches that take the most memory, with every optional result asked for.
+    """Return the full batches that take the most memory, with every optional result asked for.
 
     The first has items of one token behind the longest prefix: attention pads each item to four
     rows, every row is scored, and the keys of the prefix are gathered. The second is the end of the
@@ -42,9 +42,17 @@ def largest_batches(max_tokens: int, max_model_len: int, page_size: int) -> Iter
 
     Prefixes repeat the first page, so a pool of that one page is enough.
     """
-    labels = -(-LABELS // max_tokens)
-    items, end = [1] * max_tokens, min(max_tokens, max_model_len)
+    end = min(max_tokens, max_model_len)
     prefix, before = max_model_len - 1, max_model_len - end
+    return _full_batches(max_tokens, prefix, end, before, page_size)
+
+
+def _full_batches(
+    max_tokens: int, prefix: int, end: int, before: int, page_size: int
+) -> Iterator[PackedBatch]:
+    """Yield items behind `prefix` cached tokens, and `end` tokens of a prompt behind `before`."""
+    labels = -(-LABELS // max_tokens)
+    items = [1] * max_tokens
     yield _batch(items, cached=prefix, scored=max_tokens, labels=labels, page_size=page_size)
     yield _batch([end], cached=before, kept=end, scored=1, every_row=True, page_size=page_size)
 
@@ -69,7 +77,7 @@ def largest_in_parts(
     some = max_tokens + SOME_KEYS
     if max_tokens <= FEW_ROWS or max_model_len <= some:
         return [largest_batches(max_tokens, max_model_len, page_size)]
-    full = largest_batches(max_tokens, some, page_size)
+    full = _full_batches(max_tokens, SOME_KEYS, max_tokens, SOME_KEYS, page_size)
     if masked:
         return [full, largest_batches(FEW_ROWS, max_model_len, page_size)]
     rows = FEW_ROWS if copied else FEWER_ROWS

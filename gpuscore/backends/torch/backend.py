@@ -18,7 +18,7 @@ from gpuscore.backends.common.memory import Memory
 from gpuscore.backends.common.sizing import measure, mebibytes
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
-from gpuscore.backends.torch.compiler import Compiler, compiled, eagerly, prepare
+from gpuscore.backends.torch.compiler import Compiler, eagerly
 from gpuscore.backends.torch.decoder import Decoder, DecoderWeights
 from gpuscore.backends.torch.deterministic import TILING
 from gpuscore.backends.torch.failures import translated
@@ -34,6 +34,7 @@ from gpuscore.backends.torch.memory import memory_of
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.precision import sum_in_float32
 from gpuscore.backends.torch.queues import queue_of
+from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.backends.torch.shortened import shortened
 from gpuscore.backends.torch.tiles import all_at_once, in_tiles
 from gpuscore.backends.torch.work_thread import WorkThread
@@ -76,7 +77,7 @@ class TorchBackend:
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
         self._uncollected: set[Future[Finish]] = set()
-        weights = self._load(progress)
+        weights, self._in_c = self._load(progress)
         if plan.device.type == "cpu":
             keep_freed_blocks()
         self.tiling = TILING if plan.deterministic else None
@@ -115,10 +116,10 @@ class TorchBackend:
             raise
         self._limits = plan.limits(num_pages)
 
-    def _load(self, progress: Progress) -> DecoderWeights:
-        """Read the weights; the compiler is imported meanwhile."""
+    def _load(self, progress: Progress) -> tuple[DecoderWeights, Compiler]:
+        """Read the weights; functions in C are compiled meanwhile."""
         plan = self.plan
-        prepared = self._thread.submit(prepare) if plan.compile else None
+        compiled = self._thread.submit(partial(in_c, plan.dtype)) if plan.compile else None
         try:
             weights = load_weights(
                 Path(plan.directory),
@@ -128,12 +129,11 @@ class TorchBackend:
                 plan.precision,
                 progress,
             )
-            if prepared is not None:
-                prepared.result()
+            compiler = eagerly if compiled is None else compiled.result()
         except BaseException:
             self.close()
             raise
-        return weights
+        return weights, compiler
 
     @property
     def limits(self) -> BackendLimits:
@@ -205,7 +205,7 @@ class TorchBackend:
     def _compiler(self, pdl: bool) -> Compiler:
         if self.plan.kernels:
             return partial(in_triton, pdl=pdl)
-        return compiled if self.plan.compile else eagerly
+        return self._in_c
 
     def _largest(self) -> Iterable[PackedBatch]:
         plan = self.plan

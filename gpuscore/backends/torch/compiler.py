@@ -1,92 +1,61 @@
-"""Fusion of element-wise work by torch.compile, if it pays and there is a C++ compiler.
+"""The choice of functions in C for element-wise work on a CPU (`--compile`).
 
-Eager torch writes every intermediate result to memory. A compiled group, such as norm + rotary
-embedding, reads and writes once. Matrix products and attention are not compiled.
+Eager torch writes every intermediate result to memory. A function in C, such as norm + rotary
+embedding, reads and writes once. Matrix products and attention stay with torch.
 """
 
 import logging
 import os
-import platform
 import shutil
-import subprocess
+import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, TypeAlias
 
 import torch
 
 from gpuscore.errors import ConfigError
+from gpuscore_kernels.row_functions.build import FORMATS
 
 logger = logging.getLogger(__name__)
 
 Function: TypeAlias = Callable[..., Any]
-Compiler: TypeAlias = Callable[[Function], Function]
+Compiler: TypeAlias = Callable[[Function], Function]  # returns a faster form of a function
 
-_VECTOR_FLAGS = (
-    *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw"),
-    *("-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
-)
-WORTHWHILE_PARAMETERS = 100_000_000  # for smaller models, compiling takes longer than most runs
+WORTHWHILE_PARAMETERS = 100_000_000  # smaller models spend little in these functions
 
 
-def use_compiler(wanted: str, device: torch.device, num_parameters: int) -> bool:
+def use_compiler(
+    wanted: str, device: torch.device, dtype: torch.dtype, num_parameters: int
+) -> bool:
     """True if functions are to be compiled; raises ConfigError if wanted but not possible."""
     if wanted == "off" or (wanted == "auto" and num_parameters < WORTHWHILE_PARAMETERS):
         return False
+    reason = _why_not(device, dtype)
+    if reason is None:
+        return True
+    if wanted == "on":
+        raise ConfigError(f"--compile on: {reason}")
+    if device.type == "cpu":
+        logger.warning("element-wise work runs eagerly, slower: %s", reason)
+    return False
+
+
+def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type != "cpu":
-        if wanted == "on":
-            raise ConfigError(f"--compile on: device is {device.type}; supported: cpu")
-        return False
-    compiler = cxx()
-    if shutil.which(compiler) is None:
-        if wanted == "on":
-            raise ConfigError(f"--compile on: there is no C++ compiler {compiler}; install g++")
-        logger.warning("no C++ compiler %s: element-wise work runs eagerly, slower", compiler)
-        return False
-    return True
+        return f"device is {device.type}; supported: cpu"
+    if dtype not in FORMATS:
+        return f"dtype is {str(dtype).removeprefix('torch.')}; supported: bfloat16, float32"
+    if sys.platform != "linux":
+        return f"the system is {sys.platform}; supported: linux"
+    if shutil.which(cc()) is None:
+        return f"there is no C compiler {cc()}; install gcc"
+    return None
 
 
-def prepare() -> None:
-    """Import torch's compiler, which takes seconds, and spare it what it does at every start.
-
-    It would start processes that each import torch, although functions are compiled one after the
-    other, and compile a program for each set of vector instructions to see if one can. Variables of
-    the environment, TORCHINDUCTOR_COMPILE_THREADS and TORCHINDUCTOR_VEC_ISA_OK, come first. torch
-    keeps these settings for each thread, so call this in the one that compiles.
-    """
-    from torch._inductor import config
-
-    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        config.compile_threads = 1
-    if config.cpp.vec_isa_ok is None and _knows_vectors():
-        config.cpp.vec_isa_ok = True
-    import_module("torch._inductor.compile_fx")
-
-
-def _knows_vectors() -> bool:
-    """True if the C++ compiler takes the flags of all vector instructions that torch may choose."""
-    if platform.machine() != "x86_64":
-        return False  # torch tries nothing there
-    command = [cxx(), *_VECTOR_FLAGS, "-x", "c++", "-E", "-"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return done.returncode == 0
-
-
-def cxx() -> str:
-    return os.environ.get("CXX") or "g++"  # the one that torch.compile takes
+def cc() -> str:
+    return os.environ.get("CC") or "gcc"
 
 
 def eagerly(function: Function) -> Function:
     """Return the function unchanged: the compiler that does nothing."""
     return function
-
-
-def compiled(function: Function) -> Function:
-    """Compile `function` once for any number of rows, the first dimension of its arguments."""
-    fast = torch.compile(function, dynamic=True)
-
-    def run(*arguments: Any) -> Any:
-        # torch.compile specialises on 0 and 1 rows, and would compile again during traffic.
-        return (fast if len(arguments[0]) > 1 else function)(*arguments)
-
-    return run

@@ -144,9 +144,8 @@ class Decoder:
         return self._by_rows(self._final_norm, x, delta)[1]
 
     def _rotary(self, frequencies: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-        """Return cos and sin of all rows: [T, D / 2] for our kernels, else [T, 1, D / 2]."""
-        tables = self._by_rows(partial(rotary_tables, frequencies=frequencies), positions)
-        return tuple(x.squeeze(1) for x in tables) if self._own == "triton" else tables
+        """Return cos and sin of all rows, [T, D / 2]."""
+        return self._by_rows(partial(rotary_tables, frequencies=frequencies), positions)
 
     def _pages(self, kept: KeptRows, layer: int) -> Pages | None:
         return kept.pages(layer) if self._stores else None
@@ -202,32 +201,24 @@ class Decoder:
         pages: Pages | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project x [T, E] to q [T, heads, D], k and v [T, kv_heads, D]; q and k are rotated."""
-        c = self.config
+        product, norms = self._product(linear, x), (layer.q_norm, layer.k_norm)
         if self._own == "triton":
             return qk_norm_rope_store(
-                self._product(linear, x),
+                product,
                 cos,
                 sin,
                 num_heads=heads,
                 num_kv_heads=kv_heads,
-                q_norm=layer.q_norm,
-                k_norm=layer.k_norm,
+                q_norm=norms[0],
+                k_norm=norms[1],
                 pages=pages,
                 impl="triton",
                 **self._of_heads,
             )
-        q, kv = self._product(linear, x).tensor_split([heads * c.head_dim], dim=-1)
-        k, v = kv.chunk(2, dim=-1)
-        q = self._rotated(q, cos, sin, layer.q_norm) if heads else self._heads(q)
-        k = self._rotated(k, cos, sin, layer.k_norm) if kv_heads else self._heads(k)
-        return q, k, self._heads(v)
-
-    def _rotated(self, x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None) -> Tensor:
-        rotated: Tensor = self._norm_and_rotate(self._heads(x), cos, sin, norm, *self._of_norms)
-        return rotated
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.reshape(len(x), x.shape[1] // self.config.head_dim, self.config.head_dim)
+        sides: tuple[Tensor, Tensor, Tensor] = self._norm_and_rotate(
+            product, cos, sin, *norms, *self._of_norms, heads, kv_heads
+        )
+        return sides
 
     def _after(
         self, layer: LayerWeights, filled: Tensor | None, x: Tensor, attended: Tensor

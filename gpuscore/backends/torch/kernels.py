@@ -51,7 +51,7 @@ def _why_not(device: torch.device, dtype: torch.dtype) -> str | None:
 def in_triton(function: Function, pdl: bool = False) -> Function:
     """Return the kernel that computes the same as `function`, or `function` if there is none.
 
-    A `Compiler`, in the place that torch.compile has on a CPU: see `compiler.py`. With `pdl`,
+    A `Compiler`, in the place that functions in C have on a CPU: see `rows_in_c.py`. With `pdl`,
     kernels begin before the kernel before has ended.
     """
     kernel = _KERNELS.get(function)

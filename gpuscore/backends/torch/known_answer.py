@@ -78,7 +78,7 @@ def check_known_answer(
                 scored = torch.from_numpy(batch.score_rows.astype(np.int64)).to(device)
                 q, want = q[scored], want[scored]
             got = tested.run(layer, q, k, v)
-            _compare(f"--attention {name}", "", got, want, TOLERANCE[dtype])
+            compare(f"--attention {name}", "", got, want, TOLERANCE[dtype])
 
 
 def _by_the_rule(
@@ -132,7 +132,7 @@ def check_kernels(
         for name, run in chain(_kernel_calls(model, weights, pdl), others):
             # The reference comes first, so that no copy stands before the kernel (see `pdl`).
             for want, got in zip(run("reference"), run("triton"), strict=True):
-                _compare("--kernels triton", f" in {name}", got, want, TOLERANCE[want.dtype])
+                compare("--kernels triton", f" in {name}", got, want, TOLERANCE[want.dtype])
 
 
 def _kernel_calls(
@@ -239,7 +239,7 @@ def _fill(sides: tuple[Tensor, Tensor], generator: torch.Generator) -> None:
     second.copy_(first)
 
 
-def _compare(choice: str, where: str, got: Tensor, want: Tensor, tolerance: float) -> None:
+def compare(choice: str, where: str, got: Tensor, want: Tensor, tolerance: float) -> None:
     error = _distance(got, want)
     if not error <= tolerance:
         raise ConfigError(

@@ -12,7 +12,7 @@ from torch import Tensor
 from gpuscore.backends.common.hf_config import Llama3Rope, Rope
 from gpuscore_kernels.add_rms_norm.reference import rms_norm
 from gpuscore_kernels.gated.reference import gated
-from gpuscore_kernels.qk_norm_rope_store.reference import rotate
+from gpuscore_kernels.qk_norm_rope_store import qk_norm_rope_store
 
 __all__ = [
     "add_and_norm",
@@ -21,7 +21,6 @@ __all__ = [
     "norm_and_rotate",
     "rms_norm",
     "rotary_tables",
-    "rotate",
 ]
 
 
@@ -34,15 +33,32 @@ def add_and_norm(
 
 
 def norm_and_rotate(
-    x: Tensor,
+    qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    weight: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
     eps: float,
     one_plus: bool,
-) -> Tensor:
-    """Norm each head of x [T, H, D] if the model has a QK norm, then apply the rotary embedding."""
-    return rotate(x if weight is None else rms_norm(x, weight, eps, one_plus), cos, sin)
+    num_heads: int,
+    num_kv_heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Split a QKV product [T, (H + 2 Hkv) D] into q [T, H, D], k and v [T, Hkv, D].
+
+    Queries and keys are normed if the model has a QK norm, and rotated by cos and sin [T, D / 2].
+    """
+    return qk_norm_rope_store(
+        qkv,
+        cos,
+        sin,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
+        one_plus=one_plus,
+        impl="reference",
+    )
 
 
 def inverse_frequencies(rope: Rope, head_dim: int, device: torch.device) -> Tensor:
@@ -66,6 +82,6 @@ def _llama3_scaled(frequencies: Tensor, rope: Llama3Rope) -> Tensor:
 
 
 def rotary_tables(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin, float32 [T, 1, D / 2]."""
+    """Return cos and sin, float32 [T, D / 2]."""
     angles = positions.float().unsqueeze(1) * frequencies
-    return angles.cos().unsqueeze(1), angles.sin().unsqueeze(1)
+    return angles.cos(), angles.sin()

@@ -107,8 +107,8 @@ class Products:
     ) -> None:
         self._impl: Implementation = impl
         self._pdl = pdl
-        self._quantize = compiler(_unsigned)
-        self._scaled = compiler(_scaled)
+        self._quantize = compiler(unsigned)
+        self._scaled = compiler(scaled)
 
     def __call__(self, linear: Linear, x: Rows) -> Tensor:
         """Return the products [T, O] of x [T, K], in x's dtype, with the bias added."""
@@ -250,13 +250,13 @@ def _biases(linears: Sequence[DenseLinear] | Sequence[QuantizedLinear]) -> Tenso
     return torch.cat(biases) if biases else None
 
 
-def _unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
+def unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows quantised to int8, as unsigned numbers around `ZERO_POINT`, and their scales."""
     q, scale = plain_quantize_rows(x, torch.int8)
     return q.view(torch.uint8) ^ ZERO_POINT, scale
 
 
-def _scaled(y: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def scaled(y: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return y times the scales of its rows, plus the bias, rounded once."""
     y = y * scale[:, None]
     return (y if bias is None else y + bias.float()).to(dtype)

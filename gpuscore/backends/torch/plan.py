@@ -137,7 +137,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
         pages=pages,
         weight_bytes=weight_bytes,
         threads=_threads(architecture.config, config, device),
-        compile=use_compiler(config.compile, device, count_parameters(architecture.config)),
+        compile=use_compiler(config.compile, device, dtype, count_parameters(architecture.config)),
         kernels=kernels,
         deterministic=config.deterministic,
         attention=attention,

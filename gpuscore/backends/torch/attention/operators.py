@@ -26,7 +26,7 @@ from gpuscore.batch import PackedBatch
 from gpuscore_kernels.partial_attention import partial_attention
 from gpuscore_kernels.partial_attention.api import Implementation
 
-# `merge_partials` or a compiled form of it.
+# `merge_partials`, or a form of it that writes into its first two arguments and returns them.
 Merge: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -72,7 +72,7 @@ class TorchPass:
             causal, dense = plan.scored_causal, plan.scored_dense
         else:
             causal, dense = plan.causal, plan.dense
-        out = torch.empty_like(q)
+        out = q.new_empty(q.shape)  # q may lie head by head in memory
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         self._add_causal(causal, q, k, v, out, lse)
         if layer == len(self.plans) - 1:
@@ -137,12 +137,12 @@ class TorchPass:
             o, log_sum = self._partial(
                 q[call.rows].transpose(0, 1).unsqueeze(0), *shared, first_key=call.first_key
             )
+            before = out[call.rows], lse[call.rows]
             results = self.merge(
-                out[call.rows],
-                lse[call.rows],
-                o.squeeze(0).transpose(0, 1),
-                log_sum.squeeze(0).transpose(0, 1),
+                *before, o.squeeze(0).transpose(0, 1), log_sum.squeeze(0).transpose(0, 1)
             )
+            if isinstance(call.rows, slice) and results[0] is before[0]:
+                continue  # written in place
             real = call.rows if isinstance(call.rows, slice) else call.rows[: call.count]
             for side, merged in zip((out, lse), results, strict=True):
                 side[real] = merged[: call.count]

@@ -1,0 +1,89 @@
+"""Functions in C in the place of the decoder's row-wise ones, checked when they are built."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpuscore.backends.torch.compiler import Compiler, Function, cc
+from gpuscore.backends.torch.known_answer import TOLERANCE, compare
+from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
+from gpuscore.backends.torch.linear import scaled, unsigned
+from gpuscore.errors import ConfigError
+from gpuscore_kernels.partial_attention import merge_partials
+from gpuscore_kernels.quantized.reference import EPS
+from gpuscore_kernels.row_functions import BuildError, RowFunctions, build
+
+ROWS = 33  # rows of the known answers
+EPS_OF_NORMS = 0.3  # large enough to be seen
+Answer = tuple[Tensor, ...]
+
+
+def in_c(dtype: torch.dtype) -> Compiler:
+    """Compile the functions for rows of `dtype`, and check each with a known answer.
+
+    Returns:
+        a function that returns the form in C of one of this module's row-wise functions.
+
+    Raises:
+        ConfigError: they cannot be compiled, or one computes something else than its reference.
+    """
+    try:
+        functions = RowFunctions(build(cc(), dtype), dtype)
+    except BuildError as error:
+        raise ConfigError(f"{error}; choose --compile off, or another compiler in CC") from error
+    forms = _forms(functions)
+    with torch.inference_mode():
+        for function, arguments in _known(dtype):
+            wants, gots = (
+                _as_tuple(one(*map(_copied, arguments))) for one in (function, forms[function])
+            )
+            for want, got in zip(wants, gots, strict=True):
+                where = f" in {function.__name__}"
+                compare("--compile", where, got.float(), want.float(), TOLERANCE[dtype])
+    return lambda function: forms[function]
+
+
+def _forms(functions: RowFunctions) -> dict[Function, Callable[..., Any]]:
+    return {
+        rms_norm: functions.rms_norm,
+        add_and_norm: functions.add_and_norm,
+        norm_and_rotate: functions.norm_and_rotate,
+        gated: functions.gated,
+        merge_partials: functions.merge_partials,
+        unsigned: lambda x: functions.quantize_rows(x, EPS),
+        scaled: lambda y, scale, bias, dtype: functions.scale_rows(y, scale, bias),
+    }
+
+
+def _known(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, ...]]]:
+    """Yield each function with arguments, of odd sizes: vectors end within rows and heads."""
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    x, delta, weight = (rows(*shape).to(dtype) for shape in ((ROWS, 83), (ROWS, 83), (83,)))
+    for one_plus in (False, True):
+        yield rms_norm, (x, weight, EPS_OF_NORMS, one_plus)
+        yield add_and_norm, (x, delta, weight, EPS_OF_NORMS, one_plus)
+    heads, size = 3, 38
+    qkv, norm = rows(ROWS, (heads + 4) * size).to(dtype), rows(size).to(dtype)
+    tables = rows(ROWS, size // 2), rows(ROWS, size // 2)
+    for norms in ((norm, norm), (None, None)):
+        yield norm_and_rotate, (qkv, *tables, *norms, EPS_OF_NORMS, False, heads, 2)
+    for activation in ("silu", "gelu_tanh"):
+        yield gated, (3 * rows(ROWS, 2 * 83).to(dtype), activation)
+    sides = ((rows(ROWS, heads, size).to(dtype), 5 * rows(ROWS, heads)) for _ in range(2))
+    yield merge_partials, tuple(tensor for side in sides for tensor in side)
+    yield unsigned, (x,)
+    yield scaled, (rows(ROWS, 83), rows(ROWS), weight, dtype)
+
+
+def _copied(argument: Any) -> Any:
+    return argument.clone() if isinstance(argument, Tensor) else argument
+
+
+def _as_tuple(answer: Tensor | Answer) -> Answer:
+    return (answer,) if isinstance(answer, Tensor) else answer

@@ -1,0 +1,4 @@
+from gpuscore_kernels.row_functions.build import FORMATS, BuildError, build
+from gpuscore_kernels.row_functions.functions import RowFunctions
+
+__all__ = ["FORMATS", "BuildError", "RowFunctions", "build"]

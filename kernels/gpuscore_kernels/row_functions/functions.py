@@ -1,0 +1,195 @@
+"""The functions of `rows.c` on tensors; references of other kernels say what has to come out."""
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+LARGEST_HEAD = 1024  # numbers, as in rows.c
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+_P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
+_ARGUMENTS = {
+    "add_rms_norm": (_P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _I),
+    "norm_and_rotate": (_P, _P, _P, _P, _P, _P, _P, _F, _I, _N, _N, _N, _N, _N, _I),
+    "gated": (_P, _P, _I, _N, _N, _N, _I),
+    "merge_partials": (_P, _P, _P, _P, *[_N] * 11, _I),
+    "quantize_rows": (_P, _P, _P, _F, _N, _N, _N, _I),
+    "scale_rows": (_P, _P, _P, _P, _N, _N, _I),
+}
+
+
+class RowFunctions:
+    """Row-wise functions in C for rows of one dtype, on as many threads as torch has.
+
+    They take what their references take, and raise ValueError for tensors that do not fit: another
+    dtype or device, rows whose numbers are not contiguous.
+
+    Args:
+        library: what `build` returns.
+        dtype: that it was built for.
+    """
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._library, self._dtype = library, dtype
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, one_plus: bool) -> Tensor:
+        """Norm x [T, E], as `add_rms_norm.reference`."""
+        return self._norm(x, None, weight, eps, one_plus)[1]
+
+    def add_and_norm(
+        self, x: Tensor, delta: Tensor, weight: Tensor, eps: float, one_plus: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return x + delta [T, E], and its norm."""
+        return self._norm(x, delta, weight, eps, one_plus)
+
+    def _norm(
+        self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, one_plus: bool
+    ) -> tuple[Tensor, Tensor]:
+        rows, columns = x.shape
+        self._check(x, (rows, columns))
+        self._check(weight, (columns,))
+        normed = torch.empty(rows, columns, dtype=x.dtype)
+        total = x
+        if delta is not None:
+            self._check(delta, (rows, columns))
+            total = torch.empty_like(normed)
+        self._library.add_rms_norm(
+            None if delta is None else total.data_ptr(),
+            normed.data_ptr(),
+            x.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            one_plus,
+            *(rows, columns, x.stride(0), 0 if delta is None else delta.stride(0)),
+            torch.get_num_threads(),
+        )
+        return total, normed
+
+    def norm_and_rotate(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        one_plus: bool,
+        num_heads: int,
+        num_kv_heads: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Split a QKV product, as `qk_norm_rope_store.api`.
+
+        Returns:
+            q [T, H, D], k and v [T, Hkv, D]. Queries and keys of a head are contiguous; v is qkv's
+            own memory.
+        """
+        rows, size = len(qkv), 2 * cos.shape[1]
+        self._check(qkv, (rows, (num_heads + 2 * num_kv_heads) * size))
+        if size > LARGEST_HEAD:
+            raise ValueError(f"heads have {size} numbers; supported: up to {LARGEST_HEAD}")
+        for table in (cos, sin):
+            _check(table, (rows, size // 2), torch.float32)
+            if not table.is_contiguous():
+                raise ValueError("rotary tables must be contiguous")
+        for norm in (q_norm, k_norm):
+            if norm is not None:
+                self._check(norm, (size,))
+        q, k = (qkv.new_empty(n, rows, size) for n in (num_heads, num_kv_heads))
+        self._library.norm_and_rotate(
+            *(q.data_ptr(), k.data_ptr(), qkv.data_ptr(), cos.data_ptr(), sin.data_ptr()),
+            *(None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm)),
+            eps,
+            one_plus,
+            *(rows, num_heads, num_kv_heads, size, qkv.stride(0)),
+            torch.get_num_threads(),
+        )
+        v = qkv[:, (num_heads + num_kv_heads) * size :].view(rows, num_kv_heads, size)
+        return q.transpose(0, 1), k.transpose(0, 1), v
+
+    def gated(self, gate_up: Tensor, activation: str) -> Tensor:
+        """Return act(gate) * up [T, I] of gate_up [T, 2 I], as `gated.reference`."""
+        rows, columns = len(gate_up), gate_up.shape[1] // 2
+        self._check(gate_up, (rows, 2 * columns))
+        out = gate_up.new_empty(rows, columns)
+        self._library.gated(
+            out.data_ptr(),
+            gate_up.data_ptr(),
+            ACTIVATIONS[activation],
+            *(rows, columns, gate_up.stride(0)),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def merge_partials(
+        self, out: Tensor, lse: Tensor, o: Tensor, o_lse: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Merge o [T, H, D] and o_lse [T, H] into out and lse, in place; return these two.
+
+        The result is that of `partial_attention.merge_partials`.
+        """
+        rows, heads, size = out.shape
+        for one in (out, o):
+            self._check(one, (rows, heads, size))
+        for one in (lse, o_lse):
+            _check(one, (rows, heads), torch.float32)
+        self._library.merge_partials(
+            *(x.data_ptr() for x in (out, lse, o, o_lse)),
+            *(rows, heads, size),
+            *(step for x in (out, lse, o, o_lse) for step in (x.stride(0), x.stride(1))),
+            torch.get_num_threads(),
+        )
+        return out, lse
+
+    def quantize_rows(self, x: Tensor, least: float) -> tuple[Tensor, Tensor]:
+        """Quantise x [T, K] to int8, as `quantized.reference`; return numbers plus 128, as uint8.
+
+        `least` is the scale of a row of zeros.
+        """
+        rows, columns = x.shape
+        self._check(x, (rows, columns))
+        q = torch.empty(rows, columns, dtype=torch.uint8)
+        scales = torch.empty(rows, dtype=torch.float32)
+        self._library.quantize_rows(
+            *(q.data_ptr(), scales.data_ptr(), x.data_ptr()),
+            least,
+            *(rows, columns, x.stride(0)),
+            torch.get_num_threads(),
+        )
+        return q, scales
+
+    def scale_rows(self, y: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """Return y [T, O], float32, times the scales [T] of its rows, plus bias [O]."""
+        rows, columns = y.shape
+        _check(y, (rows, columns), torch.float32)
+        _check(scale, (rows,), torch.float32)
+        if not (y.is_contiguous() and scale.is_contiguous()):
+            raise ValueError("rows and scales must be contiguous")
+        if bias is not None:
+            self._check(bias, (columns,))
+        out = torch.empty(rows, columns, dtype=self._dtype)
+        self._library.scale_rows(
+            *(out.data_ptr(), y.data_ptr(), scale.data_ptr()),
+            None if bias is None else bias.data_ptr(),
+            *(rows, columns),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def _check(self, x: Tensor, shape: tuple[int, ...]) -> None:
+        _check(x, shape, self._dtype)
+        if shape[-1] > 1 and x.stride(-1) != 1:
+            raise ValueError(f"numbers of a row must be contiguous, got strides {x.stride()}")
+
+
+def _check(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if x.shape != shape or x.dtype != dtype or x.device.type != "cpu":
+        raise ValueError(
+            f"a tensor must be {dtype} {shape} on a CPU, "
+            f"got {x.dtype} {tuple(x.shape)} on {x.device}"
+        )

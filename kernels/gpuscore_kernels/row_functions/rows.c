@@ -1,0 +1,271 @@
+/* Row-wise functions of the decoder for CPUs, in one pass each; `functions.py` calls them.
+
+   Compiled for one number format, which a macro names: FLOAT32 or BFLOAT16. Every function
+   computes in float32 and rounds where `reference.py` of the kernel of the same name does. A row's
+   result depends on that row alone. Strides count numbers; the numbers of a row, or of a head in it,
+   are contiguous. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Numbers below which a second thread costs more than it saves, as torch has it. */
+#define GRAIN 32768
+
+static inline float from_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static inline uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+#if defined(FLOAT32)
+
+typedef float number;
+
+static inline float wide(number x)
+{
+    return x;
+}
+
+static inline number rounded(float x)
+{
+    return x;
+}
+
+#elif defined(BFLOAT16)
+
+typedef uint16_t number;
+
+static inline float wide(number x)
+{
+    return from_bits((uint32_t)x << 16);
+}
+
+/* To nearest, ties to even; NaN stays NaN. */
+static inline number rounded(float x)
+{
+    uint32_t bits = bits_of(x);
+    uint32_t nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (number)nearest;
+}
+
+#endif
+
+/* exp(x) to about 1e-7 of itself; infinity from 88 on, and no less than exp(-87). It is 2^n exp(r),
+   |r| <= log(2) / 2, whose polynomial is fitted there. */
+static inline float exponential(float x)
+{
+    int infinite = x > 88.0f;
+    x = x < -87.0f ? -87.0f : x;
+    x = infinite ? 88.0f : x;
+    float n = rintf(x * 1.44269504f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f; /* log(2) in two parts */
+    float p = 0.00139337f;
+    p = p * r + 0.00836318f;
+    p = p * r + 0.04166646f;
+    p = p * r + 0.16666577f;
+    p = p * r + 0.5f;
+    p = p * r * r + r + 1.0f;
+    float found = p * from_bits((uint32_t)((int32_t)n + 127) << 23);
+    return infinite ? INFINITY : found;
+}
+
+/* Sums of squares are added up in as many parts as a vector may have, whatever the compiler and the
+   address, so that their last bits never differ. */
+#define PARTS 16
+
+static inline float inverse_root_mean_square(const number *x, int64_t columns, float eps)
+{
+    float squares[PARTS] = {0}, sum = 0;
+    int64_t i = 0;
+    for (; i + PARTS <= columns; i += PARTS)
+        for (int part = 0; part < PARTS; part++)
+            squares[part] += wide(x[i + part]) * wide(x[i + part]);
+    for (; i < columns; i++)
+        squares[i % PARTS] += wide(x[i]) * wide(x[i]);
+    for (int part = 0; part < PARTS; part++)
+        sum += squares[part];
+    return 1.0f / sqrtf(sum / (float)columns + eps);
+}
+
+static inline void norm_row(number *out, const number *x, const number *weight, float eps,
+                            int32_t one_plus, int64_t columns)
+{
+    float inverse = inverse_root_mean_square(x, columns, eps);
+    if (one_plus) {
+#pragma omp simd
+        for (int64_t i = 0; i < columns; i++)
+            out[i] = rounded(wide(x[i]) * inverse * (1.0f + wide(weight[i])));
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < columns; i++)
+            out[i] = rounded(wide(weight[i]) * wide(rounded(wide(x[i]) * inverse)));
+    }
+}
+
+/* normed = the norm of total = x + delta; without delta, of x. */
+void add_rms_norm(number *total, number *normed, const number *x, const number *delta,
+                  const number *weight, float eps, int32_t one_plus, int64_t rows, int64_t columns,
+                  int64_t x_stride, int64_t delta_stride, int32_t threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * columns > GRAIN)
+    for (int64_t row = 0; row < rows; row++) {
+        const number *in = x + row * x_stride;
+        if (delta) {
+            const number *more = delta + row * delta_stride;
+            number *sum = total + row * columns;
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++)
+                sum[i] = rounded(wide(in[i]) + wide(more[i]));
+            in = sum;
+        }
+        norm_row(normed + row * columns, in, weight, eps, one_plus, columns);
+    }
+}
+
+static inline void rotate_head(number *out, const number *x, const float *cosine,
+                               const float *sine, int64_t pairs)
+{
+#pragma omp simd
+    for (int64_t i = 0; i < pairs; i++)
+        out[i] = rounded(wide(x[i]) * cosine[i] - wide(x[i + pairs]) * sine[i]);
+#pragma omp simd
+    for (int64_t i = 0; i < pairs; i++)
+        out[i + pairs] = rounded(wide(x[i + pairs]) * cosine[i] + wide(x[i]) * sine[i]);
+}
+
+#define LARGEST_HEAD 1024
+
+/* Heads of a QKV product's queries and keys: normed if there are weights, and rotated. They are
+   written head by head, [heads, rows, size]. */
+void norm_and_rotate(number *q, number *k, const number *qkv, const float *cosine,
+                     const float *sine, const number *q_norm, const number *k_norm, float eps,
+                     int32_t one_plus, int64_t rows, int64_t heads, int64_t kv_heads, int64_t size,
+                     int64_t stride, int32_t threads)
+{
+    int64_t both = heads + kv_heads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * both * size > GRAIN)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *c = cosine + row * (size / 2), *s = sine + row * (size / 2);
+        for (int64_t head = 0; head < both; head++) {
+            number normed[LARGEST_HEAD];
+            const number *x = qkv + row * stride + head * size;
+            const number *weight = head < heads ? q_norm : k_norm;
+            number *out = head < heads ? q + (head * rows + row) * size
+                                       : k + ((head - heads) * rows + row) * size;
+            if (weight) {
+                norm_row(normed, x, weight, eps, one_plus, size);
+                x = normed;
+            }
+            rotate_head(out, x, c, s, size / 2);
+        }
+    }
+}
+
+/* act(gate) * up, of rows that hold the gate's columns and then up's; act is SiLU or GELU's
+   approximation by tanh, which is x times a sigmoid as well. */
+void gated(number *out, const number *gate_up, int32_t gelu, int64_t rows, int64_t columns,
+           int64_t stride, int32_t threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * columns > GRAIN)
+    for (int64_t row = 0; row < rows; row++) {
+        const number *gate = gate_up + row * stride, *up = gate + columns;
+        number *to = out + row * columns;
+        if (gelu) {
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++) {
+                float x = wide(gate[i]);
+                float sum = 1.59576912f * (x + 0.044715f * x * x * x);
+                to[i] = rounded(wide(rounded(x / (1.0f + exponential(-sum)))) * wide(up[i]));
+            }
+        } else {
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++) {
+                float x = wide(gate[i]);
+                to[i] = rounded(wide(rounded(x / (1.0f + exponential(-x)))) * wide(up[i]));
+            }
+        }
+    }
+}
+
+/* Merges attention over other keys, o and o_lse, into out and lse, in place. */
+void merge_partials(number *out, float *lse, const number *o, const float *o_lse, int64_t rows,
+                    int64_t heads, int64_t size, int64_t out_row, int64_t out_head,
+                    int64_t lse_row, int64_t lse_head, int64_t o_row, int64_t o_head,
+                    int64_t o_lse_row, int64_t o_lse_head, int32_t threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * heads * size > GRAIN)
+    for (int64_t row = 0; row < rows; row++) {
+        for (int64_t head = 0; head < heads; head++) {
+            const number *from = o + row * o_row + head * o_head;
+            number *to = out + row * out_row + head * out_head;
+            float *log_sum = lse + row * lse_row + head * lse_head;
+            float a = *log_sum, b = o_lse[row * o_lse_row + head * o_lse_head];
+            float high = a > b ? a : b, low = a > b ? b : a;
+            float both = high == -INFINITY ? high : high + log1pf(expf(low - high));
+            float base = both == -INFINITY ? 0.0f : both; /* two empty sides have weights of 0 */
+            float weight = expf(a - base), other = expf(b - base);
+#pragma omp simd
+            for (int64_t i = 0; i < size; i++)
+                to[i] = rounded(wide(to[i]) * weight + wide(from[i]) * other);
+            *log_sum = both;
+        }
+    }
+}
+
+/* Rows in eight bits around 128, and their scales. Magnitudes are compared as integers, so that NaN
+   is the largest. */
+void quantize_rows(uint8_t *q, float *scales, const number *x, float least, int64_t rows,
+                   int64_t columns, int64_t stride, int32_t threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * columns > GRAIN)
+    for (int64_t row = 0; row < rows; row++) {
+        const number *in = x + row * stride;
+        uint8_t *out = q + row * columns;
+        uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+        for (int64_t i = 0; i < columns; i++) {
+            uint32_t magnitude = bits_of(wide(in[i])) & 0x7fffffff;
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        float scale = from_bits(largest) / 127.0f;
+        scale = scale == 0 ? least : scale;
+        scales[row] = scale;
+#pragma omp simd
+        for (int64_t i = 0; i < columns; i++) {
+            float steps = rintf(wide(in[i]) / scale);
+            steps = steps > 127.0f ? 127.0f : steps;
+            steps = steps > -127.0f ? steps : -127.0f; /* NaN, too */
+            out[i] = (uint8_t)((int32_t)steps + 128);
+        }
+    }
+}
+
+/* y times the scale of its row, plus the bias if there is one, rounded once. */
+void scale_rows(number *out, const float *y, const float *scales, const number *bias, int64_t rows,
+                int64_t columns, int32_t threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * columns > GRAIN)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *in = y + row * columns;
+        number *to = out + row * columns;
+        float scale = scales[row];
+        if (bias) {
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++)
+                to[i] = rounded(in[i] * scale + wide(bias[i]));
+        } else {
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++)
+                to[i] = rounded(in[i] * scale);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+"""Promise: the row-wise functions in C compute what their references do, whatever the sizes and
+strides; a row's bits depend on that row alone; what does not fit is refused."""
+
+import pytest
+import torch
+
+from gpuscore.backends.torch.compiler import cc
+from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
+from gpuscore.backends.torch.linear import scaled, unsigned
+from gpuscore_kernels.partial_attention import merge_partials
+from gpuscore_kernels.quantized.reference import EPS
+from gpuscore_kernels.row_functions import BuildError, RowFunctions, build
+
+# Half a step of the format, of numbers up to about 8; sums differ by their order.
+TOLERANCE = {torch.float32: 4e-6, torch.bfloat16: 4e-2}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+SIZES = pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 63), (63, 111), (5, 128)])
+
+
+@pytest.fixture(scope="module")
+def functions():
+    return {dtype: RowFunctions(build(cc(), dtype), dtype) for dtype in TOLERANCE}
+
+
+@pytest.fixture(autouse=True)
+def generator():
+    torch.manual_seed(0)
+
+
+def rows_of(rows, columns, dtype):
+    """Return random rows that do not follow each other in memory; between them is NaN."""
+    memory = torch.full((rows, columns + 7), torch.nan, dtype=dtype)
+    memory[:, 3 : 3 + columns] = torch.randn(rows, columns)
+    return memory[:, 3 : 3 + columns]
+
+
+def check(got, want, dtype):
+    for one, other in zip(got, want, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, atol=TOLERANCE[dtype], rtol=0)
+
+
+@DTYPES
+@SIZES
+@pytest.mark.parametrize("one_plus", [False, True])
+def test_norms(functions, dtype, rows, columns, one_plus):
+    x, delta = (rows_of(rows, columns, dtype) for _ in range(2))
+    weight = torch.randn(columns).to(dtype)
+    how = weight, 1e-6, one_plus
+    check([functions[dtype].rms_norm(x, *how)], [rms_norm(x, *how)], dtype)
+    total, normed = functions[dtype].add_and_norm(x, delta, *how)
+    assert torch.equal(total, x + delta)
+    check([normed], [add_and_norm(x, delta, *how)[1]], dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "size"), [(1, 2), (63, 10), (7, 128), (0, 16)])
+@pytest.mark.parametrize("heads", [(3, 2), (4, 0), (0, 1)])
+@pytest.mark.parametrize("normed", [True, False])
+def test_heads(functions, dtype, rows, size, heads, normed):
+    qkv = rows_of(rows, (heads[0] + 2 * heads[1]) * size, dtype)
+    cos, sin = torch.randn(rows, size // 2), torch.randn(rows, size // 2)
+    norm = torch.randn(size).to(dtype) if normed else None
+    for one_plus in (False, True):
+        arguments = (qkv, cos, sin, norm, norm, 1e-6, one_plus, *heads)
+        got, want = functions[dtype].norm_and_rotate(*arguments), norm_and_rotate(*arguments)
+        if not normed:
+            assert all(map(torch.equal, got, want)), "rounded once, as the reference"
+        check(got, want, dtype)
+        assert got[0].transpose(0, 1).is_contiguous(), "queries lie head by head"
+
+
+@DTYPES
+@SIZES
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated(functions, dtype, rows, columns, activation):
+    gate_up = 3 * rows_of(rows, 2 * columns, dtype)
+    check([functions[dtype].gated(gate_up, activation)], [gated(gate_up, activation)], dtype)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_activations_of_all_magnitudes(functions, activation):
+    gate = torch.cat([torch.linspace(-120, 120, 9999), torch.tensor([0.0, -0.0, 3e38, -3e38])])
+    gate_up = torch.stack([gate, torch.ones_like(gate)]).reshape(1, -1)
+    got, want = functions[torch.float32].gated(gate_up, activation), gated(gate_up, activation)
+    torch.testing.assert_close(got, want, rtol=2e-6, atol=2e-7)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "heads", "size"), [(1, 1, 1), (63, 3, 10), (111, 2, 64)])
+def test_merge(functions, dtype, rows, heads, size):
+    sides = [
+        (torch.randn(heads, rows, size).to(dtype).transpose(0, 1), 9 * torch.randn(rows, heads))
+        for _ in range(2)
+    ]
+    sides[0][1][0], sides[1][1][-1] = -torch.inf, -torch.inf
+    sides[1][1][0, 0] = -torch.inf  # neither side has a key
+    want = merge_partials(*sides[0], *sides[1])
+    out, lse = sides[0][0].clone(), sides[0][1].clone()
+    got = functions[dtype].merge_partials(out, lse, *sides[1])
+    assert got[0] is out
+    assert got[1] is lse
+    check(got, want, torch.promote_types(dtype, torch.bfloat16) if dtype != lse.dtype else dtype)
+
+
+@DTYPES
+@SIZES
+def test_eight_bits(functions, dtype, rows, columns):
+    x = rows_of(rows, columns, dtype)
+    x[-1] = 0
+    got, want = functions[dtype].quantize_rows(x, EPS), unsigned(x)
+    assert all(map(torch.equal, got, want))
+    y, scale = torch.randn(rows, columns), torch.rand(rows)
+    for bias in (None, torch.randn(columns).to(dtype)):
+        got = functions[dtype].scale_rows(y, scale, bias)
+        assert torch.equal(got, scaled(y, scale, bias, dtype))
+
+
+@DTYPES
+def test_nan_stays(functions, dtype):
+    x = torch.randn(3, 70).to(dtype)
+    x[1, 69] = torch.nan
+    c, weight = functions[dtype], torch.ones(70, dtype=dtype)
+    tables = torch.ones(3, 5), torch.ones(3, 5)
+    lse = torch.zeros(3, 7)
+    found = [
+        c.rms_norm(x, weight, 1e-6, False),
+        c.norm_and_rotate(x, *tables, None, None, 0.0, False, 5, 1)[2].flatten(1),
+        c.gated(x.flip(1).contiguous(), "silu"),
+        c.merge_partials(x.unflatten(1, (7, 10)).clone(), lse, x.unflatten(1, (7, 10)), lse)[0],
+        c.quantize_rows(x, EPS)[1],
+        c.scale_rows(x.float(), torch.ones(3), None),
+    ]
+    for one in found:
+        assert one.reshape(3, -1).isnan().any(1).tolist() == [False, True, False]
+
+
+@DTYPES
+def test_bits_depend_on_the_row_alone(functions, dtype):
+    """Neither on other rows, nor on the address, nor on the number of threads."""
+    c, weight = functions[dtype], torch.randn(301).to(dtype)
+    x = torch.randn(400, 301).to(dtype)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        several = c.rms_norm(x, weight, 1e-6, False)
+        torch.set_num_threads(1)
+        assert torch.equal(c.rms_norm(x, weight, 1e-6, False), several)
+    finally:
+        torch.set_num_threads(threads)
+    for shift in range(9):
+        memory = torch.empty(301 + shift, dtype=dtype)
+        memory[shift:] = x[7]
+        alone = c.rms_norm(memory[shift:].unsqueeze(0), weight, 1e-6, False)
+        assert torch.equal(alone[0], several[7])
+
+
+def test_what_does_not_fit_is_refused(functions):
+    c, x = functions[torch.float32], torch.randn(4, 6)
+    tables = torch.ones(4, 1), torch.ones(4, 1)
+    refused = [
+        lambda: c.rms_norm(x.bfloat16(), torch.ones(6), 1e-6, False),
+        lambda: c.rms_norm(x, torch.ones(5), 1e-6, False),
+        lambda: c.rms_norm(x.T, torch.ones(4), 1e-6, False),
+        lambda: c.rms_norm(x.to("meta"), torch.ones(6), 1e-6, False),
+        lambda: c.add_and_norm(x, x[:3], torch.ones(6), 1e-6, False),
+        lambda: c.norm_and_rotate(x, *tables, None, None, 1e-6, False, 2, 1),
+        lambda: c.norm_and_rotate(x, tables[0][:3], tables[1], None, None, 1e-6, False, 1, 1),
+        lambda: c.norm_and_rotate(
+            torch.ones(1, 2048), torch.ones(1, 1024), torch.ones(1, 1024), None, None, 0, 0, 1, 0
+        ),
+        lambda: c.gated(x[:, :5], "silu"),
+        lambda: c.merge_partials(x[:, None], x[:, :1], x[:3, None], x[:3, :1]),
+        lambda: c.scale_rows(x.T, torch.ones(6), None),
+        lambda: c.scale_rows(x, torch.ones(4), torch.ones(5)),
+    ]
+    for call in refused:
+        with pytest.raises(ValueError, match=r"must|supported"):
+            call()
+
+
+def test_builds_that_fail(tmp_path):
+    broken = tmp_path / "rows.c"
+    broken.write_text("#error no such thing\n")
+    with pytest.raises(BuildError, match=r"failed with exit code 1: .*no such thing"):
+        build(cc(), torch.float32, broken)
+    with pytest.raises(BuildError, match="no-such-compiler could not run"):
+        build("no-such-compiler", torch.float32)
+    broken.write_text("void nothing(void); void f(void) { nothing(); }\n")
+    with pytest.raises(BuildError, match="cannot be loaded: .*undefined symbol: nothing"):
+        build(cc(), torch.float32, broken)
