@@ -149,6 +149,14 @@ class ModelConfig:
         "serve a quantised model although its answers to known prompts are all the same or not "
         "finite",
     )
+    tensor_parallel: int = option(
+        1,
+        "devices that share one model, each with a part of every layer, for models that do not fit "
+        "one; on a CPU, processes that share its cores and memory",
+        minimum=1,
+        maximum=64,
+        metavar="RANKS",
+    )
     threads: int | None = option(
         None, "CPU threads for the model", unset="torch's own choice", minimum=1, maximum=1024
     )

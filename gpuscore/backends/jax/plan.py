@@ -18,6 +18,7 @@ from gpuscore.backends.common.plan import (
 )
 from gpuscore.backends.common.quantization import EightBits, Precision, choose_precision
 from gpuscore.backends.common.shapes import count_weight_bytes
+from gpuscore.backends.common.shards import refuse_with_ranks
 from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.backends.jax.layout import ProgramSizes, TileSizes, buckets
 from gpuscore.backends.jax.platform import find_device, free_memory, kind_of
@@ -98,6 +99,7 @@ class JaxPlan:
 
 def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     """Decide what to load; raises ConfigError for a model or setting that is not supported."""
+    refuse_with_ranks(config)
     _refuse_options(config)
     architecture = read_architecture(RawConfig.read(directory))
     if architecture.config.architecture not in ARCHITECTURES:
