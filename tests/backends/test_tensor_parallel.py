@@ -30,8 +30,7 @@ LABELS = [3, 17, 399]
         ("llama", 2, {}, {"num_key_value_heads": 1, "attention_bias": True}),
         *slow(
             ("llama", 4, {}, {"attention_bias": True}),  # of two KV heads
-            ("qwen3", 2, {"compile": "on"}, {}),
-            ("qwen2", 2, {}, {}),  # a tied head
+            ("qwen2", 2, {"compile": "on"}, {}),  # a tied head
             ("gemma2", 2, {}, {}),  # soft-caps, windows, norms of what is added up
         ),
     ],
@@ -53,17 +52,14 @@ def test_ranks_score_as_transformers_does(tiny_model, family, ranks, options, ov
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("classes", [1, 3])
-def test_every_rank_has_the_whole_head_over_classes(tiny_model, classes):
-    names = {str(number): f"class {number}" for number in range(classes)}
-    directory, _ = tiny_model("qwen3_classes", id2label=names, num_labels=classes)
+def test_every_rank_has_the_whole_head_over_classes(tiny_model):
+    directory, _ = tiny_model("qwen3_classes", id2label={0: "relevant"})
     rng = np.random.default_rng(0)
     query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (1, 9)]
     found = []
     for ranks in (1, 2):
         with Scorer(str(directory), device="cpu", tensor_parallel=ranks) as scorer:
-            ids = [*range(classes)]
-            found.append(scorer.score(query, items, label_token_ids=ids, logits=True).logits)
+            found.append(scorer.score(query, items, label_token_ids=[0], logits=True).logits)
     np.testing.assert_allclose(*found, atol=TOLERANCE, rtol=0)
 
 

@@ -111,7 +111,8 @@ class Peers:
                 env=_environment(rank, device),
             )
         self._processes.append(process)
-        send(ours, Kind.START, start)
+        with suppress(OSError):  # it has ended already, which `_watch` sees
+            send(ours, Kind.START, start)
         watch = Thread(target=self._watch, args=(rank, ours, process), name=f"rank-{rank}")
         watch.daemon = True
         watch.start()
