@@ -23,7 +23,14 @@ from gpuscore.config import (
     ServerConfig,
 )
 from gpuscore.config.examples import EXAMPLES
-from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, add_some_flags, refuse_api_key
+from gpuscore.config.flags import (
+    EPILOG,
+    HelpFormatter,
+    add_flags,
+    add_some_flags,
+    refuse_api_key,
+    refuse_pipelines,
+)
 from gpuscore.config.labels import add_label_flags
 from gpuscore.config.options import options
 from gpuscore.config.parser import CommandParser
@@ -146,6 +153,7 @@ def _add_command(
     )
     command.set_defaults(command=run)
     refuse_api_key(command)
+    refuse_pipelines(command)
     return command
 
 

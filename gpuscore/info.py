@@ -62,11 +62,12 @@ def _print_model(
         places = placements(model, devices)
         os.environ.update(places[0].environment)
         plan = plan_backend(directory, places[0].model)
-        rows |= _model_rows(plan.architecture.config) | _device_rows(plan, places)
+        rows |= _model_rows(plan.architecture.config) | _rank_rows(model)
+        rows |= _device_rows(plan, places)
         resolved |= _resolved(plan)
     else:
         wanted = plan_memory(directory, model, device_memory)
-        rows |= _model_rows(wanted.architecture.config) | _memory_rows(wanted)
+        rows |= _model_rows(wanted.architecture.config) | _rank_rows(model) | _memory_rows(wanted)
         resolved |= wanted.resolved
     family = settings.chosen["family"].value
     order, calibration = (settings.chosen[n].value for n in ("decision_order", "calibration"))
@@ -91,6 +92,11 @@ def _model_rows(config: DecoderConfig) -> dict[str, str]:
         f"{config.num_kv_heads}, {config.head_dim}",
         "valid token ids": f"0 to {config.vocab_size - 1}",
     }
+
+
+def _rank_rows(model: ModelConfig) -> dict[str, str]:
+    ranks = model.tensor_parallel
+    return {} if ranks == 1 else {"tensor parallel": f"{ranks} ranks; memory is of each"}
 
 
 def _device_rows(plan: Plan, places: Sequence[Placement]) -> dict[str, str]:

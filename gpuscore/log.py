@@ -170,6 +170,11 @@ class _WriterHandler(logging.Handler):
         self.writer.for_people = style == "text"
         self.setFormatter(TextFormatter() if style == "text" else JsonFormatter())
 
+    def close(self) -> None:
+        """Write what is queued; `logging.shutdown` calls this before a process ends."""
+        self.writer.close()
+        super().close()
+
     def emit(self, record: logging.LogRecord) -> None:
         self.writer.write(self.format(record).encode() + b"\n")
 

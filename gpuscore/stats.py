@@ -73,6 +73,7 @@ class EngineStats:
     restarts: int = 0  # of its process; the counters continue after a restart
     heartbeat_age: float = 0.0  # seconds since its process last gave a sign of life
     tokens_left: int = 0  # of `tokens`, those that are neither computed nor cached
+    running: int = 0  # of `requests`, those that have been in a batch
 
     @property
     def pages(self) -> int:

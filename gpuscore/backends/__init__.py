@@ -1,5 +1,8 @@
 """The backends, behind one interface (`base.Backend`); each is imported only when it is used."""
 
+import logging
+import os
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +17,8 @@ from gpuscore.errors import ConfigError
 if TYPE_CHECKING:
     from gpuscore.backends.jax.plan import JaxPlan
     from gpuscore.backends.torch.plan import TorchPlan
+
+logger = logging.getLogger(__name__)
 
 Plan: TypeAlias = "TorchPlan | JaxPlan"
 
@@ -32,12 +37,26 @@ def plan_backend(directory: Path, config: ModelConfig) -> Plan:
     return of_torch.plan_backend(directory, config)
 
 
-def create_backend(plan: Plan, progress: Progress = unreported) -> Backend:
-    """Load the weights; raises ConfigError for a damaged checkpoint."""
+def create_backend(
+    plan: Plan,
+    progress: Progress = unreported,
+    lost: Callable[[str], None] = lambda line: None,
+) -> Backend:
+    """Load the weights; raises ConfigError for a damaged checkpoint.
+
+    Args:
+        plan: what to load.
+        progress: called while weights are read.
+        lost: called with one line for people when another rank has ended.
+    """
     if plan.framework == "jax":
         from gpuscore.backends.jax.backend import JaxBackend
 
         return JaxBackend(plan, progress)
+    if plan.shard.ranks > 1:
+        from gpuscore.backends.torch.ranks.backend import ParallelBackend
+
+        return ParallelBackend(plan, progress, lost)
     from gpuscore.backends.torch.backend import TorchBackend
 
     return TorchBackend(plan, progress=progress)
@@ -47,6 +66,15 @@ def prepare(directory: Path, config: ModelConfig) -> Prepared:
     """Plan now and return a function that loads, for the engine's process; raises ConfigError."""
     plan = plan_backend(directory, config)
     about = f"{plan.dtype_name} on {plan.device_name}"
+    if config.tensor_parallel > 1:
+        about += f", in {config.tensor_parallel} ranks"
     if plan.precision != "full":
         about += f", linear layers {described(plan.precision, plan.architecture.storage)}"
-    return Prepared(about, partial(create_backend, plan))
+    return Prepared(about, partial(create_backend, plan, lost=_end_process))
+
+
+def _end_process(line: str) -> None:
+    """Log why this engine's process cannot go on, and end it; its supervisor starts another."""
+    logger.critical(line)
+    logging.shutdown()  # writes the line
+    os._exit(1)

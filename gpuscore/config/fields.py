@@ -152,6 +152,14 @@ class ModelConfig:
         "serve a quantised model although its answers to known prompts are all the same or not "
         "finite",
     )
+    tensor_parallel: int = option(
+        1,
+        "devices that share one model, each with a part of every layer, for models that do not fit "
+        "one; on a CPU, processes that share its cores and memory",
+        minimum=1,
+        maximum=64,
+        metavar="RANKS",
+    )
     threads: int | None = option(
         None, "CPU threads for the model", unset="torch's own choice", minimum=1, maximum=1024
     )
@@ -303,6 +311,25 @@ class ServerConfig:
     timing_headers: bool = option(
         False, "send callers the milliseconds of each stage, which reveal cache hits"
     )
+    metrics_port: int | None = option(
+        None,
+        "port with GET /metrics and nothing else, without a key, for scrapers that send none",
+        unset="none",
+        minimum=1,
+        maximum=65535,
+        metavar="PORT",
+    )
+    metrics_host: str | None = option(
+        None,
+        "address of --metrics-port; who reaches it sees names of models and the load",
+        unset="loopback only",
+        metavar="ADDRESS",
+    )
+    vllm_metrics: bool = option(
+        False,
+        "expose the metrics that routers read under vLLM's names, too, such as "
+        "vllm:num_requests_waiting",
+    )
     otlp_endpoint: str | None = option(
         None,
         "OpenTelemetry collector to send traces to, such as http://collector:4318; needs "
@@ -394,6 +421,7 @@ RARE = frozenset(
         *("allow_degenerate", "max_body_bytes", "max_header_bytes", "max_headers"),
         *("max_connections", "max_inflight_per_key", "max_queued_bytes", "max_queue_seconds"),
         *("header_timeout", "body_timeout", "send_timeout", "timing_headers"),
+        *("metrics_port", "metrics_host", "vllm_metrics"),
         *("max_queued_requests", "max_queued_tokens", "max_queued_items"),
         *("engine_timeout", "load_timeout"),
     )

@@ -56,6 +56,26 @@ def refuse_api_key(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", nargs="?", action=_ApiKey, help=argparse.SUPPRESS)
 
 
+def refuse_pipelines(parser: argparse.ArgumentParser) -> None:
+    """Refuse the flags by which other servers put a model's layers on several devices in a row."""
+    names = ("--pipeline-parallel", "--pipeline-parallel-size", "--pp-size")
+    parser.add_argument(*names, nargs="?", action=_Pipeline, help=argparse.SUPPRESS)
+
+
+class _Pipeline(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        parser.error(
+            f"{option_string} is not supported: the layers of a model run on the same devices; "
+            "--tensor-parallel divides every layer among several"
+        )
+
+
 class _ApiKey(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         parser.error(

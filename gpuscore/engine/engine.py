@@ -91,6 +91,7 @@ class Engine:
                 capacity=self._capacity.value,
                 counters=self._runner.counters(),
                 tokens_left=self._runner.tokens_left(),
+                running=self._runner.begun(),
             )
 
     def score(

@@ -94,6 +94,10 @@ class Runner:
             for job, ticket in list(self._tickets.items())
         )
 
+    def begun(self) -> int:
+        """Return the requests that have been in a batch; any thread may call this."""
+        return sum(ticket.launched is not None for ticket in list(self._tickets.values()))
+
     def fail_all(self, error: GpuscoreError) -> None:
         """Answer all unanswered requests with `error` and abandon the batch in flight."""
         for job in list(self._tickets):

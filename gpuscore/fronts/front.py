@@ -134,6 +134,7 @@ def run_front(app: FrontApp, board: Board, addresses: Sequence[str], seat: Seat)
         others=control.others,
         patience=WARM if seat.warm else 0.0,
         begun=partial(control.begin, links),
+        has_metrics_port=seat.number == 0,  # it asks the others for their counts
     )
     try:
         code = serve(models, config, app.keys, control.serving, app.tracer(), share)

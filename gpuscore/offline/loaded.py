@@ -60,6 +60,7 @@ class LoadedScorer:
         memory_limit: most bytes for weights, the largest batch, and keys and values together.
         deterministic: compute every score to the same bits, whatever else is batched.
         allow_degenerate: load a quantised model although it has collapsed.
+        tensor_parallel: devices that share the model, or on a CPU processes.
         threads: CPU threads.
 
     Raises:
@@ -91,6 +92,7 @@ class LoadedScorer:
         memory_limit: int | None = None,
         deterministic: bool = False,
         allow_degenerate: bool = False,
+        tensor_parallel: int = 1,
         threads: int | None = None,
     ) -> None:
         given = locals()

@@ -38,7 +38,8 @@ class Placement:
 def placements(model: ModelConfig, devices: str | None) -> list[Placement]:
     """Return one placement for each device in `--devices`, or the only one of `--device`.
 
-    A replica on a GPU sees that GPU alone. Replicas on CPUs get equal parts of the cores, and of
+    A replica on a GPU sees that GPU alone; with `--tensor-parallel N`, the N that follow each other
+    are one replica's. Replicas on CPUs get equal parts of the cores, and of
     the memory that one of them would have used.
 
     Raises:
@@ -99,8 +100,19 @@ def _on_gpus(model: ModelConfig, devices: str, names: list[str]) -> list[Placeme
             f"--devices {devices}: a device is named twice; a second replica on one GPU would only "
             "halve its memory"
         )
-    own = replace(model, device="cuda")
-    return [Placement(name, own, {VISIBLE: _visible(devices, name)}) for name in names]
+    own, ranks = replace(model, device="cuda"), model.tensor_parallel
+    if len(names) % ranks:
+        raise ConfigError(
+            f"--devices {devices} has {len(names)} devices, which replicas of --tensor-parallel "
+            f"{ranks} cannot share equally"
+        )
+    groups = [names[start : start + ranks] for start in range(0, len(names), ranks)]
+    return [
+        Placement(
+            "+".join(group), own, {VISIBLE: ",".join(_visible(devices, name) for name in group)}
+        )
+        for group in groups
+    ]
 
 
 def _visible(devices: str, name: str) -> str:

@@ -71,6 +71,10 @@ def places_of_all(
     first = models[0].config
     if len(models) == 1:
         return [placements(first, devices)]
+    if first.tensor_parallel > 1:
+        raise ConfigError(
+            f"--tensor-parallel {first.tensor_parallel} is not supported with several models"
+        )
     bases = placements(first, devices)
     by_device = {base.device: base for base in bases}
     asked = {name: (ask or ask_needs)(models, base) for name, base in by_device.items()}

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
@@ -22,12 +22,13 @@ from gpuscore.log import LogWriter, chosen_format, logging_to
 from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.api.cors import read_origins
-from gpuscore.server.http.address import address_of, bind
+from gpuscore.server.http.address import LOOPBACK, address_of, bind, bind_metrics
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
 from gpuscore.server.loading import ModelLoad, ModelLoads
 from gpuscore.server.memory import LARGE
+from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ANSWERS, ScoringService
@@ -64,8 +65,10 @@ class DrainingServer(uvicorn.Server):
         gate: Gate,
         rounds: Rounds,
         say: Callable[[str], None] = lambda line: None,
+        beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         super().__init__(config)
+        self._beside = beside  # runs as long as the server
         self.lines = StopLines(say)
         self.service, self._operations, self._gate = service, operations, gate
         self._rounds = rounds
@@ -95,7 +98,8 @@ class DrainingServer(uvicorn.Server):
     async def main_loop(self) -> None:
         watching = asyncio.create_task(self._operations.watch_loop())
         try:
-            await super().main_loop()
+            async with self._beside():
+                await super().main_loop()
         finally:
             watching.cancel()
 
@@ -146,6 +150,7 @@ class FrontShare:
         patience: seconds to wait for the model before connections are accepted.
         begun: called before the event loop starts, with the server and its metrics. It replaces
             signals, which the server's parent handles.
+        has_metrics_port: it serves `--metrics-port`.
     """
 
     fronts: int
@@ -154,6 +159,7 @@ class FrontShare:
     others: Callable[[Snapshot], Samples]
     patience: float
     begun: Callable[[DrainingServer, Operations], None]
+    has_metrics_port: bool
 
 
 def serve(
@@ -193,7 +199,9 @@ def serve(
     gate = Gate(service, config, keys, rounds, counts)
     style = chosen_format(config.log_format)
     with LogWriter() as log, logging_to(log, style):
-        operations = Operations(service, log, tracer, config.log_requests, others, style)
+        operations = Operations(
+            service, log, tracer, config.log_requests, others, style, config.vllm_metrics
+        )
         app = create_app(service, config, keys, operations)
         protocol = partial(
             ScoreProtocol,
@@ -205,8 +213,21 @@ def serve(
         )
         uvicorn_config = _uvicorn_config(app, config, protocol)
         stops = stop_signals(config) if share is None else []
+        beside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+        if config.metrics_port is not None and (share is None or share.has_metrics_port):
+            scraped = bind_metrics(config.metrics_host or LOOPBACK, config.metrics_port)
+            scraped.rounds = rounds
+            beside = partial(metrics_port, scraped, config, service, operations)
         server = DrainingServer(
-            uvicorn_config, service, operations, config.drain_seconds, stops, gate, rounds, say
+            uvicorn_config,
+            service,
+            operations,
+            config.drain_seconds,
+            stops,
+            gate,
+            rounds,
+            say,
+            beside,
         )
         listener = bind(config) if share is None else share.listener
         listener.rounds = rounds

@@ -33,10 +33,13 @@ def rng():
 # On a CUDA device the backend is warm, so that small batches run as graphs.
 ON_CUDA = {"device": "cuda", "warm": True, "cuda_graph_tokens": 256, "kv_cache_size": 2**27}
 
+IN_RANKS = {"device": "cpu", "tensor_parallel": 2, "max_batch_tokens": 512}
+
 
 @pytest.fixture(
     params=[
         "torch",
+        "ranks",
         pytest.param("jax", marks=needs_jax),
         pytest.param("cuda", marks=[needs_cuda, pytest.mark.gpu]),
     ]
@@ -45,6 +48,10 @@ def make_backend(request, shared_backends):
     def make(dtype="float32", family="qwen3"):
         if request.param == "cuda":
             return shared_backends.get("torch", family, dtype=dtype, **ON_CUDA)
+        if request.param == "ranks":
+            if (family, dtype) != ("qwen3", "float32"):
+                pytest.skip("a start of two ranks takes seconds; test_tensor_parallel has others")
+            return shared_backends.get("torch", family, dtype=dtype, **IN_RANKS)
         if request.param == "jax" and family not in JAX_FAMILIES:
             pytest.skip(f"--backend jax refuses {family}, which test_jax holds")
         return shared_backends.get(

@@ -160,7 +160,7 @@ def test_what_cannot_fit_is_refused_before_the_weights_are_read(tiny_model, tmp_
     (tmp_path / "memory.max").write_text(str(50 * MIB))
     (tmp_path / "memory.current").write_text(str(49 * MIB))
     memory = HostMemory(cgroup=tmp_path)
-    monkeypatch.setattr(plan_module, "memory_of", lambda device: memory)
+    monkeypatch.setattr(plan_module, "memory_of", lambda device, ranks: memory)
     with pytest.raises(ConfigError, match=r"take 0\.4 MiB, and 0\.0 MiB of memory are free"):
         plan_backend(tmp_path, ModelConfig())
 

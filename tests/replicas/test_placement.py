@@ -49,6 +49,14 @@ def test_each_gpu_is_the_only_one_that_its_replica_sees(monkeypatch):
     assert [place.environment for place in places] == [{VISIBLE: "GPU-8a"}, {VISIBLE: "7"}]
 
 
+def test_ranks_get_gpus_that_follow_each_other(monkeypatch):
+    places = placements(ModelConfig(tensor_parallel=2), "cuda:0,cuda:3,cuda:1,cuda:2")
+    assert [place.device for place in places] == ["cuda:0+cuda:3", "cuda:1+cuda:2"]
+    assert [place.environment for place in places] == [{VISIBLE: "0,3"}, {VISIBLE: "1,2"}]
+    with pytest.raises(ConfigError, match="has 3 devices, which replicas of --tensor-parallel 2"):
+        placements(ModelConfig(tensor_parallel=2), "cuda:0,cuda:1,cuda:2")
+
+
 def test_all_is_every_gpu_that_torch_sees(monkeypatch):
     monkeypatch.setattr(placement, "_cuda_names", lambda: ["cuda:0", "cuda:1"])
     assert [place.device for place in placements(MODEL, "all")] == ["cuda:0", "cuda:1"]

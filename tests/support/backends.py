@@ -46,7 +46,8 @@ class SharedBackends:
 
 
 def fill_pages(backend: Any, value: float) -> None:
-    """Set all keys and values of every page to `value`."""
+    """Set all keys and values of every page to `value`, of rank 0 if there are several ranks."""
+    backend = getattr(backend, "own", backend)
     if hasattr(backend, "launcher"):  # the torch backend
         for sides in backend.launcher.pool.layers:
             for side in sides:

@@ -13,6 +13,7 @@ from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.quantization import BLOCK, EXPERTS, LINEAR
 from gpuscore.backends.common.shapes import weight_shapes
+from gpuscore.backends.common.shards import ALL, Shard
 from gpuscore.errors import ConfigError
 from gpuscore.model_files import as_object, is_file, read_object, shown
 
@@ -30,6 +31,7 @@ class CheckpointFiles:
         architecture: names the tensors that must exist.
         framework: "pt" for torch tensors, "np" for NumPy arrays.
         progress: called after each tensor.
+        shard: of the model that is read; by default all of it.
 
     Raises:
         ConfigError: a file is missing or cannot be read.
@@ -41,9 +43,10 @@ class CheckpointFiles:
         architecture: Architecture,
         framework: Literal["pt", "np"],
         progress: Progress = unreported,
+        shard: Shard = ALL,
     ) -> None:
         self.architecture, self.storage = architecture, architecture.storage
-        self._framework = framework
+        self._framework, self._shard = framework, shard
         self.shapes = weight_shapes(architecture.config)
         self._stack = ExitStack()
         with ExitStack() as stack:
@@ -52,13 +55,14 @@ class CheckpointFiles:
             self._path_of = dict(zip(files, paths, strict=True))
             self._file_of = _by_name(files)
             self._check()
-            self._total = sum(path.stat().st_size for path in paths)
+            self._total = sum(path.stat().st_size for path in paths) // shard.ranks
             self._stack = stack.pop_all()
         self._used: set[str] = set()
         self._progress, self._done = progress, 0
 
     def tensor(self, part: str, name: str) -> Any:
-        """Return the tensor `name` as it is stored; it must have the shape of `part`.
+        """Return this shard of the tensor `name` as it is stored, which must have the shape of
+        `part`.
 
         With framework "np", numbers of float8_e4m3fn are given as uint8.
 
@@ -70,7 +74,13 @@ class CheckpointFiles:
         file = self._file_of[name]
         if self._framework == "np" and file.get_slice(name).get_dtype() == _QUANTISED["fp8"]:
             return self._counted(_float8_bits(self._path_of[file], name))
-        return self._counted(file.get_tensor(name))
+        return self._counted(self._read(part, name))
+
+    def _read(self, part: str, name: str) -> Any:
+        """Return this shard of a tensor; nothing else of it is read."""
+        file = self._file_of[name]
+        cut = self._shard.cut(part, self.architecture.config, self.shapes[part][0])
+        return file.get_tensor(name) if cut is None else file.get_slice(name)[cut.index]
 
     def _counted(self, tensor: Any) -> Any:
         self._done += tensor.nbytes
@@ -197,8 +207,10 @@ class CheckpointFiles:
         return self.storage is not None and name.endswith(f"weight{self.storage.scale}")
 
     def _same(self, name: str, other: str) -> bool:
-        one, two = (self._file_of[name].get_tensor(name) for name in (name, other))
-        return one.shape == two.shape and bool((one == two).all())
+        first, second = (self._file_of[one].get_slice(one).get_shape() for one in (name, other))
+        if first != second:
+            return False
+        return bool((self._read("embed", name) == self._read("embed", other)).all())
 
     def __enter__(self) -> Self:
         return self

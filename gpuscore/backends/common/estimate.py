@@ -16,6 +16,7 @@ from gpuscore.backends.common.plan import (
 )
 from gpuscore.backends.common.quantization import Precision, choose_precision
 from gpuscore.backends.common.shapes import count_weight_bytes
+from gpuscore.backends.common.shards import Shard, refuse_quantized, refuse_with_ranks
 from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -33,7 +34,7 @@ class MemoryPlan:
     """The parts of a device's memory, in bytes.
 
     Args:
-        architecture: of the model.
+        architecture: of the model, of which the device may hold a rank's part.
         dtype: of weights, keys and values.
         precision: of linear layers; assumes a device that computes in eight bits.
         max_tokens: of one batch.
@@ -104,10 +105,12 @@ def plan_memory(directory: Path, config: ModelConfig, memory: int) -> MemoryPlan
             f"--device-memory plans for --device cuda and --backend torch, not for "
             f"{config.device} and {config.backend}"
         )
+    refuse_with_ranks(config)
     architecture = read_architecture(RawConfig.read(directory))
-    model = architecture.config
+    model = Shard(0, config.tensor_parallel).part_of(architecture.config)
     dtype = choose_dtype(model, config.dtype, "cuda", lambda _: True)
     precision = choose_precision(config.quantization, architecture.storage, lambda _: None)
+    refuse_quantized(precision, config.tensor_parallel)
     max_tokens = config.max_batch_tokens or MAX_BATCH_TOKENS["cuda"]
     max_len = choose_max_model_len(model, config.max_model_len)
     weight_bytes = count_weight_bytes(model, ITEM_SIZE[dtype], precision)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch.nn import functional
 
 from gpuscore.backends.base import OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import largest_batches, largest_in_parts, warmup_batches
@@ -19,10 +20,11 @@ from gpuscore.backends.common.sizing import measure, mebibytes
 from gpuscore.backends.torch.attention.choice import attention_factory
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.compiler import Compiler, eagerly
-from gpuscore.backends.torch.decoder import Decoder, DecoderWeights
+from gpuscore.backends.torch.decoder import Decoder, DecoderWeights, Lookup
 from gpuscore.backends.torch.deterministic import TILING
 from gpuscore.backends.torch.failures import translated
 from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
+from gpuscore.backends.torch.head import Head, WholeHead
 from gpuscore.backends.torch.kernels import in_triton
 from gpuscore.backends.torch.known_answer import check_kernels, check_known_answer
 from gpuscore.backends.torch.known_mixture import mixture_calls
@@ -34,6 +36,8 @@ from gpuscore.backends.torch.memory import memory_of
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.precision import sum_in_float32
 from gpuscore.backends.torch.queues import queue_of
+from gpuscore.backends.torch.ranks.group import RankGroup
+from gpuscore.backends.torch.ranks.vocabulary import ShardedVocabulary
 from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.backends.torch.shortened import shortened
 from gpuscore.backends.torch.tiles import all_at_once, in_tiles
@@ -57,6 +61,8 @@ class TorchBackend:
         plan: what to load.
         memory: measures the device's memory; None = that of the plan's device.
         progress: called while weights are read.
+        group: the ranks that share the model, of which this is one. They make the same calls in the
+            same order.
 
     Raises:
         ConfigError: the checkpoint is damaged or leaves too little memory, or an attention backend
@@ -64,7 +70,11 @@ class TorchBackend:
     """
 
     def __init__(
-        self, plan: TorchPlan, memory: Memory | None = None, progress: Progress = unreported
+        self,
+        plan: TorchPlan,
+        memory: Memory | None = None,
+        progress: Progress = unreported,
+        group: RankGroup | None = None,
     ) -> None:
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
@@ -72,11 +82,18 @@ class TorchBackend:
         self.plan = plan
         self.device = plan.device
         self._own: HeadImplementation = "triton" if plan.kernels else "reference"
-        config = plan.architecture.config
+        self._group, config = group, plan.part
         self._thread = WorkThread(
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
         self._uncollected: set[Future[Finish]] = set()
+        whole = plan.architecture.config
+        self._head: Head = WholeHead(self._own, whole.final_softcap)
+        self._lookup: Lookup = functional.embedding
+        if group is not None:
+            vocabulary = ShardedVocabulary(group, whole.vocab_size, self._head)
+            self._lookup = vocabulary.embedding
+            self._head = vocabulary if whole.classes is None else self._head
         weights, self._in_c = self._load(progress)
         if plan.device.type == "cpu":
             keep_freed_blocks()
@@ -107,7 +124,7 @@ class TorchBackend:
         try:
             # Only for the measurement: a few layers and a single page.
             self.launcher = self._make_launcher(*shortened(config, weights), num_pages=1)
-            num_pages = self._count_pages(memory or memory_of(plan.device))
+            num_pages = self._count_pages(memory or memory_of(plan.device, plan.shard.ranks))
             self.launcher.release()
             del self.launcher  # its pages and graphs make room
             self.launcher = self._make_launcher(config, weights, num_pages)
@@ -128,6 +145,7 @@ class TorchBackend:
                 plan.device,
                 plan.precision,
                 progress,
+                self._group,
             )
             compiler = eagerly if compiled is None else compiled.result()
         except BaseException:
@@ -164,9 +182,13 @@ class TorchBackend:
         return self._thread.submit(partial(translated, run, self.device))
 
     def _launch(self, batch: PackedBatch) -> Finish:
+        self.check(batch)
+        return self.launcher.launch(batch)
+
+    def check(self, batch: PackedBatch) -> None:
+        """Raise IndexError for ids that the model has no row for."""
         config = self.plan.architecture.config
         check_ids(batch, config.vocab_size, config.label_rows)
-        return self.launcher.launch(batch)
 
     @property
     def _longest(self) -> int:
@@ -181,7 +203,7 @@ class TorchBackend:
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:
-            return PlainLauncher(decoder, pool, attention, self._by_rows, self._own)
+            return PlainLauncher(decoder, pool, attention, self._by_rows, self._head)
         assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
         # Programmatic edges make a graph slower, on the device and to launch.
         late = Passes(self._decoder(config, weights, pdl=False), attention.late())
@@ -200,6 +222,7 @@ class TorchBackend:
             self._own,
             plan.mlp_rows,
             pdl,
+            self._lookup,
         )
 
     def _compiler(self, pdl: bool) -> Compiler:
@@ -213,6 +236,8 @@ class TorchBackend:
 
     def _count_pages(self, memory: Memory) -> int:
         plan, pages = self.plan, self.plan.pages
+        if self._group is not None:
+            self._group.connect()
         self._set_up()  # before measuring, because what it allocates stays
 
         def run(batches: Iterable[PackedBatch]) -> None:
@@ -223,7 +248,7 @@ class TorchBackend:
 
         parts: Sequence[Iterable[PackedBatch]] = [self._largest()]
         if self.device.type == "cpu":
-            config = plan.architecture.config
+            config = plan.part
             parts = largest_in_parts(
                 plan.max_tokens,
                 plan.max_model_len,
@@ -239,6 +264,8 @@ class TorchBackend:
                 f"beside {mebibytes(plan.weight_bytes)} of weights; lower --max-batch-tokens"
             ) from error
         num_pages = pages.count(found.free, found.batch)
+        if self._group is not None:
+            num_pages = self._group.least(num_pages)
         logger.info(
             "memory: weights %s, largest batch %s (%s), KV cache %s: %d pages, %d tokens",
             mebibytes(plan.weight_bytes),

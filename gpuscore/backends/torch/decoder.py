@@ -31,6 +31,8 @@ from gpuscore_kernels.qk_norm_rope_store.api import Implementation
 Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 # How many of a batch's rows, and of its scored rows, are no padding, int32 [1] each; None = all.
 Filled: TypeAlias = tuple[Tensor | None, Tensor | None]
+# (token ids [T], table [V, E]) -> rows of the table [T, E].
+Lookup: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Decoder:
         mlp_rows: rows of a dense MLP at a time, so that its intermediate results stay in a GPU's
             cache; None = all.
         pdl: kernels begin before the kernel before has ended, where they take that as an argument.
+        lookup: reads embeddings.
     """
 
     def __init__(
@@ -83,8 +86,10 @@ class Decoder:
         own: Implementation = "reference",
         mlp_rows: int | None = None,
         pdl: bool = False,
+        lookup: Lookup = functional.embedding,
     ) -> None:
         self.config = config
+        self._lookup = lookup
         self._by_rows = by_rows
         self._own: Implementation = own
         self._mlp_rows = mlp_rows
@@ -254,7 +259,7 @@ class Decoder:
         return self._product.norm(linear, x, delta, weight, *self._of_norms)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        x = functional.embedding(token_ids, self.weights.embed)
+        x = self._lookup(token_ids, self.weights.embed)
         return x if self.config.embed_scale == 1 else x * self._embed_scale
 
     def _post_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:

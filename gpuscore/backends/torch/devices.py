@@ -36,6 +36,17 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cpu")
 
 
+def check_devices(ranks: int, device: torch.device) -> None:
+    """Raise ConfigError if `--tensor-parallel` has too few devices; ranks share a CPU."""
+    if device.type == "cpu" or ranks == 1:
+        return
+    if count_cuda() < ranks:
+        raise ConfigError(
+            f"--tensor-parallel {ranks} needs a CUDA device for each rank; torch sees "
+            f"{count_cuda()}"
+        )
+
+
 def count_cuda() -> int:
     """Return the number of CUDA devices that torch sees; CUDA_VISIBLE_DEVICES hides the others."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from gpuscore.backends.torch.attention.choice import AttentionBackend
 from gpuscore.backends.torch.decoder import Decoder
+from gpuscore.backends.torch.head import Head
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.tiles import ByRows
 from gpuscore.batch import PackedBatch, RowScores
-from gpuscore_kernels.label_head import label_logits, vocab_statistics
-from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 
 Finish: TypeAlias = Callable[[], RowScores]  # waits for the device
 
@@ -55,11 +54,11 @@ class PlainLauncher:
         pool: KVPool,
         attention: AttentionBackend,
         by_rows: ByRows,
-        head: HeadImplementation,
+        head: Head,
     ) -> None:
         self.decoder, self.pool, self.attention = decoder, pool, attention
         self._by_rows = by_rows
-        self._head: HeadImplementation = head
+        self._head = head
 
     def is_quick(self, batch: PackedBatch) -> bool:
         return False
@@ -89,11 +88,9 @@ class PlainLauncher:
         return lambda: scores
 
     def _score(self, hidden: Tensor, batch: PackedBatch) -> RowScores:
-        weight, cap = self.decoder.weights.lm_head, self.decoder.config.final_softcap
+        weight = self.decoder.weights.lm_head
         (logits,) = self._by_rows(
-            lambda rows, ids: (
-                label_logits(hidden, weight, rows, ids, softcap=cap, impl=self._head),
-            ),
+            lambda rows, ids: (self._head.logits(hidden, weight, rows, ids),),
             self._to_device(label_rows(batch)),
             self._to_device(batch.label_token_ids),
         )
@@ -101,11 +98,7 @@ class PlainLauncher:
         if len(wanted) == 0:
             return row_scores(batch, logits.cpu().numpy(), [])
         statistics = self._by_rows(
-            lambda rows: _without_none(
-                vocab_statistics(
-                    hidden, weight, rows, num_top=batch.num_top, softcap=cap, impl=self._head
-                )
-            ),
+            lambda rows: _without_none(self._head.statistics(hidden, weight, rows, batch.num_top)),
             self._to_device(wanted),
         )
         return row_scores(

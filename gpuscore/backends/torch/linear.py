@@ -5,7 +5,7 @@ else is in a batch. On a CPU, oneDNN multiplies the integers; `gpuscore_kernels.
 has to come out, and computes it elsewhere.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
@@ -58,7 +58,15 @@ class LinearParts:
     parts: tuple["Linear", ...]
 
 
-Linear: TypeAlias = DenseLinear | QuantizedLinear | PackedLinear | LinearParts
+@dataclass(frozen=True, slots=True)
+class SummedLinear:
+    """A rank's columns of a layer; `add` adds up the products of all ranks, in place."""
+
+    part: DenseLinear
+    add: Callable[[Tensor], Tensor]
+
+
+Linear: TypeAlias = DenseLinear | QuantizedLinear | PackedLinear | LinearParts | SummedLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,8 @@ class Products:
                 return self._quantized(linear, QuantizedRows(q, scale, x.dtype))
             case LinearParts():
                 return torch.cat([self(part, x) for part in linear.parts], dim=1)
+            case SummedLinear():
+                return linear.add(self(linear.part, x))
 
     def takes_quantized(self, linear: Linear) -> TypeGuard[QuantizedLinear]:
         """True if rows may be quantised by the kernel that makes them."""
@@ -231,11 +241,10 @@ def exact_on_this_cpu() -> bool:
 
     Without VNNI or AMX it adds pairs of products in 16 bits, which overflow.
     """
-    columns = 512
-    w = torch.full((2, columns), 127, dtype=torch.int8)
+    w = torch.full((2, 512), 127, dtype=torch.int8)
     w[1] = -128
-    q = torch.full((3, columns), 255, dtype=torch.uint8)
-    q[1], q[2] = 0, torch.arange(columns) % 256
+    q = torch.full((3, 512), 255, dtype=torch.uint8)
+    q[1], q[2] = 0, torch.arange(512) % 256
     layer = pack(QuantizedLinear(w, torch.ones(2), None))
     assert isinstance(layer, PackedLinear)  # noqa: S101
     try:

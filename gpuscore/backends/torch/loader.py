@@ -13,16 +13,19 @@ from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.hf_config import Mixture
 from gpuscore.backends.common.quantization import Precision
+from gpuscore.backends.common.shards import ALL
 from gpuscore.backends.torch.decoder import DecoderWeights, LayerWeights, MlpWeights
 from gpuscore.backends.torch.linear import (
     DenseLinear,
     Linear,
     LinearParts,
     QuantizedLinear,
+    SummedLinear,
     pack,
     stack,
 )
 from gpuscore.backends.torch.mixture import EightBitMixture, MixtureWeights
+from gpuscore.backends.torch.ranks.group import RankGroup
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.quantized.reference import quantize_rows, spread
 
@@ -42,8 +45,9 @@ def load_weights(
     device: torch.device,
     precision: Precision = "full",
     progress: Progress = unreported,
+    group: RankGroup | None = None,
 ) -> DecoderWeights:
-    """Read and check all weights.
+    """Read and check all weights, or with `group` this rank's shard of them.
 
     Args:
         directory, architecture: of the model.
@@ -51,12 +55,14 @@ def load_weights(
         precision: of linear layers. Weights of a plain checkpoint are quantised here; those of a
             quantised one are converted to `dtype` with "w8a16".
         progress: called after each tensor.
+        group: the ranks that share the model.
 
     Raises:
         ConfigError: a file or tensor is missing, left over, of the wrong shape, or not finite.
     """
-    with CheckpointFiles(directory, architecture, "pt", progress) as files:
-        return _Checkpoint(files, architecture, dtype, device, precision).read()
+    shard = ALL if group is None else group.shard
+    with CheckpointFiles(directory, architecture, "pt", progress, shard) as files:
+        return _Checkpoint(files, architecture, dtype, device, precision, group).read()
 
 
 class _Checkpoint:
@@ -69,9 +75,10 @@ class _Checkpoint:
         dtype: torch.dtype,
         device: torch.device,
         precision: Precision,
+        group: RankGroup | None,
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
-        self.precision = precision
+        self.precision, self.group = precision, group
 
     def read(self) -> DecoderWeights:
         tied = self.architecture.config.tie_word_embeddings
@@ -93,7 +100,7 @@ class _Checkpoint:
             qkv=self._qkv(index),
             q_norm=read("q_norm"),
             k_norm=read("k_norm"),
-            o=self._linear(index, "o"),
+            o=self._summed(self._linear(index, "o")),
             post_attention_norm=read("post_attention_norm"),
             mlp_norm=_required(read, "mlp_norm"),
             mlp=self._mlp(read, index),
@@ -108,8 +115,17 @@ class _Checkpoint:
             return self._mixture(read, mixture)
         return MlpWeights(
             gate_up=self._linear(index, "gate", "up"),
-            down=self._linear(index, "down"),
+            down=self._summed(self._linear(index, "down")),
         )
+
+    def _summed(self, linear: Linear) -> Linear:
+        """Return a layer that adds up the ranks' products, if several ranks share the model."""
+        if self.group is None:
+            return linear
+        assert isinstance(linear, DenseLinear)  # noqa: S101  (the plan refuses eight bits)
+        first = self.group.shard.rank == 0  # which alone adds the bias
+        part = linear if first else DenseLinear(linear.weight, None)
+        return SummedLinear(part, self.group.sum)
 
     def _qkv(self, index: int) -> Linear:
         """Return the layer's projections; in the last, queries stand apart from keys and values.

@@ -7,8 +7,32 @@ import torch
 from gpuscore.backends.common.memory import HostMemory, Memory
 
 
-def memory_of(device: torch.device) -> Memory:
-    return DeviceMemory(device) if device.type == "cuda" else HostMemory()
+def memory_of(device: torch.device, ranks: int = 1) -> Memory:
+    """Return the memory of a rank; ranks share that of a CPU, and have GPUs of their own."""
+    if device.type == "cuda":
+        return DeviceMemory(device)
+    return HostMemory() if ranks == 1 else MemoryShare(HostMemory(), ranks)
+
+
+class MemoryShare:
+    """An equal share of a memory.
+
+    Args:
+        whole: the memory.
+        parts: processes that share it.
+    """
+
+    def __init__(self, whole: Memory, parts: int) -> None:
+        self._whole, self._parts = whole, parts
+
+    def free(self) -> int:
+        return self._whole.free() // self._parts
+
+    def growth(self, *parts: Callable[[], object]) -> int | None:
+        return self._whole.growth(*parts)
+
+    def trim(self) -> None:
+        self._whole.trim()
 
 
 class DeviceMemory:

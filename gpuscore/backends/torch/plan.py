@@ -1,6 +1,6 @@
 """`TorchPlan`: device, dtype, sizes and kernels, decided before any weight is read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,11 +18,18 @@ from gpuscore.backends.common.plan import (
 )
 from gpuscore.backends.common.quantization import Precision, choose_precision
 from gpuscore.backends.common.shapes import count_parameters, count_weight_bytes
+from gpuscore.backends.common.shards import (
+    ALL,
+    Shard,
+    refuse_quantized,
+    refuse_with_ranks,
+    settings_of_a_rank,
+)
 from gpuscore.backends.common.sizing import PagePlan
 from gpuscore.backends.torch.attention.choice import choose_attention
 from gpuscore.backends.torch.compiler import use_compiler
 from gpuscore.backends.torch.deterministic import TILING, steady_threads
-from gpuscore.backends.torch.devices import choose_device
+from gpuscore.backends.torch.devices import check_devices, choose_device
 from gpuscore.backends.torch.eight_bits import why_not_in_eight_bits
 from gpuscore.backends.torch.kernels import use_kernels
 from gpuscore.backends.torch.memory import memory_of
@@ -68,6 +75,8 @@ class TorchPlan:
     precision: Precision = "full"  # of linear layers
     framework: Literal["torch"] = "torch"
     pdl: bool = False  # our kernels begin before the kernel before has ended
+    shard: Shard = ALL  # of the model that this process holds
+    settings: ModelConfig = field(default_factory=ModelConfig)  # of which the plan was made
 
     def __post_init__(self) -> None:
         """Check the fields that no flag sets.
@@ -79,6 +88,11 @@ class TorchPlan:
             raise ConfigError(f"device {self.device} has no programmatic dependent launch")
 
     @property
+    def part(self) -> DecoderConfig:
+        """The configuration of what this process holds of the model."""
+        return self.shard.part_of(self.architecture.config)
+
+    @property
     def device_name(self) -> str:
         return str(self.device)
 
@@ -88,7 +102,7 @@ class TorchPlan:
 
     def free_memory(self) -> int:
         """Bytes that weights, batches and pages may take now."""
-        return memory_of(self.device).free()
+        return memory_of(self.device, self.shard.ranks).free()
 
     def limits(self, num_pages: int) -> BackendLimits:
         """Limits of the backend; the number of pages is known once the weights are loaded."""
@@ -105,12 +119,18 @@ class TorchPlan:
         )
 
 
-def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
+def plan_backend(directory: Path, config: ModelConfig, rank: int = 0) -> TorchPlan:
     """Decide what to load; raises ConfigError for a model or setting that is not supported."""
     if config.compile_cache is not None:
         raise ConfigError("--compile-cache needs --backend jax")
+    refuse_with_ranks(config)
     architecture = read_architecture(RawConfig.read(directory))
-    device = choose_device(config.device)
+    shard = Shard(rank, config.tensor_parallel)
+    part = shard.part_of(architecture.config)
+    settings, device = config, choose_device(config.device)
+    if rank == 0:  # the others see their own device only
+        check_devices(shard.ranks, device)
+    config = settings_of_a_rank(config, device.type)
     name = choose_dtype(architecture.config, config.dtype, device.type, computes_natively)
     dtype: torch.dtype = getattr(torch, name)
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
@@ -120,13 +140,13 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
         architecture.storage,
         partial(why_not_in_eight_bits, architecture.config, device, dtype, kernels),
     )
-    weight_bytes = count_weight_bytes(architecture.config, dtype.itemsize, precision)
+    refuse_quantized(precision, shard.ranks)
+    weight_bytes = count_weight_bytes(part, dtype.itemsize, precision)
     again = TILING.block if config.deterministic else 0
-    pages = plan_pages(architecture.config, config, max_len, name, device.type, again, weight_bytes)
-    check_weights(pages, memory_of(device).free(), weight_bytes, config.memory_limit)
-    attention = choose_attention(
-        config.attention, architecture.config, device, dtype, config.deterministic
-    )
+    pages = plan_pages(part, config, max_len, name, device.type, again, weight_bytes)
+    free = memory_of(device, shard.ranks).free()
+    check_weights(pages, free, weight_bytes, config.memory_limit)
+    attention = choose_attention(config.attention, part, device, dtype, config.deterministic)
     return TorchPlan(
         directory=str(directory),
         architecture=architecture,
@@ -137,7 +157,7 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
         pages=pages,
         weight_bytes=weight_bytes,
         threads=_threads(architecture.config, config, device),
-        compile=use_compiler(config.compile, device, dtype, count_parameters(architecture.config)),
+        compile=use_compiler(config.compile, device, dtype, count_parameters(part)),
         kernels=kernels,
         deterministic=config.deterministic,
         attention=attention,
@@ -146,10 +166,14 @@ def plan_backend(directory: Path, config: ModelConfig) -> TorchPlan:
         identity=f"{directory} {config.revision} {dtype} {precision}",
         precision=precision,
         pdl=has_pdl(device),
+        shard=shard,
+        settings=settings,
     )
 
 
 def _threads(model: DecoderConfig, config: ModelConfig, device: torch.device) -> int | None:
+    if config.tensor_parallel > 1 and device.type == "cpu":  # the ranks share the cores
+        return max(1, (config.threads or torch.get_num_threads()) // config.tensor_parallel)
     if not config.deterministic or device.type != "cpu":
         return config.threads
     threads = config.threads or torch.get_num_threads()
@@ -181,6 +205,8 @@ def _graph_tokens(
     config: ModelConfig, device: torch.device, attention: str, kernels: bool
 ) -> int | None:
     wanted, reason = config.cuda_graph_tokens, None
+    if config.tensor_parallel > 1:
+        return None
     if attention != "triton" or not kernels:
         reason = f"--attention is {attention}, --kernels {'triton' if kernels else 'torch'}; both "
         reason += "have to be triton"

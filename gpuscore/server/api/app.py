@@ -67,16 +67,32 @@ def create_app(
     add_probes(app, service)
     add_pages(app, service)
     add_metrics(app, operations)
-    app.add_exception_handler(GpuscoreError, _on_gpuscore_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(ClientDisconnect, _on_client_left)
-    app.add_exception_handler(Exception, _on_bug)
+    _add_handlers(app)
     open_routes = [r for r in app.routes if getattr(r, "path", None) in OPEN_PATHS]
     guarded = AuthMiddleware(app, app.router, open_routes, keys)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
     outer = OuterMiddleware(guarded, config, service)
     marked = read_origins(config).around(outer)
     return OperationsMiddleware(marked, operations, paths, config.timing_headers)
+
+
+def create_metrics_app(
+    service: ScoringService, config: ServerConfig, operations: Operations
+) -> ASGIApp:
+    """Return the application of `--metrics-port`, which needs no key and has nothing else."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    add_metrics(app, operations)
+    _add_handlers(app)
+    outer = OuterMiddleware(app, config, service)
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+    return OperationsMiddleware(outer, operations, paths, config.timing_headers)
+
+
+def _add_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(GpuscoreError, _on_gpuscore_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_client_left)
+    app.add_exception_handler(Exception, _on_bug)
 
 
 def _add_dialects(app: FastAPI, service: ScoringService, config: ServerConfig) -> None:

@@ -6,6 +6,7 @@ from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.http.rounds import Listener
 
+LOOPBACK = "127.0.0.1"
 BACKLOG = 2048  # connections that the kernel holds for one socket
 
 
@@ -15,25 +16,33 @@ def bind(config: ServerConfig) -> Listener:
     return Listener(fileno=sock.detach())
 
 
+def bind_metrics(host: str, port: int) -> Listener:
+    """Return a listener on the address of the metrics; raise ConfigError if it cannot be bound."""
+    sock = _bound(host, port, f"--metrics-host {host} --metrics-port {port}")
+    return Listener(fileno=sock.detach())
+
+
 def bind_all(config: ServerConfig, count: int) -> list[socket.socket]:
     """Return sockets that listen on the configured address; the kernel shares out connections.
 
     Raises:
         ConfigError: the address cannot be bound. No other process can listen on it later either.
     """
+    first = _bound(config.host, config.port, f"--host {config.host} --port {config.port}")
+    return [first, *(_another(first) for _ in range(count - 1))]
+
+
+def _bound(host: str, port: int, flags: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        first = socket.create_server(
-            (config.host, config.port), family=_family(config), backlog=BACKLOG
-        )
+        sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:  # OverflowError: a port over 65535
         reason = getattr(error, "strerror", None) or "no such port"
-        raise ConfigError(
-            f"cannot bind --host {config.host} --port {config.port}: {reason}"
-        ) from error
+        raise ConfigError(f"cannot bind {flags}: {reason}") from error
     # Connections inherit this option. asyncio sets it only on sockets made with an explicit
     # protocol. Without it, an answer of more than one packet may wait 40 ms for an ACK.
-    first.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return [first, *(_another(first) for _ in range(count - 1))]
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def _another(first: socket.socket) -> socket.socket:
@@ -58,7 +67,3 @@ def address_of(sock: socket.socket) -> str:
     """Return the address of a socket as a URL has it."""
     host, port = sock.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _family(config: ServerConfig) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in config.host else socket.AF_INET

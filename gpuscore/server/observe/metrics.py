@@ -20,6 +20,7 @@ from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.observe.engine_metrics import engine_metrics, rerun_metric
 from gpuscore.server.observe.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
 from gpuscore.server.observe.sums import Samples, Snapshot, SummedCollector, take_snapshot
+from gpuscore.server.observe.vllm_metrics import vllm_metrics
 from gpuscore.stats import ReplicaState
 
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -50,6 +51,7 @@ class Metrics:
         state: of this process and of the engine.
         others: as in `SummedCollector`, if the server has other processes.
         models: the served names.
+        vllm_names: some metrics also have vLLM's names.
     """
 
     def __init__(
@@ -57,13 +59,14 @@ class Metrics:
         state: Callable[[], ServerState],
         others: Callable[[Snapshot], Samples] | None = None,
         models: Sequence[str] = (),
+        vllm_names: bool = False,
     ) -> None:
         self._own = CollectorRegistry(auto_describe=False)  # of this process
         self._own.register(_ProcessCollector(state))
         self.registry = CollectorRegistry(auto_describe=False)
         # First, because asking the others also brings the engine's present statistics.
         self.registry.register(SummedCollector(self._own, others) if others else self._own)
-        self.registry.register(_StateCollector(state))
+        self.registry.register(_StateCollector(state, vllm_names))
         self._requests = Counter(
             "gpuscore_requests",
             "Requests answered or given up; code is the error's, empty without an error; model is "
@@ -194,8 +197,8 @@ class _ProcessCollector(Collector):
 class _StateCollector(Collector):
     """The samples of the whole server that are read at the time of a scrape."""
 
-    def __init__(self, state: Callable[[], ServerState]) -> None:
-        self._state = state
+    def __init__(self, state: Callable[[], ServerState], vllm_names: bool) -> None:
+        self._state, self._vllm_names = state, vllm_names
 
     def collect(self) -> Iterator[Metric]:
         state = self._state()
@@ -203,6 +206,8 @@ class _StateCollector(Collector):
         yield _gauge("up", "1 while the process and its engine are alive", state.up)
         yield _gauge("ready", "1 while requests can be scored", state.ready)
         yield from engine_metrics(state.replicas)
+        if self._vllm_names:
+            yield from vllm_metrics(state.replicas)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

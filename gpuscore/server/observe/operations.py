@@ -46,12 +46,13 @@ class Operations:
         log_requests: bool = True,
         others: Callable[[Snapshot], Samples] | None = None,
         log_format: LogFormat = "json",
+        vllm_names: bool = False,
     ) -> None:
         self.service, self.log, self.tracer = service, log, tracer
         self.log_requests, self.log_format = log_requests, log_format
         self.running = 0
         self._connections_refused = 0
-        self.metrics = Metrics(self._state, others, service.models.names)
+        self.metrics = Metrics(self._state, others, service.models.names, vllm_names)
 
     def refuse_connection(self) -> None:
         """Count a connection over the limit."""

@@ -1,0 +1,175 @@
+"""A rank's part of a model under `--tensor-parallel`: its heads, inner columns and vocabulary rows.
+
+The division is Megatron-LM's (Shoeybi et al., 2019): the outputs of the first product of attention
+and MLP are divided, and so the inputs of the second, whose results the ranks add up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.quantization import Precision
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+
+# Parts that are divided by rows, which are heads, inner columns or tokens.
+_BY_ROWS = {
+    **dict.fromkeys(("q", "q_bias"), "heads"),
+    **dict.fromkeys(("k", "k_bias", "v", "v_bias"), "kv_heads"),
+    **dict.fromkeys(("gate", "gate_bias", "up", "up_bias"), "inner"),
+    **dict.fromkeys(("embed", "lm_head"), "tokens"),
+}
+# Parts that are divided by columns; the ranks' products with them are added up, and one rank adds
+# their biases.
+_BY_COLUMNS = frozenset({"o", "down"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows (dim 0) or columns (dim 1) `start` to `stop - 1` of a tensor."""
+
+    dim: int
+    start: int
+    stop: int
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        return (slice(None),) * self.dim + (slice(self.start, self.stop),)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The place of one rank among the ranks that share a model; by default there is only one."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    def part_of(self, model: DecoderConfig) -> DecoderConfig:
+        """Return the configuration of this rank's part of the model.
+
+        Raises:
+            ConfigError: the model cannot be divided among so many ranks.
+        """
+        if self.ranks == 1:
+            return model
+        if reason := _why_not(model, self.ranks):
+            raise ConfigError(f"--tensor-parallel {self.ranks}: {reason}")
+        return replace(
+            model,
+            num_heads=model.num_heads // self.ranks,
+            num_kv_heads=max(1, model.num_kv_heads // self.ranks),
+            intermediate_size=len(self._inner(model)),
+            vocab_size=len(self.share(model.vocab_size)),
+        )
+
+    def cut(self, part: str, model: DecoderConfig, rows: int) -> Cut | None:
+        """Return what this rank reads of a part of the whole model; None = all of it.
+
+        Args:
+            part: named as in the weight tables.
+            model: the whole one.
+            rows: of the part.
+        """
+        if self.ranks == 1:
+            return None
+        if part in _BY_COLUMNS:
+            own = self._heads(model) if part == "o" else self._inner(model)
+            return Cut(1, own.start, own.stop)
+        match _BY_ROWS.get(part):
+            case "heads":
+                own = self._heads(model)
+            case "kv_heads":
+                own = self._kv_heads(model)
+            case "inner":
+                own = self._inner(model)
+            case "tokens" if part == "embed" or model.classes is None:
+                own = self.share(rows)
+            case _:  # the few rows of a head over classes too
+                return None
+        return Cut(0, own.start, own.stop)
+
+    def share(self, count: int) -> range:
+        """Return this rank's numbers of 0 to count - 1: consecutive, in the order of the ranks."""
+        return range(count * self.rank // self.ranks, count * (self.rank + 1) // self.ranks)
+
+    def _heads(self, model: DecoderConfig) -> range:
+        own = self.share(model.num_heads)
+        return range(own.start * model.head_dim, own.stop * model.head_dim)
+
+    def _kv_heads(self, model: DecoderConfig) -> range:
+        """Columns of the KV heads that this rank's heads read; several ranks may share one."""
+        first = self.rank * model.num_kv_heads // self.ranks
+        count = max(1, model.num_kv_heads // self.ranks)
+        return range(first * model.head_dim, (first + count) * model.head_dim)
+
+    def _inner(self, model: DecoderConfig) -> range:
+        return self.share(model.intermediate_size)
+
+
+ALL = Shard()  # the whole model
+
+
+def settings_of_a_rank(config: ModelConfig, device: str) -> ModelConfig:
+    """Return the settings with a rank's part of the sizes, which are those of a device.
+
+    On a GPU each rank has a device of its own; a CPU is shared.
+    """
+    ranks = config.tensor_parallel
+    if ranks == 1 or device != "cpu":
+        return config
+    cache, limit = config.kv_cache_size, config.memory_limit
+    return replace(
+        config,
+        kv_cache_size=None if cache is None else cache // ranks,
+        memory_limit=None if limit is None else limit // ranks,
+    )
+
+
+def refuse_with_ranks(config: ModelConfig) -> None:
+    """Raise ConfigError for a setting that `--tensor-parallel` does not support beside it."""
+    for reason in _unsupported(config) if config.tensor_parallel > 1 else ():
+        raise ConfigError(f"--tensor-parallel {config.tensor_parallel}: {reason}")
+
+
+def refuse_quantized(precision: Precision, ranks: int) -> None:
+    """Raise ConfigError for a checkpoint that ranks do not divide."""
+    if ranks > 1 and precision != "full":
+        raise ConfigError(
+            f"--tensor-parallel {ranks}: the checkpoint is quantised; supported: weights that are "
+            "not quantised"
+        )
+
+
+def _unsupported(config: ModelConfig) -> Iterator[str]:
+    if config.backend != "torch":
+        yield f"--backend is {config.backend}; supported: torch"
+    if config.deterministic:
+        yield (
+            "not supported with --deterministic: the order in which ranks add up a row depends on "
+            "the row's place in the batch"
+        )
+    if config.quantization != "auto":
+        yield f"--quantization is {config.quantization}; supported: weights that are not quantised"
+    if config.attention not in ("auto", "torch", "triton"):
+        yield f"--attention is {config.attention}; supported: torch, triton"
+    if config.cuda_graph_tokens:
+        yield f"--cuda-graph-tokens is {config.cuda_graph_tokens}; supported: 0"
+
+
+def _why_not(model: DecoderConfig, ranks: int) -> str | None:
+    """Say why the model cannot be divided; None if it can."""
+    heads, kv_heads = model.num_heads, model.num_kv_heads
+    if model.mixture is not None:
+        return f"{model.architecture} is a mixture of experts; supported: dense models"
+    if heads % ranks:
+        return f"the model's {heads} attention heads cannot be divided equally"
+    if kv_heads % ranks and ranks % kv_heads:
+        return (
+            f"the model's {kv_heads} KV heads can neither be divided equally, nor be shared by "
+            "equally many ranks each"
+        )
+    if min(model.vocab_size, model.intermediate_size) < ranks:
+        return (
+            f"the model has {model.intermediate_size} inner columns and {model.vocab_size} tokens"
+        )
+    return None

@@ -1,0 +1,88 @@
+"""The main program of every rank but 0, which starts it.
+
+    python -P -m gpuscore.backends.torch.ranks SOCKET
+
+Its environment is that of rank 0, with the allocator's settings, which torch reads when it is
+imported. It makes the calls that rank 0 makes: loads its shard, measures the same batches, then
+computes every batch that rank 0 sends. It ends when the socket, whose number it gets, does.
+"""
+
+import signal
+
+# Only rank 0 acts on signals of a terminal.
+if __name__ == "__main__":
+    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(_number, signal.SIG_IGN)
+
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
+
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.plan import plan_backend
+from gpuscore.backends.torch.ranks.group import PeerLost, RankGroup
+from gpuscore.backends.torch.ranks.messages import Kind, batch_of, frames, send
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from gpuscore.heap import use_one_arena
+
+MAX_TEXT = 2000  # most characters of an error
+LOST_SECONDS = 20.0  # in which rank 0, which sees a lost rank too, ends
+
+
+def main(descriptor: str) -> None:
+    use_one_arena()
+    sock = socket.socket(fileno=int(descriptor))
+    inbox: SimpleQueue[tuple[Kind, bytes]] = SimpleQueue()
+    Thread(target=_receive, args=(sock, inbox), name="inbox", daemon=True).start()
+    _, start = inbox.get()
+    try:
+        _serve(sock, inbox, **json.loads(start))
+    except ConfigError as error:
+        with suppress(OSError):  # rank 0 is gone
+            send(sock, Kind.REFUSED, str(error).encode())
+
+
+def _receive(sock: socket.socket, inbox: "SimpleQueue[tuple[Kind, bytes]]") -> None:
+    for frame in frames(sock):
+        inbox.put(frame)
+    os._exit(0)  # rank 0 has closed, or is gone; a wait for it would not end
+
+
+def _serve(
+    sock: socket.socket,
+    inbox: "SimpleQueue[tuple[Kind, bytes]]",
+    directory: str,
+    config: dict[str, object],
+    path: str,
+    rank: int,
+) -> None:
+    plan = plan_backend(Path(directory), ModelConfig(**config), rank)  # type: ignore[arg-type]
+    meet = partial(send, sock, Kind.LOADED)
+    try:
+        backend = TorchBackend(plan, group=RankGroup(plan.shard, plan.device, Path(path), meet))
+        while True:
+            kind, body = inbox.get()
+            if kind is Kind.WARMUP:
+                backend.warmup()
+            else:
+                backend.collect(backend.extend(batch_of(body)))
+    except PeerLost:
+        Event().wait(LOST_SECONDS)  # rank 0 names the rank that was lost first
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  (rank 0 ends with all its ranks, and logs it)
+        with suppress(OSError):
+            send(sock, Kind.FAILED, f"{type(error).__name__}: {error}"[:MAX_TEXT].encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(1)  # a framework's shutdown can take seconds, and there is nothing to save

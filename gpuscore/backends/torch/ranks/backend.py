@@ -1,0 +1,99 @@
+"""`ParallelBackend`: rank 0 and its peers, which to the engine are one backend."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gpuscore.backends.base import DeviceLost, Progress, unreported
+from gpuscore.backends.torch.backend import TorchBackend
+from gpuscore.backends.torch.launcher import Finish
+from gpuscore.backends.torch.plan import TorchPlan
+from gpuscore.backends.torch.ranks.group import PeerLost, RankGroup
+from gpuscore.backends.torch.ranks.messages import Kind, words_of
+from gpuscore.backends.torch.ranks.peers import Peers
+from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.limits import BackendLimits
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True, slots=True)
+class SentBatch:
+    """A batch that all ranks compute, or one that was refused before any got it."""
+
+    pending: Future[Finish]
+    refused: bool
+
+
+class ParallelBackend:
+    """Implements `Backend` by ranks that share a model and compute every batch together.
+
+    After an error in the middle of a batch the ranks are out of step, so every error but that of
+    wrong ids loses the device.
+
+    Args:
+        plan: of rank 0.
+        progress: called while rank 0 reads its weights.
+        lost: called with one line for people when a rank has ended.
+
+    Attributes:
+        own: the backend of rank 0.
+
+    Raises:
+        ConfigError: as of `TorchBackend`, on any rank.
+        DeviceLost: a rank has ended.
+    """
+
+    def __init__(
+        self,
+        plan: TorchPlan,
+        progress: Progress = unreported,
+        lost: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._peers = Peers(plan, lost)
+        group = RankGroup(plan.shard, plan.device, self._peers.path, self._peers.wait_loaded)
+        self._peers.abort = group.abort
+        try:
+            self.own = TorchBackend(plan, progress=progress, group=group)
+            self._peers.joined()
+        except PeerLost:
+            cause = self._peers.cause()
+            self._peers.close()
+            raise cause from None
+        except BaseException:
+            self._peers.close()
+            raise
+
+    @property
+    def limits(self) -> BackendLimits:
+        return self.own.limits
+
+    def warmup(self) -> None:
+        self._peers.send(Kind.WARMUP)
+        self._together(self.own.warmup)
+
+    def extend(self, batch: PackedBatch) -> SentBatch:
+        try:
+            self.own.check(batch)
+        except IndexError:
+            return SentBatch(self.own.extend(batch), refused=True)
+        self._peers.send(Kind.BATCH, words_of(batch))
+        return SentBatch(self.own.extend(batch), refused=False)
+
+    def collect(self, pending: SentBatch) -> RowScores:
+        if pending.refused:
+            return self.own.collect(pending.pending)
+        return self._together(lambda: self.own.collect(pending.pending))
+
+    def close(self) -> None:
+        self.own.close()  # a batch that it computes needs the others
+        self._peers.close()
+
+    def _together(self, run: Callable[[], ResultT]) -> ResultT:
+        try:
+            return run()
+        except PeerLost:
+            raise self._peers.cause() from None
+        except Exception as error:
+            raise DeviceLost(f"rank 0 failed in the middle of a batch: {error}") from error

@@ -1,0 +1,156 @@
+"""The other ranks, as rank 0 sees them: processes that it starts, feeds and watches."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from threading import Event, Lock, Thread
+
+from gpuscore.backends.base import DeviceLost
+from gpuscore.backends.torch.plan import TorchPlan
+from gpuscore.backends.torch.ranks.messages import Kind, frames, send
+from gpuscore.config import API_KEY_VARIABLE
+from gpuscore.errors import ConfigError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+CAUSE_SECONDS = 10.0  # in which a rank that broke a sum has ended
+CLOSE_SECONDS = 5.0  # for a rank to notice that rank 0 has closed its socket
+
+
+class Peers:
+    """Starts ranks 1 to `ranks` - 1 of a model; they end with this object, or with the process.
+
+    Args:
+        plan: of rank 0; the others make theirs of its settings.
+        lost: called once, with one line for people, when a rank ends that should not.
+    """
+
+    def __init__(self, plan: TorchPlan, lost: Callable[[str], None]) -> None:
+        self._lost = lost
+        self._folder = tempfile.TemporaryDirectory(prefix="gpuscore-ranks-")
+        self.path = Path(self._folder.name, "group")
+        self.abort: Callable[[], None] = lambda: None  # ends rank 0's wait for the others
+        self._lock, self._closing, self._ended = Lock(), False, Event()
+        self._cause: ConfigError | DeviceLost | None = None
+        self._ranks = range(1, plan.shard.ranks)
+        self._loaded = {rank: Event() for rank in self._ranks}
+        self._sockets: list[socket.socket] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        settings = asdict(plan.settings)
+        start = {"directory": plan.directory, "config": settings, "path": str(self.path)}
+        try:
+            for rank in self._ranks:
+                self._start(rank, json.dumps(start | {"rank": rank}).encode(), plan.device.type)
+        except BaseException:
+            self.close()
+            raise
+
+    def wait_loaded(self) -> None:
+        """Wait until every rank has read its weights.
+
+        Raises:
+            ConfigError: a rank refuses the model.
+            DeviceLost: a rank has ended.
+        """
+        for loaded in self._loaded.values():
+            loaded.wait()
+        if self._ended.is_set():
+            raise self.cause()
+
+    def joined(self) -> None:
+        """Delete the file by which the ranks have found each other."""
+        self._folder.cleanup()
+
+    def send(self, kind: Kind, body: bytes = b"") -> None:
+        """Send a frame to every rank; raises DeviceLost if one has ended."""
+        if self._ended.is_set():
+            raise self.cause()
+        try:
+            for sock in self._sockets:
+                send(sock, kind, body)
+        except OSError as error:
+            raise self.cause() from error
+
+    def cause(self) -> ConfigError | DeviceLost:
+        """Return why a sum of the ranks failed: the end of the first rank that ended."""
+        self._ended.wait(CAUSE_SECONDS)
+        return self._cause or DeviceLost("the ranks do not reach each other")
+
+    def close(self) -> None:
+        """End all ranks and wait for them."""
+        with self._lock:
+            self._closing = True
+        for sock in self._sockets:
+            with suppress(OSError):  # its other end may be gone
+                sock.shutdown(socket.SHUT_RDWR)
+        for process in self._processes:
+            try:
+                process.wait(CLOSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for sock in self._sockets:
+            sock.close()
+        self._folder.cleanup()
+
+    def _start(self, rank: int, start: bytes, device: str) -> None:
+        ours, theirs = socket.socketpair()
+        self._sockets.append(ours)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gpuscore.backends.torch.ranks", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=_environment(rank, device),
+            )
+        self._processes.append(process)
+        with suppress(OSError):  # it has ended already, which `_watch` sees
+            send(ours, Kind.START, start)
+        watch = Thread(target=self._watch, args=(rank, ours, process), name=f"rank-{rank}")
+        watch.daemon = True
+        watch.start()
+
+    def _watch(self, rank: int, sock: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+        refused = failed = ""
+        with suppress(OSError):  # it was killed with bytes on the way
+            for kind, body in frames(sock):
+                match kind:
+                    case Kind.LOADED:
+                        self._loaded[rank].set()
+                    case Kind.REFUSED:
+                        refused = body.decode()
+                    case Kind.FAILED:
+                        failed = body.decode()
+        code = process.wait()
+        how = f"ended with signal {-code}" if code < 0 else f"ended with exit code {code}"
+        name = f"rank {rank} of {len(self._ranks) + 1} (process {process.pid})"
+        line = f"{name} {f'failed: {failed}' if failed else how}; this replica ends"
+        self._end(ConfigError(refused) if refused else DeviceLost(line))
+
+    def _end(self, cause: ConfigError | DeviceLost) -> None:
+        with self._lock:
+            if self._closing or self._cause is not None:
+                return
+            self._cause = cause
+        if isinstance(cause, DeviceLost):
+            self._lost(str(cause))
+        self._ended.set()
+        for loaded in self._loaded.values():
+            loaded.set()
+        self.abort()
+
+
+def _environment(rank: int, device: str) -> dict[str, str]:
+    """Return a rank's variables; it sees its own GPU only, and serves nobody who needs a key."""
+    variables = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    if device == "cuda":
+        shown = os.environ.get(VISIBLE)
+        variables[VISIBLE] = str(rank) if shown is None else shown.split(",")[rank].strip()
+    return variables

@@ -1,0 +1,133 @@
+"""Promise: a model that ranks share gives transformers' scores, packed or alone; a rank that ends,
+at any time, ends the others with one clear line. `test_contract` runs on two ranks too."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpuscore import Scorer
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends.base import DeviceLost
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError, GpuscoreError
+from support.models import random_ids, reference_logprobs
+from support.serving import children, running, wait_until
+from support.slow import slow
+
+TOLERANCE = 1e-4
+LABELS = [3, 17, 399]
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "options", "overrides"),
+    [
+        # Two ranks share one KV head, and one of them adds the biases.
+        ("llama", 2, {}, {"num_key_value_heads": 1, "attention_bias": True}),
+        *slow(
+            ("llama", 4, {}, {"attention_bias": True}),  # of two KV heads
+            ("qwen2", 2, {"compile": "on"}, {}),  # a tied head
+            ("gemma2", 2, {}, {}),  # soft-caps, windows, norms of what is added up
+        ),
+    ],
+)
+def test_ranks_score_as_transformers_does(tiny_model, family, ranks, options, overrides):
+    directory, model = tiny_model(family, **overrides)
+    rng = np.random.default_rng(0)
+    query, items = random_ids(rng, 67), [random_ids(rng, n) for n in (1, 2, 20, 63, 111, 3)]
+    asked = {"label_token_ids": LABELS, "logprobs": True}
+    options = {"max_batch_tokens": 128, "tensor_parallel": ranks} | options
+    with Scorer(str(directory), device="cpu", **options) as scorer:
+        together = scorer.score(query, items, **asked)
+        alone = [scorer.score(query, [item], **asked) for item in items]
+    want = reference_logprobs(model, [query + item for item in items])[:, LABELS]
+    assert want.std() > 1, "near-uniform outputs would prove nothing"
+    np.testing.assert_allclose(together.logprobs, want, atol=TOLERANCE, rtol=0)
+    for row, one in enumerate(alone):
+        np.testing.assert_allclose(one.logprobs[0], want[row], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.slow
+def test_every_rank_has_the_whole_head_over_classes(tiny_model):
+    directory, _ = tiny_model("qwen3_classes", id2label={0: "relevant"})
+    rng = np.random.default_rng(0)
+    query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (1, 9)]
+    found = []
+    for ranks in (1, 2):
+        with Scorer(str(directory), device="cpu", tensor_parallel=ranks) as scorer:
+            found.append(scorer.score(query, items, label_token_ids=[0], logits=True).logits)
+    np.testing.assert_allclose(*found, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.slow
+def test_ranks_in_bfloat16(tiny_model):
+    directory, _ = tiny_model("qwen3")
+    rng = np.random.default_rng(0)
+    query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (1, 9, 20)]
+    found = []
+    for options in ({"dtype": "float32"}, {"dtype": "bfloat16", "tensor_parallel": 2}):
+        with Scorer(str(directory), device="cpu", **options) as scorer:
+            asked = {"label_token_ids": LABELS, "logprobs": True}
+            found.append(scorer.score(query, items, **asked).logprobs)
+    np.testing.assert_allclose(*found, atol=0.2, rtol=0)
+
+
+def ranks_of_this_process(known):
+    return [pid for pid in children(os.getpid()) if pid not in known]
+
+
+@pytest.fixture
+def two_ranks(tiny_model):
+    """A function that loads two ranks, and the lines with which they were lost."""
+    directory, _ = tiny_model("qwen3")
+    config = ModelConfig(str(directory), device="cpu", tensor_parallel=2, max_batch_tokens=64)
+    return lambda lost=lambda line: None: create_backend(plan_backend(directory, config), lost=lost)
+
+
+def test_a_rank_that_is_killed_while_it_loads_ends_the_load(two_ranks):
+    known, lines, found = children(os.getpid()), [], []
+
+    def load():
+        with pytest.raises(DeviceLost) as caught:
+            two_ranks(lines.append)
+        found.append(str(caught.value))
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    wait_until(lambda: ranks_of_this_process(known))
+    (pid,) = ranks_of_this_process(known)
+    os.kill(pid, signal.SIGKILL)
+    loading.join(60)
+    assert not loading.is_alive(), "it hangs"
+    assert found == lines == [f"rank 1 of 2 (process {pid}) ended with signal 9; this replica ends"]
+
+
+def test_a_rank_that_is_killed_fails_the_batch(tiny_model):
+    directory, _ = tiny_model("qwen3")
+    known = children(os.getpid())
+    with Scorer(str(directory), device="cpu", tensor_parallel=2, max_batch_tokens=64) as scorer:
+        asked = {"label_token_ids": LABELS}
+        assert scorer.score([1, 2, 3], [[4]], **asked).scores.shape == (1, 3)
+        (pid,) = ranks_of_this_process(known)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(GpuscoreError):
+            scorer.score([1, 2, 3], [[4]], **asked)
+    assert not running(pid)
+
+
+def test_what_another_rank_refuses_is_refused(tiny_model, tmp_path):
+    """The last row of the head is the second rank's."""
+    directory, _ = tiny_model("qwen3")
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"][-1] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors")
+    known = children(os.getpid())
+    with pytest.raises(ConfigError, match=r"^tensor lm_head.weight holds NaN or infinity"):
+        Scorer(str(tmp_path), device="cpu", tensor_parallel=2, max_batch_tokens=64)
+    assert not ranks_of_this_process(known)

@@ -1,0 +1,145 @@
+"""Promise: `--metrics-port` gives the metrics to scrapers without a key, and nothing else;
+`--vllm-metrics` gives routers the names that they read."""
+
+import socket
+from dataclasses import replace
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuscore.server.metrics_port import CONNECTIONS
+from gpuscore.server.observe.vllm_metrics import vllm_metrics
+from gpuscore.stats import NO_STATS, ReplicaState
+from support.connections import post
+from support.programs import run
+from support.serving import wait_until
+from support.tape_engine import HELD
+from support.tape_servers import JSON, body_of, fronts_of, in_flight, let_go, tape_server
+
+KEY = {"GPUSCORE_API_KEY": "s3cret"}
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]
+
+
+def samples(text):
+    return {
+        (sample.name, sample.labels.get("model_name", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.fixture(scope="module")
+def scraped():
+    port = free_port()
+    settings = {"metrics_port": port, "vllm_metrics": True}
+    with tape_server(server=settings, environment=KEY) as (_, client):
+        client.headers["Authorization"] = "Bearer s3cret"
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as scraper:
+            yield client, scraper
+
+
+def test_metrics_need_no_key_there_and_nothing_else_is_there(scraped):
+    client, scraper = scraped
+    assert httpx.get(f"{client.base_url}/metrics").status_code == 401
+    answer = scraper.get("/metrics")
+    assert answer.status_code == 200
+    assert "gpuscore_requests_total" in answer.text
+    openmetrics = scraper.get("/metrics", headers={"accept": "application/openmetrics-text"})
+    assert openmetrics.text.endswith("# EOF\n")
+    for path in ("/", "/v1/models", "/info", "/health", "/docs", "/openapi.json"):
+        assert scraper.get(path).status_code == 404
+    assert scraper.post("/v1/score", content=body_of(1, 2)).status_code == 404
+    assert scraper.post("/metrics").status_code == 405
+
+
+def test_running_and_waiting_requests_have_vllms_names(scraped):
+    client, scraper = scraped
+
+    def vllm():
+        found = samples(scraper.get("/metrics").text)
+        return {name[5:]: value for (name, _), value in found.items() if name.startswith("vllm:")}
+
+    post(client, body_of(1, 2, 3))
+    wait_until(lambda: vllm()["gpu_prefix_cache_queries_total"] == 3)
+    names = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"}
+    assert vllm().keys() == names | {
+        "gpu_cache_usage_perc",
+        "gpu_prefix_cache_queries_total",
+        "gpu_prefix_cache_hits_total",
+    }
+    with in_flight(client, HELD) as held, in_flight(client, 1, 2, 3):
+        wait_until(lambda: vllm()["num_requests_running"] == 1)
+        wait_until(lambda: vllm()["num_requests_waiting"] == 1)
+        assert let_go(held).status == 200
+    wait_until(lambda: vllm()["num_requests_running"] + vllm()["num_requests_waiting"] == 0)
+
+
+def test_connections_there_do_not_take_the_servers(scraped):
+    client, scraper = scraped
+    scraper.close()
+    idle = [
+        socket.create_connection((scraper.base_url.host, scraper.base_url.port))
+        for _ in range(CONNECTIONS + 5)
+    ]
+    try:
+        wait_until(lambda: any(closed(one) for one in idle))
+        assert post(client, body_of(1, 2)).status_code == 200
+    finally:
+        for one in idle:
+            one.close()
+
+
+def closed(sock):
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+def test_one_front_answers_for_all():
+    port = free_port()
+    with tape_server(server={"metrics_port": port, "http_workers": 2}) as (server, client):
+        wait_until(lambda: len(fronts_of(server)) == 2)
+        for _ in range(8):  # each over a new connection, which either front may get
+            url = f"{client.base_url}/v1/score"
+            assert httpx.post(url, content=body_of(1, 2), headers=JSON).status_code == 200
+        url = f"http://127.0.0.1:{port}/metrics"
+        wait_until(lambda: samples(httpx.get(url).text)["gpuscore_items_total", ""] == 8)
+
+
+def test_an_address_that_is_taken_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", "demo", "--device", "cpu", "--port", "0", "--metrics-port", port)
+    assert done.returncode == 78
+    refusal = f"cannot bind --metrics-host 127.0.0.1 --metrics-port {port}: Address already in use"
+    assert refusal in done.stderr
+
+
+def test_a_model_has_one_series_over_its_replicas():
+    """Routers read the first series of a name."""
+    stats = replace(NO_STATS, requests=5, running=2, pages_used=1, pages_free=3)
+    replicas = [
+        ReplicaState("0", "cpu", True, stats, model="a"),
+        ReplicaState("1", "cpu", True, stats, model="a"),
+        ReplicaState("2", "cpu", False, stats, model="a"),
+        ReplicaState("0", "cpu", True, NO_STATS, model="b"),
+    ]
+    found = {
+        (sample.name, sample.labels["model_name"]): sample.value
+        for family in vllm_metrics(replicas)
+        for sample in family.samples
+    }
+    assert found["vllm:num_requests_running", "a"] == 4
+    assert found["vllm:num_requests_waiting", "a"] == 6
+    assert found["vllm:kv_cache_usage_perc", "a"] == found["vllm:gpu_cache_usage_perc", "a"] == 0.25
+    assert found["vllm:num_requests_waiting", "b"] == 0
+    assert len(found) == 12

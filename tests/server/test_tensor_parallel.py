@@ -1,0 +1,34 @@
+"""Promise: a rank that dies ends its replica with one clear line; the server starts it again."""
+
+import os
+import signal
+
+import httpx
+
+from support.serving import QUICK, children, running, score, serving, wait_until
+
+BODY = {"query": [1, 2, 3], "items": [[4], [5]], "label_token_ids": [6, 7]}
+
+
+def test_a_rank_that_is_killed_ends_the_replica(tiny_model, tmp_path):
+    directory, _ = tiny_model("qwen3")
+    log = tmp_path / "log"
+    flags = ("--tensor-parallel", "2", "--device", "cpu", *QUICK)
+    with serving(directory, *flags, log=log) as server:
+        before = score(server, **BODY).json()
+        (engine,) = children(server.process.pid)
+        (rank,) = children(engine)
+        os.kill(rank, signal.SIGKILL)
+        wait_until(lambda: not running(engine))
+        assert not running(rank)
+        lines = [line for line in log.read_text().splitlines() if "rank" in line]
+        assert len(lines) == 1
+        assert f"rank 1 of 2 (process {rank}) ended with signal 9; this replica ends" in lines[0]
+        assert "Traceback" not in log.read_text()
+        wait_until(lambda: children(server.process.pid) not in ([], [engine]))
+        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, seconds=60)
+        assert score(server, **BODY).json()["scores"] == before["scores"]
+        (engine,) = children(server.process.pid)
+        (rank,) = children(engine)
+        os.kill(engine, signal.SIGKILL)
+        wait_until(lambda: not running(rank))
