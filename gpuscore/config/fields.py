@@ -210,6 +210,7 @@ class ServerConfig:
         unset="none",
         metavar="ORIGIN",
     )
+    ui: bool = option(True, "serve pages for people: a playground at / and /status")
     max_body_bytes: int = option(
         16 * 2**20, "largest request body; a larger one gets 413", minimum=1, metavar="BYTES"
     )
