@@ -1,4 +1,4 @@
-"""The `gpuscore` command: serve, score, batch, info, doctor and parity."""
+"""The `gpuscore` command: serve, score, batch, eval, info, doctor and parity."""
 
 import argparse
 import json
@@ -29,6 +29,7 @@ from gpuscore.config.parser import CommandParser
 from gpuscore.config.served import check_one_source, check_single
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout
+from gpuscore.evaluation.arguments import add_eval
 from gpuscore.parity.arguments import add_parity
 
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
@@ -87,6 +88,7 @@ def make_parser() -> CommandParser:
     add_flags(score, ModelConfig, FileConfig)
     score.add_help_all()
     add_batch(commands)
+    add_eval(commands)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
     )

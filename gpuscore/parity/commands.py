@@ -19,8 +19,9 @@ from gpuscore.parity.gates import Comparison, Verdict, judge, judge_pair, packin
 from gpuscore.parity.machine import hardware, versions
 from gpuscore.parity.progress import comparing
 from gpuscore.parity.runs import BackendSpec, run_workload
-from gpuscore.parity.table import ABOUT_RANKS, HEAD, aligned, row, verdict_line
+from gpuscore.parity.table import ABOUT_RANKS, HEAD, row, verdict_line
 from gpuscore.parity.workload import Workload, make_workload, read_tokenizer
+from gpuscore.reports import aligned
 
 EXIT_OK, EXIT_FAILED = 0, 1
 _LOCAL = ("model", "compile_cache")  # flags with local paths, which a bundle leaves out

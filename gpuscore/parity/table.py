@@ -1,7 +1,5 @@
 """Comparisons and verdicts as plain text."""
 
-from collections.abc import Iterable, Sequence
-
 from gpuscore.parity.gates import Comparison, Verdict
 
 HEAD = (
@@ -39,18 +37,6 @@ def row(found: Comparison) -> tuple[str, ...]:
         "-" if run.alone is None else f"{run.alone.maximum:.1e}",
         "-" if run.items_per_second is None else f"{run.items_per_second:.0f}",
     )
-
-
-def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return the table with aligned columns, the first one to the left, the others to the right."""
-    lines = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = []
-    for line in lines:
-        first, *rest = zip(line, widths, strict=True)
-        cells = [f"{first[0]:<{first[1]}}", *(f"{text:>{width}}" for text, width in rest)]
-        shown.append("  ".join(cells).rstrip())
-    return "\n".join(shown)
 
 
 def verdict_line(verdict: Verdict) -> str:

@@ -12,7 +12,6 @@ from gpuscore.config import API_KEY_VARIABLE, ModelConfig, ServerConfig
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
-from gpuscore.parity import report
 from gpuscore.parity.conformance import checks_requests, checks_scores
 from gpuscore.parity.conformance.checks import FAILED, KNOWN, OK, SKIPPED, Outcome, run_checks
 from gpuscore.parity.conformance.client import PlainClient
@@ -35,8 +34,9 @@ from gpuscore.parity.gates import (
 )
 from gpuscore.parity.runs import CaseResult, Run
 from gpuscore.parity.svg import histogram, scatter
-from gpuscore.parity.table import HEAD, aligned, row, verdict_line
+from gpuscore.parity.table import HEAD, row, verdict_line
 from gpuscore.parity.workload import Case, Workload, make_workload, read_tokenizer
+from gpuscore.reports import aligned, table, write_html
 
 EXIT_OK, EXIT_FAILED = 0, 1
 SUITE = sorted(
@@ -74,7 +74,7 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
         failed = failed or not all(verdict.passed for verdict in verdicts)
         parts.append(shown)
     if values.report is not None:
-        report.write_html(Path(values.report), "Conformance to the contract of /v1/score", parts)
+        write_html(Path(values.report), "Conformance to the contract of /v1/score", parts)
     return EXIT_FAILED if failed else EXIT_OK
 
 
@@ -168,8 +168,8 @@ def _plots(workload: Workload, found: Comparison, verdicts: Sequence[Verdict]) -
     ]
     return (
         f"<h2>{escape(found.got.name)} against {escape(found.want.name)}</h2>"
-        + report.table(HEAD, [tuple(map(escape, row(found)))])
-        + report.table(("gate", "verdict", "what was found"), cells)
+        + table(HEAD, [tuple(map(escape, row(found)))])
+        + table(("gate", "verdict", "what was found"), cells)
         + histogram(differences(workload, found.want, found.got)[0], "Errors")
         + scatter(want, got, "Score by score")
     )
@@ -200,4 +200,4 @@ def _html(outcomes: Sequence[Outcome]) -> str:
     rows = [
         (one.check.id, one.state, escape(one.check.promise), escape(one.detail)) for one in outcomes
     ]
-    return report.table(("check", "", "promise", "what was found"), rows)
+    return table(("check", "", "promise", "what was found"), rows)
