@@ -10,6 +10,8 @@ import pytest
 from playwright.sync_api import expect
 
 from asked import BEST, ITEMS, QUERY, RERANK, STATE, done, post, rows
+from conftest import Server
+from prefix_proxy import below_a_path
 
 
 def test_an_address_fills_and_runs_a_request(page, server, picture):
@@ -48,8 +50,10 @@ def test_without_labels_the_family_ranks(page, server, seen):
     done(page)
     shown = rows(page)
     body = {"query": RERANK["query"], "documents": ITEMS}
-    want = post(server, "/v1/rerank", body)["results"]
+    want = post(server, "/v1/rerank", body | {"return_label_mass": True})["results"]
     assert [row[1] for row in shown] == [ITEMS[one["index"]] for one in want]
+    masses = [float(row[3]) for row in shown]
+    assert masses == pytest.approx([one["label_mass"] for one in want], abs=6e-5)
     got = [float(row[2]) for row in shown]
     assert got == pytest.approx([one["relevance_score"] for one in want], abs=6e-5)
     assert f"{server.url}/v1/rerank" in seen.requests
@@ -296,6 +300,34 @@ def test_the_back_button_shows_the_state_before(page, server):
     expect(page.locator("textarea[name=query]").first).to_have_value("another")
     page.go_back()
     expect(page.locator("textarea[name=query]").first).to_have_value(QUERY)
+
+
+def test_below_a_path_of_a_proxy(page, server, seen):
+    with below_a_path(server.url) as url:
+        page.goto(Server(url).link(**RERANK))
+        done(page)
+        assert rows(page)[0][1] == BEST
+        expect(page.locator("#code")).to_contain_text(f"{url}/v1/rerank")
+        page.get_by_role("link", name="Status").click()
+        expect(page.locator("#replicas tbody tr")).to_have_count(1)
+        page.get_by_role("link", name="API").click()
+        expect(page.locator("[id*=v1_score]").first).to_be_visible()
+    assert all(one.startswith(url) or one.startswith("data:") for one in seen.requests)
+
+
+def test_a_server_that_is_not_ready_yet(page, server):
+    """The first answers are those of a server that loads its model."""
+    said = {"error": {"message": "the model is loading", "code": "unavailable", "param": None}}
+    first = iter([True, True])
+    page.route(
+        "**/info?*",
+        lambda route: (
+            route.fulfill(status=503, json=said) if next(first, False) else route.continue_()
+        ),
+    )
+    page.goto(server.link(**RERANK))
+    expect(page.locator("#server")).to_have_text("the model is loading")
+    expect(page.locator("#said")).to_have_text("Done.", timeout=15_000)
 
 
 def test_two_models(page, two_models):

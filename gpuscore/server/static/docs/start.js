@@ -1,6 +1,6 @@
 // Show /openapi.json. A key that is entered under "Authorize" stays in memory.
 window.ui = SwaggerUIBundle({
-  url: "/openapi.json",
+  url: "openapi.json",
   dom_id: "#swagger-ui",
   deepLinking: true,
   displayRequestDuration: true,

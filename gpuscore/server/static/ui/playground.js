@@ -3,7 +3,7 @@
 import { byId, copy, download, make } from "./dom.js";
 import { remember, startHistory } from "./history.js";
 import { csvOf, showBoth, showError, showRun } from "./results.js";
-import { call, setKey } from "./server.js";
+import { BASE, call, setKey } from "./server.js";
 import { Side } from "./side.js";
 import { snippets } from "./snippets.js";
 import { readState, writeState } from "./state.js";
@@ -13,9 +13,10 @@ const EXAMPLE = {
   query: "a blue wooden chair for the garden",
   items: "A red steel lamp.\nA wooden garden chair in blue.\nA blue wool scarf.\nA chair of steel.",
 };
+const AGAIN = 3000;  // milliseconds
 const sides = { a: null, b: null };
 const models = [];
-let running = 0, wanted = false, hasKey = false;
+let running = 0, wanted = false, hasKey = false, again = 0;
 
 function start() {
   sides.a = new Side("A", changed);
@@ -68,6 +69,7 @@ function openAgain(hash) {
 /** Ask what the server has; a request that was asked for by the address runs afterwards. */
 async function connect() {
   const box = byId("server");
+  clearTimeout(again);
   try {
     const listed = (await call("/v1/models")).answer.data.map((one) => one.id);
     models.splice(0, models.length, ...listed);
@@ -83,6 +85,7 @@ async function connect() {
     box.className = "bad";
     byId("run").disabled = true;
     if (error.status === 401) byId("key").focus();
+    else again = setTimeout(connect, AGAIN);  // it loads its model, or it was stopped
     return;
   }
   showSnippets();
@@ -126,7 +129,7 @@ function showSnippets() {
   let made;
   try {
     const { task, form, info } = asked("a");
-    made = snippets(location.origin, task.path, task.body(form, info), hasKey);
+    made = snippets(BASE, task.path, task.body(form, info), hasKey);
   } catch (error) {
     place.replaceChildren(make("p", { class: "quiet" }, error.message));
     return;

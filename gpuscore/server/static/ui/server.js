@@ -2,6 +2,9 @@
 
 let key = "";
 
+/** The server's address, with the path of a proxy in front of it, without a slash at its end. */
+export const BASE = new URL(".", document.baseURI).href.replace(/\/$/, "");
+
 export function setKey(value) { key = value.trim(); }
 
 /** An error as the server says it. */
@@ -17,13 +20,13 @@ export async function call(path, body) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const started = performance.now();
-  const response = await fetch(path, {
+  const response = await fetch(BASE + path, {
     method: body === undefined ? "GET" : "POST",
     headers,
     body: body === undefined ? undefined : JSON.stringify(body),
     cache: "no-store",
-    credentials: "omit",
-  });
+    credentials: "same-origin",  // of a proxy in front; the server itself knows no cookies
+  }).catch(() => { throw new Error("The server does not answer."); });
   const text = await response.text();
   const milliseconds = performance.now() - started;
   if (!response.ok) {

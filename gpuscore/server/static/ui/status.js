@@ -19,7 +19,7 @@ async function look() {
     before = now;
     say("", `Last answer at ${new Date().toLocaleTimeString()}.`);
   } catch (error) {
-    say("bad", error.status ? error.message : "The server does not answer.");
+    say("bad", error.message);
     if (error.status === 401) {
       if (document.activeElement === document.body) byId("key").focus();
       return;  // until there is a key

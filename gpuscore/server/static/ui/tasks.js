@@ -27,11 +27,13 @@ export const TASKS = {
     body: (form) => ({
       ...named(form), query: form.query, documents: form.items,
       ...(form.instruction ? { instruction: form.instruction } : {}), on_error: "null",
+      return_label_mass: true,
     }),
     read(answer, form) {
       const rows = answer.results.map((one) => row(
         one.index, form.items[one.index], one.relevance_score,
-        [{ label: "relevance", share: one.relevance_score, probability: null }]));
+        [{ label: "relevance", share: one.relevance_score, probability: null }],
+        one.label_mass ?? null));
       const errors = [...failed(answer)].map(([i, error]) => bad(i, form.items[i], error));
       return { columns: ["relevance"], rows: [...rows, ...errors], ranked: true, ...usageOf(answer.usage) };
     },
