@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-all test-hostile test-clients test-kernels test-gpu check-kernels \
+.PHONY: setup serve test test-all test-hostile test-clients test-web test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs simulate simulate-fronts soak check format demo golden bench-cpu bench-heap bench-start \
         bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
         bench-in-process bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
@@ -98,6 +98,21 @@ test-hostile: setup $(SCHEMATHESIS_VENV)/.installed
 # found in .venv-clients. Some of them only: make test-clients ARGS='cohere litellm'
 test-clients: setup
 	$(BIN)/python -P tests_clients/run.py --torch '$(TORCH)' --torch-index '$(TORCH_INDEX)' $(ARGS)
+
+# The pages for people in headless Chromium, such as Debian's package, by Playwright's driver; a minute or
+# two. Screenshots for people to look at go to .cache/web. One file: make test-web ARGS=tests_web/test_docs.py
+WEB_VENV := .venv-web
+CHROMIUM ?= chromium
+
+$(WEB_VENV)/.installed: tests_web/requirements.txt
+	$(PYTHON) -m venv $(WEB_VENV)
+	$(WEB_VENV)/bin/python -m pip install --quiet -r $<
+	@touch $@
+
+test-web: setup $(WEB_VENV)/.installed
+	@command -v $(CHROMIUM) > /dev/null || { echo "make test-web needs Chromium: apt install chromium"; exit 1; }
+	GPUSCORE=$(BIN)/gpuscore CHROMIUM=$$(command -v $(CHROMIUM)) SCREENSHOTS=.cache/web \
+	  $(WEB_VENV)/bin/pytest -c tests_web/pytest.ini $(or $(ARGS),tests_web)
 
 # Small quantised checkpoints and what their libraries answer, into tests/fixtures/quantized, by
 # llmcompressor in an environment of its own. They are checked in; a second run gives the same bytes.
@@ -347,5 +362,5 @@ audit: $(AUDIT_VENV)/.installed
 	    --requirement docker/locks/$$lock.txt || exit; done
 
 clean:
-	rm -rf $(VENV) $(TRITON_VENV) site .cache docs/reference .venv-clients $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) $(FIXTURES_VENV) build dist \
+	rm -rf $(VENV) $(TRITON_VENV) site .cache docs/reference .venv-clients $(WEB_VENV) $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) $(FIXTURES_VENV) build dist \
 	  *.egg-info .pytest_cache .mypy_cache .ruff_cache

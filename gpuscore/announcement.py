@@ -56,7 +56,7 @@ class ServedAs:
 
 
 def announcement(
-    address: str, models: Sequence[tuple[ServedAs, ReadyModel]], keys: int, pid: int
+    address: str, models: Sequence[tuple[ServedAs, ReadyModel]], keys: int, pid: int, ui: bool
 ) -> str:
     """Return the lines, with a line end each.
 
@@ -65,10 +65,12 @@ def announcement(
         models: all that it has, loaded and warm.
         keys: number of API keys; 0: every request is answered.
         pid: process to stop.
+        ui: the server has pages for people.
     """
     rows = [row for served, model in models for row in _rows(served, model)]
     rows += [
         ("key", "required, as Authorization: Bearer KEY" if keys else "none"),
+        *([("to try", f"http://{address}/")] if ui else []),
         ("API docs", f"http://{address}{DOCS}"),
         ("to stop", f"Ctrl-C, or kill {pid}; requests in flight are answered first"),
     ]

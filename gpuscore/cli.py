@@ -1,4 +1,4 @@
-"""The `gpuscore` command: serve, score, batch, calibrate, info, doctor and parity."""
+"""The `gpuscore` command: serve, score, batch, calibrate, eval, info, doctor and parity."""
 
 import argparse
 import json
@@ -37,6 +37,7 @@ from gpuscore.config.parser import CommandParser
 from gpuscore.config.served import check_one_source, check_single
 from gpuscore.config.sources import Settings, read_settings
 from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout
+from gpuscore.evaluation.arguments import add_eval
 from gpuscore.parity.arguments import add_parity
 
 EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
@@ -96,6 +97,7 @@ def make_parser() -> CommandParser:
     score.add_help_all()
     add_batch(commands)
     add_calibrate(commands)
+    add_eval(commands)
     info = _add_command(
         commands, "info", "show a model's architecture, limits and memory, and all settings", _info
     )

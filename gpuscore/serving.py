@@ -60,7 +60,8 @@ def serve_model(
     replicas = _start(chosen, directories, engine, log_format=style)
     # Not by print: a missing or slow reader, or a full disk, must not end or delay the server.
     with LogWriter(STANDARD_OUTPUT, for_people=True) as output, closing(replicas):
-        say, lines, models = partial(_say, output), ReadyLines(chosen, directories, keys), []
+        say, models = partial(_say, output), []
+        lines = ReadyLines(chosen, directories, keys, server.ui)
         for number, one in enumerate(chosen):  # while the children import torch
             files = read_files(directories[number], server.family, one.sources, asked)
             loading = partial(_say_loading, say, replicas, number, one.name)
@@ -90,7 +91,7 @@ def _serve_by_fronts(
 
     def prepare(given: str) -> FrontApp:
         directories = [Path(one) for one in json.loads(given)]
-        lines, models = ReadyLines(chosen, directories, keys, parent), []
+        lines, models = ReadyLines(chosen, directories, keys, server.ui, parent), []
         for number, one in enumerate(chosen):
             files = read_files(directories[number], server.family, one.sources, asked)
             load = partial(lines.loaded, number, partial(load_model, files, limits))
@@ -121,6 +122,7 @@ class ReadyLines:
         chosen: the models.
         directories: theirs.
         keys: the API keys.
+        ui: the server has pages for people.
         pid: of the process to stop; None = this one.
     """
 
@@ -129,13 +131,14 @@ class ReadyLines:
         chosen: Sequence[ServedConfig],
         directories: Sequence[Path],
         keys: ApiKeys,
+        ui: bool,
         pid: int | None = None,
     ) -> None:
         self._served = [
             ServedAs(directory, one.name)
             for directory, one in zip(directories, chosen, strict=True)
         ]
-        self._keys, self._pid = keys, os.getpid() if pid is None else pid
+        self._keys, self._pid, self._ui = keys, os.getpid() if pid is None else pid, ui
         self._models: dict[int, LoadedModel] = {}
 
     def loaded(
@@ -148,7 +151,7 @@ class ReadyLines:
     def text(self, address: str) -> str:
         """Return the lines; call it when all models are loaded."""
         models = [(one, self._models[number]) for number, one in enumerate(self._served)]
-        return announcement(address, models, len(self._keys), self._pid)
+        return announcement(address, models, len(self._keys), self._pid, self._ui)
 
 
 def _start(

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
-HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow"}
+HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "scipy", "ir_measures"}
 
 # Plain data that crosses boundaries.
 DATA = {
@@ -285,6 +285,7 @@ ALLOWED = {
         "gpuscore.hub",
         "gpuscore.model_files",
         "gpuscore.parity",
+        "gpuscore.reports",
         "gpuscore.results",
         "gpuscore.scorer",
         "tokenizers",
@@ -345,6 +346,47 @@ ALLOWED = {
         "gpuscore.replicas",
     },
     "gpuscore.bulk.parquet": {"gpuscore.arrays", "gpuscore.bulk", "gpuscore.errors", "pyarrow"},
+    "gpuscore.reports": {"gpuscore.errors"},
+    # Measures and texts only; its `targets` open a model or a client, its `command` joins all.
+    "gpuscore.evaluation": {
+        "gpuscore.arrays",
+        "gpuscore.errors",
+        "gpuscore.evaluation",
+        "gpuscore.reports",
+    },
+    "gpuscore.evaluation.arguments": {  # the command line imports this at every start
+        "gpuscore.config",
+        "gpuscore.config.flags",
+        "gpuscore.config.parser",
+        "gpuscore.config.sources",
+        "gpuscore.errors",
+        "gpuscore.evaluation.command",
+    },
+    "gpuscore.evaluation.measures": {
+        "gpuscore.arrays",
+        "gpuscore.errors",
+        "gpuscore.evaluation",
+        "ir_measures",
+        "scipy",
+    },
+    "gpuscore.evaluation.targets": {
+        "gpuscore.client",
+        "gpuscore.config",
+        "gpuscore.config.options",
+        "gpuscore.errors",
+        "gpuscore.evaluation",
+        "gpuscore.hub",
+        "gpuscore.scorer",
+    },
+    "gpuscore.evaluation.command": {
+        "gpuscore",  # the package itself, for its version
+        "gpuscore.config",
+        "gpuscore.config.served",
+        "gpuscore.config.sources",
+        "gpuscore.errors",
+        "gpuscore.evaluation",
+        "gpuscore.parity.machine",
+    },
     "gpuscore_kernels": {"gpuscore_kernels", "torch", "triton"},
 }
 

@@ -16,20 +16,20 @@ from typing import TypeAlias
 ROOT = Path(__file__).parents[1]
 FOLDERS = (
     *("bench", "docker", "docs", "examples", "gpuscore", "kernels"),
-    *("tests", "tests_clients", "tools", "training"),
+    *("tests", "tests_clients", "tests_web", "tools", "training"),
 )
 
 MAX_LINES, MAX_TEST_LINES = 300, 400
 # Files that may be longer, with their limit and the reason.
 LONGER = {
     "gpuscore/backends/common/hf_config.py": (365, "every field of config.json that is read"),
-    "gpuscore/config/fields.py": (400, "every setting of every command"),
+    "gpuscore/config/fields.py": (440, "every setting of every command"),
     "gpuscore/engine/scheduler.py": (350, "one state machine, whose invariants span its methods"),
     "gpuscore/prompts/documents.py": (310, "one family's prompts, from labels to cut documents"),
     "gpuscore/server/http/protocol.py": (410, "one connection's states, which share a deadline"),
     "gpuscore/text/joining.py": (330, "every check of a request, in the order of the checks"),
     "kernels/gpuscore_kernels/extend_attention/triton.py": (390, "one kernel and its launches"),
-    "tests/test_imports.py": (480, "one table of what each part may import"),
+    "tests/test_imports.py": (530, "one table of what each part may import"),
     "tests/engine/test_scheduler.py": (405, "one scheduler, and every promise of it"),
     "tests/support/broken_models.py": (520, "one function for each way to break a model's files"),
     "training/demo/synthetic.py": (850, "mostly the vocabulary of the demo's world"),
@@ -47,7 +47,7 @@ Modules: TypeAlias = Mapping[str, ast.Module]
 def long_files(lengths: Mapping[str, int]) -> Iterator[str]:
     """Yield a complaint about each file that is too long."""
     for path, length in lengths.items():
-        usual = MAX_TEST_LINES if path.startswith("tests/") else MAX_LINES
+        usual = MAX_TEST_LINES if path.startswith(("tests/", "tests_web/")) else MAX_LINES
         most, _ = LONGER.get(path, (usual, ""))
         if length > most:
             yield f"{path} has {length} lines, the limit is {most}"

@@ -79,7 +79,7 @@ def _index(found: list[Route]) -> str:
     return page(
         "HTTP API",
         "This page lists every route, as a running server describes it at `/openapi.json`. In a "
-        "browser, `/docs` shows the same and sends requests; it loads scripts from the internet. "
+        "browser, `/docs` shows the same and sends requests, without the internet. "
         f"If the server has API keys, all routes except {_open()} need one: as "
         "`Authorization: Bearer KEY`, as `Authorization: KEY`, or as `X-Api-Key: KEY`. Bodies are "
         "JSON with `Content-Type: application/json`; an unknown field is an error. Errors are "

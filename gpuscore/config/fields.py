@@ -242,6 +242,7 @@ class ServerConfig:
         unset="none",
         metavar="ORIGIN",
     )
+    ui: bool = option(True, "serve pages for people: a playground at / and /status")
     max_body_bytes: int = option(
         16 * 2**20,
         "largest request body, unpacked; a larger one gets 413",

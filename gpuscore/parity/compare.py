@@ -13,8 +13,8 @@ from gpuscore.parity.measures import differences
 from gpuscore.parity.metrics import errors
 from gpuscore.parity.output import conclude, hardware_of, listed, now
 from gpuscore.parity.runs import Run
-from gpuscore.parity.table import aligned
 from gpuscore.parity.workload import Workload
+from gpuscore.reports import aligned
 
 
 def compare(values: argparse.Namespace) -> int:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore.parity.gates import Comparison, Verdict
-from gpuscore.parity.table import ABOUT_RANKS, HEAD, aligned, measured, row, verdict_line
+from gpuscore.parity.table import ABOUT_RANKS, HEAD, measured, row, verdict_line
 from gpuscore.parity.workload import Workload
+from gpuscore.reports import aligned
 
 EXIT_OK, EXIT_FAILED = 0, 1
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from gpuscore.arrays import Float64Array
-from gpuscore.errors import ConfigError
 from gpuscore.parity.gates import Comparison, Verdict
 from gpuscore.parity.measures import by_length
 from gpuscore.parity.metrics import errors
@@ -15,15 +14,7 @@ from gpuscore.parity.runs import Run
 from gpuscore.parity.svg import histogram, scatter
 from gpuscore.parity.table import ABOUT_RANKS, HEAD, measured, row
 from gpuscore.parity.workload import Workload
-
-# A wide table scrolls by itself, so that the page fits a phone.
-_STYLE = """body { font: 15px/1.5 sans-serif; margin: 2em auto; max-width: 70em; padding: 0 1em }
-.wide { overflow-x: auto; margin: 1em 0 2em } table { border-collapse: collapse }
-td, th { padding: 3px 10px; text-align: right; vertical-align: top; white-space: nowrap }
-.words td, .words th { text-align: left } .words td:last-child { white-space: normal }
-th { border-bottom: 1px solid #888 } td:first-child, th:first-child { text-align: left }
-svg { max-width: 100%; height: auto }
-.failed { color: #b00020; font-weight: bold } td.text { text-align: left }"""
+from gpuscore.reports import table, write_html
 
 STATES = {True: "passed", False: '<span class="failed">failed</span>', None: "skipped"}
 
@@ -53,28 +44,6 @@ def write_report(
             *plots,
         ],
     )
-
-
-def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
-    """Write a page of `parts`, which are HTML; raise ConfigError if it cannot be written."""
-    page = (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title>"
-        f"<style>{_STYLE}</style><h1>{escape(title)}</h1>\n" + "\n".join(parts) + "\n</html>\n"
-    )
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--report {path}: {error}") from error
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
-    """Return an HTML table of cells that are HTML; its kind is "numbers" or "words"."""
-    lines = ["".join(f"<th>{cell}</th>" for cell in head)] if head else []
-    lines += ["".join(f"<td>{cell}</td>" for cell in cells) for cells in rows]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="wide"><table class="{kind}">{body}</table></div>'
 
 
 def _plots(workload: Workload, found: Comparison) -> str:

@@ -1,6 +1,6 @@
 """Comparisons and verdicts as plain text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from gpuscore.parity.gates import Comparison, Verdict
 from gpuscore.parity.measures import by_query
@@ -64,18 +64,6 @@ def measured(
 def _format(measure: str) -> str:
     """Return the format of a measure's numbers; those near 1 need digits after the point."""
     return ".4f" if measure.endswith("tau-b") else ".2g"
-
-
-def aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return the table with aligned columns, the first one to the left, the others to the right."""
-    lines = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = []
-    for line in lines:
-        first, *rest = zip(line, widths, strict=True)
-        cells = [f"{first[0]:<{first[1]}}", *(f"{text:>{width}}" for text, width in rest)]
-        shown.append("  ".join(cells).rstrip())
-    return "\n".join(shown)
 
 
 def verdict_line(verdict: Verdict) -> str:

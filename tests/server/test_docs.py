@@ -63,7 +63,7 @@ def test_every_dialect_has_a_page():
 
 
 def test_routes_that_are_cited_exist(demo):
-    known = {"/docs", "/openapi.json", *demo.get("/openapi.json").json()["paths"]}
+    known = {"/docs", "/status", "/openapi.json", *demo.get("/openapi.json").json()["paths"]}
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         text = page.read_text(encoding="utf-8")
         found = set(ROUTE.findall(text)) - other_routes(text)

@@ -93,6 +93,7 @@ def test_the_printed_request_works(tmp_path, make, flags, path, field, family):
         assert path in rows["routes   "]
         assert rows["runs on  "] == "float32 on cpu"
         assert rows["key      "] == "none"
+        assert rows["to try   "] == f"{server.url}/"
         assert rows["API docs "] == f"{server.url}/docs"
         assert f"kill {server.process.pid};" in rows["to stop  "]
         assert re.fullmatch(r"[\d,]+ pages of 16, [\d,]+ tokens", rows["KV cache "])

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from transformers import AutoTokenizer
 
 from gpuscore.errors import ConfigError
 from gpuscore.text.tokenizer import TextEncoder
@@ -13,7 +14,12 @@ from support.models import make_tokenizer
 TEXT = "query: Ein Satz über Bäume ☃\n yesyes"
 
 
-def test_detokenize_inverts_tokenize(client, encode):
+def names(model, ids):
+    """Return what transformers' convert_ids_to_tokens returns."""
+    return AutoTokenizer.from_pretrained(model[0]).convert_ids_to_tokens(ids)
+
+
+def test_detokenize_inverts_tokenize(client, encode, model):
     answer = client.post("/tokenize", json={"prompt": TEXT}).json()
     assert answer == {"count": len(encode(TEXT)), "max_model_len": 512, "tokens": encode(TEXT)}
     bare = client.post("/tokenize", json={"prompt": TEXT, "add_special_tokens": False}).json()
@@ -22,6 +28,8 @@ def test_detokenize_inverts_tokenize(client, encode):
     back = client.post("/detokenize", json={"tokens": answer["tokens"], "model": "tiny"}).json()
     assert back == {"prompt": f"<s>{TEXT}"}
     assert client.post("/tokenize", json={"prompt": "", "model": None}).json()["tokens"] == [0]
+    named = client.post("/tokenize", json={"prompt": TEXT, "return_token_strs": True}).json()
+    assert named == answer | {"token_strs": names(model, answer["tokens"])}
     assert client.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
 
 

@@ -118,12 +118,13 @@ def wheel(tmp_path_factory):
     return path
 
 
-def test_the_wheel_holds_both_packages_and_the_model(wheel):
+def test_the_wheel_holds_both_packages_the_model_and_the_pages(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/")[0] for name in names}
     assert {t for t in tops if not t.endswith(".dist-info")} == {"gpuscore", "gpuscore_kernels"}
-    shipped = {path.relative_to(ROOT).as_posix() for path in DEMO.iterdir()}
-    assert shipped
+    pages = [path for path in (ROOT / "gpuscore/server/static").rglob("*") if path.is_file()]
+    shipped = {path.relative_to(ROOT).as_posix() for path in [*DEMO.iterdir(), *pages]}
+    assert {"gpuscore/server/static/ui/index.html", "gpuscore/demo/config.json"} <= shipped
     assert shipped <= names
 
 

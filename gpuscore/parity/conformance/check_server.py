@@ -13,7 +13,6 @@ from gpuscore.config import API_KEY_VARIABLE, ModelConfig, ServerConfig
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
-from gpuscore.parity import report
 from gpuscore.parity.conformance import checks_requests, checks_scores
 from gpuscore.parity.conformance.checks import FAILED, KNOWN, OK, SKIPPED, Outcome, run_checks
 from gpuscore.parity.conformance.client import PlainClient
@@ -35,10 +34,12 @@ from gpuscore.parity.gates import (
     order_verdicts,
 )
 from gpuscore.parity.measures import differences
+from gpuscore.parity.report import STATES
 from gpuscore.parity.runs import CaseResult, Run
 from gpuscore.parity.svg import histogram, scatter
-from gpuscore.parity.table import HEAD, aligned, row, verdict_line
+from gpuscore.parity.table import HEAD, row, verdict_line
 from gpuscore.parity.workload import Case, Workload, make_workload, read_tokenizer
+from gpuscore.reports import aligned, table, write_html
 
 EXIT_OK, EXIT_FAILED = 0, 1
 SUITE = sorted(
@@ -76,7 +77,7 @@ def check_server(values: argparse.Namespace, settings: Settings) -> int:
         failed = failed or any(verdict.failed for verdict in verdicts)
         parts.append(shown)
     if values.report is not None:
-        report.write_html(Path(values.report), "Conformance to the contract of /v1/score", parts)
+        write_html(Path(values.report), "Conformance to the contract of /v1/score", parts)
     return EXIT_FAILED if failed else EXIT_OK
 
 
@@ -165,11 +166,11 @@ def _plots(workload: Workload, found: Comparison, verdicts: Sequence[Verdict]) -
         np.concatenate([run.results[case.name].values.ravel() for case in workload.cases])
         for run in (found.want, found.got)
     )
-    cells = [(escape(v.gate), report.STATES[v.passed], escape(v.detail)) for v in verdicts]
+    cells = [(escape(v.gate), STATES[v.passed], escape(v.detail)) for v in verdicts]
     return (
         f"<h2>{escape(found.got.name)} against {escape(found.want.name)}</h2>"
-        + report.table(HEAD, [tuple(map(escape, row(found)))])
-        + report.table(("gate", "verdict", "what was found"), cells)
+        + table(HEAD, [tuple(map(escape, row(found)))])
+        + table(("gate", "verdict", "what was found"), cells)
         + histogram(differences(workload, found.want, found.got)[0], "Errors")
         + scatter(want, got, "Score by score")
     )
@@ -200,4 +201,4 @@ def _html(outcomes: Sequence[Outcome]) -> str:
     rows = [
         (one.check.id, one.state, escape(one.check.promise), escape(one.detail)) for one in outcomes
     ]
-    return report.table(("check", "", "promise", "what was found"), rows)
+    return table(("check", "", "promise", "what was found"), rows)

@@ -34,6 +34,7 @@ from gpuscore.server.api.openapi import DocumentedApp
 from gpuscore.server.api.pages import add_metrics, add_pages, add_probes
 from gpuscore.server.api.paths import OPEN_PATHS
 from gpuscore.server.api.schema import openapi_of
+from gpuscore.server.api.static import add_docs, add_ui
 from gpuscore.server.http.headers import check_request_id, head_refusal, request_seconds
 from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.operations import Operations, OperationsMiddleware
@@ -58,8 +59,8 @@ def create_app(
         title="gpuscore",
         version=__version__,
         description="Label probabilities for many items, without decoding.",
+        docs_url=None,  # FastAPI's page loads scripts from another host; see static.py
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
     )
     app.has_keys, app.longest = bool(keys), int(config.request_timeout * 1000)
@@ -67,8 +68,10 @@ def create_app(
     add_probes(app, service)
     add_pages(app, service)
     add_metrics(app, operations)
+    static = [*add_docs(app), *(add_ui(app) if config.ui else ())]
     _add_handlers(app)
-    open_routes = [r for r in app.routes if getattr(r, "path", None) in OPEN_PATHS]
+    open_paths = {*OPEN_PATHS, *static}
+    open_routes = [r for r in app.routes if getattr(r, "path", None) in open_paths]
     guarded = AuthMiddleware(app, app.router, open_routes, keys)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
     outer = OuterMiddleware(guarded, config, service)

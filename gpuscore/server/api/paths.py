@@ -14,5 +14,9 @@ CLASSIFY_PATHS = ("/classify", "/v1/classify")
 DECISIONS_PATH = "/v1/decisions"
 SYSTEM_ONE_PATH = "/v1/systemone"
 MODELS_PATH = "/v1/models"
-# Routes that need no key: probes, and pages that are the same for everyone.
-OPEN_PATHS = ("/livez", "/health", "/ready", "/docs", "/openapi.json")
+# Pages for people; without --no-ui, the first two are served.
+PLAYGROUND_PATH, STATUS_PATH, DOCS_PATH = "/", "/status", "/docs"
+UI_PATHS = (PLAYGROUND_PATH, STATUS_PATH)
+# Routes that need no key, besides the files that pages load: probes, and pages that are the same
+# for everyone.
+OPEN_PATHS = ("/livez", "/health", "/ready", *UI_PATHS, DOCS_PATH, "/openapi.json")

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.item_errors import ItemErrors
+from gpuscore.probabilities import label_mass
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.server.api.dialects.dialect import Dialect, Scored
 from gpuscore.server.api.dialects.ranking import CheckedRanking, prepare_ranking, ranking_of
@@ -31,6 +32,7 @@ from gpuscore.server.api.fields import (
     MostTokens,
     Priority,
     RawFlag,
+    ReturnMass,
     Truncate,
     Truncated,
     Unused,
@@ -78,6 +80,7 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
     raw_scores: Annotated[
         RawFlag, about("Raw scores instead of relevances from 0 to 1.", False)
     ] = None
+    return_label_mass: ReturnMass = None
     instruction: Instruction = None
     rank_fields: Annotated[
         list[str] | None,
@@ -115,6 +118,7 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 CheckedRerank: TypeAlias = CheckedRanking[RerankBody]
+LabelMass = Annotated[float | None, about("The probability of all labels together, if asked for.")]
 
 
 class RankedDocument(msgspec.Struct, omit_defaults=True):
@@ -125,6 +129,7 @@ class RankedDocument(msgspec.Struct, omit_defaults=True):
         about('The document, if asked for: an object, a text as `{"text": ...}`.'),
     ] = None
     truncated: Truncated = False
+    label_mass: LabelMass = None
 
 
 class RerankAnswer(msgspec.Struct, omit_defaults=True):
@@ -153,6 +158,7 @@ class RankedText(msgspec.Struct, omit_defaults=True):
     score: Annotated[float, about("From 0 to 1, or the raw score if asked for.")]
     text: Annotated[str | None, about("The document, if asked for.")] = None
     truncated: Truncated = False
+    label_mass: LabelMass = None
 
 
 class TeiError(msgspec.Struct):
@@ -203,6 +209,7 @@ def _to_input(body: RerankBody, refused: ItemErrors) -> RerankInput:
         most_tokens=body.max_tokens_per_doc or None,
         fit=_flag(body.truncate, "truncate"),
         priority=body.priority or 0,
+        need_lse=bool(body.return_label_mass),
         name="texts" if body.is_tei else "documents",
     )
 
@@ -221,13 +228,14 @@ def encode_rerank(scored: Scored[CheckedRerank]) -> bytes:
     order = np.argsort(-ranking.scores, kind="stable")
     best = order[: fields.top_n or fields.top_k or len(order)].tolist()
     scores, cut = ranking.scores.tolist(), set(ranking.truncated)
-    chosen = [(ranking.places[number], scores[number]) for number in best]
+    wanted = fields.return_label_mass and scores
+    masses = label_mass(scored.scores, scored.request).tolist() if wanted else [None] * len(scores)
+    chosen = [(ranking.places[number], scores[number], masses[number]) for number in best]
     document = _document_of(scored)
+    rows = [(i, score, document(i), i in cut, mass) for i, score, mass in chosen]
     if fields.is_tei:
-        return msgspec.json.encode(
-            [RankedText(i, score, document(i), i in cut) for i, score in chosen]
-        )
-    results = [RankedDocument(i, score, document(i), i in cut) for i, score in chosen]
+        return msgspec.json.encode([RankedText(*row) for row in rows])
+    results = [RankedDocument(*row) for row in rows]
     tokens = scored.prompt_tokens
     kind = "list" if scored.path == JINA_RERANK_PATH else "rerank"
     usage, meta = short_usage(tokens, scored.cached_tokens), _meta(len(order), tokens, len(cut))

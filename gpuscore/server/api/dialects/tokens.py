@@ -24,18 +24,23 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     add_special_tokens: Annotated[
         bool | None, about("true: the text gets the tokenizer's special tokens.", True)
     ] = None
+    return_token_strs: Annotated[bool | None, about("true: adds `token_strs`.", False)] = None
 
     @property
     def num_items(self) -> None:
         return None
 
 
-class TokenizeAnswer(msgspec.Struct):
+class TokenizeAnswer(msgspec.Struct, omit_defaults=True):
     """Answer of POST /tokenize."""
 
     count: Annotated[int, about("Number of tokens.")]
     max_model_len: Annotated[int, about("The longest prompt that the model takes, in tokens.")]
     tokens: Annotated[list[int], about("Token ids.")]
+    token_strs: Annotated[
+        list[str | None] | None,
+        about("The vocabulary's entry of each id, if asked for; null where it has none."),
+    ] = None
 
 
 class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,7 +91,9 @@ def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> Pr
             f"at least {over.least} tokens, the limit is {limit}", param="prompt"
         ) from None
     _check_count(len(ids), "prompt", model.prompts.builder)
-    answer = TokenizeAnswer(len(ids), model.engine.limits.max_model_len, ids.tolist())
+    tokens = ids.tolist()
+    names = [encoder.token_name(id) for id in tokens] if body.return_token_strs else None
+    answer = TokenizeAnswer(len(tokens), model.engine.limits.max_model_len, tokens, names)
     return PreparedBody(None, notes=msgspec.json.encode(answer))
 
 
