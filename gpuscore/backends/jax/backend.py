@@ -58,7 +58,7 @@ class JaxBackend:
         if plan.compile_cache is not None:
             keep_programs(plan.compile_cache)
         self._config = plan.architecture.config
-        self._prefix_pass = _prefix_pass(plan.attention)
+        self._prefix_pass = prefix_pass_of(plan.attention)
         self._weights = load_weights(
             Path(plan.directory),
             plan.architecture,
@@ -170,23 +170,14 @@ class JaxBackend:
         return self._programs[sizes]
 
     def _compiled(self, sizes: ProgramSizes, count: int) -> Programs:
-        pool, device = self._pool_shapes(count), self.plan.device
+        pool, device = pool_shapes(self.plan, count), self.plan.device
         return compile_programs(sizes, self._config, self._weights, pool, self._prefix_pass, device)
-
-    def _pool_shapes(self, count: int) -> Any:
-        config, size = self._config, self.plan.pages.size
-        shape = (config.num_layers, count, size, config.num_kv_heads, config.head_dim)
-        dtype = jnp.dtype(self.plan.dtype_name)
-        if self.plan.device.platform == "cpu" and dtype == jnp.bfloat16:
-            dtype = jnp.dtype(jnp.uint16)  # see `Pool`
-        side: Any = jax.ShapeDtypeStruct(shape, dtype)
-        return Pool(side, side)
 
     def _make_pool(self) -> Pool:
         with jax.default_device(self.plan.device):
             return jax.tree.map(
                 lambda side: jnp.zeros(side.shape, side.dtype),
-                self._pool_shapes(self._limits.num_pages),
+                pool_shapes(self.plan, self._limits.num_pages),
             )
 
     def _count_pages(self) -> int:
@@ -219,7 +210,18 @@ class JaxBackend:
         return failure
 
 
-def _prefix_pass(name: str) -> PrefixPass:
+def pool_shapes(plan: JaxPlan, count: int) -> Any:
+    """Return a pool of so many pages, as shapes."""
+    config = plan.architecture.config
+    shape = (config.num_layers, count, plan.pages.size, config.num_kv_heads, config.head_dim)
+    dtype = jnp.dtype(plan.dtype_name)
+    if plan.device.platform == "cpu" and dtype == jnp.bfloat16:
+        dtype = jnp.dtype(jnp.uint16)  # see `Pool`
+    side: Any = jax.ShapeDtypeStruct(shape, dtype)
+    return Pool(side, side)
+
+
+def prefix_pass_of(name: str) -> PrefixPass:
     if name == "pallas":
         from gpuscore.backends.jax.prefix_pallas import prefix_pass as on_tpu
 

@@ -88,6 +88,14 @@ def run(
     return pool, ScoredRows(hidden, *vocab_statistics(hidden, weights.lm_head, count, wanted, rows))
 
 
+class TracedPrograms(NamedTuple):
+    """`Programs` that are not compiled yet, as `jax.stages.Traced`."""
+
+    extend: Any
+    labels: Any
+    max_labels: int
+
+
 def compile_programs(
     sizes: ProgramSizes,
     cfg: DecoderConfig,
@@ -97,6 +105,28 @@ def compile_programs(
     device: jax.Device,
 ) -> Programs:
     """Compile the programs of one size; only the shapes of weights and pool are used."""
+    traced, options = (
+        trace_programs(sizes, cfg, weights, pool, prefix_pass, device),
+        options_of(device),
+    )
+    extend, labels = (one.lower().compile(options) for one in (traced.extend, traced.labels))
+    return Programs(sizes, extend, labels, traced.max_labels, _bytes(extend) + _bytes(labels))
+
+
+def options_of(device: jax.Device) -> dict[str, Any]:
+    """Return the options of XLA that programs for a device are compiled with."""
+    return _OPTIONS | (_CPU_OPTIONS if device.platform == "cpu" else {})
+
+
+def trace_programs(
+    sizes: ProgramSizes,
+    cfg: DecoderConfig,
+    weights: Weights,
+    pool: Any,
+    prefix_pass: PrefixPass,
+    device: jax.Device,
+) -> TracedPrograms:
+    """Trace the programs of one size. `tests/tpu_code` lowers them for TPUs that are not there."""
     attention = Attention(
         scale=cfg.attention_scale,
         group=cfg.num_heads // cfg.num_kv_heads,
@@ -105,7 +135,6 @@ def compile_programs(
         prefix_pass=prefix_pass,
     )
     there = SingleDeviceSharding(device)
-    options = _OPTIONS | (_CPU_OPTIONS if device.platform == "cpu" else {})
 
     def shaped(value: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there)
@@ -114,23 +143,19 @@ def compile_programs(
     arguments = jax.tree.map(
         shaped, (weights, pool, padded(one, sizes, 1, 1), np.array(ONE, np.int32))
     )
-    extend = (
-        jax.jit(partial(run, cfg=cfg, attention=attention), donate_argnums=1)
-        .lower(*arguments)
-        .compile(options)
-    )
+    extend = jax.jit(partial(run, cfg=cfg, attention=attention), donate_argnums=1)
     max_labels = max(LABEL_TILE, LABELS_PER_TOKEN * sizes.tokens)
     hidden = jax.ShapeDtypeStruct(
         (sizes.tokens, cfg.hidden_size), weights.embed.dtype, sharding=there
     )
     numbers = jax.ShapeDtypeStruct((max_labels,), jnp.int32, sharding=there)
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=there)
-    labels = (
-        jax.jit(label_logits)
-        .lower(hidden, shaped(weights.lm_head), numbers, numbers, count)
-        .compile(options)
+    labels = jax.jit(label_logits)
+    return TracedPrograms(
+        extend.trace(*arguments),
+        labels.trace(hidden, shaped(weights.lm_head), numbers, numbers, count),
+        max_labels,
     )
-    return Programs(sizes, extend, labels, max_labels, _bytes(extend) + _bytes(labels))
 
 
 def _bytes(compiled: Any) -> int:
