@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name} in {BASELINE.name}: there is no such program")
             failed += 1
     if every or options.predict:
-        failed += print_predictions(None if options.no_cache else CACHE)
+        failed += print_predictions(chosen, None if options.no_cache else CACHE)
     seconds = time.monotonic() - start
     print(f"{versions()}: {len(chosen)} programs, {failed} failed, {seconds:.0f} s")
     return 1 if failed else 0

@@ -16,7 +16,7 @@ from typing import Any
 
 from tpu_code.cases import EXTEND, Case, compiler_options, traced
 from tpu_code.chips import CHIPS
-from tpu_code.hlo import Instruction, Program
+from tpu_code.hlo import Instruction, Program, Where
 from tpu_code.kernel_calls import KernelMemory, declared
 from tpu_code.trips import loop_places
 from tpu_code.work import FREE, KERNEL, Place, places
@@ -95,7 +95,9 @@ class Facts:
 
 
 def _place(data: Mapping[str, Any]) -> Place:
-    return Place(**{**data, "frames": tuple((name, line) for name, line in data["frames"])})
+    frames, turns = data["where"]
+    where = Where(tuple((name, line) for name, line in frames), tuple(turns))
+    return Place(**{**data, "where": where})
 
 
 def facts_of(case: Case, cache: Path | None) -> Facts:

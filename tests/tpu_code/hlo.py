@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "token": 0, "opaque": 0}
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([^}]*)\})?")
@@ -19,6 +19,17 @@ _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _CONFIG = "backend_config="
 
 Frames: TypeAlias = tuple[tuple[str, int], ...]  # (function, line), the innermost first
+
+
+class Where(NamedTuple):
+    """A loop's or branch's place in our source.
+
+    Python's loops write several of XLA's from one line. `turns` tells them apart: the numbers, from
+    0, of those around it and its own, the outermost first, without zeros.
+    """
+
+    frames: Frames = ()
+    turns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +154,8 @@ class Program:
         return self.computations[name]
 
     def frames(self, one: Instruction) -> Frames:
-        """Return the functions of our source that an instruction comes from."""
-        return () if one.frame is None else self._frames.chain(one.frame)
+        """Return the functions of our source that an instruction comes from, each once."""
+        return () if one.frame is None else tuple(dict.fromkeys(self._frames.chain(one.frame)))
 
     def within(self, name: str) -> Iterator[Instruction]:
         """Yield the instructions that a computation runs, with those of its loops and branches.

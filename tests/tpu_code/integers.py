@@ -3,26 +3,29 @@
 JAX would dispatch and compile each; a batch has a million of them.
 """
 
+import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
-MOST_ELEMENTS = 2**21  # larger arrays are never bounds
+MOST_ELEMENTS, MOST_OF_TABLES = 2**21, 4096  # larger arrays are never bounds
 Value: TypeAlias = "np.ndarray | None"  # None: not known, because nothing is computed
 
 
 def known(aval: Any) -> bool:
-    """Tell whether values of this type are computed: integers in at most one dimension."""
+    """Tell whether values of this type are computed: integers in one dimension, small tables."""
     shape = getattr(aval, "shape", None)
-    return (
-        shape is not None
-        and getattr(aval, "dtype", None) is not None
-        and np.dtype(aval.dtype).kind in "iub"
-        and len(shape) <= 2
-        and (len(shape) <= 1 or min(shape) == 1 or np.prod(shape) <= 4096)
-        and np.prod(shape, dtype=np.int64) <= MOST_ELEMENTS
-    )
+    return shape is not None and _known(tuple(shape), getattr(aval, "dtype", None))
+
+
+@cache
+def _known(shape: tuple[int, ...], dtype: Any) -> bool:
+    if not str(dtype).startswith(("int", "uint", "bool")):
+        return False
+    flat = len(shape) <= 1 or (len(shape) == 2 and min(shape) == 1)
+    return math.prod(shape) <= (MOST_ELEMENTS if flat else MOST_OF_TABLES)
 
 
 def evaluate(name: str, values: list[np.ndarray], params: Mapping[str, Any], aval: Any) -> Value:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from tpu_code.hlo import Frames
+from tpu_code.hlo import Where
 from tpu_code.integers import known
 from tpu_code.kernel_memory import Memory
 from tpu_code.tally import padded_elements
 
 
-def run_kernel(walk: Any, eqn: Any, inputs: list[Any], path: Frames) -> None:
+def run_kernel(walk: Any, eqn: Any, inputs: list[Any], path: Where) -> None:
     """Run the kernel for each program of the grid; count the blocks that the pipeline copies."""
     mapping, kernel = eqn.params["grid_mapping"], walk.kernel
     of_index = mapping.num_index_operands
@@ -41,7 +41,7 @@ def _small(value: Any) -> Any:
 
 
 def _block_at(
-    walk: Any, block: Any, programs: tuple[int, ...], scalars: list[Memory], path: Frames
+    walk: Any, block: Any, programs: tuple[int, ...], scalars: list[Memory], path: Where
 ) -> tuple[int, ...] | None:
     numbers = [np.int32(one) for one in programs]
     index = block.index_map_jaxpr

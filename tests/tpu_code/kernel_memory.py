@@ -18,8 +18,7 @@ class Memory:
     def empty(cls, aval: Any) -> "Memory":
         """Return scratch memory; integers that were not written are as good as zero."""
         inner = getattr(aval, "inner_aval", aval)
-        small = known(inner) and not str(inner.dtype).endswith("sem")
-        return cls(np.zeros(inner.shape, inner.dtype) if small else None)
+        return cls(np.zeros(inner.shape, inner.dtype) if known(inner) else None)
 
 
 def read(eqn: Any, inputs: list[Any]) -> Value:

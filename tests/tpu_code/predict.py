@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpu_code.chips import Chip
-from tpu_code.hlo import Frames
+from tpu_code.hlo import Frames, Where
 from tpu_code.tally import Kernel, Tally
 from tpu_code.work import Place
 
@@ -95,24 +95,31 @@ def kernel_times(kernel: Kernel, chip: Chip) -> dict[str, float]:
 
 
 def trips(place: Place, tally: Tally) -> int:
-    """Return how often a place ran: by its path in our source, or by a bound in the code."""
-    if not place.frames:
+    """Return how often a place ran: by its place in our source."""
+    if not place.where.frames:
         return 1
-    wanted = tuple(dict.fromkeys(place.frames))
-    if place.branch is None:
-        known: Mapping[Frames, int] = tally.loops
-    else:
-        known = {path: n for (path, branch), n in tally.branches.items() if branch == place.branch}
-        others = any(_starts(wanted, path) for path, _ in tally.branches)
-        if others and not any(_starts(wanted, path) for path in known):
+    wanted, branches = place.where, tally.branches
+    known: Mapping[Where, int] = tally.loops
+    if place.branch is not None:
+        known = {path: count for (path, taken), count in branches.items() if taken == place.branch}
+        if any(_same(wanted, path) for path, _ in branches) and not _fitting(wanted, known):
             return 0  # a branch that the batch never takes
-    if fitting := [path for path in known if _starts(wanted, path)]:
-        return known[max(fitting, key=len)]
+    if fitting := _fitting(wanted, known):
+        return known[max(fitting, key=lambda path: len(path.frames))]
     # A loop inside of one that never ran was not reached.
-    for start in range(1, len(wanted)):
-        if any(not n and _starts(wanted[start:], path) for path, n in tally.loops.items()):
-            return 0
+    around = (wanted.frames[start:] for start in range(1, len(wanted.frames)))
+    never = [path.frames for path, count in tally.loops.items() if not count]
+    if any(_starts(frames, path) for frames in around for path in never):
+        return 0
     raise NoTrips(f"{_named(place)}: it is not known how often it runs")
+
+
+def _fitting(wanted: Where, known: Mapping[Where, int]) -> list[Where]:
+    return [path for path in known if _same(wanted, path)]
+
+
+def _same(wanted: Where, path: Where) -> bool:
+    return _starts(wanted.frames, path.frames) and wanted.turns == path.turns
 
 
 def _starts(wanted: Frames, path: Frames) -> bool:
@@ -120,6 +127,7 @@ def _starts(wanted: Frames, path: Frames) -> bool:
 
 
 def _named(place: Place) -> str:
-    names = [name.rpartition(".")[2] for name, _ in dict.fromkeys(place.frames)]
+    names = [name.rpartition(".")[2] for name, _ in place.where.frames]
     said = " < ".join(names[:3]) or "outside of loops"
+    said += "".join(f" #{turn + 1}" for turn in place.where.turns)
     return said if place.branch is None else f"{said}, branch {place.branch}"

@@ -1,9 +1,9 @@
 """Prints predicted times of the reports' workload, and what stands in the way of the goal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tpu_code.cases import MODELS, arguments_of, batches_of, cases, program_of, traced
+from tpu_code.cases import MODELS, Case, arguments_of, batches_of, cases, program_of, traced
 from tpu_code.chips import Chip
 from tpu_code.facts import measure
 from tpu_code.predict import GOAL, NoTrips, Prediction, predict
@@ -33,11 +33,13 @@ def predicted(model: str, chip: Chip, cache: Path | None) -> Prediction:
     return whole
 
 
-def print_predictions(cache: Path | None) -> int:
-    """Print the time of each model on each of its chips; return how many are not known."""
-    unknown = 0
+def print_predictions(chosen: Sequence[Case], cache: Path | None) -> int:
+    """Print the time of each model on each chip of these programs; return how many are unknown."""
+    unknown, asked = 0, {(case.model, case.chip) for case in chosen}
     for model in MODELS:
         for chip in model.chips:
+            if (model.name, chip.name) not in asked:
+                continue
             try:
                 found = predicted(model.name, chip, cache)
             except (NoTrips, Uncountable) as error:

@@ -113,14 +113,13 @@ def _growth(facts: Facts, known: Row) -> Iterator[str]:
         for opcode, count in now[part].items():
             if count > known[part].get(opcode, 0):
                 yield f"{part}: {count} of {opcode}, {known[part].get(opcode, 0)} before"
-    before = {one["name"]: one for one in known["kernels"]}
-    for one in now["kernels"]:
-        if one["name"] not in before:
-            yield f"kernel {one['name']} is not in the baseline"
-            continue
+    if (had := len(known["kernels"])) != len(now["kernels"]):
+        yield f"{len(now['kernels'])} kernels, {had} before"
+        return
+    for one, before in zip(now["kernels"], known["kernels"], strict=True):
         for memory in ("smem", "vmem"):
-            if one[memory] > before[one["name"]][memory] * GROWTH:
+            if one[memory] > before[memory] * GROWTH:
                 yield (
                     f"kernel {one['name']}: {one[memory]} bytes of {memory.upper()}, "
-                    f"{before[one['name']][memory]} before"
+                    f"{before[memory]} before"
                 )

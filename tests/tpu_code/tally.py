@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from tpu_code.hlo import Frames
+from tpu_code.hlo import Where
 
 LANES, SUBLANES = 128, 8
 # One or more transcendental functions per element; the rest of the vector unit's operations take a
@@ -66,14 +66,14 @@ class Kernel:
         )
 
 
-Branch: TypeAlias = tuple[Frames, int]
+Branch: TypeAlias = tuple[Where, int]
 
 
 @dataclass
 class Tally:
     """Runs of loops' bodies and of branches, and the work of kernels."""
 
-    loops: Counter[Frames] = field(default_factory=Counter)  # runs of the body
+    loops: Counter[Where] = field(default_factory=Counter)  # runs of the body
     branches: Counter[Branch] = field(default_factory=Counter)
     products: Counter[Product] = field(default_factory=Counter)  # outside of kernels
     kernels: dict[str, Kernel] = field(default_factory=dict)

@@ -1,12 +1,13 @@
 """Operations, bytes and XLA's estimated cycles of the instructions of each loop of a program."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 from tpu_code.chips import Chip
-from tpu_code.hlo import Computation, Frames, Instruction, Program, Shape
+from tpu_code.hlo import Computation, Frames, Instruction, Program, Shape, Where
 
 KERNEL = "tpu_custom_call"
 # Instructions that take no time of their own.
@@ -27,9 +28,9 @@ EMULATED = 6  # passes of bfloat16 in a product of float32
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A computation that runs as often as a loop's body, or a branch, whose path is `frames`."""
+    """Instructions that run together: of a loop's body, a branch, or the program itself."""
 
-    frames: Frames  # empty: the program itself
+    where: Where  # without frames: the program itself
     branch: int | None
     constant: int | None  # trips that are constant in the code
     cycles: int  # XLA's estimate, without kernels
@@ -55,7 +56,7 @@ class Cost:
 
 def places(program: Program, chip: Chip) -> Iterator[Place]:
     """Yield the work of a program's own instructions, then of its loops and branches."""
-    yield from _Reader(program, chip).places(program.entry, (), None, None)
+    yield from _Reader(program, chip).places(program.entry, Where(), None, None)
 
 
 class _Reader:
@@ -63,7 +64,7 @@ class _Reader:
         self.program, self.chip = program, chip
 
     def places(
-        self, name: str, frames: Frames, branch: int | None, constant: int | None
+        self, name: str, where: Where, branch: int | None, constant: int | None
     ) -> Iterator[Place]:
         computation = self.program.of(name)
         cycles, seconds, products, memory = 0, 0.0, 0.0, 0.0
@@ -74,18 +75,23 @@ class _Reader:
             least = max(cost.products(self.chip), cost.memory(self.chip))
             seconds += least
             cycles += one.cycles if one.cycles is not None else round(least * self.chip.clock)
-        yield Place(frames, branch, constant, cycles, seconds, products, memory)
+        yield Place(where, branch, constant, cycles, seconds, products, memory)
+        turns: Counter[tuple[str, Frames]] = Counter()
         for one in computation.instructions.values():
-            path = self.program.frames(one)
+            if one.opcode == "call":
+                yield from self.places(one.called["to_apply"], where, branch, constant)
+            if one.opcode not in ("while", "conditional"):
+                continue
+            frames = self.program.frames(one)
+            turn = turns[one.opcode, frames]
+            turns[one.opcode, frames] += 1
+            there = Where(frames, (*where.turns, turn) if turn else where.turns)
             for role, called in one.called.items():
-                if one.opcode == "while" and role == "body":
-                    trips = self._constant_trips(one)
-                    yield from self.places(called, path, None, trips)
+                if role == "body":
+                    yield from self.places(called, there, None, self._constant_trips(one))
                 elif role.startswith("branch"):
                     index = int(role.removeprefix("branch "))
-                    yield from self.places(called, path, index, None)
-                elif one.opcode == "call":
-                    yield from self.places(called, frames, branch, constant)
+                    yield from self.places(called, there, index, None)
 
     def _constant_trips(self, loop: Instruction) -> int | None:
         """Return the bound of a loop that compares its counter, from 0, with a constant."""
