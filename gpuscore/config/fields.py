@@ -62,8 +62,9 @@ class ModelConfig:
         "auto",
         "attention kernels; triton: one launch for pages and packed rows; two-pass: a library's "
         "kernel over shared keys, then ours; flashinfer, flashinfer-cascade: from an optional "
-        "package; torch: plain operators; pallas: a TPU kernel for --backend jax, not run on "
-        "hardware yet; auto: torch on CPU, triton on CUDA, XLA's with --backend jax",
+        "package; torch: plain operators; with --backend jax, xla: plain operators, pallas: a "
+        "kernel for TPUs, not run on hardware yet; auto: torch on CPU, triton on CUDA, and with "
+        "--backend jax pallas on TPU, otherwise xla",
         choices=(
             "auto",
             "triton",
@@ -71,8 +72,10 @@ class ModelConfig:
             "flashinfer",
             "flashinfer-cascade",
             "torch",
+            "xla",
             "pallas",
         ),
+        metavar="NAME",
     )
     compile: str = option(
         "auto",

@@ -139,7 +139,7 @@ def test_extend_does_not_wait(small, rng):
     batch = in_one_batch(random_ids(rng, 9), [random_ids(rng, 28)] * 4, LABELS)
     run(small, batch)
     pending = [small.extend(batch) for _ in range(20)]
-    assert not pending[-1].rows.lse.is_ready()
+    assert not pending[-1].parts[0].rows.lse.is_ready()
     scores = [small.collect(one).label_logits for one in pending]
     assert all(np.array_equal(scores[0], other) for other in scores)
 
@@ -172,6 +172,7 @@ def test_other_architectures_are_refused(tiny_model, family):
         ({"device": "tpu"}, "--device tpu: this JAX sees no such device; supported here: cpu"),
         ({"kv_cache_size": "200KiB"}, "512 needs 528 tokens of KV cache"),
         ({"backend": "torch", "attention": "pallas"}, "--attention pallas needs --backend jax"),
+        ({"backend": "torch", "attention": "xla"}, "--attention xla needs --backend jax"),
         ({"backend": "torch", "device": "tpu"}, "--device tpu needs --backend jax"),
         ({"backend": "torch", "compile_cache": "x"}, "--compile-cache needs --backend jax"),
     ],
@@ -183,7 +184,8 @@ def test_options_that_do_not_fit(tiny_model, options, message):
 
 
 @pytest.mark.parametrize(
-    "options", [{"compile": "on"}, {"cuda_graph_tokens": 0}, {"device": "cpu"}]
+    "options",
+    [{"compile": "on"}, {"cuda_graph_tokens": 0}, {"device": "cpu"}, {"attention": "xla"}],
 )
 def test_options_that_change_nothing(tiny_model, options):
     directory, _ = tiny_model("qwen3")

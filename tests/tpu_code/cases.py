@@ -17,9 +17,10 @@ import jax
 import numpy as np
 
 from gpuscore.backends.jax import plan as planning
-from gpuscore.backends.jax.backend import pool_shapes, prefix_pass_of
+from gpuscore.backends.jax.backend import attends_of, pool_shapes
 from gpuscore.backends.jax.label_head import ONE
-from gpuscore.backends.jax.layout import ProgramSizes, num_pages, padded
+from gpuscore.backends.jax.layout import ProgramSizes, page_entries
+from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.programs import TracedPrograms, options_of, trace_programs
 from gpuscore.backends.jax.weights import weight_shapes_of
@@ -105,7 +106,7 @@ def plan_of(model: str, chip: str) -> JaxPlan:
 
 def page_count(plan: JaxPlan, chip: Chip) -> int:
     """Return the number of KV pages beside weights and a batch of BATCH_BYTES."""
-    return plan.pages.count(chip.hbm - plan.weight_bytes, BATCH_BYTES)
+    return plan.count_pages(chip.hbm - plan.weight_bytes, BATCH_BYTES)
 
 
 def traced(case: Case) -> Any:
@@ -122,7 +123,8 @@ def _traced(model: str, chip: str, sizes: ProgramSizes) -> TracedPrograms:
         plan.architecture.config,
         weights_of(plan),
         pool_shapes(plan, page_count(plan, CHIPS[chip])),
-        prefix_pass_of(plan.attention),
+        attends_of(plan.attention),
+        plan.heads,
         plan.device,
     )
 
@@ -151,17 +153,18 @@ def batches_of(case: Case, query: int, items: int, item: int) -> list[PackedBatc
 def program_of(model: str, chip: str, batch: PackedBatch) -> Case:
     """Return the program that a batch runs in."""
     plan = plan_of(model, chip)
-    pages = num_pages(batch, plan.pages.size)
+    lens = batch.prefix_lens[np.unique(batch.request_of)]
     for sizes in plan.sizes():
+        pages = page_entries(lens, sizes.tiling, plan.pages.size).sum()
         if sizes.tokens >= batch.num_tokens and sizes.pages >= pages:
             return Case(model, chip, EXTEND, sizes)
-    raise ValueError(f"no program holds {batch.num_tokens} tokens and {pages} pages")
+    raise ValueError(f"no program holds {batch.num_tokens} tokens and their pages")
 
 
 def arguments_of(case: Case, batch: PackedBatch) -> list[Any]:
     """Return the flat arguments of an `extend` program: arrays of integers, and shapes."""
     plan = plan_of(case.model, case.chip)
     count = page_count(plan, CHIPS[case.chip])
-    tables = padded(batch, case.sizes, plan.pages.size, count * plan.pages.size)
-    everything = (weights_of(plan), pool_shapes(plan, count), tables, np.array(ONE, np.int32))
+    buffer = padded(batch, case.sizes, plan.pages.size, ONE)
+    everything = (weights_of(plan), pool_shapes(plan, count), buffer)
     return list(jax.tree.leaves(everything))

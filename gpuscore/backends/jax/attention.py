@@ -1,69 +1,85 @@
-"""The mask rule (`gpuscore.batch.visible_rows`) in two passes over tiles of rows: one over cached
-prefixes, one over rows of the same batch.
+"""The mask rule (`gpuscore.batch.visible_rows`) in plain XLA, over tiles of rows.
 
-Both passes give float32 outputs with their log-sum-exp and are merged by it. The keys that a tile
-reads are bounds of loops (`layout.Bounds`), so one compiled program serves all lengths, and keys
-that no row of a tile sees are not computed. Within a tile, visibility is a comparison of numbers
-that belong to rows and keys; no mask is stored.
+A tile attends to the cached prefixes of its rows, then to rows of the same batch, in one running
+softmax in float32. The keys that a tile reads are bounds of loops (`layout.Bounds`), so one
+compiled program serves all lengths, and blocks that no row of a tile sees are not computed. Within
+a block, visibility is a comparison of numbers that belong to rows and keys; no mask is stored.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from gpuscore.backends.jax.indexing import chosen, part
-from gpuscore.backends.jax.layout import Tables, Tile, TileSizes
+from gpuscore.backends.jax.heads import Heads
+from gpuscore.backends.jax.indexing import one_of, part, put
+from gpuscore.backends.jax.layout import Bounds, Rows, Tables, Tiles, TileSizes
 from gpuscore.backends.jax.products import contract
 
 LOWEST = -1e30  # finite, so that a row without visible keys gets no NaN from inf - inf
 
 
 class Pool(NamedTuple):
-    """Keys and values of cached tokens: each [layers, pages, page size, Hkv, D].
+    """Keys and values of cached tokens.
 
     On a CPU the bits of bfloat16 are stored as integers: XLA has no operations on bfloat16 there,
     and would convert the whole pool to float32 and back in each batch.
     """
 
-    k: Array
-    v: Array
+    pages: Array  # [layers, pages, page size, 2 * Heads.width], rows as `Heads.joined` gives them
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Parameters of the passes that do not depend on the batch."""
+    """Parameters that do not depend on the batch."""
 
     scale: float
-    group: int  # query heads of a KV head
+    heads: Heads
     tiling: TileSizes
     windowed: bool  # true if any layer has a window
-    prefix_pass: "PrefixPass"
+
+    @property
+    def front(self) -> int:
+        """Rows before the first one, and after the last one, of a batch's keys and values."""
+        return self.tiling.own_keys
 
 
-class PrefixPass(Protocol):
+class Attend(Protocol):
+    """Attention of the chosen rows of a batch; queries and outputs have a form of its own."""
+
+    def form(self, heads: Heads, q: Array) -> Array:
+        """Return queries [M, H, D] in that form, [M, columns]."""
+
+    def plain(self, heads: Heads, out: Array) -> Array:
+        """Return outputs of that form, [M, columns], as [M, H * D]."""
+
     def __call__(
         self,
         attention: Attention,
         tables: Tables,
-        tile: Tile,
+        tiles: Tiles,
+        count: Array,
         pool: Pool,
         layer: Array,
         window: Array,
         q: Array,
-    ) -> tuple[Array, Array]:
-        """Attend from a tile's rows to the cached prefixes of their requests.
+        kv: Array,
+    ) -> Array:
+        """Attend to cached prefixes, to ancestors and to the own segment.
 
         Args:
+            tiles: of the chosen rows.
+            count: int32 [], their number.
             layer: int32 [], of the pool.
             window: int32 [], positions that a row sees, its own included.
-            q: [M, H, D], in the order of `tile.rows`.
+            q: [T, columns], in the order of `tiles`; the output may take its memory.
+            kv: [front + T + front, 2 * width], `Heads.joined` of all rows of the batch.
 
         Returns:
-            The output, float32 [M, H, D], and its log-sum-exp, [M, H]; 0 and -inf for rows without
-            a prefix.
+            [T, columns]; rows after the last tile with a chosen row hold anything finite.
         """
 
 
@@ -75,35 +91,68 @@ class Softmax(NamedTuple):
     out: Array  # [Hkv, m, D] weighted sum of values, not yet divided by `total`
 
 
-def attend(
-    attention: Attention,
-    tables: Tables,
-    tile: Tile,
-    pool: Pool,
-    layer: Array,
-    window: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-) -> Array:
-    """Attend: q [M, H, D] of a tile's rows, k and v [T, Hkv, D] of all rows -> [M, H, D]."""
-    with jax.named_scope("own_pass"):
-        own = own_pass(attention, tables, tile, window, q, k, v)
-    with jax.named_scope("prefix_pass"):
-        prefix = attention.prefix_pass(attention, tables, tile, pool, layer, window, q)
-    with jax.named_scope("merge"):
-        return merge(*own, *prefix).astype(q.dtype)
+class XlaAttend:
+    """`Attend` in plain XLA; its form is [M, H * D]."""
+
+    def form(self, heads: Heads, q: Array) -> Array:
+        return q.reshape(len(q), -1)
+
+    def plain(self, heads: Heads, out: Array) -> Array:
+        return out
+
+    def __call__(
+        self,
+        attention: Attention,
+        tables: Tables,
+        tiles: Tiles,
+        count: Array,
+        pool: Pool,
+        layer: Array,
+        window: Array,
+        q: Array,
+        kv: Array,
+    ) -> Array:
+        size = attention.tiling.rows
+
+        def one(index: Array, q: Array) -> Array:
+            first = index * size
+            rows = Rows(*(part(values, first, size) for values in tiles.rows))
+            bounds = Bounds(*(one_of(bound, index) for bound in tiles.bounds))
+            of_tile = part(q, first, size).reshape(size, -1, attention.heads.dim)
+            queries = by_kv_head(of_tile, attention.heads.group)
+            with jax.named_scope("prefix_pass"):
+                prefix = partial(prefix_pass, attention, tables, rows, bounds, pool, layer, window)
+                state = prefix(queries, fresh(queries))
+            with jax.named_scope("own_pass"):
+                own = partial(own_pass, attention, tables, tiles.blocks, rows, bounds, kv, window)
+                state = own(queries, state)
+            out = finished(state, attention.heads.group).astype(q.dtype)
+            return put(q, out.reshape(size, -1), first)
+
+        return lax.fori_loop(0, lax.div(count + size - 1, size), one, q)
 
 
-def store(tables: Tables, pool: Pool, layer: Array, k: Array, v: Array) -> Pool:
-    """Return the pool with the keys and values of rows that have a slot added."""
-    page, offset = lax.div(tables.slots, pool.k.shape[2]), lax.rem(tables.slots, pool.k.shape[2])
-    return Pool(
-        *(
-            side.at[layer, page, offset].set(as_type(x, side.dtype), mode="drop")
-            for side, x in zip(pool, (k, v), strict=True)
+def store(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv: Array) -> Pool:
+    """Return the pool with the rows of kv that have a slot added, a page at a time, in place."""
+    pages, size = pool.pages, pool.pages.shape[2]
+    assert size <= attention.front  # noqa: S101  (else a page could reach before the first row)
+    in_page = jnp.arange(size)[:, None]
+
+    def one(run: Array, pages: Array) -> Array:
+        row, slot, length = (
+            one_of(x, run) for x in (tables.run_rows, tables.run_slots, tables.run_lens)
         )
-    )
+        page, offset = lax.div(slot, size), lax.rem(slot, size)
+        new = as_type(part(kv, attention.front + row - offset, size), pages.dtype)
+        place = (layer, page, jnp.int32(0), jnp.int32(0))
+        shape = (1, 1, *new.shape)
+        old = lax.dynamic_slice(pages, place, shape, allow_negative_indices=False)
+        ours = (in_page >= offset) & (in_page < offset + length)
+        both = jnp.where(ours, new, old.reshape(new.shape)).reshape(shape)
+        return lax.dynamic_update_slice(pages, both, place, allow_negative_indices=False)
+
+    with jax.named_scope("store"):
+        return Pool(lax.fori_loop(0, tables.numbers.runs[0], one, pages))
 
 
 def as_type(x: Array, dtype: jnp.dtype) -> Array:
@@ -111,89 +160,73 @@ def as_type(x: Array, dtype: jnp.dtype) -> Array:
     return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
-def merge(out: Array, lse: Array, other: Array, other_lse: Array) -> Array:
-    """Merge two parts of one softmax, float32 [M, H, D] and [M, H]; `lse` must be finite."""
-    most = jnp.maximum(lse, other_lse)
-    one, two = jnp.exp(lse - most), jnp.exp(other_lse - most)
-    return (out * one[..., None] + other * two[..., None]) / (one + two)[..., None]
-
-
 def own_pass(
-    attention: Attention, tables: Tables, tile: Tile, window: Array, q: Array, k: Array, v: Array
-) -> tuple[Array, Array]:
-    """Attend to rows of the batch: the whole root, and the row's branch up to itself.
-
-    Of the branch, a row sees its own segment and those that it continues.
-    """
-    step, rows, bounds = attention.tiling.own_keys, tile.rows, tile.bounds
-    in_root = jnp.maximum(bounds.root_stop - bounds.root_start, 0)
-    in_branch = bounds.branch_stop - bounds.branch_start
-    queries = by_kv_head(q, attention.group)
+    attention: Attention,
+    tables: Tables,
+    blocks: Array,
+    rows: Rows,
+    bounds: Bounds,
+    kv: Array,
+    window: Array,
+    queries: Array,
+    state: Softmax,
+) -> Softmax:
+    """Attend to rows of the batch: ancestors of the row's segment, and the row's own up to it."""
+    step = attention.tiling.own_keys
 
     def add(index: Array, state: Softmax) -> Softmax:
-        of_root = index < in_root
-        block = jnp.where(of_root, bounds.root_start, bounds.branch_start - in_root) + index
-        first = jnp.where(of_root, rows.root_start, rows.branch_start)
-        stop = jnp.where(of_root, rows.root_stop, rows.place + 1)
-        keys = block * step + jnp.arange(step)
-        seen = (keys >= first[:, None]) & (keys < stop[:, None])
-        seen &= part(tables.seen_until, block * step, step) > rows.place[:, None]
+        first = one_of(blocks, index) * step
+        keys = first + jnp.arange(step)
+        seen = keys <= rows.place[:, None]
+        seen &= part(tables.seen_until, first, step) > rows.place[:, None]
         if attention.windowed:
-            positions = part(tables.positions, block * step, step)
-            seen &= positions > (rows.position - window)[:, None]
-        k_block, v_block = (part(x, block * step, step) for x in (k, v))
-        return update(attention, state, queries, k_block, v_block, seen)
+            seen &= part(tables.positions, first, step) > (rows.position - window)[:, None]
+        k, v = attention.heads.parts(part(kv, attention.front + first, step))
+        return update(attention, state, queries, k, v, seen)
 
-    return finished(lax.fori_loop(0, in_root + in_branch, add, fresh(queries)), attention.group)
+    return lax.fori_loop(bounds.own_start, bounds.own_stop, add, state)
 
 
 def prefix_pass(
     attention: Attention,
     tables: Tables,
-    tile: Tile,
+    rows: Rows,
+    bounds: Bounds,
     pool: Pool,
     layer: Array,
     window: Array,
-    q: Array,
-) -> tuple[Array, Array]:
-    """`PrefixPass` in plain XLA: pages are gathered block by block."""
-    count, rows, last = attention.tiling.prefix_pages, tile.rows, len(tables.pages) - 1
-    page_size, heads, dim = pool.k.shape[2:]
+    queries: Array,
+    state: Softmax,
+) -> Softmax:
+    """Attend to the cached prefixes of the rows' requests; pages are gathered block by block."""
+    count, page_size = attention.tiling.prefix_pages, pool.pages.shape[2]
     step = count * page_size
-    queries = by_kv_head(q, attention.group)
 
     def one_request(request: Array, state: Softmax) -> Softmax:
-        length, start, blocks = (
-            part(x, request, 1)[0]
-            for x in (tables.prefix_lens, tables.page_starts, tables.prefix_blocks)
-        )
+        length = one_of(tables.prefix_lens, request)
+        start, stop = (one_of(tables.block_starts, request + end) for end in (0, 1))
         mine = rows.request == request
 
         def add(block: Array, state: Softmax) -> Softmax:
-            # Entries after the request's last page belong to others; `inside` masks their keys.
-            places = jnp.minimum(start + block * count + jnp.arange(count), last)
-            pages = chosen(tables.pages, places)
+            pages = part(tables.pages, (start + block) * count, count)
             keys = block * step + jnp.arange(step)
             inside = keys < length
             seen = mine[:, None] & inside
             if attention.windowed:
                 seen &= keys > (rows.position - window)[:, None]
-            k_block, v_block = (
-                as_type(side.at[layer, pages].get(mode="promise_in_bounds"), q.dtype)
-                for side in pool
-            )
-            k_block, v_block = (x.reshape(step, heads, dim) for x in (k_block, v_block))
+            held = pool.pages.at[layer, pages].get(mode="promise_in_bounds")
+            k, v = attention.heads.parts(as_type(held, queries.dtype).reshape(step, -1))
             # Memory that was never written may hold NaN, and 0 * NaN is NaN.
-            v_block = jnp.where(inside[:, None, None], v_block, 0)
-            return update(attention, state, queries, k_block, v_block, seen)
+            return update(
+                attention, state, queries, k, jnp.where(inside[:, None, None], v, 0), seen
+            )
 
         first = jnp.int32(0)
         if attention.windowed:
-            first = lax.div(jnp.maximum(0, tile.bounds.position - window + 1), step)
-        return lax.fori_loop(first, blocks, add, state)
+            first = lax.div(jnp.maximum(0, bounds.position - window + 1), step)
+        return lax.fori_loop(first, stop - start, add, state)
 
-    requests = tile.bounds.request_start, tile.bounds.request_stop
-    return finished(lax.fori_loop(*requests, one_request, fresh(queries)), attention.group)
+    return lax.fori_loop(bounds.request_start, bounds.request_stop, one_request, state)
 
 
 def by_kv_head(q: Array, group: int) -> Array:
@@ -210,11 +243,9 @@ def by_row(x: Array, group: int) -> Array:
     return split.reshape(rows, heads * group, *x.shape[2:])
 
 
-def finished(state: Softmax, group: int) -> tuple[Array, Array]:
-    """Return output [M, H, D] and log-sum-exp [M, H]; 0 and -inf for rows that saw no key."""
-    lse = state.most + jnp.log(state.total)
-    out = state.out / jnp.where(state.total > 0, state.total, 1)[..., None]
-    return by_row(out, group), by_row(lse, group)
+def finished(state: Softmax, group: int) -> Array:
+    """Return the output [M, H, D]; 0 for rows that saw no key."""
+    return by_row(state.out / jnp.where(state.total > 0, state.total, 1)[..., None], group)
 
 
 def fresh(q: Array) -> Softmax:
@@ -229,7 +260,7 @@ def update(
 ) -> Softmax:
     """Add n keys to the softmax: q [Hkv, G * M, D], k and v [n, Hkv, D], seen bool [M, n]."""
     scores = contract(q, k, ((2,), (2,)), ((0,), (1,))) * attention.scale  # [Hkv, m, n]
-    tiled = scores.reshape(len(q), attention.group, -1, len(k))
+    tiled = scores.reshape(len(q), attention.heads.group, -1, len(k))
     scores = jnp.where(seen, tiled, -jnp.inf).reshape(scores.shape)
     most = jnp.maximum(state.most, scores.max(-1))
     weights = jnp.exp(scores - most[..., None])

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,16 @@ from gpuscore.backends.base import DeviceLost, OutOfMemory, Progress, unreported
 from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.checks import check_ids
 from gpuscore.backends.common.sizing import mebibytes
-from gpuscore.backends.jax.attention import Pool, PrefixPass, prefix_pass
-from gpuscore.backends.jax.label_head import MANY, NOTHING, ONE
-from gpuscore.backends.jax.layout import ProgramSizes, num_pages, padded
+from gpuscore.backends.jax.attention import Attend, Pool, XlaAttend
+from gpuscore.backends.jax.kept_bytes import KeptBytes
+from gpuscore.backends.jax.known_answer import TOKENS, check_known_answer
+from gpuscore.backends.jax.launched import Launched, LaunchedPart, joined, wanted_statistics
+from gpuscore.backends.jax.layout import ProgramSizes, page_entries
+from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
-from gpuscore.backends.jax.platform import keep_programs
+from gpuscore.backends.jax.platform import as_config_error, keep_programs
 from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
+from gpuscore.backends.jax.splitting import split
 from gpuscore.backends.jax.weights import load_weights
 from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.limits import BackendLimits
@@ -30,16 +33,7 @@ from gpuscore.limits import BackendLimits
 logger = logging.getLogger(__name__)
 
 COMPILERS = 4  # threads
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A batch that was launched, with arrays that are filled once it has run; or its error."""
-
-    batch: PackedBatch
-    rows: ScoredRows | None
-    labels: tuple[Array, ...]  # label logits; together [>= L]
-    error: Exception | None = None
+WORTH_IT = 1.1  # times the pages, for which the largest program is compiled again
 
 
 class JaxBackend:
@@ -58,15 +52,28 @@ class JaxBackend:
         if plan.compile_cache is not None:
             keep_programs(plan.compile_cache)
         self._config = plan.architecture.config
-        self._prefix_pass = prefix_pass_of(plan.attention)
-        self._weights = load_weights(
-            Path(plan.directory),
-            plan.architecture,
-            plan.dtype_name,
-            plan.device,
-            plan.precision,
-            progress,
-        )
+        self._attends = attends_of(plan.attention)
+        with as_config_error(f"weights of {mebibytes(plan.weight_bytes)}", "a smaller model"):
+            self._weights = load_weights(
+                Path(plan.directory),
+                plan.architecture,
+                plan.dtype_name,
+                plan.device,
+                plan.precision,
+                progress,
+            )
+        if plan.device_name != "cpu":  # there, XLA's attention is what the tests hold to the rule
+            with as_config_error("the check of attention", "another --attention"):
+                check_known_answer(
+                    plan.attention,
+                    self._attends,
+                    self._config,
+                    plan.heads,
+                    plan.dtype_name,
+                    plan.device,
+                    plan.size(TOKENS),
+                    plan.pages.size,
+                )
         self._sizes = plan.sizes()
         self._programs: dict[ProgramSizes, Programs] = {}
         self._rows = self._padded_rows = 0  # computed so far, and with padding
@@ -95,26 +102,20 @@ class JaxBackend:
     def extend(self, batch: PackedBatch) -> Launched:
         error = self._invalid(batch)
         if error is not None:
-            return Launched(batch, None, (), error)
-        programs = self._program(self._fitting(batch))
-        sizes = programs.sizes
-        slots = self._limits.num_pages * self._limits.page_size
-        tables = padded(batch, sizes, self._limits.page_size, slots)
-        wanted = np.array(_wanted(batch), np.int32)
+            return Launched((), error)
+        entries = page_entries(batch.prefix_lens, self._sizes[-1].tiling, self._limits.page_size)
+        wanted = wanted_statistics(batch)
         try:
-            self.pool, rows = programs.extend(self._weights, self.pool, tables, wanted)
-            labels = tuple(self._labels(programs, rows.hidden, batch))
+            parts = split(batch, entries, self._sizes[-1].pages)
+            return Launched(tuple(self._launched(part, wanted) for part in parts))
         except RuntimeError as failure:
             raise self._meaning(failure) from failure
-        self._rows += batch.num_tokens
-        self._padded_rows += int(tables.every.number) * sizes.tiling.rows
-        return Launched(batch, rows, labels)
 
     def collect(self, pending: Launched) -> RowScores:
         if pending.error is not None:
             raise pending.error
         try:
-            return _scores(pending)
+            return joined([part.scores() for part in pending.parts])
         except RuntimeError as failure:
             raise self._meaning(failure) from failure
 
@@ -133,19 +134,40 @@ class JaxBackend:
         """Share of padding among the rows computed so far; batches are padded to whole tiles."""
         return 1 - self._rows / max(1, self._padded_rows)
 
-    def _labels(self, programs: Programs, hidden: Array, batch: PackedBatch) -> Iterator[Array]:
+    def _launched(self, batch: PackedBatch, wanted: int) -> LaunchedPart:
+        """Launch a batch that fits a program, and copies of its results to the host."""
+        programs = self._program(self._fitting(batch))
+        buffer = padded(batch, programs.sizes, self._limits.page_size, wanted)
+        self.pool, rows = programs.extend(self._weights, self.pool, buffer)
+        part = LaunchedPart(batch, wanted, rows, tuple(self._labels(programs, rows, batch)))
+        for result in part.read():
+            result.copy_to_host_async()
+        tile = programs.sizes.tiling.product_rows[-1]
+        self._rows += batch.num_tokens
+        self._padded_rows += -(-batch.num_tokens // tile) * tile
+        return part
+
+    def _labels(
+        self, programs: Programs, scored: ScoredRows, batch: PackedBatch
+    ) -> Iterator[Array]:
+        """Yield label logits: those of the batch's program, then those that had no room there."""
+        if len(batch.label_token_ids):
+            yield scored.labels
+        done, most = programs.sizes.labels, programs.max_labels
+        if len(batch.label_token_ids) <= done:
+            return
         rows = np.repeat(np.arange(len(batch.score_rows), dtype=np.int32), np.diff(batch.cu_labels))
-        for first in range(0, len(rows), programs.max_labels):
-            part = slice(first, first + programs.max_labels)
-            numbers = (rows[part], batch.label_token_ids[part])
-            count = len(numbers[0])
-            room = (0, programs.max_labels - count)
-            yield programs.labels(
-                hidden,
-                self._weights.lm_head,
-                *(np.pad(x, room) for x in numbers),
-                np.array(count, np.int32),
-            )
+        for first in range(done, len(rows), most):
+            some = slice(first, first + most)
+            buffer = np.zeros(1 + 2 * most, np.int32)
+            for side, values in zip(
+                (buffer[1:][:most], buffer[1:][most:]),
+                (rows[some], batch.label_token_ids[some]),
+                strict=True,
+            ):
+                side[: len(values)] = values
+            buffer[0] = len(rows[some])
+            yield programs.labels(scored.hidden, self._weights.lm_head, buffer)
 
     def _invalid(self, batch: PackedBatch) -> Exception | None:
         try:
@@ -157,11 +179,12 @@ class JaxBackend:
         return None
 
     def _fitting(self, batch: PackedBatch) -> ProgramSizes:
-        pages = num_pages(batch, self._limits.page_size)
+        lens = batch.prefix_lens[np.unique(batch.request_of)]
         return next(
             sizes
             for sizes in self._sizes
-            if sizes.tokens >= batch.num_tokens and sizes.pages >= pages
+            if sizes.tokens >= batch.num_tokens
+            and sizes.pages >= page_entries(lens, sizes.tiling, self._limits.page_size).sum()
         )
 
     def _program(self, sizes: ProgramSizes) -> Programs:
@@ -170,32 +193,52 @@ class JaxBackend:
         return self._programs[sizes]
 
     def _compiled(self, sizes: ProgramSizes, count: int) -> Programs:
-        pool, device = pool_shapes(self.plan, count), self.plan.device
-        return compile_programs(sizes, self._config, self._weights, pool, self._prefix_pass, device)
-
-    def _make_pool(self) -> Pool:
-        with jax.default_device(self.plan.device):
-            return jax.tree.map(
-                lambda side: jnp.zeros(side.shape, side.dtype),
-                pool_shapes(self.plan, self._limits.num_pages),
+        pool, plan = pool_shapes(self.plan, count), self.plan
+        with as_config_error(
+            f"the program for batches of {sizes.tokens} tokens, with {count} pages of "
+            f"{mebibytes(plan.pages.page_bytes)}",
+            "lower --max-batch-tokens or --kv-cache-size",
+        ):
+            return compile_programs(
+                sizes, self._config, self._weights, pool, self._attends, plan.heads, plan.device
             )
 
+    def _make_pool(self) -> Pool:
+        count = self._limits.num_pages
+        what = f"{count} pages of {mebibytes(self.plan.pages.page_bytes)}"
+        with (
+            as_config_error(what, "lower --memory-fraction or --kv-cache-size"),
+            jax.default_device(self.plan.device),
+        ):
+            made = jax.tree.map(
+                lambda side: jnp.zeros(side.shape, side.dtype), pool_shapes(self.plan, count)
+            )
+            return jax.block_until_ready(made)
+
     def _count_pages(self) -> int:
-        """Return the number of KV pages that fit beside the largest program; XLA tells its size."""
-        plan, pages, largest = self.plan, self.plan.pages, self._sizes[-1]
+        """Return the number of KV pages that fit beside the largest program; XLA tells its size.
+
+        The program has to know the number before. So its size is what an earlier start kept, or an
+        estimate; only if that is far off, it is compiled again.
+        """
+        plan, largest = self.plan, self._sizes[-1]
         free = plan.free_memory()
-        at_most = pages.count(free, 0)
-        programs = self._compiled(largest, at_most)
-        count = pages.count(free, programs.bytes)
-        if count == at_most:  # otherwise it was compiled for a pool of another size
-            self._programs[largest] = programs
+        kept = KeptBytes(plan.compile_cache, plan.program_identity(largest))
+        count = plan.count_pages(free, kept.read() or plan.estimated_bytes(largest), estimated=True)
+        programs = self._compiled(largest, count)
+        fits = plan.count_pages(free, programs.bytes)
+        if not count <= fits <= count * WORTH_IT:
+            count = fits
+            programs = self._compiled(largest, count)
+        self._programs[largest] = programs
+        kept.write(programs.bytes)
         logger.info(
             "memory: weights %s, largest batch %s, KV cache %s: %d pages, %d tokens",
             mebibytes(plan.weight_bytes),
             mebibytes(programs.bytes),
-            mebibytes(count * pages.page_bytes),
+            mebibytes(count * plan.pages.page_bytes),
             count,
-            count * pages.size,
+            count * plan.pages.size,
         )
         return count
 
@@ -212,42 +255,18 @@ class JaxBackend:
 
 def pool_shapes(plan: JaxPlan, count: int) -> Any:
     """Return a pool of so many pages, as shapes."""
-    config = plan.architecture.config
-    shape = (config.num_layers, count, plan.pages.size, config.num_kv_heads, config.head_dim)
+    layers = plan.architecture.config.num_layers
     dtype = jnp.dtype(plan.dtype_name)
     if plan.device.platform == "cpu" and dtype == jnp.bfloat16:
         dtype = jnp.dtype(jnp.uint16)  # see `Pool`
-    side: Any = jax.ShapeDtypeStruct(shape, dtype)
-    return Pool(side, side)
+    shape = (layers, count, plan.pages.size, 2 * plan.heads.width)
+    pages: Any = jax.ShapeDtypeStruct(shape, dtype)
+    return Pool(pages)
 
 
-def prefix_pass_of(name: str) -> PrefixPass:
+def attends_of(name: str) -> Attend:
     if name == "pallas":
-        from gpuscore.backends.jax.prefix_pallas import prefix_pass as on_tpu
+        from gpuscore.backends.jax.kernel import PallasAttend
 
-        return on_tpu
-    return prefix_pass
-
-
-def _scores(pending: Launched) -> RowScores:
-    """Return a batch's results; waits for the device."""
-    batch, rows = pending.batch, pending.rows
-    assert rows is not None  # noqa: S101  (only a batch with an error has none)
-    count, some = len(batch.score_rows), np.empty(0, np.float32)
-    logits = np.concatenate([some, *map(np.asarray, pending.labels)])[: len(batch.label_token_ids)]
-    jax.block_until_ready(rows)
-    if _wanted(batch) == NOTHING:
-        return RowScores(logits, lse=None, top_ids=None, top_logits=None)
-    wanted = batch.need_lse | (batch.num_top > 0)
-    lse = np.where(wanted, np.asarray(rows.lse)[:count], np.float32(np.nan))
-    if not batch.num_top:
-        return RowScores(logits, lse, top_ids=None, top_logits=None)
-    tops = (np.asarray(x)[:count, : batch.num_top] for x in (rows.top, rows.top_logits))
-    return RowScores(logits, lse, *tops)
-
-
-def _wanted(batch: PackedBatch) -> int:
-    """Return the statistics over the vocabulary that a batch asks for."""
-    if batch.num_top > 1:
-        return MANY
-    return ONE if batch.num_top or batch.need_lse.any() else NOTHING
+        return PallasAttend()
+    return XlaAttend()

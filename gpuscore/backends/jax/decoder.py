@@ -4,26 +4,22 @@ T rows, M rows of a tile, N scored rows, E hidden size, I size of the MLP, H hea
 docs/explanation/rounding.md lists the rounding points.
 """
 
-import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
-from gpuscore.arrays import Float32Array
-from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
+from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.jax.attention import Pool
-from gpuscore.backends.jax.indexing import chosen, part, put
-from gpuscore.backends.jax.layout import Tile, Tiles
+from gpuscore.backends.jax.indexing import chosen, one_of, part, put
+from gpuscore.backends.jax.layout import Tiles, TileSizes, product_tiles
 from gpuscore.backends.jax.products import Quantized, linear, rows_of
+from gpuscore.backends.jax.rotary import Rotary, rotary_tables, sliced
 
 EVERYTHING = 1 << 30  # the window of a layer without one
-State: TypeAlias = tuple[Array, Pool]
-Rotary: TypeAlias = tuple[Array, Array]  # cos and sin, float32 [T, 1, D / 2]
+Chosen: TypeAlias = tuple[Tiles, Array]  # of some rows, and their number, int32 []
 
 
 class Layer(NamedTuple):
@@ -50,22 +46,46 @@ class Weights(NamedTuple):
     lm_head: Array  # [V, E]; the embedding itself where they are tied, or [classes, E]
 
 
-class Attend(Protocol):
-    """Attention of one batch."""
+class Batch(Protocol):
+    """Attention of one batch, over buffers that all layers share."""
 
     @property
-    def every(self) -> Tiles: ...
+    def every(self) -> Chosen: ...
 
     @property
-    def scored(self) -> Tiles: ...
+    def scored(self) -> Chosen: ...
 
-    def store(self, pool: Pool, layer: Array, k: Array, v: Array) -> Pool:
-        """Return the pool with k and v [T, Hkv, D] of the rows that are kept."""
+    @property
+    def tiling(self) -> TileSizes: ...
 
-    def __call__(
-        self, tile: Tile, pool: Pool, layer: Array, window: Array, q: Array, k: Array, v: Array
+    def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
+        """Return memory for queries and outputs of all rows, and for their keys and values."""
+
+    def put_queries(self, buffer: Array, q: Array, start: Array) -> Array:
+        """Return the buffer with q [M, H, D] of rows from `start` on."""
+
+    def put_keys(self, buffer: Array, k: Array, v: Array, start: Array) -> Array:
+        """Return the buffer with k and v [M, Hkv, D] of rows from `start` on."""
+
+    def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
+        """Return the pool with keys and values of the rows that are kept."""
+
+    def attend(
+        self, chosen: Chosen, pool: Pool, layer: Array, window: Array, q: Array, kv: Array
     ) -> Array:
-        """Attend: q [M, H, D] of a tile's rows, k and v [T, Hkv, D] of all rows -> [M, H, D]."""
+        """Return the buffer of queries of the chosen rows with their outputs instead."""
+
+    def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
+        """Return the outputs [M, H * D] of `rows` rows from `start` on."""
+
+
+class State(NamedTuple):
+    """The data that layers hand on; each is updated in place."""
+
+    x: Array  # [T, E]
+    q: Array  # see `Batch.buffers`
+    kv: Array
+    pool: Pool
 
 
 def forward(
@@ -73,10 +93,10 @@ def forward(
     positions: Array,
     weights: Weights,
     cfg: DecoderConfig,
-    attend: Attend,
+    batch: Batch,
     pool: Pool,
 ) -> tuple[Array, Pool]:
-    """Return hidden states [T, E] after the final norm, scored rows first, and the pool.
+    """Return hidden states of scored rows after the final norm, [T, E], and the pool.
 
     Each layer computes keys and values of every row, because later batches may read them. Queries,
     attention and MLP are computed for every row too, but in the last layer for scored rows only.
@@ -85,57 +105,104 @@ def forward(
         x = chosen(weights.embed, tokens)
     rotary = rotary_tables(positions, cfg)
     windows = jnp.array([window or EVERYTHING for window in cfg.windows], jnp.int32)
-    scores = jnp.arange(cfg.num_layers) == cfg.num_layers - 1
+    last = cfg.num_layers - 1
 
-    def one_layer(state: State, given: tuple[Layer, Array, Array, Array]) -> tuple[State, None]:
-        (x, pool), (layer, index, window, scoring) = state, given
+    def one_layer(index: Array, state: State) -> State:
+        layer = jax.tree.map(lambda w: part(w, index, 1)[0], weights.layers)
+        state = with_queries_and_keys(layer, state, batch, rotary, cfg)
+        pool = batch.store(state.pool, index, state.kv)
+        window = one_of(windows, index)
+        q = batch.attend(batch.every, pool, index, window, state.q, state.kv)
+        x = with_outputs(layer, state.x, q, batch, batch.every, cfg)
+        return State(x, q, state.kv, pool)
 
-        def of_tile(tile: Tile) -> tuple[Array, Rotary]:
-            cos, sin = (chosen(table, tile.rows.place) for table in rotary)
-            return chosen(x, tile.rows.place), (cos, sin)
-
-        def kept(tile: Tile) -> tuple[Array, Array]:
-            rows, turned = (
-                jax.tree.map(lambda t: chosen(t, tile.rows.place), t) for t in (x, rotary)
-            )
-            return keys_values(layer, input_norm(layer, rows, cfg), turned, cfg)
-
-        def after(tile: Tile) -> Array:
-            rows, turned = (
-                jax.tree.map(lambda t: chosen(t, tile.rows.place), t) for t in (x, rotary)
-            )
-            q = queries(layer, input_norm(layer, rows, cfg), turned, cfg)
-            out = attend(tile, pool, index, window, q, k, v)
-            return after_attention(layer, rows, out, cfg)
-
-        k, v = tile_by_tile(attend.every, kept)
-        pool = attend.store(pool, index, k, v)
-        tiles = jax.tree.map(partial(jnp.where, scoring), attend.scored, attend.every)
-        return (tile_by_tile(tiles, after), pool), None
-
-    given = (weights.layers, jnp.arange(cfg.num_layers), windows, scores)
-    (x, pool), _ = lax.scan(one_layer, (x, pool), given)
-    with jax.named_scope("final_norm"):
-        return rms_norm(x, weights.final_norm, cfg.rms_norm_eps), pool
+    state = State(x, *batch.buffers(x.dtype), pool)
+    state = lax.fori_loop(0, last, one_layer, state)
+    with jax.named_scope("last_layer"):
+        layer, index = jax.tree.map(lambda w: w[last], weights.layers), jnp.int32(last)
+        kv = with_keys(layer, state, batch, rotary, cfg)
+        pool = batch.store(state.pool, index, kv)
+        x, q = scored_queries(layer, state, batch, cfg)
+        q = batch.attend(batch.scored, pool, index, windows[last], q, kv)
+        return with_outputs(layer, x, q, batch, batch.scored, cfg, weights.final_norm), pool
 
 
-def tile_by_tile(tiles: Tiles, run: Callable[[Tile], Any]) -> Any:
-    """Call `run` on each tile and stack the arrays [rows, ...] it returns; 0 after the last one."""
-    count = len(tiles.bounds.position)
-    size = len(tiles.rows.place) // count
+def by_tiles(
+    tiling: TileSizes, rows: Array, run: Callable[[Array, int, Any], Any], state: Any
+) -> Any:
+    """Call `run` with the first row and the size of each tile, and with the state it returned."""
+    for size, (first, count) in zip(tiling.product_rows, product_tiles(rows, tiling), strict=True):
 
-    def tile(index: Array) -> Tile:
-        rows = jax.tree.map(lambda values: part(values, index * size, size), tiles.rows)
-        return Tile(rows, jax.tree.map(lambda bound: part(bound, index, 1)[0], tiles.bounds))
+        def one(index: Array, state: Any, first: Any = first, size: int = size) -> Any:
+            return run(first + index * size, size, state)
 
-    def one(index: Array, done: Any) -> Any:
-        return jax.tree.map(
-            lambda every, new: put(every, new, index * size), done, run(tile(index))
-        )
+        state = lax.fori_loop(0, count, one, state)
+    return state
 
-    shapes = jax.eval_shape(run, jax.eval_shape(tile, jnp.int32(0)))
-    none = jax.tree.map(lambda new: jnp.zeros((count * size, *new.shape[1:]), new.dtype), shapes)
-    return lax.fori_loop(0, tiles.number, one, none)
+
+def with_queries_and_keys(
+    layer: Layer, state: State, batch: Batch, rotary: Rotary, cfg: DecoderConfig
+) -> State:
+    """Compute queries, keys and values of all rows."""
+
+    def of_tile(start: Array, size: int, buffers: tuple[Array, Array]) -> tuple[Array, Array]:
+        normed = input_norm(layer, part(state.x, start, size), cfg)
+        q, k, v = projected(layer, normed, sliced(rotary, start, size), cfg)
+        q_buffer = batch.put_queries(buffers[0], q, start)
+        return q_buffer, batch.put_keys(buffers[1], k, v, start)
+
+    q, kv = by_tiles(batch.tiling, batch.every[1], of_tile, (state.q, state.kv))
+    return State(state.x, q, kv, state.pool)
+
+
+def with_keys(
+    layer: Layer, state: State, batch: Batch, rotary: Rotary, cfg: DecoderConfig
+) -> Array:
+    """Compute keys and values of all rows."""
+
+    def of_tile(start: Array, size: int, buffer: Array) -> Array:
+        normed = input_norm(layer, part(state.x, start, size), cfg)
+        k, v = keys_values(layer, normed, sliced(rotary, start, size), cfg)
+        return batch.put_keys(buffer, k, v, start)
+
+    return by_tiles(batch.tiling, batch.every[1], of_tile, state.kv)
+
+
+def scored_queries(
+    layer: Layer, state: State, batch: Batch, cfg: DecoderConfig
+) -> tuple[Array, Array]:
+    """Return the scored rows of x, and the buffer with their queries."""
+    tiles, count = batch.scored
+    rotary = rotary_tables(tiles.rows.position, cfg)
+
+    def of_tile(start: Array, size: int, buffers: tuple[Array, Array]) -> tuple[Array, Array]:
+        rows = chosen(state.x, part(tiles.rows.place, start, size))
+        q = queries(layer, input_norm(layer, rows, cfg), sliced(rotary, start, size), cfg)
+        return put(buffers[0], rows, start), batch.put_queries(buffers[1], q, start)
+
+    return by_tiles(batch.tiling, count, of_tile, (jnp.zeros_like(state.x), state.q))
+
+
+def with_outputs(
+    layer: Layer,
+    x: Array,
+    out: Array,
+    batch: Batch,
+    rows: Chosen,
+    cfg: DecoderConfig,
+    final_norm: Array | None = None,
+) -> Array:
+    """Return x after attention and MLP of its rows; after the last layer, also normed."""
+
+    def of_tile(start: Array, size: int, x: Array) -> Array:
+        attended = batch.outputs(out, start, size)
+        done = after_attention(layer, part(x, start, size), attended, cfg)
+        if final_norm is not None:
+            with jax.named_scope("final_norm"):
+                done = rms_norm(done, final_norm, cfg.rms_norm_eps)
+        return put(x, done, start)
+
+    return by_tiles(batch.tiling, rows[1], of_tile, x)
 
 
 def input_norm(layer: Layer, x: Array, cfg: DecoderConfig) -> Array:
@@ -152,6 +219,17 @@ def queries(layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig) -> 
         return norm_and_rotate(q, layer.q_norm, rotary, cfg)
 
 
+def projected(
+    layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig
+) -> tuple[Array, Array, Array]:
+    """Return q [M, H, D], k and v [M, Hkv, D] of a tile's rows, q and k rotated."""
+    with jax.named_scope("queries_keys_values"):
+        both = by_head(linear(normed, layer.qkv, layer.qkv_bias), cfg)
+        q, k, v = jnp.split(both, (cfg.num_heads, cfg.num_heads + cfg.num_kv_heads), axis=1)
+        q = norm_and_rotate(q, layer.q_norm, rotary, cfg)
+        return q, norm_and_rotate(k, layer.k_norm, rotary, cfg), v
+
+
 def keys_values(
     layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig
 ) -> tuple[Array, Array]:
@@ -164,9 +242,9 @@ def keys_values(
 
 
 def after_attention(layer: Layer, x: Array, out: Array, cfg: DecoderConfig) -> Array:
-    """Return the residual stream after output projection and MLP; `out` is [M, H, D]."""
+    """Return the residual stream after output projection and MLP; `out` is [M, H * D]."""
     with jax.named_scope("output"):
-        x = x + linear(out.reshape(len(out), -1), layer.o, layer.o_bias)
+        x = x + linear(out, layer.o, layer.o_bias)
     with jax.named_scope("mlp"):
         normed = rms_norm(x, layer.mlp_norm, cfg.rms_norm_eps)
         gate, up = jnp.split(linear(normed, layer.gate_up, layer.gate_up_bias), 2, axis=1)
@@ -193,25 +271,3 @@ def norm_and_rotate(x: Array, weight: Array | None, rotary: Rotary, cfg: Decoder
     left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated = (left * cos - right * sin, right * cos + left * sin)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
-
-
-def rotary_tables(positions: Array, cfg: DecoderConfig) -> Rotary:
-    angles = positions.astype(jnp.float32)[:, None] * inverse_frequencies(cfg.rope, cfg.head_dim)
-    return jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-
-
-def inverse_frequencies(rope: Rope, head_dim: int) -> Float32Array:
-    """Frequencies of the rotary embedding's pairs, float32 [D / 2]."""
-    exponent = np.arange(0, head_dim, 2).astype(np.float32) / np.float32(head_dim)
-    frequencies = (1.0 / (np.float32(rope.theta) ** exponent)).astype(np.float32)
-    if isinstance(rope.scaling, Llama3Rope):
-        return _llama3_scaled(frequencies, rope.scaling)
-    return frequencies / np.float32(rope.scaling or 1)
-
-
-def _llama3_scaled(frequencies: Float32Array, rope: Llama3Rope) -> Float32Array:
-    """Scale as Llama 3.1: low frequencies are divided by `factor`, high ones kept, with a ramp."""
-    turns = rope.original_max_position_embeddings / (np.float32(2 * math.pi) / frequencies)
-    ramp = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    ramp = ramp.clip(0, 1)
-    return (frequencies * (ramp + (1 - ramp) / rope.factor)).astype(np.float32)

@@ -19,6 +19,11 @@ def part(x: Array, start: Array, size: int) -> Array:
     return lax.dynamic_slice_in_dim(x, start, size, allow_negative_indices=False)
 
 
+def one_of(x: Array, place: Array) -> Array:
+    """Return the entry of x [n] at `place`, as []."""
+    return part(x, place, 1)[0]
+
+
 def put(x: Array, values: Array, start: ArrayLike) -> Array:
     """Return x with its rows from `start` on replaced by `values`."""
     zeros = (jnp.int32(0),) * (x.ndim - 1)

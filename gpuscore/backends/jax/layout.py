@@ -1,20 +1,21 @@
-"""A `PackedBatch` as arrays of fixed sizes, so that few programs serve all batches.
+"""The tables of a padded batch, and the loops that they bound.
 
-Only the number of tokens is padded to a bucket. Lengths of items, and numbers of scored rows,
-requests and cached tokens are bounds of loops, which are data: the rows of a batch are divided into
-tiles, and each tile has the range of keys that any of its rows may see.
+`padding` fills them. Only the number of tokens is padded to a bucket. Lengths of items, and numbers
+of scored rows, requests and cached tokens are bounds of loops, which are data: the rows of a batch
+are divided into tiles, and each tile has a list of the blocks of keys that any of its rows may see.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from gpuscore.arrays import Int32Array
-from gpuscore.batch import PackedBatch
 
 # Only tiles that hold a row are computed, so the empty part of a bucket costs little.
 SMALLEST_BUCKET, GROWTH = 64, 8
+LABELS_PER_TOKEN = 2  # labels that have room in the batch itself, per token of the bucket
 
 
 Ints: TypeAlias = Any  # int32: NumPy's arrays on the host, JAX's in a program
@@ -24,9 +25,12 @@ Ints: TypeAlias = Any  # int32: NumPy's arrays on the host, JAX's in a program
 class TileSizes:
     """Rows and keys that one iteration of a program's loops computes."""
 
-    rows: int  # query rows; divides every bucket
-    own_keys: int  # keys of this batch; divides every bucket
+    rows: int  # query rows of attention; divides every bucket
+    own_keys: int  # keys of this batch; divides every bucket, and is no less than a page
     prefix_pages: int  # pages of cached keys
+    # Rows of matrix products, most first; each divides the one before, and the last one every
+    # bucket. The larger ones are taken while so many rows are left.
+    product_rows: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,58 +41,83 @@ class ProgramSizes:
     pages: int  # entries of the prefixes' page lists, of all requests together
     tiling: TileSizes
 
+    @property
+    def labels(self) -> int:
+        """Labels that have room in the batch itself."""
+        return LABELS_PER_TOKEN * self.tokens
+
+
+class Numbers(NamedTuple):
+    """Numbers of what a batch has; each [1]."""
+
+    rows: Ints
+    scored: Ints  # rows
+    runs: Ints
+    labels: Ints
+    wanted: Ints  # statistics over the vocabulary, see `label_head`
+
 
 class Rows(NamedTuple):
-    """Query rows, and the rows of the batch that they may see; each [rows]."""
+    """Query rows; each [rows]."""
 
     place: Ints  # in the batch
     position: Ints
-    branch_start: Ints  # first row of its own segment, or of its ancestor below the root
-    root_start: Ints  # rows of its root; an empty range if there is none
-    root_stop: Ints
-    request: Ints  # entry of the prefixes' tables
+    request: Ints  # entry of the prefixes' tables; -1 = no prefix
 
 
 class Bounds(NamedTuple):
     """Half-open ranges that hold everything that the rows of a tile may see, each [tiles]."""
 
-    branch_start: Ints  # blocks of the batch's rows: their branches, up to themselves
-    branch_stop: Ints
-    root_start: Ints  # blocks of the batch's rows: their roots
-    root_stop: Ints
+    own_start: Ints  # entries of `Tiles.blocks`
+    own_stop: Ints
     request_start: Ints  # requests with a prefix
     request_stop: Ints
     position: Ints  # smallest position of its rows
 
 
-class Tile(NamedTuple):
-    """`TileSizes.rows` query rows."""
-
-    rows: Rows
-    bounds: Bounds  # each []
-
-
 class Tiles(NamedTuple):
-    """All tiles of some rows; padding repeats the last row."""
+    """All tiles of some rows, of `TileSizes.rows` each; padding repeats the last row."""
 
-    rows: Rows  # each [tiles * rows]
+    rows: Rows  # each [T]
     bounds: Bounds
-    number: Ints  # [] number of tiles that hold a row
+    blocks: Ints  # blocks of the batch's rows, `TileSizes.own_keys` each; ascending in a tile
 
 
 class Tables(NamedTuple):
     """A padded batch; T is the bucket, and its tables have room for T requests."""
 
+    numbers: Numbers
     token_ids: Ints  # [T]
     positions: Ints  # [T]
-    seen_until: Ints  # [T] first later row that does not continue the row's segment
-    slots: Ints  # [T] KV slots; one past the last slot = not kept
-    prefix_lens: Ints  # [T] cached tokens of each request
-    prefix_blocks: Ints  # [T] blocks of pages that they take
-    page_starts: Ints  # [T] first entry of its pages in `pages`
-    pages: Ints  # [P]
+    # [T] first later row that does not continue the row's segment. In preorder all rows between
+    # continue it, so row i sees row j if and only if j <= i < seen_until[j].
+    seen_until: Ints
+    run_rows: Ints  # [T] first row of each run of rows that are kept in consecutive slots of a page
+    run_slots: Ints  # [T] slot of that row
+    run_lens: Ints  # [T]
+    prefix_lens: Ints  # [T] cached tokens of each request that has some
+    block_starts: Ints  # [T + 1] first block of its pages; a block is `prefix_pages` pages
+    pages: Ints  # [P] of all requests with a prefix; the last page of each fills its last block
     every: Tiles  # all rows
     scored: Tiles  # score_rows
+    label_rows: Ints  # [labels] scored row of each label
+    label_ids: Ints  # [labels]
+
+
+@dataclass(frozen=True, slots=True)
+class Trips:
+    """Iterations of a program's loops for one batch, in each layer.
+
+    The last layer has those of all rows for keys and values, and those of scored rows for the rest.
+    """
+
+    products: tuple[int, ...]  # tiles of all rows, by `TileSizes.product_rows`
+    scored_products: tuple[int, ...]
+    own_blocks: Int32Array  # [tiles] blocks of this batch's keys that each tile of all rows reads
+    prefix_blocks: Int32Array  # [tiles] blocks of cached keys
+    scored_own_blocks: Int32Array
+    scored_prefix_blocks: Int32Array
+    runs: int  # pages that are written, whole or in part
 
 
 def buckets(max_tokens: int, rows: int) -> tuple[int, ...]:
@@ -105,116 +134,84 @@ def buckets(max_tokens: int, rows: int) -> tuple[int, ...]:
     return (*sizes, max(SMALLEST_BUCKET, 1 << (max_tokens - 1).bit_length()))
 
 
-def num_pages(batch: PackedBatch, page_size: int) -> int:
-    """Number of entries in the page lists of a batch."""
-    return int((-(-batch.prefix_lens // page_size)).sum())
+def page_entries(lengths: np.ndarray, tiling: TileSizes, page_size: int) -> Int32Array:
+    """Entries that prefixes of these lengths take in `Tables.pages`, which has whole blocks."""
+    blocks = -(-lengths // (tiling.prefix_pages * page_size))
+    return (blocks * tiling.prefix_pages).astype(np.int32)
 
 
-def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, num_slots: int) -> Tables:
-    """Pad the batch for a program of these sizes, which must be large enough for it."""
-    bucket, tiling = sizes.tokens, sizes.tiling
-    used, request_of = np.unique(batch.request_of, return_inverse=True)
-    lens = batch.prefix_lens[used]
-    page_starts, pages = _page_lists(batch, used, page_size)
-    rows, sees_prefix = _rows(batch, request_of, lens)
-    slots = np.where(batch.slot_mapping < 0, num_slots, batch.slot_mapping)
+def divided(buffer: Ints, sizes: ProgramSizes) -> Tables:
+    """Divide the one array of a batch into its tables: views in NumPy, slices in a program."""
+    start = 0
+
+    def take(length: Any) -> Any:
+        nonlocal start
+        if isinstance(length, tuple):
+            return type(length)(*map(take, length))
+        start += length
+        return buffer[start - length : start]
+
+    return Tables(*map(take, _lengths(sizes)))
+
+
+def buffer_length(sizes: ProgramSizes) -> int:
+    """Number of entries of a batch's array."""
+    return sum(_leaves(_lengths(sizes)))
+
+
+def trips(tables: Tables, sizes: ProgramSizes) -> Trips:
+    """Count what a program's loops do for a batch, from the same tables that bound them."""
+    numbers, tiling = tables.numbers, sizes.tiling
+
+    def attended(tiles: Tiles, rows: int) -> tuple[Int32Array, Int32Array]:
+        bounds = Bounds(*(bound[: -(-rows // tiling.rows)] for bound in tiles.bounds))
+        of_prefix = (
+            tables.block_starts[bounds.request_stop] - tables.block_starts[bounds.request_start]
+        )
+        return bounds.own_stop - bounds.own_start, of_prefix
+
+    rows, scored = int(numbers.rows[0]), int(numbers.scored[0])
+    return Trips(
+        tuple(count for _, count in product_tiles(rows, tiling)),
+        tuple(count for _, count in product_tiles(scored, tiling)),
+        *attended(tables.every, rows),
+        *attended(tables.scored, scored),
+        runs=int(numbers.runs[0]),
+    )
+
+
+def product_tiles(rows: Ints, tiling: TileSizes) -> Iterator[tuple[Ints, Ints]]:
+    """Yield first row and number of the tiles of each size of `TileSizes.product_rows`."""
+    first, *_, last = 0, *tiling.product_rows
+    for size in tiling.product_rows:
+        left = rows - first
+        count = (left + last - 1) // last if size == last else left // size
+        yield first, count
+        first = first + count * size
+
+
+def _lengths(sizes: ProgramSizes) -> Tables:
+    """Return the number of entries of each table."""
+    tokens, tiling = sizes.tokens, sizes.tiling
+    count = tokens // tiling.rows
+    blocks = count * (tokens // tiling.own_keys)
+    tiles = Tiles(
+        Rows(*(tokens,) * len(Rows._fields)), Bounds(*(count,) * len(Bounds._fields)), blocks
+    )
     return Tables(
-        token_ids=_filled(batch.token_ids, bucket),
-        positions=_filled(batch.positions, bucket),
-        seen_until=_filled(_seen_until(batch), bucket),
-        slots=_filled(slots, bucket, num_slots),
-        prefix_lens=_filled(lens, bucket),
-        prefix_blocks=_filled(-(-lens // (tiling.prefix_pages * page_size)), bucket),
-        page_starts=_filled(page_starts, bucket),
-        pages=_filled(pages, sizes.pages),
-        every=_tiles(rows, sees_prefix, np.arange(batch.num_tokens), sizes),
-        scored=_tiles(rows, sees_prefix, batch.score_rows, sizes),
+        numbers=Numbers(*(1,) * len(Numbers._fields)),
+        **dict.fromkeys(("token_ids", "positions", "seen_until"), tokens),
+        **dict.fromkeys(("run_rows", "run_slots", "run_lens"), tokens),
+        prefix_lens=tokens,
+        block_starts=tokens + 1,
+        pages=sizes.pages,
+        every=tiles,
+        scored=tiles,
+        label_rows=sizes.labels,
+        label_ids=sizes.labels,
     )
 
 
-def _rows(
-    batch: PackedBatch, request_of: np.ndarray, prefix_lens: Int32Array
-) -> tuple[Rows, np.ndarray]:
-    """Return all rows of the batch, and a mask of those that see a prefix."""
-    lengths = np.diff(batch.cu_seqlens)
-    segment_of = np.repeat(np.arange(len(lengths)), lengths)  # [T]
-    root, branch = (x[segment_of] for x in _roots(batch))
-    starts, stops = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
-    rows = Rows(
-        place=np.arange(batch.num_tokens, dtype=np.int32),
-        position=batch.positions,
-        branch_start=starts[branch],
-        root_start=np.where(root < 0, 0, starts[root]),
-        root_stop=np.where(root < 0, 0, stops[root]),
-        request=request_of[segment_of],
-    )
-    return rows, prefix_lens[rows.request] > 0
-
-
-def _roots(batch: PackedBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Return the root of each segment (-1 = none), and its ancestor below that, or itself; [S]."""
-    root, branch = batch.parent, np.arange(len(batch.parent))
-    while (deeper := (root >= 0) & (batch.parent[root] >= 0)).any():
-        branch = np.where(deeper, root, branch)
-        root = np.where(deeper, batch.parent[root], root)
-    return root, branch
-
-
-def _seen_until(batch: PackedBatch) -> np.ndarray:
-    """Return for each row [T] the end of its segment's descendants, which see all of the segment.
-
-    In preorder they follow it directly.
-    """
-    own, above = batch.cu_seqlens[1:], batch.parent
-    ends = own.copy()
-    while (above >= 0).any():
-        np.maximum.at(ends, above[above >= 0], own[above >= 0])
-        above = np.where(above >= 0, batch.parent[above], -1)
-    return np.repeat(ends, np.diff(batch.cu_seqlens))
-
-
-def _tiles(every: Rows, sees_prefix: np.ndarray, chosen: np.ndarray, sizes: ProgramSizes) -> Tiles:
-    """Divide the chosen rows of a batch into tiles, with room for a whole bucket of rows."""
-    rows = Rows(*(values[chosen] for values in every))
-    tile, keys = sizes.tiling.rows, sizes.tiling.own_keys
-    starts = np.arange(0, len(chosen), tile)
-
-    def least(values: np.ndarray, among: np.ndarray | None = None) -> Int32Array:
-        values = values if among is None else np.where(among, values, np.iinfo(np.int32).max)
-        return _filled(np.minimum.reduceat(values, starts) if len(starts) else starts, room)
-
-    def most(values: np.ndarray, among: np.ndarray | None = None) -> Int32Array:
-        """Return each tile's maximum; 0 if no row is `among`, so that the range is empty."""
-        values = values if among is None else np.where(among, values, 0)
-        return _filled(np.maximum.reduceat(values, starts) if len(starts) else starts, room)
-
-    room = sizes.tokens // tile
-    has_prefix, has_root = sees_prefix[chosen], rows.root_stop > 0
-    bounds = Bounds(
-        branch_start=least(rows.branch_start // keys),
-        branch_stop=most(rows.place // keys + 1),
-        root_start=least(rows.root_start // keys, has_root),
-        root_stop=most(-(-rows.root_stop // keys), has_root),
-        request_start=least(rows.request, has_prefix),
-        request_stop=most(rows.request + 1, has_prefix),
-        position=least(rows.position),
-    )
-    filled = (_filled(x, sizes.tokens, int(x[-1]) if len(chosen) else 0) for x in rows)
-    return Tiles(Rows(*filled), bounds, np.array(len(starts), np.int32))
-
-
-def _page_lists(
-    batch: PackedBatch, used: np.ndarray, page_size: int
-) -> tuple[Int32Array, Int32Array]:
-    """Return the first entry of each request's pages, and all requests' pages in one list."""
-    counts = -(-batch.prefix_lens[used] // page_size)
-    starts = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int32)
-    width = batch.page_table.shape[1]
-    return starts, batch.page_table[used][np.arange(width) < counts[:, None]]
-
-
-def _filled(values: np.ndarray, size: int, fill: int = 0) -> Int32Array:
-    """Return int32 [size]: the values, then `fill`."""
-    out = np.full(size, fill, np.int32)
-    out[: len(values)] = values
-    return out
+def _leaves(lengths: Any) -> Iterator[int]:
+    for length in lengths:
+        yield from _leaves(length) if isinstance(length, tuple) else (length,)

@@ -1,13 +1,14 @@
 """`JaxPlan`: device, dtype and sizes, decided before any weight is read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import jax
+import numpy as np
 
 from gpuscore.backends.common.architectures import Architecture, read_architecture
-from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.plan import (
     ITEM_SIZE,
     MAX_BATCH_TOKENS,
@@ -19,11 +20,20 @@ from gpuscore.backends.common.plan import (
 from gpuscore.backends.common.quantization import EightBits, Precision, choose_precision
 from gpuscore.backends.common.shapes import count_weight_bytes
 from gpuscore.backends.common.sizing import PagePlan
-from gpuscore.backends.jax.layout import ProgramSizes, TileSizes, buckets
+from gpuscore.backends.jax.heads import Heads
+from gpuscore.backends.jax.label_head import VOCAB_TILE
+from gpuscore.backends.jax.layout import (
+    LABELS_PER_TOKEN,
+    ProgramSizes,
+    TileSizes,
+    buckets,
+    page_entries,
+)
 from gpuscore.backends.jax.platform import find_device, free_memory, kind_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.limits import BackendLimits
+from gpuscore.request import MAX_TOP
 
 ARCHITECTURES = tuple(
     f"{architecture}For{head}"
@@ -35,9 +45,15 @@ ARCHITECTURES = tuple(
 ROWS = {"cpu": 128, "cuda": 512, "tpu": 512}
 OWN_KEYS = {"cpu": 64, "cuda": 512, "tpu": 512}
 PREFIX_KEYS = {"cpu": 512, "cuda": 2048, "tpu": 2048}
-# A batch whose prefixes have more pages than this (or four full prompts, or four for each row) runs
-# in the largest program, whose page lists hold any batch.
-PAGES, PROMPTS, PER_ROW = 65536, 4, 4
+# Rows of matrix products: a TPU v6e reads weights in the time of 560 rows' products.
+PRODUCT_ROWS = {"cpu": (128,), "cuda": (512,), "tpu": (2048, 512)}
+KERNEL_ROWS = KERNEL_KEYS = 256  # of the Pallas kernel
+# Columns of the tiles in which a device stores arrays; see `Heads`.
+LANES = {"cpu": 1, "cuda": 1, "tpu": 128}
+# Entries of page lists, unless one prompt has more; the kernel's memory for them holds 262,144. A
+# batch with more is divided.
+PAGES = 65536
+KEPT_BITS = 6  # leading bits of a number of pages; the rest is rounded down
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +82,71 @@ class JaxPlan:
         """Bytes that weights, batches and pages may take now."""
         return free_memory(self.device)
 
+    @property
+    def heads(self) -> Heads:
+        """Heads, as their keys and values are stored."""
+        return heads_of(self.architecture.config, self.device_name)
+
     def sizes(self) -> tuple[ProgramSizes, ...]:
-        """Sizes of all programs, in ascending order; the last one holds any batch."""
-        kind, longest = self.device_name, -(-self.max_model_len // self.pages.size)
-        found = []
-        for tokens in buckets(self.max_tokens, ROWS[kind]):
-            rows = min(ROWS[kind], tokens)
-            tiling = TileSizes(
-                rows, min(OWN_KEYS[kind], rows), PREFIX_KEYS[kind] // self.pages.size
-            )
-            usual = min(tokens * longest, max(PAGES, PROMPTS * longest, PER_ROW * tokens))
-            found.append(ProgramSizes(tokens, usual, tiling))
-        largest = found[-1]
-        any_batch = ProgramSizes(largest.tokens, largest.tokens * longest, largest.tiling)
-        return (*found, any_batch) if any_batch != largest else tuple(found)
+        """Sizes of all programs, in ascending order."""
+        kind = self.device_name
+        return tuple(self.size(tokens) for tokens in buckets(self.max_tokens, ROWS[kind]))
+
+    def size(self, tokens: int) -> ProgramSizes:
+        """Return the sizes of the program for a bucket."""
+        kind, kernel = self.device_name, self.attention == "pallas"
+        rows, keys, prefix = (
+            (KERNEL_ROWS, KERNEL_KEYS, min(KERNEL_KEYS, tokens))
+            if kernel
+            else (ROWS[kind], OWN_KEYS[kind], PREFIX_KEYS[kind])
+        )
+        of_products = tuple(size for size in PRODUCT_ROWS[kind] if size <= tokens)
+        tiling = TileSizes(
+            rows=min(rows, tokens),
+            own_keys=min(keys, tokens),
+            prefix_pages=prefix // self.pages.size,
+            product_rows=of_products or (tokens,),
+        )
+        one = int(page_entries(np.array([self.max_model_len]), tiling, self.pages.size)[0])
+        return ProgramSizes(tokens, max(one, min(tokens * one, PAGES)), tiling)
+
+    def count_pages(self, free: int, batch: int, *, estimated: bool = False) -> int:
+        """Return the number of KV pages.
+
+        A number that free memory determines is rounded, since it is part of every program, and
+        `--compile-cache` finds none of another number.
+
+        Args:
+            free: bytes beside the weights.
+            batch: bytes of those that the largest program takes.
+            estimated: `batch` is a guess, which refuses no model.
+
+        Raises:
+            ConfigError: too few fit.
+        """
+        pages = self.pages
+        if estimated and pages.needed * pages.page_bytes > (free - batch) * pages.fraction:
+            batch = 0
+        count = pages.count(free, batch)
+        if pages.exact_bytes is not None or count == pages.most:
+            return count
+        step = 1 << max(0, count.bit_length() - KEPT_BITS)
+        return max(count // step * step, pages.needed)
+
+    def estimated_bytes(self, sizes: ProgramSizes) -> int:
+        """Return about the bytes that a program takes beside weights and pool."""
+        config, heads, tokens = self.architecture.config, self.heads, sizes.tokens
+        rows = sizes.tiling.product_rows[0]
+        widest = 2 * config.intermediate_size + (config.num_heads + 2 * heads.kv) * heads.dim
+        of_rows = 3 * config.hidden_size + heads.query * heads.span + 2 * heads.width
+        item, results = ITEM_SIZE[self.dtype_name], 8 * MAX_TOP + 4 * LABELS_PER_TOKEN + 4
+        in_tile = rows * 4 * (2 * widest + VOCAB_TILE)
+        return tokens * (of_rows * item + results + 4 * LANES["tpu"]) + in_tile
+
+    def program_identity(self, sizes: ProgramSizes) -> str:
+        """Return everything that the memory of a program depends on, as text."""
+        parts = (self.architecture.config, sizes, self.dtype_name, self.precision, self.attention)
+        return repr((*parts, self.device_name, self.device.device_kind, jax.__version__))
 
     def limits(self, num_pages: int) -> BackendLimits:
         """Limits of the backend; the number of pages is known once the weights are loaded."""
@@ -111,9 +178,11 @@ def plan_backend(directory: Path, config: ModelConfig) -> JaxPlan:
     # On a CPU, XLA computes products of other dtypes by converting them to float32 and back.
     dtype = choose_dtype(architecture.config, config.dtype, kind, lambda name: name == "float32")
     max_len = choose_max_model_len(architecture.config, config.max_model_len)
+    _refuse_float16(dtype, kind)
     precision = choose_precision(config.quantization, architecture.storage, _no_eight_bits)
     weight_bytes = count_weight_bytes(architecture.config, ITEM_SIZE[dtype], precision)
     pages = plan_pages(architecture.config, config, max_len, dtype, kind, 0, weight_bytes)
+    pages = replace(pages, page_bytes=pages.size * _token_bytes(architecture.config, dtype, kind))
     check_weights(pages, free_memory(device), weight_bytes, config.memory_limit)
     return JaxPlan(
         directory=str(directory),
@@ -135,15 +204,35 @@ def _no_eight_bits(kind: EightBits) -> str | None:
     return None if kind == "int8" else "--backend jax does not compute FP8"
 
 
+def heads_of(config: DecoderConfig, kind: str) -> Heads:
+    """Return a model's heads, as they are stored on a device of that kind."""
+    return Heads(config.num_heads, config.num_kv_heads, config.head_dim, LANES[kind])
+
+
+def _token_bytes(config: DecoderConfig, dtype: str, kind: str) -> int:
+    """Bytes of one token's keys and values over all layers, with the padding of a device."""
+    return 2 * config.num_layers * heads_of(config, kind).width * ITEM_SIZE[dtype]
+
+
+def _refuse_float16(dtype: str, kind: str) -> None:
+    if dtype == "float16" and kind == "tpu":
+        raise ConfigError(
+            "the dtype is float16, which a TPU multiplies as bfloat16; choose --dtype bfloat16 or "
+            "--dtype float32"
+        )
+
+
 def _attention(wanted: str, kind: str) -> str:
     if wanted == "pallas" and kind != "tpu":
         raise ConfigError(f"--attention pallas: device is {kind}; supported: tpu")
-    return "pallas" if wanted == "pallas" else "xla"
+    if wanted == "auto":
+        return "pallas" if kind == "tpu" else "xla"
+    return wanted
 
 
 # Option -> the values that --backend jax accepts, and the reason why it accepts no others.
 _TAKEN: dict[str, tuple[tuple[object, ...], str]] = {
-    "attention": (("auto", "pallas"), "needs --backend torch"),
+    "attention": (("auto", "xla", "pallas"), "needs --backend torch"),
     "kernels": (("auto",), "needs --backend torch; XLA makes its own kernels"),
     "compile": (("auto", "on"), "needs --backend torch; XLA always compiles"),
     "cuda_graph_tokens": ((None, 0), "needs --backend torch; XLA decides about CUDA graphs"),

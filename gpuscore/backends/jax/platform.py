@@ -1,6 +1,8 @@
 """JAX's devices and their free memory. The program imports JAX here first."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 # Otherwise JAX takes three quarters of a GPU's memory at its first use. Pages are allocated once,
@@ -61,3 +63,17 @@ def keep_programs(directory: str) -> None:
     jax.config.update("jax_compilation_cache_dir", directory)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextmanager
+def as_config_error(what: str, remedy: str) -> Iterator[None]:
+    """Turn an error of XLA at start into a ConfigError.
+
+    Args:
+        what: was being made, with its size.
+        remedy: settings that may help.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError(f"JAX cannot make {what}: {error}; {remedy}") from error

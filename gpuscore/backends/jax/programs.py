@@ -7,31 +7,40 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.sharding import SingleDeviceSharding
 
-from gpuscore.backends.common.batches import warmup_batches
 from gpuscore.backends.common.hf_config import DecoderConfig
-from gpuscore.backends.jax.attention import Attention, Pool, PrefixPass, attend, store
-from gpuscore.backends.jax.decoder import Weights, forward
-from gpuscore.backends.jax.label_head import LABEL_TILE, ONE, label_logits, vocab_statistics
-from gpuscore.backends.jax.layout import ProgramSizes, Tables, Tile, Tiles, padded
+from gpuscore.backends.jax.attention import Attend, Attention, Pool, store
+from gpuscore.backends.jax.decoder import Chosen, Weights, forward
+from gpuscore.backends.jax.heads import Heads
+from gpuscore.backends.jax.indexing import part, put
+from gpuscore.backends.jax.label_head import LABEL_TILE, label_logits, vocab_statistics
+from gpuscore.backends.jax.layout import (
+    ProgramSizes,
+    Tables,
+    TileSizes,
+    buffer_length,
+    divided,
+)
 
-LABELS_PER_TOKEN = 16  # labels of one call, per token; a batch with more labels takes several calls
+# Labels of one call for those that have no room in a batch's array, per token of the bucket; still
+# more take several calls.
+LABELS_PER_TOKEN = 16
 # With excess precision, XLA would skip roundings between operations that it fuses.
 _OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
 # XLA's newer generator of CPU code takes more than twice as long to compile these programs, which
 # then run no faster.
 _CPU_OPTIONS: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}
 
-# (weights, pool, tables, the statistics that are wanted) -> pool, scored rows
+# (weights, pool, array of the batch) -> pool, scored rows
 Extend: TypeAlias = Callable[..., tuple[Pool, "ScoredRows"]]
-Labels: TypeAlias = Callable[..., Array]  # the arguments of `label_logits`
+Labels: TypeAlias = Callable[..., Array]  # the arguments of `more_labels`
 
 
 class ScoredRows(NamedTuple):
     hidden: Array  # [T, E]; only the first N rows are scored rows, here and below
+    labels: Array  # float32 [ProgramSizes.labels] logits
     lse: Array  # float32 [T]
     top: Array  # int32 [T, MAX_TOP]
     top_logits: Array  # float32 [T, MAX_TOP]
@@ -49,43 +58,82 @@ class Programs:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchAttention:
-    """`decoder.Attend` over the tables of one batch."""
+class PaddedBatch:
+    """`decoder.Batch` over the tables of one batch."""
 
     attention: Attention
+    attends: Attend
     tables: Tables
 
     @property
-    def every(self) -> Tiles:
-        return self.tables.every
+    def every(self) -> Chosen:
+        return self.tables.every, self.tables.numbers.rows[0]
 
     @property
-    def scored(self) -> Tiles:
-        return self.tables.scored
+    def scored(self) -> Chosen:
+        return self.tables.scored, self.tables.numbers.scored[0]
 
-    def store(self, pool: Pool, layer: Array, k: Array, v: Array) -> Pool:
-        return store(self.tables, pool, layer, k, v)
+    @property
+    def tiling(self) -> TileSizes:
+        return self.attention.tiling
 
-    def __call__(
-        self, tile: Tile, pool: Pool, layer: Array, window: Array, q: Array, k: Array, v: Array
+    def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
+        heads, rows = self.attention.heads, len(self.tables.token_ids)
+        q = jnp.zeros((1, heads.query, heads.dim), dtype)
+        columns = jax.eval_shape(partial(self.attends.form, heads), q).shape[1]
+        # Blocks of keys reach over the last row, where anything finite may stand.
+        kv = jnp.zeros((rows + 2 * self.attention.front, 2 * heads.width), dtype)
+        return jnp.zeros((rows, columns), dtype), kv
+
+    def put_queries(self, buffer: Array, q: Array, start: Array) -> Array:
+        return put(buffer, self.attends.form(self.attention.heads, q), start)
+
+    def put_keys(self, buffer: Array, k: Array, v: Array, start: Array) -> Array:
+        return put(buffer, self.attention.heads.joined(k, v), self.attention.front + start)
+
+    def store(self, pool: Pool, layer: Array, kv: Array) -> Pool:
+        return store(self.attention, self.tables, pool, layer, kv)
+
+    def attend(
+        self, chosen: Chosen, pool: Pool, layer: Array, window: Array, q: Array, kv: Array
     ) -> Array:
-        return attend(self.attention, self.tables, tile, pool, layer, window, q, k, v)
+        with jax.named_scope("attend"):
+            return self.attends(self.attention, self.tables, *chosen, pool, layer, window, q, kv)
+
+    def outputs(self, buffer: Array, start: Array, rows: int) -> Array:
+        return self.attends.plain(self.attention.heads, part(buffer, start, rows))
 
 
 def run(
     weights: Weights,
     pool: Pool,
-    tables: Tables,
-    wanted: Array,
+    buffer: Array,
     *,
     cfg: DecoderConfig,
     attention: Attention,
+    attends: Attend,
+    sizes: ProgramSizes,
 ) -> tuple[Pool, ScoredRows]:
-    """Run one batch, without its label logits."""
-    attends = BatchAttention(attention, tables)
-    hidden, pool = forward(tables.token_ids, tables.positions, weights, cfg, attends, pool)
-    count, rows = tables.scored.number, attention.tiling.rows
-    return pool, ScoredRows(hidden, *vocab_statistics(hidden, weights.lm_head, count, wanted, rows))
+    """Run one batch, given as `padding.padded` makes it."""
+    tables = divided(buffer, sizes)
+    numbers, batch = tables.numbers, PaddedBatch(attention, attends, tables)
+    hidden, pool = forward(tables.token_ids, tables.positions, weights, cfg, batch, pool)
+    rows = sizes.tiling.product_rows[-1]
+    tiles = lax.div(numbers.scored[0] + rows - 1, rows)
+    statistics = vocab_statistics(hidden, weights.lm_head, tiles, numbers.wanted[0], rows)
+    labels = (tables.label_rows, tables.label_ids, numbers.labels[0])
+    return pool, ScoredRows(hidden, label_logits(hidden, weights.lm_head, *labels), *statistics)
+
+
+def more_labels(hidden: Array, lm_head: Array, buffer: Array) -> Array:
+    """Return the logits of labels that have no room in a batch's array.
+
+    Args:
+        hidden, lm_head: as in `label_logits`.
+        buffer: int32 [1 + 2 * L]: their number, their rows, their ids.
+    """
+    rows, ids = jnp.split(buffer[1:], 2)
+    return label_logits(hidden, lm_head, rows, ids, buffer[0])
 
 
 class TracedPrograms(NamedTuple):
@@ -101,14 +149,13 @@ def compile_programs(
     cfg: DecoderConfig,
     weights: Weights,
     pool: Any,
-    prefix_pass: PrefixPass,
+    attends: Attend,
+    heads: Heads,
     device: jax.Device,
 ) -> Programs:
     """Compile the programs of one size; only the shapes of weights and pool are used."""
-    traced, options = (
-        trace_programs(sizes, cfg, weights, pool, prefix_pass, device),
-        options_of(device),
-    )
+    traced = trace_programs(sizes, cfg, weights, pool, attends, heads, device)
+    options = options_of(device)
     extend, labels = (one.lower().compile(options) for one in (traced.extend, traced.labels))
     return Programs(sizes, extend, labels, traced.max_labels, _bytes(extend) + _bytes(labels))
 
@@ -123,37 +170,30 @@ def trace_programs(
     cfg: DecoderConfig,
     weights: Weights,
     pool: Any,
-    prefix_pass: PrefixPass,
+    attends: Attend,
+    heads: Heads,
     device: jax.Device,
 ) -> TracedPrograms:
-    """Trace the programs of one size. `tests/tpu_code` lowers them for TPUs that are not there."""
-    attention = Attention(
-        scale=cfg.attention_scale,
-        group=cfg.num_heads // cfg.num_kv_heads,
-        tiling=sizes.tiling,
-        windowed=any(cfg.windows),
-        prefix_pass=prefix_pass,
-    )
+    """Trace the programs of one size. `make check-tpu` lowers them for TPUs that are not there."""
+    attention = Attention(cfg.attention_scale, heads, sizes.tiling, any(cfg.windows))
     there = SingleDeviceSharding(device)
 
     def shaped(value: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there)
 
-    one = next(iter(warmup_batches(1, 1)))
-    arguments = jax.tree.map(
-        shaped, (weights, pool, padded(one, sizes, 1, 1), np.array(ONE, np.int32))
-    )
-    extend = jax.jit(partial(run, cfg=cfg, attention=attention), donate_argnums=1)
+    def numbers(length: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((length,), jnp.int32, sharding=there)
+
+    one_batch = partial(run, cfg=cfg, attention=attention, attends=attends, sizes=sizes)
+    arguments = *jax.tree.map(shaped, (weights, pool)), numbers(buffer_length(sizes))
     max_labels = max(LABEL_TILE, LABELS_PER_TOKEN * sizes.tokens)
     hidden = jax.ShapeDtypeStruct(
         (sizes.tokens, cfg.hidden_size), weights.embed.dtype, sharding=there
     )
-    numbers = jax.ShapeDtypeStruct((max_labels,), jnp.int32, sharding=there)
-    count = jax.ShapeDtypeStruct((), jnp.int32, sharding=there)
-    labels = jax.jit(label_logits)
+    head = shaped(weights.lm_head)
     return TracedPrograms(
-        extend.trace(*arguments),
-        labels.trace(hidden, shaped(weights.lm_head), numbers, numbers, count),
+        jax.jit(one_batch, donate_argnums=1).trace(*arguments),
+        jax.jit(more_labels).trace(hidden, head, numbers(1 + 2 * max_labels)),
         max_labels,
     )
 

@@ -4,7 +4,7 @@ GPU kernels of libraries and compilers differ between versions and cards. A wron
 stride would change scores without an error.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
@@ -13,20 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.arrays import BoolArray
 from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.known_batch import REQUESTS, known_batch, request_mask
 from gpuscore.backends.torch.attention.choice import Factory
 from gpuscore.backends.torch.decoder import DecoderWeights
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.batch import (
-    PackedBatch,
-    Prefix,
-    Segment,
-    pack,
-    page_slots,
-    prefix_slots,
-    visible_rows,
-)
+from gpuscore.batch import PackedBatch, Prefix, Segment, pack, prefix_slots
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.gated import gated
@@ -41,13 +33,9 @@ Run: TypeAlias = Callable[[Implementation], tuple[Tensor, ...]]
 
 ROWS = 33  # rows of the inputs of kernels
 
-# Of a request: cached tokens, tokens of the query beside its items, lengths of the items.
-Sizes: TypeAlias = tuple[int, int, tuple[int, ...]]
-REQUESTS: tuple[Sizes, ...] = ((70, 0, (1, 9)), (0, 37, (3, 20)), (64, 6, (5,)))
-# Before them for FlashInfer, which skips tiles of keys that items cannot reach: so many items
+# Before the others for FlashInfer, which skips tiles of keys that items cannot reach: so many items
 # without a prefix that its tiles, on Hopper of up to 192 rows and 96 keys, have some to skip.
 MANY_ITEMS = ((0, 0, (60,) * 6),)
-CONTINUED = (3, 2)  # lengths of segments below the last item of each request, one below the other
 
 
 def check_known_answer(
@@ -68,7 +56,7 @@ def check_known_answer(
     """
     windows = (*dict.fromkeys(model.windows), model.windows[-1])
     config = replace(model, num_layers=len(windows), windows=windows)
-    batch = _batch(page_size, MANY_ITEMS + REQUESTS if name == "flashinfer" else REQUESTS)
+    batch = known_batch(page_size, MANY_ITEMS + REQUESTS if name == "flashinfer" else REQUESTS)
     pools = [
         KVPool(config, batch.page_table.size, page_size, kind, device)
         for kind in (dtype, torch.float32)
@@ -119,19 +107,11 @@ def _by_the_rule(
         scores = q[:, own] @ keys.transpose(1, 2) * config.attention_scale
         if config.attention_softcap is not None:
             scores = config.attention_softcap * torch.tanh(scores / config.attention_softcap)
-        mask = torch.from_numpy(_mask(batch, own, len(slots), config.windows[layer])).to(q.device)
+        mask = torch.from_numpy(request_mask(batch, own, len(slots), config.windows[layer])).to(
+            q.device
+        )
         out[:, own] = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1) @ values
     return out.transpose(0, 1)
-
-
-def _mask(batch: PackedBatch, own: np.ndarray, cached: int, window: int | None) -> BoolArray:
-    """The mask of a request's rows, [rows, cached + rows]."""
-    seen = visible_rows(batch)[np.ix_(own, own)]
-    mask: BoolArray = np.concatenate((np.ones((len(own), cached), dtype=bool), seen), axis=1)
-    if window is not None:
-        positions = np.concatenate((np.arange(cached), batch.positions[own]))
-        mask &= positions > batch.positions[own, None] - window
-    return mask
 
 
 def check_kernels(
@@ -272,29 +252,3 @@ def _compare(choice: str, where: str, got: Tensor, want: Tensor, tolerance: floa
 def _distance(got: Tensor, want: Tensor) -> float:
     """Norm of the error over the norm of the answer."""
     return float((got.float() - want.float()).norm() / want.float().norm().clamp_min(1e-30))
-
-
-def _batch(page_size: int, requests: Sequence[Sizes]) -> PackedBatch:
-    """Build a batch of requests; every segment is scored, and the last query is kept."""
-    room = max(-(-(cached + query) // page_size) for cached, query, _ in requests)
-    pages = np.arange(len(requests) * room, dtype=np.int32)[::-1].reshape(len(requests), room)
-    segments: list[Segment] = []
-    for request, (cached, query, items) in enumerate(requests):
-        parent = len(segments) if query else -1
-        if query:
-            slots = page_slots(pages[request], cached, cached + query, page_size)
-            kept = slots if request == len(requests) - 1 else None
-            segments.append(replace(_segment(query, cached, request), slots=kept))
-        start = cached + query
-        segments += [replace(_segment(n, start, request), parent=parent) for n in items]
-        for length in CONTINUED if items else ():
-            last = segments[-1]
-            below = _segment(length, last.start + len(last.token_ids), request)
-            segments.append(replace(below, parent=len(segments) - 1))
-    prefixes = [Prefix(cached, own) for (cached, _, _), own in zip(requests, pages, strict=True)]
-    return pack(segments, prefixes)
-
-
-def _segment(length: int, start: int, request: int) -> Segment:
-    ids = np.zeros(length, np.int32)
-    return Segment(ids, start, request, label_ids=ids[:1])

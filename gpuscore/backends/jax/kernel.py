@@ -1,0 +1,115 @@
+"""Attention as one Pallas kernel for TPUs. **Not measured, and not run, on hardware yet.**
+
+One program for each tile of query rows (`tile_program`). It goes through the blocks of cached keys
+of the requests that its rows belong to, then through the blocks of the batch's own keys that its
+rows may see (`layout.Bounds`), in one running softmax. While the rows are multiplied with one
+block, the next block is copied to the chip: page by page, or whole if it is of the batch. Nothing
+is gathered into a tensor first, and scores never leave the chip.
+
+Rows are stored as `Heads.joined` makes them, queries as `Heads.spread` does. So each product takes
+whole columns of tiles, and heads that share them are multiplied together.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from gpuscore.backends.jax import tile_program
+from gpuscore.backends.jax.attention import Attention, Pool
+from gpuscore.backends.jax.heads import Heads
+from gpuscore.backends.jax.layout import Tables, Tiles
+
+ON_CHIP = 64 * 2**20  # bytes of a chip's vector memory that a program may take, of 128 MiB
+FIELDS = 8  # numbers of each row, of which three are used; a multiple of 8 can be transposed
+# Blocks of keys that a tile reads in 2,000 + 500 x 20; XLA is told the work of such a batch.
+USUAL_BLOCKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class PallasAttend:
+    """`attention.Attend`; `interpret` runs the kernel without a TPU."""
+
+    interpret: bool = False
+
+    def form(self, heads: Heads, q: Array) -> Array:
+        return heads.spread(q)
+
+    def plain(self, heads: Heads, out: Array) -> Array:
+        return heads.gathered(out)
+
+    def __call__(
+        self,
+        attention: Attention,
+        tables: Tables,
+        tiles: Tiles,
+        count: Array,
+        pool: Pool,
+        layer: Array,
+        window: Array,
+        q: Array,
+        kv: Array,
+    ) -> Array:
+        heads, tiling, tokens = attention.heads, attention.tiling, len(q)
+        rows, keys, tile_count = tiling.rows, tiling.own_keys, tokens // tiling.rows
+        page_size = pool.pages.shape[2]
+        assert keys == tiling.prefix_pages * page_size  # noqa: S101  (blocks share buffers)
+        fields = jnp.pad(jnp.stack(tiles.rows), ((0, FIELDS - len(tiles.rows)), (0, 0)))
+        of_rows = fields.reshape(FIELDS, tile_count, rows).transpose(1, 0, 2)
+        of_keys = jnp.stack([tables.seen_until, tables.positions]).reshape(2, -1, keys)
+        members = min(heads.together, heads.kv) * heads.group * rows
+        scalars = (
+            jnp.stack([layer, window, count]),
+            *tiles.bounds,
+            tiles.blocks,
+            tables.prefix_lens,
+            tables.block_starts,
+            tables.pages,
+        )
+        here = pl.BlockSpec(memory_space=pl.ANY)
+        columns = pl.BlockSpec((rows, q.shape[1]), lambda i, *_: (i, 0))
+        setting = heads, attention.scale, attention.windowed, attention.front
+        return pl.pallas_call(
+            partial(tile_program.kernel, *setting),
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=len(scalars),
+                grid=(tile_count,),
+                in_specs=[
+                    pl.BlockSpec((1, FIELDS, rows), lambda i, *_: (i, 0, 0)),
+                    pl.BlockSpec((tokens // keys, 2, keys), lambda i, *_: (0, 0, 0)),
+                    columns,
+                    here,
+                    here,
+                ],
+                out_specs=columns,
+                scratch_shapes=[
+                    pltpu.VMEM((2, keys, 2 * heads.width), kv.dtype),
+                    pltpu.VMEM((heads.spans, members, heads.span), q.dtype),
+                    pltpu.VMEM((heads.spans, members, heads.span), jnp.float32),
+                    pltpu.VMEM((heads.spans, members, tile_program.LANES), jnp.float32),
+                    pltpu.VMEM((heads.spans, members, tile_program.LANES), jnp.float32),
+                    pltpu.VMEM((rows, keys), jnp.int32),
+                    pltpu.SemaphoreType.DMA((2,)),
+                ],
+            ),
+            out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+            input_output_aliases={len(scalars) + 2: 0},
+            compiler_params=pltpu.CompilerParams(vmem_limit_bytes=ON_CHIP),
+            cost_estimate=cost(heads, tokens, rows, keys, q.dtype.itemsize),
+            interpret=self.interpret,
+            name="attend",
+        )(*scalars, of_rows, of_keys.transpose(1, 0, 2), q, kv, pool.pages)
+
+
+def cost(heads: Heads, tokens: int, rows: int, keys: int, itemsize: int) -> pl.CostEstimate:
+    """Estimate the work for a bucket of `tokens` rows, each of which reads `USUAL_BLOCKS`."""
+    blocks = min(USUAL_BLOCKS, tokens // keys)
+    scores = tokens * blocks * keys * heads.query
+    moved = tokens // rows * blocks * keys * 2 * heads.width + 2 * tokens * heads.query * heads.span
+    return pl.CostEstimate(
+        flops=4 * scores * heads.span, bytes_accessed=moved * itemsize, transcendentals=scores
+    )

@@ -1,0 +1,153 @@
+"""A check at start that attention and page writes follow the mask rule on this device.
+
+Compilers for devices differ between versions and chips. A wrong mask would change scores without an
+error.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from numpy.typing import NDArray
+
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.known_batch import known_batch, request_mask
+from gpuscore.backends.jax.attention import Attend, Attention, Pool, store
+from gpuscore.backends.jax.decoder import EVERYTHING
+from gpuscore.backends.jax.heads import Heads
+from gpuscore.backends.jax.layout import ProgramSizes, divided
+from gpuscore.backends.jax.padding import padded
+from gpuscore.batch import PackedBatch, prefix_slots
+from gpuscore.errors import ConfigError
+
+# Largest norm of the error over the norm of the answer; a correct kernel stays several times lower.
+TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
+LAYER, LAYERS = 1, 2  # the one that is written and read, of so many
+TOKENS = 128  # rows of the batch at most
+
+
+def check_known_answer(
+    name: str,
+    attends: Attend,
+    model: DecoderConfig,
+    heads: Heads,
+    dtype: str,
+    device: jax.Device,
+    sizes: ProgramSizes,
+    page_size: int,
+) -> None:
+    """Raise ConfigError if attention gives another answer than the mask rule.
+
+    Args:
+        name: of the attention, for the error.
+        attends: the attention.
+        model: its configuration; one layer of each window is computed.
+        heads, dtype, device, page_size: of keys and values.
+        sizes: of a program with room for TOKENS rows.
+    """
+    batch, rng = known_batch(page_size), np.random.default_rng(0)
+    slots, rows = batch.page_table.size * page_size, batch.num_tokens
+    attention = Attention(model.attention_scale, heads, sizes.tiling, any(model.windows))
+    run = jax.jit(partial(_run, attention, attends, sizes))
+
+    def drawn(*shape: int) -> Array:
+        values = rng.standard_normal(shape, np.float32)
+        return jax.device_put(jnp.asarray(values, jnp.dtype(dtype)), device)
+
+    for window in dict.fromkeys(model.windows):
+        cached = [drawn(LAYERS * slots, heads.kv, heads.dim) for _ in range(2)]
+        q, k, v = (drawn(sizes.tokens, n, heads.dim) for n in (heads.query, heads.kv, heads.kv))
+        pages = heads.joined(*cached).reshape(LAYERS, -1, page_size, 2 * heads.width)
+        held = [_exact(side)[LAYER * slots :] for side in cached]
+        buffer = padded(batch, sizes, page_size, wanted=0)
+        found = run(buffer, Pool(pages), np.int32(window or EVERYTHING), q, k, v)
+        every, scored, kept = (_exact(x) for x in found)
+        own = [_exact(x)[:rows] for x in (q, k, v)]
+        want = _by_the_rule(batch, model.attention_scale, window, page_size, *held, *own)
+        _compare(name, dtype, every[:rows], want)
+        _compare(name, dtype, scored[: len(batch.score_rows)], want[batch.score_rows])
+        written = batch.slot_mapping >= 0
+        for side, new in zip(held, own[1:], strict=True):
+            side[batch.slot_mapping[written]] = new[written]
+        if not np.array_equal(kept.reshape(2, slots, heads.kv, -1), np.stack(held)):
+            raise ConfigError(
+                f"--backend jax writes other keys and values than it computed to its pages on "
+                f"{device.device_kind}; this is a defect of JAX {jax.__version__} there"
+            )
+
+
+def _run(
+    attention: Attention,
+    attends: Attend,
+    sizes: ProgramSizes,
+    buffer: Array,
+    pool: Pool,
+    window: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+) -> tuple[Array, Array, Array]:
+    """Return outputs of all rows and of scored rows, and what the layer's pages hold then."""
+    heads, tables, layer = attention.heads, divided(buffer, sizes), jnp.int32(LAYER)
+    kv = jnp.pad(heads.joined(k, v), ((attention.front,) * 2, (0, 0)))
+    pool = store(attention, tables, pool, layer, kv)
+    outputs = []
+    for tiles, count in (
+        (tables.every, tables.numbers.rows[0]),
+        (tables.scored, tables.numbers.scored[0]),
+    ):
+        rows = attends.form(heads, q[tiles.rows.place])
+        out = attends(attention, tables, tiles, count, pool, layer, window, rows, kv)
+        outputs.append(attends.plain(heads, out).reshape(q.shape))
+    kept = heads.parts(pool.pages[LAYER].reshape(-1, 2 * heads.width))
+    return outputs[0], outputs[1], jnp.stack(kept)
+
+
+def _by_the_rule(
+    batch: PackedBatch,
+    scale: float,
+    window: int | None,
+    page_size: int,
+    *sides: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Compute attention with an explicit mask, request by request.
+
+    Args:
+        batch, scale, window, page_size: what to compute.
+        sides: cached keys and values [slots, Hkv, D]; q [T, H, D], k and v [T, Hkv, D].
+
+    Returns:
+        [T, H, D].
+    """
+    cached, q, new = sides[:2], sides[2], sides[3:]
+    request_of = np.repeat(batch.request_of, np.diff(batch.cu_seqlens))
+    out, group = np.empty_like(q), q.shape[1] // new[0].shape[1]
+    for request in range(len(batch.prefix_lens)):
+        own = np.flatnonzero(request_of == request)
+        slots = prefix_slots(batch, request, page_size)
+        keys, values = (
+            np.concatenate((before[slots], rows[own])).repeat(group, axis=1)
+            for before, rows in zip(cached, new, strict=True)
+        )
+        scores = np.einsum("qhd,khd->hqk", q[own], keys) * scale
+        scores[:, ~request_mask(batch, own, len(slots), window)] = -np.inf
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        out[own] = np.einsum("hqk,khd->qhd", weights, values)
+    return out
+
+
+def _exact(x: Array) -> NDArray[np.float64]:
+    return np.asarray(x.astype(jnp.float32)).astype(np.float64)
+
+
+def _compare(name: str, dtype: str, got: NDArray[np.float64], want: NDArray[np.float64]) -> None:
+    error = float(np.linalg.norm(got - want) / np.linalg.norm(want))
+    if not error <= TOLERANCE[dtype]:
+        raise ConfigError(
+            f"--attention {name} computes something else than the mask rule on this device: the "
+            f"relative error of a known answer is {error:.1e}, allowed {TOLERANCE[dtype]:.0e}; "
+            "choose another --attention"
+        )

@@ -1,0 +1,73 @@
+"""Batches that a `JaxBackend` has launched, and their results."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax import Array
+
+from gpuscore.backends.jax.label_head import MANY, NOTHING, ONE
+from gpuscore.backends.jax.programs import ScoredRows
+from gpuscore.batch import PackedBatch, RowScores
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedPart:
+    """A batch that was launched, with arrays that are filled once it has run."""
+
+    batch: PackedBatch
+    wanted: int  # see `label_head`
+    rows: ScoredRows
+    labels: tuple[Array, ...]  # label logits; together [>= L]
+
+    def read(self) -> Iterator[Array]:
+        """Yield the arrays that `scores` will read."""
+        yield from self.labels
+        if self.wanted != NOTHING:
+            yield self.rows.lse
+        if self.batch.num_top:
+            yield from (self.rows.top, self.rows.top_logits)
+
+    def scores(self) -> RowScores:
+        """Return the results; waits for the device."""
+        batch, rows = self.batch, self.rows
+        count, some = len(batch.score_rows), np.empty(0, np.float32)
+        logits = np.concatenate([some, *map(np.asarray, self.labels)])
+        logits = logits[: len(batch.label_token_ids)]
+        jax.block_until_ready(rows)
+        if self.wanted == NOTHING:
+            return RowScores(logits, lse=None, top_ids=None, top_logits=None)
+        wanted = batch.need_lse | (batch.num_top > 0)
+        lse = np.where(wanted, np.asarray(rows.lse)[:count], np.float32(np.nan))
+        if not batch.num_top:
+            return RowScores(logits, lse, top_ids=None, top_logits=None)
+        tops = (np.asarray(x)[:count, : batch.num_top] for x in (rows.top, rows.top_logits))
+        return RowScores(logits, lse, *tops)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The parts that a batch was divided into, or its error."""
+
+    parts: tuple[LaunchedPart, ...]
+    error: Exception | None = None
+
+
+def joined(parts: Sequence[RowScores]) -> RowScores:
+    """Return the results of a batch from those of its parts, which have the same fields."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = ((part.lse, part.top_ids, part.top_logits) for part in parts)
+    lse, ids, logits = (
+        None if column[0] is None else np.concatenate(column)
+        for column in zip(*columns, strict=True)
+    )
+    return RowScores(np.concatenate([part.label_logits for part in parts]), lse, ids, logits)
+
+
+def wanted_statistics(batch: PackedBatch) -> int:
+    """Return the statistics over the vocabulary that a batch asks for."""
+    if batch.num_top > 1:
+        return MANY
+    return ONE if batch.num_top or batch.need_lse.any() else NOTHING

@@ -1,0 +1,252 @@
+"""The body of the Pallas kernel (`kernel`): what it computes for one tile of query rows."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from gpuscore.backends.jax.attention import LOWEST
+from gpuscore.backends.jax.heads import Heads
+from gpuscore.backends.jax.products import multiply
+
+LANES = 128  # a number for each row is repeated in so many columns
+
+# Request, block of its pages, entry of the tile's own blocks: the place of one block of keys.
+Place: TypeAlias = tuple[Array, Array, Array]
+
+
+class Refs(NamedTuple):
+    """Arguments of the kernel; those up to `pages` are numbers that are there before it begins."""
+
+    numbers: Any  # layer, window, number of rows
+    own_start: Any  # see `layout.Bounds`
+    own_stop: Any
+    request_start: Any
+    request_stop: Any
+    position: Any
+    own_blocks: Any
+    prefix_lens: Any
+    block_starts: Any
+    pages: Any
+    of_rows: Any  # [1, FIELDS, rows]
+    of_keys: Any  # [blocks, 2, keys]
+    q: Any  # [rows, H * span]
+    kv: Any  # [front + T + front, 2 * width], not on the chip
+    pool: Any  # [layers, pages, page size, 2 * width], not on the chip
+    out: Any  # [rows, H * span]
+    buffer: Any  # [2, keys, 2 * width]
+    queries: Any  # [spans, members, span]; members are rows of each head of a span
+    sums: Any  # [spans, members, span]
+    most: Any  # [spans, members, LANES]
+    total: Any
+    seen: Any  # [rows, keys]
+    semaphores: Any  # [2]
+
+
+@dataclass(frozen=True, slots=True)
+class TileProgram:
+    """One tile of query rows, and its way through the blocks of keys."""
+
+    heads: Heads
+    scale: float
+    windowed: bool
+    front: int
+    refs: Refs
+    tile: Array  # its number
+
+    @property
+    def keys(self) -> int:
+        return int(self.refs.buffer.shape[1])
+
+    def run(self) -> None:
+        refs, tile = self.refs, self.tile
+        rows = refs.q.shape[0]
+
+        @pl.when(tile * rows >= refs.numbers[2])
+        def no_rows() -> None:
+            refs.out[...] = jnp.zeros_like(refs.out)
+
+        @pl.when(tile * rows < refs.numbers[2])
+        def some_rows() -> None:
+            self._begin(rows)
+            self._go_through(refs.of_rows[0].T)
+            self._finish(rows)
+
+    def _begin(self, rows: int) -> None:
+        refs, span_of = self.refs, self.heads.span
+        for span, place, head in _placed(self.heads):
+            at = pl.ds(place * rows, rows)
+            refs.queries[span, at] = refs.q[:, pl.ds(head * span_of, span_of)]
+        refs.sums[...] = jnp.zeros_like(refs.sums)
+        refs.most[...] = jnp.full_like(refs.most, LOWEST)
+        refs.total[...] = jnp.zeros_like(refs.total)
+
+    def _finish(self, rows: int) -> None:
+        refs, span_of = self.refs, self.heads.span
+        for span, place, head in _placed(self.heads):
+            at = pl.ds(place * rows, rows)
+            done = refs.sums[span, at] / refs.total[span, at, :1]
+            refs.out[:, pl.ds(head * span_of, span_of)] = done.astype(refs.out.dtype)
+
+    def _go_through(self, columns: Array) -> None:
+        """Add all blocks; `columns` is [rows, FIELDS]."""
+        refs, tile = self.refs, self.tile
+
+        def one(state: tuple[Place, Array]) -> tuple[Place, Array]:
+            place, half = state
+            following = self._after(place)
+
+            @pl.when(self._is_there(following))
+            def copy_next() -> None:
+                self._begin_copy(following, 1 - half)
+
+            self._of_batch(
+                jnp.int32(0), half
+            ).wait()  # for as many bytes, whichever copy they are of
+
+            @pl.when(self._in_prefix(place))
+            def of_prefix() -> None:
+                self._mark_prefix(place, half, columns)
+
+            @pl.when(~self._in_prefix(place))
+            def of_batch() -> None:
+                self._mark_own(place, columns)
+
+            self._add(half)
+            return following, 1 - half
+
+        request = refs.request_start[tile]
+        begin = request, self._first_block(request), refs.own_start[tile]
+        self._begin_copy(begin, jnp.int32(0))
+        lax.while_loop(lambda state: self._is_there(state[0]), one, (begin, jnp.int32(0)))
+
+    def _in_prefix(self, place: Place) -> Array:
+        last: Array = self.refs.request_stop[self.tile]
+        return place[0] < last
+
+    def _is_there(self, place: Place) -> Array:
+        last: Array = self.refs.own_stop[self.tile]
+        return self._in_prefix(place) | (place[2] < last)
+
+    def _stop(self, request: Array) -> Array:
+        """Return the end of a request's blocks."""
+        starts = self.refs.block_starts
+        stop: Array = starts[jnp.minimum(request + 1, starts.shape[0] - 1)]
+        return stop
+
+    def _first_block(self, request: Array) -> Array:
+        """Return the first of a request's blocks in which a row of the tile may see a key."""
+        start: Array = self.refs.block_starts[request]
+        if not self.windowed:
+            return start
+        behind = jnp.maximum(0, self.refs.position[self.tile] - self.refs.numbers[1] + 1)
+        near = jnp.minimum(start + lax.div(behind, self.keys), self._stop(request) - 1)
+        return jnp.maximum(start, near)
+
+    def _after(self, place: Place) -> Place:
+        request, block, own = place
+        of_prefix = self._in_prefix(place)
+        ends = of_prefix & (block + 1 >= self._stop(request))
+        following = jnp.where(ends, request + 1, request)
+        block = jnp.where(ends, self._first_block(following), block + 1)
+        return following, block, jnp.where(of_prefix, own, own + 1)
+
+    def _begin_copy(self, place: Place, half: Array) -> None:
+        refs, size = self.refs, self.refs.pool.shape[2]
+        count = self.keys // size
+
+        def of_page(index: Array, done: None) -> None:
+            page = refs.pages[place[1] * count + index]
+            at = pl.ds(pl.multiple_of(index * size, size), size)
+            pltpu.make_async_copy(
+                refs.pool.at[refs.numbers[0], page],
+                refs.buffer.at[half, at],
+                refs.semaphores.at[half],
+            ).start()
+
+        @pl.when(self._in_prefix(place))
+        def copy_pages() -> None:
+            lax.fori_loop(0, count, of_page, None)
+
+        @pl.when(~self._in_prefix(place))
+        def copy_own() -> None:
+            self._of_batch(refs.own_blocks[place[2]], half).start()
+
+    def _of_batch(self, block: Array, half: Array) -> Any:
+        """Return the copy of a block of the batch's keys and values."""
+        refs, start = self.refs, pl.multiple_of(self.front + block * self.keys, self.keys)
+        there = refs.buffer.at[half]
+        return pltpu.make_async_copy(
+            refs.kv.at[pl.ds(start, self.keys)], there, refs.semaphores.at[half]
+        )
+
+    def _mark_prefix(self, place: Place, half: Array, columns: Array) -> None:
+        refs, keys = self.refs, self.keys
+        request, block, _ = place
+        first = (block - refs.block_starts[request]) * keys
+        length = refs.prefix_lens[request]
+        key = first + lax.broadcasted_iota(jnp.int32, (1, keys), 1)
+        visible = (columns[:, 2:3] == request) & (key < length)
+        if self.windowed:
+            visible &= key > columns[:, 1:2] - refs.numbers[1]
+        refs.seen[...] = visible.astype(jnp.int32)
+
+        @pl.when(first + keys > length)
+        def clear_rest() -> None:
+            # Memory that was never written may hold NaN, and 0 * NaN is NaN.
+            inside = first + lax.broadcasted_iota(jnp.int32, (keys, 1), 0) < length
+            held = refs.buffer[half]
+            refs.buffer[half] = jnp.where(inside, held, jnp.zeros_like(held))
+
+    def _mark_own(self, place: Place, columns: Array) -> None:
+        refs, block = self.refs, self.refs.own_blocks[place[2]]
+        key = block * self.keys + lax.broadcasted_iota(jnp.int32, (1, self.keys), 1)
+        of_keys = refs.of_keys[block]
+        visible = (key <= columns[:, :1]) & (of_keys[:1] > columns[:, :1])
+        if self.windowed:
+            visible &= of_keys[1:] > columns[:, 1:2] - refs.numbers[1]
+        refs.seen[...] = visible.astype(jnp.int32)
+
+    def _add(self, half: Array) -> None:
+        """Add the block in that half of the buffer to the softmax of every head."""
+        refs, heads, rows = self.refs, self.heads, self.refs.q.shape[0]
+        for span in range(heads.spans):
+            members = len(_members(heads, span)) * rows
+            of_span = span, slice(0, members)
+            k, v = (
+                refs.buffer[half, :, pl.ds(side + span * heads.span, heads.span)]
+                for side in (0, heads.width)
+            )
+            scores = multiply(refs.queries[of_span], k, ((1,), (1,))) * self.scale
+            split = scores.reshape(-1, rows, self.keys)
+            scores = jnp.where(refs.seen[...] != 0, split, -jnp.inf).reshape(scores.shape)
+            before = refs.most[span, :members, :1]
+            most = jnp.maximum(before, scores.max(-1, keepdims=True))
+            weights = jnp.exp(scores - most)
+            shrunk = jnp.exp(before - most)
+            total = refs.total[span, :members, :1] * shrunk + weights.sum(-1, keepdims=True)
+            part = multiply(weights.astype(v.dtype), v, ((1,), (0,)))
+            refs.sums[of_span] = refs.sums[of_span] * shrunk + part
+            refs.total[of_span] = jnp.broadcast_to(total, (members, LANES))
+            refs.most[of_span] = jnp.broadcast_to(most, (members, LANES))
+
+
+def kernel(heads: Heads, scale: float, windowed: bool, front: int, *refs: Any) -> None:
+    TileProgram(heads, scale, windowed, front, Refs(*refs), pl.program_id(0)).run()
+
+
+def _placed(heads: Heads) -> Iterator[tuple[int, int, int]]:
+    """Yield each query head's span, its place in the span, and its number."""
+    for span in range(heads.spans):
+        for place, head in enumerate(_members(heads, span)):
+            yield span, place, head
+
+
+def _members(heads: Heads, span: int) -> range:
+    """Return the query heads whose keys stand in a span."""
+    of_span = heads.together * heads.group
+    return range(span * of_span, min((span + 1) * of_span, heads.query))
