@@ -56,6 +56,13 @@ MODELS = (
     ),
 )
 
+# A few layers and a small pool, for defects that are planted.
+SMALL = Model(
+    "small",
+    QWEN3_06B | {"num_hidden_layers": 4, "vocab_size": 8192},
+    {"kv_cache_size": 2**30, "max_batch_tokens": 64, "max_model_len": 4096},
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -93,7 +100,7 @@ def quick_cases() -> list[Case]:
 @cache
 def plan_of(model: str, chip: str) -> JaxPlan:
     """Return the plan that `gpuscore serve --backend jax` would make beside this chip."""
-    chosen = next(one for one in MODELS if one.name == model)
+    chosen = next(one for one in (*MODELS, SMALL) if one.name == model)
     device = CHIPS[chip].device()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(chosen.config))
@@ -111,12 +118,12 @@ def page_count(plan: JaxPlan, chip: Chip) -> int:
 
 def traced(case: Case) -> Any:
     """Return the program of a case as `jax.stages.Traced`."""
-    programs = _traced(case.model, case.chip, case.sizes)
+    programs = traced_programs(case.model, case.chip, case.sizes)
     return programs.extend if case.part == EXTEND else programs.labels
 
 
 @cache
-def _traced(model: str, chip: str, sizes: ProgramSizes) -> TracedPrograms:
+def traced_programs(model: str, chip: str, sizes: ProgramSizes) -> TracedPrograms:
     plan = plan_of(model, chip)
     return trace_programs(
         sizes,

@@ -97,7 +97,8 @@ class Facts:
 def _place(data: Mapping[str, Any]) -> Place:
     frames, turns = data["where"]
     where = Where(tuple((name, line) for name, line in frames), tuple(turns))
-    return Place(**{**data, "where": where})
+    costly = tuple((name, cycles) for name, cycles in data["costly"])
+    return Place(**{**data, "where": where, "costly": costly})
 
 
 def facts_of(case: Case, cache: Path | None) -> Facts:

@@ -29,6 +29,7 @@ class Part:
     floor: float
     estimate: float
     products: float
+    costly: tuple[tuple[str, float], ...] = ()  # its slowest instructions, with their seconds
 
 
 @dataclass
@@ -70,6 +71,7 @@ def predict(work: Sequence[Place], tally: Tally, chip: Chip) -> Prediction:
                 place.seconds * runs,
                 place.cycles * runs / chip.clock,
                 place.product_seconds * runs,
+                tuple((name, cycles * runs / chip.clock) for name, cycles in place.costly),
             )
         )
     for name, kernel in tally.kernels.items():

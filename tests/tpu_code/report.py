@@ -12,6 +12,7 @@ from tpu_code.trips import Uncountable, count
 QUERY, ITEMS, ITEM = 2000, 500, 20
 GOAL_MODEL, GOAL_CHIP = "Qwen3-0.6B", "v6e"
 LABEL = "PREDICTED, not measured"
+MOST_NAMED = 4  # instructions of a part
 SHARE = 0.02  # of the time; smaller parts are not listed
 
 
@@ -80,3 +81,5 @@ def goal_lines(found: Prediction) -> Iterator[str]:
             f"    {part.name}: {1000 * (part.estimate - part.products):.1f} ms more than "
             "its products"
         )
+        for name, seconds in part.costly[:MOST_NAMED]:
+            yield f"      {1000 * seconds:.1f} ms: {name}"

@@ -23,6 +23,7 @@ FREE |= {
 }
 FREE |= {"async-start", "async-update", "copy-start", "slice-start"}  # see `_transfer`
 TRANSFERS = {"copy-start", "slice-start", "async-start"}
+COSTLY = 5  # instructions of each place that are named
 EMULATED = 6  # passes of bfloat16 in a product of float32
 
 
@@ -37,6 +38,7 @@ class Place:
     seconds: float  # least time of all its instructions, without kernels
     product_seconds: float  # the part of it that products take at the peak rate
     memory_seconds: float  # the same of HBM
+    costly: tuple[tuple[str, int], ...]  # the instructions with the most cycles, and those
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,18 @@ class _Reader:
     ) -> Iterator[Place]:
         computation = self.program.of(name)
         cycles, seconds, products, memory = 0, 0.0, 0.0, 0.0
+        each: list[tuple[str, int]] = []
         for one in computation.instructions.values():
             cost = self.cost(computation, one)
             products += cost.products(self.chip)
             memory += cost.memory(self.chip)
             least = max(cost.products(self.chip), cost.memory(self.chip))
             seconds += least
-            cycles += one.cycles if one.cycles is not None else round(least * self.chip.clock)
-        yield Place(where, branch, constant, cycles, seconds, products, memory)
+            took = one.cycles if one.cycles is not None else round(least * self.chip.clock)
+            cycles += took
+            each.append((_described(one), took))
+        costly = tuple(sorted(each, key=lambda pair: -pair[1])[:COSTLY])
+        yield Place(where, branch, constant, cycles, seconds, products, memory, costly)
         turns: Counter[tuple[str, Frames]] = Counter()
         for one in computation.instructions.values():
             if one.opcode == "call":
@@ -150,6 +156,13 @@ class _Reader:
             return sum(_in_hbm(shape, shape.padded) for shape in one.shapes)
         every = [*one.shapes, *(shape for found in shapes for shape in found)]
         return sum(_in_hbm(shape, shape.padded) for shape in every)
+
+
+def _described(one: Instruction) -> str:
+    """Return what an instruction is for and what it makes."""
+    made = ", ".join(f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in one.shapes[:2])
+    name = (one.attribute("op_name") or one.name).split("/")
+    return f"{one.opcode} {'/'.join(name[-2:])} -> {made}"
 
 
 def _in_hbm(shape: Shape, moved: float) -> float:
