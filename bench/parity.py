@@ -4,6 +4,8 @@
     make bench-parity ARGS='--workload short'          # 300 + 16 x 32
     make bench-parity ARGS='--dtype bfloat16'
     make bench-parity ARGS='--trace DIRECTORY'         # also JAX's profile of a round
+    make bench-parity ARGS='--device tpu'              # jax on a TPU, torch on this machine's CPU
+    make bench-parity ARGS='--torch-device cuda'       # jax on this machine's CPU, torch on CUDA
 
 The backends are timed only if they agree: in float32 within 1e-4 in log p on the whole workload; in
 bfloat16, jax's error against float32 is at most twice torch's. Then they take turns, `--repeat`
@@ -42,7 +44,6 @@ def main() -> None:
     workload = WORKLOADS[options.workload]
     config = ModelConfig(
         str(directory),
-        device=options.device,
         dtype=options.dtype,
         # JAX writes all pages at start, so more of them would only take time.
         max_model_len=4096,
@@ -51,7 +52,8 @@ def main() -> None:
     scorers, starts = {}, {}
     for name in BACKENDS:
         start = time.perf_counter()
-        scorers[name] = Scorer(dataclasses.replace(config, backend=name))
+        device = devices(options)[name]
+        scorers[name] = Scorer(dataclasses.replace(config, backend=name, device=device))
         run(scorers[name], workload, options.shape)  # compiles
         starts[name] = time.perf_counter() - start
     draw(check(scorers, directory, options, workload))
@@ -66,7 +68,7 @@ def main() -> None:
         "bench": "parity",
         "shape": options.shape,
         "dtype": options.dtype,
-        "device": options.device,
+        "devices": devices(options),
         "workload": str(workload),
         "repeat": options.repeat,
         "jax": jax_version(),
@@ -85,11 +87,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
     parser.add_argument("--workload", choices=sorted(WORKLOADS), default="reports")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="float32")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda", "tpu"), default="cpu", help="of jax")
+    parser.add_argument(
+        "--torch-device",
+        choices=("cpu", "cuda"),
+        default=None,
+        help="of torch (default: that of jax, or cpu beside a TPU)",
+    )
     parser.add_argument("--max-batch-tokens", type=int, default=None)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--trace", type=Path, default=None, metavar="DIRECTORY")
     return parser.parse_args()
+
+
+def devices(options: argparse.Namespace) -> dict[str, str]:
+    """Return each backend's device."""
+    beside = "cpu" if options.device == "tpu" else options.device
+    return {"torch": options.torch_device or beside, "jax": options.device}
 
 
 def run(scorer: Scorer, workload: Workload, shape: str) -> np.ndarray:
@@ -111,7 +125,8 @@ def check(
         if difference.max() > 1e-4:
             raise SystemExit("jax does not agree with torch: nothing is timed")
         return found
-    with Scorer(str(directory), dtype="float32", device=options.device, max_model_len=4096) as one:
+    device = devices(options)["torch"]
+    with Scorer(str(directory), dtype="float32", device=device, max_model_len=4096) as one:
         exact = run(one, workload, options.shape)
     torchs, jaxs = (np.abs(found[name] - exact) for name in BACKENDS)
     print(f"from float32: torch max {torchs.max():.1e}, jax max {jaxs.max():.1e}")

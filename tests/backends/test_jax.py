@@ -1,19 +1,22 @@
 """Promise: the JAX backend scores as transformers, refuses options it does not support, compiles
 only at warm-up and never copies its pool."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.backends import create_backend, plan_backend
+from gpuscore.backends import plan_backend
 from gpuscore.backends.base import DeviceLost
+from gpuscore.batch import Prefix, pack
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError, Unavailable
 from gpuscore.request import ScoreRequest
 from support.backends import needs_jax
-from support.batches import in_one_batch
+from support.batches import Pages, in_one_batch, item_segments, query_chunks
 from support.models import random_ids, reference_logprobs
 from support.slow import slow
 
@@ -193,55 +196,67 @@ def test_options_that_change_nothing(tiny_model, options):
     assert (plan.attention, plan.device_name, plan.dtype_name) == ("xla", "cpu", "float32")
 
 
-def test_pages_take_what_the_largest_program_leaves(tiny_model, monkeypatch):
-    from gpuscore.backends.jax import backend as backend_module
-    from gpuscore.backends.jax import plan as plan_module
-
-    directory, _ = tiny_model("qwen3")
-    config = ModelConfig(backend="jax", dtype="float32", max_batch_tokens=64, memory_fraction=1.0)
-    free, compiled, compile_programs = 2 * 2**20, [], backend_module.compile_programs
-
-    def remember(*args):
-        compiled.append(compile_programs(*args))
-        return compiled[-1]
-
-    monkeypatch.setattr(plan_module, "free_memory", lambda device: free)
-    monkeypatch.setattr(backend_module, "compile_programs", remember)
-    plan = plan_backend(directory, config)
-    backend = create_backend(plan)
-    pool = sum(side.nbytes for side in backend.pool)
-    batch = compiled[0].bytes
-    assert batch > 2 * 64 * 48 * 4, "at least the hidden states that go in and out of a layer"
-    assert free - plan.pages.page_bytes < pool + batch <= free
-    backend.close()
-    free = plan.pages.needed * plan.pages.page_bytes + batch // 2
-    monkeypatch.setattr(backend_module, "compile_programs", lambda *args: compiled[0])
-    with pytest.raises(ConfigError, match="are available .*the largest batch takes"):
-        create_backend(plan)
+def test_programs_scatter_nothing(small):
+    """Pages are written by slices, and rows of the last layer are read once."""
+    for programs in small._programs.values():
+        text = programs.extend.as_text()
+        assert "dynamic-update-slice" in text
+        assert " scatter(" not in text
 
 
-def test_the_cache_of_programs(tiny_model, tmp_path):
+def test_a_batch_is_one_upload(small, rng, monkeypatch):
+    """Results are asked for at once; nothing else crosses between host and device."""
     import jax
-    from jax._src import compilation_cache
 
-    directory, _ = tiny_model("qwen3")
-    hits = []
-    jax.monitoring.register_event_listener(
-        lambda name, **_: hits.append(name) if name.endswith("/cache_hits") else None
-    )
-    config = ModelConfig(
-        backend="jax", dtype="float32", max_batch_tokens=33, compile_cache=str(tmp_path)
-    )
-    try:
-        for found in (0, 1):  # the second start finds the program
-            backend = create_backend(plan_backend(directory, config))
-            backend.warmup()
-            backend.close()
-            assert len(hits) >= found
-        assert any(tmp_path.iterdir())
-    finally:
-        jax.config.update("jax_compilation_cache_dir", None)
-        compilation_cache.reset_cache()
+    batch = in_one_batch(random_ids(rng, 30), [random_ids(rng, 5)] * 3, LABELS)
+    run(small, batch)
+    uploads = []
+    for sizes, programs in list(small._programs.items()):
+
+        def noting(weights, pool, buffer, extend=programs.extend):
+            uploads.append((type(buffer), buffer.dtype))
+            return extend(weights, pool, buffer)
+
+        monkeypatch.setitem(
+            small._programs, sizes, dataclasses.replace(programs, extend=noting, labels=None)
+        )
+    with jax.transfer_guard_device_to_host("disallow"):
+        pending = small.extend(batch)
+    assert uploads == [(np.ndarray, np.int32)]
+    (part,) = pending.parts
+    read = {id(array) for array in part.read()}
+    assert read == {id(part.rows.labels), id(part.rows.lse)}
+    small.collect(pending)
+
+
+def test_batches_with_many_pages_are_divided(small, rng, monkeypatch):
+    """Each part holds whole trees, and results are the same together."""
+    from gpuscore.backends.jax import backend as backend_module
+
+    size, segments, prefixes = small.limits.page_size, [], []
+    pages = Pages.shuffled(rng, 24, size)
+    for request, length in enumerate((40, 17, 64)):
+        own = pages.of(request, length)
+        for chunk in query_chunks(random_ids(rng, length), [length], own, size):
+            run(small, chunk)
+        prefixes.append(Prefix(length, own))
+        items = [random_ids(rng, n) for n in (3, 11)]
+        segments += item_segments(items, length, request, -1, LABELS, need_lse=request == 1)
+    batch = pack(segments, prefixes, num_top=2)
+    whole = run(small, batch)
+    split, parts = backend_module.split, []
+
+    def narrow(batch, entries, room):
+        parts.extend(split(batch, entries, int(entries.max())))
+        return parts
+
+    monkeypatch.setattr(backend_module, "split", narrow)
+    divided = run(small, batch)
+    assert len(parts) == 3
+    np.testing.assert_allclose(divided.label_logits, whole.label_logits, atol=1e-5)
+    np.testing.assert_allclose(divided.lse, whole.lse, atol=1e-5)
+    np.testing.assert_array_equal(divided.top_ids, whole.top_ids)
+    np.testing.assert_allclose(divided.top_logits, whole.top_logits, atol=1e-5)
 
 
 def test_a_lost_pool_ends_the_engine(small, rng):

@@ -33,7 +33,7 @@ from gpuscore.limits import BackendLimits
 logger = logging.getLogger(__name__)
 
 COMPILERS = 4  # threads
-WORTH_IT = 1.1  # times the pages, for which the largest program is compiled again
+WORTH_IT = 1.05  # times the pages, for which the largest program is compiled again
 
 
 class JaxBackend:
@@ -224,14 +224,15 @@ class JaxBackend:
         plan, largest = self.plan, self._sizes[-1]
         free = plan.free_memory()
         kept = KeptBytes(plan.compile_cache, plan.program_identity(largest))
-        count = plan.count_pages(free, kept.read() or plan.estimated_bytes(largest), estimated=True)
+        size = kept.read() or plan.estimated_bytes(largest)
+        count = plan.count_pages(free, size, estimated=True)
         programs = self._compiled(largest, count)
         fits = plan.count_pages(free, programs.bytes)
         if not count <= fits <= count * WORTH_IT:
-            count = fits
+            size, count = programs.bytes, fits
             programs = self._compiled(largest, count)
         self._programs[largest] = programs
-        kept.write(programs.bytes)
+        kept.write(size)  # with which the next start counts as many pages
         logger.info(
             "memory: weights %s, largest batch %s, KV cache %s: %d pages, %d tokens",
             mebibytes(plan.weight_bytes),

@@ -26,7 +26,7 @@ from gpuscore.backends.jax.layout import (
 
 # Labels of one call for those that have no room in a batch's array, per token of the bucket; still
 # more take several calls.
-LABELS_PER_TOKEN = 16
+LABELS_PER_TOKEN = 4
 # With excess precision, XLA would skip roundings between operations that it fuses.
 _OPTIONS: dict[str, Any] = {"xla_allow_excess_precision": False}
 # XLA's newer generator of CPU code takes more than twice as long to compile these programs, which

@@ -1,0 +1,142 @@
+"""Promise: the JAX backend sizes its pages by what its programs take, compiles each program once,
+finds it again, and says at start what a device does not give."""
+
+import dataclasses
+
+import pytest
+
+from gpuscore.backends import create_backend, plan_backend
+from gpuscore.config import ModelConfig
+from gpuscore.errors import ConfigError
+from support.backends import needs_jax
+
+pytestmark = needs_jax
+
+
+def compiled_sizes(monkeypatch):
+    """Note the programs that backends compile: their sizes and numbers of pages."""
+    from gpuscore.backends.jax import backend as backend_module
+
+    noted, compile_programs = [], backend_module.compile_programs
+
+    def noting(sizes, config, weights, pool, *rest):
+        noted.append((sizes.tokens, pool.pages.shape[1]))
+        return compile_programs(sizes, config, weights, pool, *rest)
+
+    monkeypatch.setattr(backend_module, "compile_programs", noting)
+    return noted
+
+
+def with_free_memory(monkeypatch, count):
+    from gpuscore.backends.jax import plan as plan_module
+
+    monkeypatch.setattr(plan_module, "free_memory", lambda device: count)
+
+
+ONE_PROGRAM = {"backend": "jax", "dtype": "float32", "max_batch_tokens": 64}
+
+
+def test_pages_take_what_the_largest_program_leaves(tiny_model, monkeypatch):
+    from gpuscore.backends.jax import backend as backend_module
+
+    directory, _ = tiny_model("qwen3")
+    free, noted = 2**24, compiled_sizes(monkeypatch)
+    with_free_memory(monkeypatch, free)
+    plan = plan_backend(directory, ModelConfig(**ONE_PROGRAM, memory_fraction=1.0))
+    backend = create_backend(plan)
+    assert len(noted) == 1, "the estimate was good enough: the largest program is compiled once"
+    assert noted[0][1] == backend.limits.num_pages
+    pool = sum(side.nbytes for side in backend.pool)
+    (programs,) = backend._programs.values()
+    assert programs.bytes > 2 * 64 * 48 * 4, "at least hidden states in and out of a layer"
+    fits = (free - programs.bytes) // plan.pages.page_bytes * plan.pages.page_bytes
+    assert 0.85 * fits < pool <= fits
+    backend.close()
+    with_free_memory(monkeypatch, plan.pages.needed * plan.pages.page_bytes + programs.bytes // 2)
+    monkeypatch.setattr(backend_module, "compile_programs", lambda *args: programs)
+    with pytest.raises(ConfigError, match="are available .*the largest batch takes"):
+        create_backend(plan)
+
+
+def test_the_number_of_pages_is_rounded(tiny_model, monkeypatch):
+    """So that programs of a start with a little more or less free memory are the same."""
+    directory, _ = tiny_model("qwen3")
+    plan = plan_backend(directory, ModelConfig(**ONE_PROGRAM))
+    page = plan.pages.page_bytes
+    plan = dataclasses.replace(plan, pages=dataclasses.replace(plan.pages, most=None, fraction=1.0))
+    counts = {plan.count_pages(page * pages, 0) for pages in range(1000, 1100)}
+    assert len(counts) <= 8
+    for pages in range(plan.pages.needed, 3000):
+        count = plan.count_pages(page * pages, 0)
+        assert plan.pages.needed <= count <= pages < count * 1.04
+    exact = dataclasses.replace(plan.pages, exact_bytes=1001 * page)
+    assert dataclasses.replace(plan, pages=exact).count_pages(page * 2000, 0) == 1001
+
+
+def test_the_cache_of_programs(tiny_model, tmp_path, monkeypatch):
+    """The second start finds every program, although a little less memory is free."""
+    import jax
+    from jax._src import compilation_cache
+
+    directory, _ = tiny_model("qwen3")
+    events, noted = [], compiled_sizes(monkeypatch)
+    jax.monitoring.register_event_listener(lambda name, **_: events.append(name.split("/")[-1]))
+    config = ModelConfig(**ONE_PROGRAM | {"max_batch_tokens": 33}, compile_cache=str(tmp_path))
+    starts = []
+    try:
+        for free in (2**24, 2**24 - 2**15):
+            events.clear(), noted.clear()
+            with_free_memory(monkeypatch, free)
+            backend = create_backend(plan_backend(directory, config))
+            backend.warmup()
+            starts.append((len(noted), events.count("cache_misses"), backend.limits.num_pages))
+            backend.close()
+        assert any(tmp_path.iterdir())
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+        compilation_cache.reset_cache()
+    (_, missed, pages), second = starts
+    assert missed >= 2
+    assert second == (1, 0, pages)
+
+
+def test_memory_that_xla_refuses_is_a_configuration_error(tiny_model, monkeypatch):
+    """A device may report more free memory than it gives."""
+    directory, _ = tiny_model("qwen3")
+    with_free_memory(monkeypatch, 2**60)
+    plan = plan_backend(directory, ModelConfig(**ONE_PROGRAM, kv_cache_size=2**43))
+    with pytest.raises(ConfigError, match=r"JAX cannot make .* pages of .* MiB.*--kv-cache-size"):
+        create_backend(plan)
+
+
+def on_a_tpu(monkeypatch):
+    from gpuscore.backends.jax import plan as plan_module
+
+    monkeypatch.setattr(plan_module, "kind_of", lambda device: "tpu")
+
+
+def test_plans_for_a_tpu(tiny_model, monkeypatch):
+    """The kernel is the default; columns that pad heads count; float16 is refused."""
+    directory, _ = tiny_model("qwen3")
+    on_a_tpu(monkeypatch)
+    config = ModelConfig(backend="jax", dtype="bfloat16")
+    plan = plan_backend(directory, config)
+    assert plan.attention == "pallas"
+    assert plan_backend(directory, dataclasses.replace(config, attention="xla")).attention == "xla"
+    model = plan.architecture.config
+    assert model.num_kv_heads * model.head_dim < 128, "one tile holds the heads of the tiny model"
+    assert plan.pages.page_bytes == plan.pages.size * 2 * model.num_layers * 128 * 2
+    largest = plan.sizes()[-1].tiling
+    assert (largest.rows, largest.own_keys, largest.product_rows[0]) == (256, 256, 2048)
+    with pytest.raises(ConfigError, match="float16, which a TPU multiplies as bfloat16"):
+        plan_backend(directory, dataclasses.replace(config, dtype="float16"))
+
+
+@pytest.mark.parametrize(
+    ("kv", "dim", "width"), [(8, 128, 1024), (8, 64, 512), (1, 64, 128), (2, 96, 256), (3, 16, 128)]
+)
+def test_columns_of_heads(kv, dim, width):
+    from gpuscore.backends.jax.heads import Heads
+
+    assert Heads(kv, kv, dim, 128).width == width
+    assert Heads(kv, kv, dim, 1).width == kv * dim
