@@ -16,7 +16,7 @@ TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-web test-kernels test-gpu check-kernels \
-        check-kernels-all check-streams check-graphs simulate simulate-fronts soak check format demo golden bench-cpu bench-heap bench-start \
+        check-kernels-all check-streams check-graphs check-tpu simulate simulate-fronts soak check format demo golden bench-cpu bench-heap bench-start \
         bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
         bench-in-process bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
@@ -57,6 +57,18 @@ $(TRITON_VENV)/.installed: $(STAMP)
 	  echo "import site; site.addsitedir('$$(site $(BIN))')" > "$$(site $(TRITON_VENV)/bin)/tests.pth"
 	@touch $@
 
+# The image's libtpu, beside the JAX of the tests in the same way: it compiles for TPUs that are not
+# there. A wheel of 213 MB, 0.7 GB on disk.
+LIBTPU := $(shell sed -n 's/^libtpu==\([0-9.]*\).*/\1/p' docker/locks/tpu.txt)
+TPU_VENV := .venv-tpu-$(LIBTPU)
+
+$(TPU_VENV)/.installed: $(STAMP)
+	$(BIN)/python -m venv $(TPU_VENV)
+	$(TPU_VENV)/bin/python -m pip install --quiet --no-deps --no-compile libtpu==$(LIBTPU)
+	site() { $$1/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }; \
+	  echo "import site; site.addsitedir('$$(site $(BIN))')" > "$$(site $(TPU_VENV)/bin)/tests.pth"
+	@touch $@
+
 # PyTorch's CPU build cannot use a GPU, and gpuscore refuses to leave one unused unless the device is
 # named. Another build chooses its device itself.
 CPU_BUILD := $(VENV)/lib/python*/site-packages/torch-*+cpu.dist-info
@@ -74,7 +86,7 @@ test: setup
 
 # With the tests marked slow; hostile ones and those that need a GPU have targets of their own. What
 # transformers computes is computed again and compared with what make test keeps in .cache/tests.
-test-all: setup $(TRITON_VENV)/.installed
+test-all: setup $(TRITON_VENV)/.installed $(TPU_VENV)/.installed
 	RECOMPUTE_REFERENCES=1 $(PYTEST) -m 'not hostile and not long'
 
 # Attacks, faults and broken models, at most 15 minutes on two cores: what may run side by side, then,
@@ -139,6 +151,13 @@ check-kernels: setup $(TRITON_VENV)/.installed
 
 check-kernels-all:
 	@$(MAKE) --no-print-directory check-kernels ARGS='--all $(ARGS)'
+
+# Compiles the programs of --backend jax for TPU v5e and v6e, without a TPU, checks the code against
+# tests/tpu_code/baseline.json and predicts times; at most 20 minutes on two cores. Facts of programs
+# that were compiled before are found in .cache/tpu. After a wanted change: make check-tpu
+# ARGS=--update; what make test-all compiles: ARGS=--quick
+check-tpu: setup $(TPU_VENV)/.installed
+	PYTHONPATH=$(CURDIR)/tests $(TPU_VENV)/bin/python -P -m tpu_code.check $(ARGS)
 
 # Runs the CUDA launcher of real models on a simulated device: what is captured, launched,
 # compiled and allocated, against a baseline; ARGS=--update rewrites it.
@@ -362,5 +381,5 @@ audit: $(AUDIT_VENV)/.installed
 	    --requirement docker/locks/$$lock.txt || exit; done
 
 clean:
-	rm -rf $(VENV) $(TRITON_VENV) site .cache docs/reference .venv-clients $(WEB_VENV) $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) $(FIXTURES_VENV) build dist \
+	rm -rf $(VENV) $(TRITON_VENV) $(TPU_VENV) site .cache docs/reference .venv-clients $(WEB_VENV) $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) $(FIXTURES_VENV) build dist \
 	  *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -11,52 +11,8 @@ from torch import Tensor
 
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.shapes import weight_shapes
+from support.model_configs import LLAMA_8B, QWEN3, QWEN3_06B
 
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-    "torch_dtype": "bfloat16",
-}
-QWEN3_06B = QWEN3 | {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "tie_word_embeddings": True,
-}
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "rope_scaling": {
-        "rope_type": "llama3",
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
 # Qwen3-30B-A3B with 4 of its 48 layers, the first of which is dense here.
 MIXTURE = QWEN3 | {
     "architectures": ["Qwen3MoeForCausalLM"],

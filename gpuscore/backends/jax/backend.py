@@ -52,7 +52,7 @@ class JaxBackend:
         if plan.compile_cache is not None:
             keep_programs(plan.compile_cache)
         self._config = plan.architecture.config
-        self._attends = _attends(plan.attention)
+        self._attends = attends_of(plan.attention)
         with as_config_error(f"weights of {mebibytes(plan.weight_bytes)}", "a smaller model"):
             self._weights = load_weights(
                 Path(plan.directory),
@@ -193,7 +193,7 @@ class JaxBackend:
         return self._programs[sizes]
 
     def _compiled(self, sizes: ProgramSizes, count: int) -> Programs:
-        pool, plan = self._pool_shapes(count), self.plan
+        pool, plan = pool_shapes(self.plan, count), self.plan
         with as_config_error(
             f"the program for batches of {sizes.tokens} tokens, with {count} pages of "
             f"{mebibytes(plan.pages.page_bytes)}",
@@ -203,14 +203,6 @@ class JaxBackend:
                 sizes, self._config, self._weights, pool, self._attends, plan.heads, plan.device
             )
 
-    def _pool_shapes(self, count: int) -> Any:
-        shape = (self._config.num_layers, count, self.plan.pages.size, 2 * self.plan.heads.width)
-        dtype = jnp.dtype(self.plan.dtype_name)
-        if self.plan.device.platform == "cpu" and dtype == jnp.bfloat16:
-            dtype = jnp.dtype(jnp.uint16)  # see `Pool`
-        pages: Any = jax.ShapeDtypeStruct(shape, dtype)
-        return Pool(pages)
-
     def _make_pool(self) -> Pool:
         count = self._limits.num_pages
         what = f"{count} pages of {mebibytes(self.plan.pages.page_bytes)}"
@@ -219,7 +211,7 @@ class JaxBackend:
             jax.default_device(self.plan.device),
         ):
             made = jax.tree.map(
-                lambda side: jnp.zeros(side.shape, side.dtype), self._pool_shapes(count)
+                lambda side: jnp.zeros(side.shape, side.dtype), pool_shapes(self.plan, count)
             )
             return jax.block_until_ready(made)
 
@@ -262,7 +254,18 @@ class JaxBackend:
         return failure
 
 
-def _attends(name: str) -> Attend:
+def pool_shapes(plan: JaxPlan, count: int) -> Any:
+    """Return a pool of so many pages, as shapes."""
+    layers = plan.architecture.config.num_layers
+    dtype = jnp.dtype(plan.dtype_name)
+    if plan.device.platform == "cpu" and dtype == jnp.bfloat16:
+        dtype = jnp.dtype(jnp.uint16)  # see `Pool`
+    shape = (layers, count, plan.pages.size, 2 * plan.heads.width)
+    pages: Any = jax.ShapeDtypeStruct(shape, dtype)
+    return Pool(pages)
+
+
+def attends_of(name: str) -> Attend:
     if name == "pallas":
         from gpuscore.backends.jax.kernel import PallasAttend
 

@@ -136,6 +136,14 @@ def more_labels(hidden: Array, lm_head: Array, buffer: Array) -> Array:
     return label_logits(hidden, lm_head, rows, ids, buffer[0])
 
 
+class TracedPrograms(NamedTuple):
+    """`Programs` that are not compiled yet, as `jax.stages.Traced`."""
+
+    extend: Any
+    labels: Any
+    max_labels: int
+
+
 def compile_programs(
     sizes: ProgramSizes,
     cfg: DecoderConfig,
@@ -146,9 +154,29 @@ def compile_programs(
     device: jax.Device,
 ) -> Programs:
     """Compile the programs of one size; only the shapes of weights and pool are used."""
+    traced = trace_programs(sizes, cfg, weights, pool, attends, heads, device)
+    options = options_of(device)
+    extend, labels = (one.lower().compile(options) for one in (traced.extend, traced.labels))
+    return Programs(sizes, extend, labels, traced.max_labels, _bytes(extend) + _bytes(labels))
+
+
+def options_of(device: jax.Device) -> dict[str, Any]:
+    """Return the options of XLA that programs for a device are compiled with."""
+    return _OPTIONS | (_CPU_OPTIONS if device.platform == "cpu" else {})
+
+
+def trace_programs(
+    sizes: ProgramSizes,
+    cfg: DecoderConfig,
+    weights: Weights,
+    pool: Any,
+    attends: Attend,
+    heads: Heads,
+    device: jax.Device,
+) -> TracedPrograms:
+    """Trace the programs of one size. `make check-tpu` lowers them for TPUs that are not there."""
     attention = Attention(cfg.attention_scale, heads, sizes.tiling, any(cfg.windows))
     there = SingleDeviceSharding(device)
-    options = _OPTIONS | (_CPU_OPTIONS if device.platform == "cpu" else {})
 
     def shaped(value: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=there)
@@ -158,14 +186,16 @@ def compile_programs(
 
     one_batch = partial(run, cfg=cfg, attention=attention, attends=attends, sizes=sizes)
     arguments = *jax.tree.map(shaped, (weights, pool)), numbers(buffer_length(sizes))
-    extend = jax.jit(one_batch, donate_argnums=1).lower(*arguments).compile(options)
     max_labels = max(LABEL_TILE, LABELS_PER_TOKEN * sizes.tokens)
     hidden = jax.ShapeDtypeStruct(
         (sizes.tokens, cfg.hidden_size), weights.embed.dtype, sharding=there
     )
     head = shaped(weights.lm_head)
-    labels = jax.jit(more_labels).lower(hidden, head, numbers(1 + 2 * max_labels)).compile(options)
-    return Programs(sizes, extend, labels, max_labels, _bytes(extend) + _bytes(labels))
+    return TracedPrograms(
+        jax.jit(one_batch, donate_argnums=1).trace(*arguments),
+        jax.jit(more_labels).trace(hidden, head, numbers(1 + 2 * max_labels)),
+        max_labels,
+    )
 
 
 def _bytes(compiled: Any) -> int:

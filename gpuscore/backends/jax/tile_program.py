@@ -1,5 +1,6 @@
 """The body of the Pallas kernel (`kernel`): what it computes for one tile of query rows."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -41,7 +42,7 @@ class Refs(NamedTuple):
     buffer: Any  # [2, keys, 2 * width]
     queries: Any  # [spans, members, span]; members are rows of each head of a span
     sums: Any  # [spans, members, span]
-    most: Any  # [spans, members, LANES]
+    most: Any  # [spans, members, LANES] largest score, not scaled
     total: Any
     seen: Any  # [rows, keys]
     semaphores: Any  # [2]
@@ -214,6 +215,8 @@ class TileProgram:
     def _add(self, half: Array) -> None:
         """Add the block in that half of the buffer to the softmax of every head."""
         refs, heads, rows = self.refs, self.heads, self.refs.q.shape[0]
+        # One product less for each score: exp(scale * x) = 2 ** (to_exponent * x).
+        to_exponent = self.scale * math.log2(math.e)
         for span in range(heads.spans):
             members = len(_members(heads, span)) * rows
             of_span = span, slice(0, members)
@@ -221,13 +224,13 @@ class TileProgram:
                 refs.buffer[half, :, pl.ds(side + span * heads.span, heads.span)]
                 for side in (0, heads.width)
             )
-            scores = multiply(refs.queries[of_span], k, ((1,), (1,))) * self.scale
+            scores = multiply(refs.queries[of_span], k, ((1,), (1,)))
             split = scores.reshape(-1, rows, self.keys)
             scores = jnp.where(refs.seen[...] != 0, split, -jnp.inf).reshape(scores.shape)
             before = refs.most[span, :members, :1]
             most = jnp.maximum(before, scores.max(-1, keepdims=True))
-            weights = jnp.exp(scores - most)
-            shrunk = jnp.exp(before - most)
+            weights = jnp.exp2((scores - most) * to_exponent)
+            shrunk = jnp.exp2((before - most) * to_exponent)
             total = refs.total[span, :members, :1] * shrunk + weights.sum(-1, keepdims=True)
             part = multiply(weights.astype(v.dtype), v, ((1,), (0,)))
             refs.sums[of_span] = refs.sums[of_span] * shrunk + part

@@ -13,6 +13,7 @@ from gpuscore.backends.base import Progress, unreported
 from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.quantization import BLOCK, LINEAR, Precision
+from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.jax.decoder import Layer, Weights
 from gpuscore.backends.jax.products import EPS, MOST, Quantized
 from gpuscore.errors import ConfigError
@@ -57,6 +58,28 @@ def load_weights(
     """
     with CheckpointFiles(directory, architecture, "np", progress) as files:
         return _Reader(files, architecture, np.dtype(jnp.dtype(dtype)), device, precision).read()
+
+
+def weight_shapes_of(architecture: Architecture, dtype: str, precision: Precision) -> Weights:
+    """Return what `load_weights` would, as shapes; nothing is read."""
+    config, shapes = architecture.config, weight_shapes(architecture.config)
+    names = architecture.layer_weights[0]
+
+    def shaped(shape: tuple[int, ...], other: Any = None) -> Any:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(other or dtype))
+
+    def field(parts: tuple[str, ...]) -> Any:
+        if parts[0] not in names:
+            return None
+        first, rows = shapes[parts[0]], sum(shapes[part][0] for part in parts)
+        shape = (config.num_layers, rows, *first[1:])
+        if precision == "int8" and parts[0] in LINEAR:
+            return Quantized(shaped(shape, jnp.int8), shaped(shape[:2], jnp.float32))
+        return shaped(shape)
+
+    layers = Layer(**{name: field(parts) for name, parts in PARTS.items()})
+    embed, norm, head = (shaped(shapes[part]) for part in ("embed", "final_norm", "lm_head"))
+    return Weights(embed, layers, norm, head)
 
 
 class _Reader:

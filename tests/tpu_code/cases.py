@@ -1,0 +1,177 @@
+"""Programs of `--backend jax` for TPUs that are not there: models, plans, and arguments as shapes.
+
+This is the only module here that knows `gpuscore.backends.jax`: a plan, its programs' sizes, and
+what traces a program.
+"""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from gpuscore.backends.jax import plan as planning
+from gpuscore.backends.jax.backend import attends_of, pool_shapes
+from gpuscore.backends.jax.label_head import ONE
+from gpuscore.backends.jax.layout import ProgramSizes, page_entries
+from gpuscore.backends.jax.padding import padded
+from gpuscore.backends.jax.plan import JaxPlan
+from gpuscore.backends.jax.programs import TracedPrograms, options_of, trace_programs
+from gpuscore.backends.jax.weights import weight_shapes_of
+from gpuscore.batch import PackedBatch
+from gpuscore.config import ModelConfig
+from gpuscore.engine.scheduler import Scheduler
+from gpuscore.request import ScoreRequest
+from support.model_configs import LLAMA_1B, QWEN3_06B, QWEN3_8B
+from tpu_code.chips import CHIPS, V5E, V6E, Chip
+
+BATCH_BYTES = 2**30  # that the pages leave to the largest batch; a rule holds programs to it
+EXTEND, LABELS = "extend", "labels"
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    config: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of ModelConfig, per chip
+    chips: Sequence[Chip] = (V5E, V6E)
+
+
+MODELS = (
+    Model("Qwen3-0.6B", QWEN3_06B),
+    Model("Llama-3.2-1B", LLAMA_1B, {"max_model_len": 40960}),
+    Model("Qwen3-8B", QWEN3_8B, chips=(V6E,)),
+    # In bfloat16 its weights alone exceed a v5e.
+    Model(
+        "Qwen3-8B int8",
+        QWEN3_8B,
+        {"quantization": "int8", "max_model_len": 32768},
+        chips=(V5E,),
+    ),
+)
+
+# A few layers and a small pool, for defects that are planted.
+SMALL = Model(
+    "small",
+    QWEN3_06B | {"num_hidden_layers": 4, "vocab_size": 8192},
+    {"kv_cache_size": 2**30, "max_batch_tokens": 64, "max_model_len": 4096},
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program."""
+
+    model: str
+    chip: str
+    part: str  # extend or labels
+    sizes: ProgramSizes
+
+    @property
+    def name(self) -> str:
+        pages = f", {self.sizes.pages} pages" if self.part == EXTEND else ""
+        return f"{self.model} {self.chip} {self.part} {self.sizes.tokens} tokens{pages}"
+
+
+def cases(models: Sequence[Model] = MODELS) -> Iterator[Case]:
+    """Yield every program of each model on each of its chips, the largest first."""
+    for model in models:
+        for chip in model.chips:
+            sizes = plan_of(model.name, chip.name).sizes()
+            for size in reversed(sizes):
+                yield Case(model.name, chip.name, EXTEND, size)
+            for size in {size.tokens: size for size in sizes}.values():
+                yield Case(model.name, chip.name, LABELS, size)
+
+
+def quick_cases() -> list[Case]:
+    """Return what make test-all compiles: the ends of Qwen3-0.6B on v6e, and its largest on v5e."""
+    found = [case for case in cases(MODELS[:1]) if case.part == EXTEND]
+    v5e, v6e = ([case for case in found if case.chip == chip.name] for chip in (V5E, V6E))
+    return [v6e[0], v6e[-1], v5e[0]]
+
+
+@cache
+def plan_of(model: str, chip: str) -> JaxPlan:
+    """Return the plan that `gpuscore serve --backend jax` would make beside this chip."""
+    chosen = next(one for one in (*MODELS, SMALL) if one.name == model)
+    device = CHIPS[chip].device()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(chosen.config))
+        with (
+            mock.patch.object(planning, "find_device", return_value=device),
+            mock.patch.object(planning, "free_memory", return_value=CHIPS[chip].hbm),
+        ):
+            return planning.plan_backend(Path(folder), ModelConfig(**chosen.settings))
+
+
+def page_count(plan: JaxPlan, chip: Chip) -> int:
+    """Return the number of KV pages beside weights and a batch of BATCH_BYTES."""
+    return plan.count_pages(chip.hbm - plan.weight_bytes, BATCH_BYTES)
+
+
+def traced(case: Case) -> Any:
+    """Return the program of a case as `jax.stages.Traced`."""
+    programs = traced_programs(case.model, case.chip, case.sizes)
+    return programs.extend if case.part == EXTEND else programs.labels
+
+
+@cache
+def traced_programs(model: str, chip: str, sizes: ProgramSizes) -> TracedPrograms:
+    plan = plan_of(model, chip)
+    return trace_programs(
+        sizes,
+        plan.architecture.config,
+        weights_of(plan),
+        pool_shapes(plan, page_count(plan, CHIPS[chip])),
+        attends_of(plan.attention),
+        plan.heads,
+        plan.device,
+    )
+
+
+def weights_of(plan: JaxPlan) -> Any:
+    return weight_shapes_of(plan.architecture, plan.dtype_name, plan.precision)
+
+
+def compiler_options(case: Case) -> dict[str, Any]:
+    return options_of(plan_of(case.model, case.chip).device)
+
+
+def batches_of(case: Case, query: int, items: int, item: int) -> list[PackedBatch]:
+    """Return the batches of a request, as the engine plans them."""
+    plan = plan_of(case.model, case.chip)
+    scheduler = Scheduler(plan.limits(page_count(plan, CHIPS[case.chip])))
+    labels = (np.array([11, 23], np.int32),) * items
+    ids = (np.full(item, 1, np.int32),) * items
+    scheduler.add(ScoreRequest(np.full(query, 1, np.int32), ids, labels, need_lse=True))
+    found = []
+    while (work := scheduler.next_batch()) is not None:
+        found.append(work.batch)
+    return found
+
+
+def program_of(model: str, chip: str, batch: PackedBatch) -> Case:
+    """Return the program that a batch runs in."""
+    plan = plan_of(model, chip)
+    lens = batch.prefix_lens[np.unique(batch.request_of)]
+    for sizes in plan.sizes():
+        pages = page_entries(lens, sizes.tiling, plan.pages.size).sum()
+        if sizes.tokens >= batch.num_tokens and sizes.pages >= pages:
+            return Case(model, chip, EXTEND, sizes)
+    raise ValueError(f"no program holds {batch.num_tokens} tokens and their pages")
+
+
+def arguments_of(case: Case, batch: PackedBatch) -> list[Any]:
+    """Return the flat arguments of an `extend` program: arrays of integers, and shapes."""
+    plan = plan_of(case.model, case.chip)
+    count = page_count(plan, CHIPS[case.chip])
+    buffer = padded(batch, case.sizes, plan.pages.size, ONE)
+    everything = (weights_of(plan), pool_shapes(plan, count), buffer)
+    return list(jax.tree.leaves(everything))

@@ -1,0 +1,241 @@
+"""`Facts` of a compiled program, in numbers and names; kept by what was lowered.
+
+A program takes up to a minute to compile. Facts depend on the lowered program, the places of its
+loops in our source, XLA's options and versions, and the modules here that read it.
+"""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tpu_code.cases import EXTEND, Case, compiler_options, traced
+from tpu_code.chips import CHIPS
+from tpu_code.hlo import Instruction, Program, Where
+from tpu_code.kernel_calls import KernelMemory, declared
+from tpu_code.trips import loop_places
+from tpu_code.work import FREE, KERNEL, Place, places
+
+READERS = ("chips.py", "facts.py", "hlo.py", "kernel_calls.py", "work.py")
+# Instructions that are counted in a layer; all others too, together. Those of the second line are
+# also counted inside of fusions.
+COUNTED = ("fusion", "while", "copy")
+MOVING = ("dynamic-slice", "dynamic-update-slice", "scatter", "gather")
+# Instructions that have an array's shape, but no new memory for it.
+SAME_MEMORY = {"parameter", "get-tuple-element", "bitcast", "tuple", "while", "conditional", "call"}
+SAME_MEMORY |= {"opt-barrier", "dynamic-update-slice", "scatter", "copy-done"}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A parameter of the program."""
+
+    name: str  # such as pool.k
+    bytes: int  # of its elements
+    padded: int  # with the padding of tiles
+    aliased: bool  # an output takes its memory
+
+    @property
+    def part(self) -> str:
+        """The argument that it belongs to: weights, pool, tables, ..."""
+        return self.name.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A Pallas call: bytes that it declares, and that the compiler took of VMEM."""
+
+    declared: KernelMemory
+    taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    arguments: tuple[Argument, ...]
+    argument_bytes: int  # as XLA counts them
+    temporary: int  # bytes
+    results: int  # bytes of outputs that take no argument's memory
+    aliased: int  # bytes of those that do
+    layer: Mapping[str, int]  # instructions of a layer by opcode, of the loop over layers
+    outside: Mapping[str, int]  # the same, of everything else
+    copies: tuple[str, ...]  # instructions that make an array as large as a layer of the pool
+    kernels: tuple[CompiledKernel, ...]
+    work: tuple[Place, ...]
+
+    @property
+    def batch_bytes(self) -> int:
+        """Memory that running the program takes beside its arguments."""
+        return self.temporary + self.results
+
+    def part(self, name: str) -> list[Argument]:
+        return [one for one in self.arguments if one.part == name]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Facts":
+        kernels = (
+            CompiledKernel(KernelMemory(**one["declared"]), one["taken"]) for one in data["kernels"]
+        )
+        return cls(
+            **{
+                **data,
+                "arguments": tuple(Argument(**one) for one in data["arguments"]),
+                "copies": tuple(data["copies"]),
+                "kernels": tuple(kernels),
+                "work": tuple(_place(one) for one in data["work"]),
+            }
+        )
+
+
+def _place(data: Mapping[str, Any]) -> Place:
+    frames, turns = data["where"]
+    where = Where(tuple((name, line) for name, line in frames), tuple(turns))
+    costly = tuple((name, cycles) for name, cycles in data["costly"])
+    return Place(**{**data, "where": where, "costly": costly})
+
+
+def facts_of(case: Case, cache: Path | None) -> Facts:
+    """Return the facts of a program, from `cache` if it has them.
+
+    Raises:
+        RuntimeError: XLA refuses the program.
+    """
+    one = traced(case)
+    lowered = one.lower()
+    if cache is None:
+        return compiled_facts(case, one, lowered)
+    path = cache / versions() / f"{fingerprint(case, one, lowered)}.json"
+    if path.is_file():
+        return Facts.from_json(json.loads(path.read_text(encoding="utf-8")))
+    facts = compiled_facts(case, one, lowered)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Moved into place when complete, because several processes may write.
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(facts.to_json()), encoding="utf-8")
+    part.replace(path)
+    return facts
+
+
+def measure(case: Case, cache: Path | None) -> Facts | str:
+    """Return the facts of a program, or why there are none."""
+    try:
+        return facts_of(case, cache)
+    except Exception as error:  # noqa: BLE001  XLA's errors have no common base
+        return f"not compiled: {type(error).__name__}: {str(error)[:2000]}"
+
+
+def versions() -> str:
+    return f"jaxlib-{metadata.version('jaxlib')}-libtpu-{metadata.version('libtpu')}"
+
+
+def fingerprint(case: Case, one: Any, lowered: Any) -> str:
+    """Hash of a lowered program with the places of its loops in our source, and of this reader."""
+    reader = [Path(__file__).with_name(name).read_bytes() for name in READERS]
+    parts = (
+        case.chip,
+        str(lowered.as_text()),
+        loop_places(one.jaxpr),
+        sorted(compiler_options(case).items()),
+    )
+    return hashlib.sha256(repr(parts).encode() + b"".join(reader)).hexdigest()
+
+
+def compiled_facts(case: Case, one: Any, lowered: Any) -> Facts:
+    compiled = lowered.compile(compiler_options(case))
+    memory, program = compiled.memory_analysis(), Program(compiled.as_text())
+    arguments = tuple(_arguments(program))
+    pool = [argument for argument in arguments if argument.part == "pool"]
+    layers = one.args_info[0][1][0].shape[0] if case.part == EXTEND else 1
+    loop = _layer_loop(program, pool)
+    body = [] if loop is None else list(program.within(loop.called["body"]))
+    every = list(program.within(program.entry))
+    return Facts(
+        arguments=arguments,
+        argument_bytes=memory.argument_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        results=memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        aliased=memory.alias_size_in_bytes,
+        layer=_counts(program, body),
+        outside=_counts(program, every, without=body),
+        copies=tuple(_copies(program, every, min((a.bytes for a in pool), default=0) // layers)),
+        kernels=tuple(_kernels(every, declared(one.jaxpr))),
+        work=tuple(places(program, CHIPS[case.chip])),
+    )
+
+
+def _arguments(program: Program) -> Iterator[Argument]:
+    aliased = set(program.aliased().values())
+    for number, one in enumerate(program.of(program.entry).parameters):
+        name = one.attribute("op_name") or one.name
+        yield Argument(name, one.shape.bytes, one.shape.padded, number in aliased)
+
+
+def _layer_loop(program: Program, pool: list[Argument]) -> Instruction | None:
+    """Return the loop over layers: of those that hold the pool, the one with the most code."""
+    if not pool:
+        return None
+    sizes = {argument.bytes for argument in pool}
+    loops = [
+        one
+        for one in program.of(program.entry).instructions.values()
+        if one.opcode == "while" and sizes & {shape.bytes for shape in one.shapes}
+    ]
+    return max(loops, key=lambda one: len(list(program.within(one.called["body"]))), default=None)
+
+
+def _counts(
+    program: Program, every: list[Instruction], without: list[Instruction] | None = None
+) -> dict[str, int]:
+    less = {id(one) for one in without or ()}
+    chosen = [one for one in every if id(one) not in less]
+    found = Counter(one.opcode for one in chosen)
+    kernels = sum(one.attribute("custom_call_target") == KERNEL for one in chosen)
+    named = {*COUNTED, *MOVING, *FREE}
+    rest = sum(count for opcode, count in found.items() if opcode not in named) - kernels
+    counted = {opcode: found[opcode] for opcode in COUNTED}
+    inside = Counter(one.opcode for part in chosen for one in program.inside(part))
+    moving = {opcode: found[opcode] + inside[opcode] for opcode in MOVING}
+    return counted | moving | {"kernel": kernels, "other": rest}
+
+
+def _copies(program: Program, every: list[Instruction], size: int) -> Iterator[str]:
+    """Yield the instructions that make an array of at least `size` bytes in memory of its own."""
+    for one in every:
+        if not size or one.opcode in SAME_MEMORY:
+            continue
+        if one.opcode == "custom-call" and "aliasing" in one.attributes and _aliases(one):
+            continue
+        large = [shape for shape in one.shapes if shape.bytes >= size]
+        if large and not (one.opcode == "fusion" and _in_place(program, one)):
+            dims = ", ".join(f"{s.dtype}[{','.join(map(str, s.dims))}]" for s in large)
+            yield f"{one.opcode} makes {dims}"
+
+
+def _aliases(one: Instruction) -> bool:
+    return "output_to_operand_aliasing" in one.attributes
+
+
+def _in_place(program: Program, fusion: Instruction) -> bool:
+    """Tell whether a fusion updates its operand."""
+    computation = program.of(fusion.called["calls"])
+    roots = [computation.root]
+    if computation.root.opcode == "tuple":
+        roots = [computation.instructions[name] for name in computation.root.operands]
+    large = max(roots, key=lambda root: root.shape.bytes)
+    while large.opcode == "bitcast":
+        large = computation.instructions[large.operands[0]]
+    return large.opcode in ("dynamic-update-slice", "scatter")
+
+
+def _kernels(every: list[Instruction], found: list[KernelMemory]) -> Iterator[CompiledKernel]:
+    calls = [one for one in every if one.attribute("custom_call_target") == KERNEL]
+    for place, kernel in enumerate(found):
+        taken = calls[place].vector_memory if place < len(calls) else 0
+        yield CompiledKernel(kernel, taken)

@@ -1,0 +1,270 @@
+"""Reads XLA's optimised HLO: computations, instructions, layouts, and where in our source they come
+from."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "bf16": 2, "f16": 2, "token": 0, "opaque": 0}
+_ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+_HEADER = re.compile(r"^(ENTRY )?%(\S+) \(")
+_CALLED = re.compile(
+    r"(calls|body|condition|to_apply|true_computation|false_computation)=%([^,\s]+)"
+)
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_CONFIG = "backend_config="
+
+Frames: TypeAlias = tuple[tuple[str, int], ...]  # (function, line), the innermost first
+
+
+class Where(NamedTuple):
+    """A loop's or branch's place in our source.
+
+    Python's loops write several of XLA's from one line. `turns` tells them apart: the numbers, from
+    0, of those around it and its own, the outermost first, without zeros.
+    """
+
+    frames: Frames = ()
+    turns: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An array with its layout."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    order: tuple[int, ...]  # dimensions, the one that changes fastest first
+    tile: tuple[int, ...]  # its first tile; arrays are padded to whole ones
+    space: int  # 0: HBM, 1: VMEM, 2 and more: scalars and semaphores
+
+    @property
+    def itemsize(self) -> float:
+        return BYTES[self.dtype] if self.dtype in BYTES else int(re.sub(r"\D", "", self.dtype)) / 8
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the elements."""
+        return int(self.elements * self.itemsize)
+
+    @property
+    def padded(self) -> int:
+        """Bytes with the padding of tiles."""
+        sizes = [self.dims[dim] for dim in reversed(self.order)] or [1]
+        for place, size in enumerate(reversed(self.tile[-len(sizes) :]), 1):
+            sizes[-place] = -(-sizes[-place] // size) * size
+        return int(math.prod(sizes) * self.itemsize)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    shapes: tuple[Shape, ...]  # of its results
+    opcode: str
+    operands: tuple[str, ...]  # names
+    attributes: str  # the rest of the line
+    root: bool
+
+    @property
+    def shape(self) -> Shape:
+        return self.shapes[0]
+
+    @cached_property
+    def called(self) -> dict[str, str]:
+        """Computations by role: calls, body, condition, branch 0, ..."""
+        found = dict(_CALLED.findall(self.attributes))
+        if branches := _BRANCHES.search(self.attributes):
+            names = branches[1].replace("%", "").split(", ")
+            return found | {f"branch {index}": name for index, name in enumerate(names)}
+        if "true_computation" in found:  # of a condition that is a boolean
+            names = [found.pop("false_computation"), found.pop("true_computation")]
+            found |= {f"branch {index}": name for index, name in enumerate(names)}
+        return found
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        start = self.attributes.find(_CONFIG)
+        if start < 0:
+            return {}
+        found, _ = json.JSONDecoder().raw_decode(self.attributes[start + len(_CONFIG) :])
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def cycles(self) -> int | None:
+        """XLA's estimate of its time; None where XLA has none."""
+        found = self.config.get("window_config", {}).get("estimated_cycles")
+        return None if found is None else int(found)
+
+    @property
+    def vector_memory(self) -> int:
+        """Bytes of VMEM that it takes while it runs, beside its operands and results there."""
+        used = self.config.get("used_scoped_memory_configs", ())
+        return sum(int(one["size"]) for one in used if one["memory_space"] == "1")
+
+    def attribute(self, name: str) -> str | None:
+        found = re.search(rf"{name}=(\"[^\"]*\"|\{{[^}}]*\}}|[^,\s]+)", self.attributes)
+        return None if found is None else found[1].strip('"')
+
+    @property
+    def frame(self) -> int | None:
+        found = re.search(r"stack_frame_id=(\d+)", self.attributes)
+        return None if found is None else int(found[1])
+
+
+@dataclass(frozen=True)
+class Computation:
+    name: str
+    instructions: dict[str, Instruction] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Instruction:
+        return next(one for one in self.instructions.values() if one.root)
+
+    @property
+    def parameters(self) -> list[Instruction]:
+        """Its parameters by their number."""
+        found = [one for one in self.instructions.values() if one.opcode == "parameter"]
+        return sorted(found, key=lambda one: int(one.operands[0]))
+
+
+class Program:
+    """A compiled program.
+
+    Args:
+        text: `Compiled.as_text()`.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.head, _, _ = text.partition("\n")
+        self.computations: dict[str, Computation] = {}
+        self.entry = ""
+        lines = text.splitlines()
+        self._frames = _Frames(lines)
+        self._read(lines)
+
+    def of(self, name: str) -> Computation:
+        return self.computations[name]
+
+    def frames(self, one: Instruction) -> Frames:
+        """Return the functions of our source that an instruction comes from, each once."""
+        return () if one.frame is None else tuple(dict.fromkeys(self._frames.chain(one.frame)))
+
+    def within(self, name: str) -> Iterator[Instruction]:
+        """Yield the instructions that a computation runs, with those of its loops and branches.
+
+        Those inside of fusions, and of a loop's condition, are not among them.
+        """
+        for one in self.of(name).instructions.values():
+            yield one
+            for role, called in one.called.items():
+                if role == "body" or role.startswith("branch") or one.opcode == "call":
+                    yield from self.within(called)
+
+    def inside(self, one: Instruction) -> Iterator[Instruction]:
+        """Yield the instructions of a fusion, and of those in it."""
+        if one.opcode == "fusion":
+            for part in self.of(one.called["calls"]).instructions.values():
+                yield part
+                yield from self.inside(part)
+
+    def aliased(self) -> dict[int, int]:
+        """Return parameters whose memory an output takes: number of the output -> parameter."""
+        found = re.search(r"input_output_alias=\{(.*?)\}, entry_computation", self.head)
+        pairs = re.findall(r"\{(\d*)\}: \((\d+),", found[1]) if found else []
+        return {int(output or 0): int(parameter) for output, parameter in pairs}
+
+    def _read(self, lines: list[str]) -> None:
+        current: Computation | None = None
+        for line in lines:
+            if line.startswith(("%", "ENTRY")):
+                header = _HEADER.match(line)
+                assert header is not None, line
+                current = Computation(header[2])
+                self.computations[header[2]] = current
+                self.entry = header[2] if header[1] else self.entry
+            elif line == "}":
+                current = None
+            elif current is not None and " = " in line:
+                one = _instruction(line)
+                current.instructions[one.name] = one
+
+
+def _instruction(line: str) -> Instruction:
+    left, _, right = line.strip().partition(" = ")
+    root = left.startswith("ROOT ")
+    shapes, right = _cut(right) if right.startswith("(") else right.split(" ", 1)
+    opcode, _, right = right.strip().partition("(")
+    inside, attributes = _cut("(" + right)
+    names = re.findall(r"%([^\s,)]+)", inside) or re.findall(r"^\((\d+)\)", inside)
+    name = left.removeprefix("ROOT ").removeprefix("%")
+    found = tuple(_shape(*array) for array in _ARRAY.findall(shapes))
+    return Instruction(name, found, opcode, tuple(names), attributes, root)
+
+
+def _cut(text: str) -> tuple[str, str]:
+    """Return what is in the first pair of parentheses, with them, and the rest."""
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            return text[: place + 1], text[place + 1 :]
+    raise ValueError(f"parentheses do not close: {text[:80]}")
+
+
+def _shape(dtype: str, dims: str, layout: str) -> Shape:
+    order, _, rest = layout.partition(":")
+    tile = re.search(r"T\(([\d,]+)\)", rest)
+    space = re.search(r"S\((\d+)\)", rest)
+    sizes = tuple(int(size) for size in re.findall(r"\d+", dims))
+    return Shape(
+        dtype,
+        sizes,
+        tuple(int(dim) for dim in order.split(",") if dim) or tuple(reversed(range(len(sizes)))),
+        tuple(int(size) for size in tile[1].split(",")) if tile else (),
+        int(space[1]) if space else 0,
+    )
+
+
+class _Frames:
+    """The tables of functions and stack frames in front of the computations."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._functions: dict[int, str] = {}
+        self._places: dict[int, tuple[int, int]] = {}  # function, line
+        self._stack: dict[int, tuple[int, int]] = {}  # place, parent
+        table = ""
+        for line in lines:
+            if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+                table = line
+            elif line.startswith(("%", "ENTRY")):
+                break
+            elif line and line[0].isdigit():
+                self._add(table, line)
+
+    def chain(self, frame: int) -> Frames:
+        found = []
+        while frame in self._stack:
+            place, parent = self._stack[frame]
+            function, line = self._places[place]
+            found.append((self._functions[function], line))
+            frame = parent
+        return tuple(found)
+
+    def _add(self, table: str, line: str) -> None:
+        number = int(line.split(" ", 1)[0])
+        if table == "FunctionNames":
+            self._functions[number] = line.split('"')[1]
+        values = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", line)}
+        if table == "FileLocations":
+            self._places[number] = (values["function_name_id"], values["line"])
+        elif table == "StackFrames":
+            # XLA writes parents one too high: 1 means none.
+            self._stack[number] = (values["file_location_id"], values["parent_frame_id"] - 1)
