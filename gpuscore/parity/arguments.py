@@ -112,8 +112,7 @@ def _add_trace(commands: Any) -> None:
         commands,
         "trace",
         "[MODEL] [OPTIONS]",
-        "name the first layer in which a backend errs by more than twice what transformers does in "
-        "the same format (float32: 1e-4 of log p)",
+        "name the first layer in which a backend errs over twice as much as transformers",
         _trace,
         exit_1="there is such a layer",
         epilog=EPILOG,

@@ -10,6 +10,7 @@ import numpy as np
 from gpuscore.backends import plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.config.sources import Settings
+from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory
 from gpuscore.parity.commands import vocabulary
 from gpuscore.parity.cut_model import CutModels
@@ -32,6 +33,11 @@ def trace(values: argparse.Namespace, settings: Settings) -> int:
     base = settings.make(ModelConfig)
     directory = model_directory(base.model, base.revision)
     plan = plan_backend(directory, base)
+    if plan.precision != "full":
+        raise ConfigError(
+            f"linear layers are in {plan.precision}; supported by this comparison: models without "
+            "quantization, whose error can be compared with that of transformers"
+        )
     dtype, device = plan.dtype_name, oracle_device(base.device)
     workload = _workload(values.seed, vocabulary(plan))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,3 +124,9 @@ class TestCutModels:
 def test_a_model_with_classes_is_refused(tiny_model, capsys):
     assert trace(tiny_model("qwen2_classes")[0]) == 78
     assert "language models, whose labels are tokens" in capsys.readouterr().err
+
+
+def test_a_quantised_model_is_refused(capsys):
+    directory = Path(__file__).parents[1] / "fixtures" / "quantized" / "qwen3-fp8-channel"
+    assert trace(directory) == 78
+    assert "linear layers are in w8a16; supported" in capsys.readouterr().err
