@@ -300,6 +300,7 @@ ALLOWED = {
         "gpuscore.parity.commands",
         "gpuscore.parity.compare",
         "gpuscore.parity.conformance.check_server",
+        "gpuscore.parity.trace",
     },
     "gpuscore.parity.metrics": {"gpuscore.arrays"},
     "gpuscore.parity.machine": {"torch", "jax"},

@@ -62,6 +62,12 @@ Examples:
   gpuscore parity compare this-machine other-machine
   gpuscore parity compare gpu tpu --reference exact rounded
 """,
+    "parity trace": """\
+Examples:
+
+  gpuscore parity trace Qwen/Qwen3-0.6B --backend jax --dtype bfloat16
+
+""",
     "parity check-server": """\
 Examples:
 

@@ -29,6 +29,7 @@ def add_parity(commands: Any) -> None:
     _add_run(below)
     _add_record(below)
     _add_compare(below)
+    _add_trace(below)
     _add_check_server(below)
 
 
@@ -104,6 +105,22 @@ def _add_compare(commands: Any) -> None:
         "others. Each bundle is judged by them, as `parity run` judges; no pair is",
     )
     _add_report(compare)
+
+
+def _add_trace(commands: Any) -> None:
+    trace = _add(
+        commands,
+        "trace",
+        "[MODEL] [OPTIONS]",
+        "name the first layer in which a backend errs over twice as much as transformers",
+        _trace,
+        exit_1="there is such a layer",
+        epilog=EPILOG,
+    )
+    group = trace.add_argument_group("What to trace (command line only)")
+    _add_seed(group)
+    add_flags(trace, ModelConfig, FileConfig)
+    trace.add_help_all()
 
 
 def _add_check_server(commands: Any) -> None:
@@ -235,6 +252,12 @@ def _compare(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.parity.compare import compare
 
     return compare(values)
+
+
+def _trace(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.parity.trace import trace
+
+    return trace(values, settings)
 
 
 def _check_server(values: argparse.Namespace, settings: Settings) -> int:

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
 
-from gpuscore.backends import plan_backend
+from gpuscore.backends import Plan, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
@@ -128,20 +128,25 @@ def _planned(directory: Path, config: ModelConfig) -> tuple[ModelConfig, str]:
 
 def _workload(directory: Path, config: ModelConfig, values: argparse.Namespace) -> Workload:
     plan = plan_backend(directory, config)
+    return make_workload(
+        values.workload,
+        values.seed,
+        vocabulary(plan),
+        plan.max_model_len,
+        read_tokenizer(directory),
+        values.seeds,
+    )
+
+
+def vocabulary(plan: Plan) -> int:
+    """Return the number of a language model's token ids; raise ConfigError for another model."""
     model = plan.architecture.config
     if model.classes is not None:
         raise ConfigError(
             f"config.json: architectures is {model.architecture!r}; supported by this comparison: "
             "language models, whose labels are tokens"
         )
-    return make_workload(
-        values.workload,
-        values.seed,
-        model.vocab_size,
-        plan.max_model_len,
-        read_tokenizer(directory),
-        values.seeds,
-    )
+    return model.vocab_size
 
 
 def _refuse(settings: Settings, other: str, names: Iterable[str]) -> None:

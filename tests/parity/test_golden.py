@@ -3,11 +3,15 @@ that no longer fits the demo says how to renew it."""
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gpuscore.config import ModelConfig
 from gpuscore.parity.bundle import write_bundle
-from gpuscore.parity.gates import judge
+from gpuscore.parity.gates import RELATIVE, judge
+from gpuscore.parity.measures import differences, rankings
+from gpuscore.parity.metrics import errors, rank
+from gpuscore.parity.noise import PermittedNoise
 from gpuscore.parity.oracle import run_oracle
 from gpuscore.parity.runs import run_workload
 from support.golden import DEMO, FOLDER, NAMES, golden, judged
@@ -70,6 +74,22 @@ def test_a_score_that_is_wrong_fails(dtype, size, gate):
     values[0, 0] += size
     results = run.results | {"short": replace(run.results["short"], values=values)}
     assert gate in {one.gate for one in judged(replace(run, results=results)) if one.failed}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "least", "most"), [(1, 0, 0), (2, 10, 20)])
+def test_the_rank_gate_is_stricter_than_twice_the_noise(factor, least, most):
+    """It fails for no noise of the oracle's own size, and for most of twice that size."""
+    exact, rounded = golden("transformers-float32"), golden("transformers-bfloat16").run
+    noise = differences(exact.workload, exact.run, rounded)[0]
+    allowed = PermittedNoise.multiple(RELATIVE, noise, errors(noise).p99)
+    ranked = list(rankings(exact.workload, exact.run, exact.run))
+    rng, either_sign = np.random.default_rng(0), factor * np.concatenate([noise, -noise])
+    failed = 0
+    for _ in range(20):
+        moved = [replace(o, got=o.want + rng.choice(either_sign, len(o.want))) for o in ranked]
+        failed += rank(moved, 2 * allowed.clear).inversions > 0
+    assert least <= failed <= most
 
 
 class TestOutdated:

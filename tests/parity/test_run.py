@@ -262,6 +262,21 @@ class TestGates:
         found = self.judged(workload, exact, noise, exact[::-1])
         assert found == {"relative", "rank", "tau-b", "top-10"}
 
+    def test_a_gate_that_cannot_judge_says_why(self, workload, exact):
+        near = -10 + 1e-6 * (exact + 10)
+        run = dataclasses.replace(self.made(near, "float32"), alone=None)
+        verdicts = judge(workload, self.made(near, "float32"), None, run)[1]
+        said = {verdict.gate: verdict.detail for verdict in verdicts if verdict.passed is None}
+        assert said.keys() == {"rank", "tau-b", "top-10", "packing"}
+        assert all(detail.startswith("skipped, because ") for detail in said.values())
+        assert "no two items of a ranking are over 2.0e-04 apart" in said["rank"]
+        assert "the allowed noise hides the order of all 2 rankings" in said["tau-b"]
+        few = Workload("made up", 0, 1, 60, 9, (Case("few", [5], [[1]], [[0, 1]]),))
+        one = dataclasses.replace(run, results={"few": CaseResult(near[:1], None)})
+        said = {verdict.gate: verdict.detail for verdict in judge_pair(few, one, one)[1]}
+        assert "no request ranks 10 different items" in said["tau-b"]
+        assert "no request ranks 20 different items" in said["top-10"]
+
     def test_packing(self, workload, exact, noise):
         assert not self.judged(workload, exact, noise, exact, alone=0.1)
         assert self.judged(workload, exact, noise, exact, alone=0.2) == {"packing"}
