@@ -5,8 +5,8 @@
 
 Each start is a process of its own, as the engine's process loads a model: imports, weights (beside
 which functions in C are compiled), set-up (small batches), the measurement of memory with the
-largest batches, and the final warm-up. A warm start finds the model's files in memory; for a cold one they
-come from the disk. CPU-seconds are those of all threads and of the compiler.
+largest batches, and the final warm-up. A warm start finds the model's files in memory; for a cold
+one they come from the disk. CPU-seconds are those of all threads and of the compiler.
 """
 
 import argparse

@@ -42,6 +42,7 @@ from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.errors import ConfigError
 from gpuscore.heap import keep_freed_blocks
 from gpuscore.limits import BackendLimits
+from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials
 
@@ -181,7 +182,8 @@ class TorchBackend:
         pool = KVPool(config, num_pages, plan.pages.size, plan.dtype, plan.device)
         attention = self._attention(config, pool)
         if plan.graph_tokens is None:
-            return PlainLauncher(decoder, pool, attention, self._by_rows, self._own)
+            products = self._compiler(plan.pdl)(few_products)
+            return PlainLauncher(decoder, pool, attention, self._by_rows, self._own, products)
         assert isinstance(attention, TritonAttention)  # noqa: S101  (the plan guarantees it)
         # Programmatic edges make a graph slower, on the device and to launch.
         late = Passes(self._decoder(config, weights, pdl=False), attention.late())

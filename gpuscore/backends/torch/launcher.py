@@ -15,7 +15,7 @@ from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.tiles import ByRows
 from gpuscore.batch import PackedBatch, RowScores
-from gpuscore_kernels.label_head import label_logits, vocab_statistics
+from gpuscore_kernels.label_head import Products, label_logits, vocab_statistics
 from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 
 Finish: TypeAlias = Callable[[], RowScores]  # waits for the device
@@ -56,8 +56,10 @@ class PlainLauncher:
         attention: AttentionBackend,
         by_rows: ByRows,
         head: HeadImplementation,
+        products: Products | None = None,
     ) -> None:
         self.decoder, self.pool, self.attention = decoder, pool, attention
+        self._products = products
         self._by_rows = by_rows
         self._head: HeadImplementation = head
 
@@ -103,7 +105,13 @@ class PlainLauncher:
         statistics = self._by_rows(
             lambda rows: _without_none(
                 vocab_statistics(
-                    hidden, weight, rows, num_top=batch.num_top, softcap=cap, impl=self._head
+                    hidden,
+                    weight,
+                    rows,
+                    num_top=batch.num_top,
+                    softcap=cap,
+                    products=self._products,
+                    impl=self._head,
                 )
             ),
             self._to_device(wanted),
