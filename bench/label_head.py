@@ -1,12 +1,13 @@
 """Time the log-sum-exp over the vocabulary on this CPU, of the working tree and of another version.
 
 .venv/bin/python -P bench/label_head.py [--other FILE] [--rows 1,10] [--threads 1] [--dtype float16]
-    [--tops 5,20]
+    [--tops 5,20] [--in-c]
 
 FILE is another version of `kernels/gpuscore_kernels/label_head/reference.py`, such as one that
 `git show` wrote. Both are compared first; then they run in turn. Each row has the medians of wall
 time and of CPU time, and the least wall time, which other work on the machine disturbs least.
-One best token per row is asked for, and with --tops as many, too.
+One best token per row is asked for, and with --tops as many, too. --in-c also times the products of
+few rows in C.
 """
 
 import argparse
@@ -20,7 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpuscore.backends.torch.compiler import cc
 from gpuscore_kernels.label_head import reference
+from gpuscore_kernels.row_functions import RowFunctions, build
 
 DISTINCT = 1024  # rows of weights that are drawn; the others repeat them, scaled, to save time
 
@@ -32,6 +35,8 @@ def main() -> None:
         versions["other"] = _run_of(_loaded(options.other))
     for piece in options.pieces:
         versions[f"piece {piece}"] = _run_of(reference, FEW_ROWS=1 << 30, CACHED_PIECE=1 << piece)
+    if options.in_c:
+        versions["in C"] = _run_of(reference, products=_products_in_c())
     for top in options.tops:
         versions[f"top {top}"] = _run_of(reference, top)
     weight = _weight(options.vocab, options.width, getattr(torch, options.dtype))
@@ -61,6 +66,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--pieces", type=numbers, default=[], help="also pieces of 2^k elements, for any rows"
     )
+    parser.add_argument("--in-c", action="store_true", help="also products in C; up to 64 rows")
     return parser.parse_args()
 
 
@@ -73,7 +79,13 @@ def _loaded(path: Path) -> Any:
     return module
 
 
-def _run_of(module: Any, top: int = 1, **constants: int) -> Callable[[Tensor, Tensor], Any]:
+def _products_in_c() -> reference.Products:
+    return RowFunctions(build(cc(), torch.bfloat16), torch.bfloat16).products
+
+
+def _run_of(
+    module: Any, top: int = 1, products: reference.Products | None = None, **constants: int
+) -> Callable[[Tensor, Tensor], Any]:
     """Return a function that computes the statistics with other constants of the module."""
     before = {name: getattr(module, name) for name in constants}
 
@@ -81,7 +93,9 @@ def _run_of(module: Any, top: int = 1, **constants: int) -> Callable[[Tensor, Te
         vars(module).update(constants)
         try:
             with torch.inference_mode():
-                return module.vocab_statistics(hidden, weight, top, None, module.MAX_TILE)
+                return module.vocab_statistics(
+                    hidden, weight, top, None, module.MAX_TILE, *([products] if products else [])
+                )
         finally:
             vars(module).update(before)
 

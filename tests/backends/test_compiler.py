@@ -16,7 +16,7 @@ from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore_kernels.row_functions import build
-from gpuscore_kernels.row_functions.build import SOURCE
+from gpuscore_kernels.row_functions.build import SOURCES
 from support.models import random_ids, reference_logprobs
 from support.slow import slow
 
@@ -24,7 +24,7 @@ LABELS = [3, 17, 399]
 CPU = torch.device("cpu")
 ALL = 600_000_000  # parameters
 
-# What stands in rows.c, and what stands there instead.
+# What stands in a source, and what stands there instead.
 DEFECTS = {
     "eps is left out": ("/ (float)columns + eps", "/ (float)columns"),
     "the sign of a sine": ("cosine[i] - wide(x[i + pairs])", "cosine[i] + wide(x[i + pairs])"),
@@ -33,6 +33,11 @@ DEFECTS = {
     "a log-sum-exp is left out": ("expf(b - base)", "0"),
     "no ties to even": ("rintf(wide(in[i]) / scale)", "floorf(wide(in[i]) / scale)"),
     "the bias is left out": ("+ wide(bias[i])", ""),
+    "the end of a row of weights": ("int64_t j = i;", "int64_t j = i + 1;"),
+    "the last columns": (
+        "all_rows(out + column, x, weight + column * width, rows, width, out_row, 1)",
+        "",
+    ),
     "a number that stays": ("wide(in[i]) + wide(more[i])", "i ? wide(in[i]) + wide(more[i]) : 0"),
 }
 
@@ -67,13 +72,14 @@ def test_functions_are_checked(dtype):
 
 @pytest.mark.parametrize("defect", [*list(DEFECTS)[:2], *slow(*list(DEFECTS)[2:])])
 def test_a_defect_is_found_at_start(monkeypatch, tmp_path, defect):
-    source, (right, wrong) = SOURCE.read_text(), DEFECTS[defect]
-    assert right in source
-    broken = tmp_path / "rows.c"
-    broken.write_text(source.replace(right, wrong))
-    monkeypatch.setattr(rows_in_c, "build", partial(build, source=broken))
+    right, wrong = DEFECTS[defect]
+    sources = {path.name: path.read_text() for path in SOURCES.glob("*.c")}
+    assert sum(right in source for source in sources.values()) == 1
+    for name, source in sources.items():
+        (tmp_path / name).write_text(source.replace(right, wrong))
+    monkeypatch.setattr(rows_in_c, "build", partial(build, sources=tmp_path))
     with pytest.raises(ConfigError, match="--compile computes something else than the reference"):
-        rows_in_c.in_c(torch.float32)
+        rows_in_c.in_c(torch.bfloat16)
 
 
 def test_auto_leaves_small_models_alone(tiny_model):
@@ -129,3 +135,16 @@ def test_a_failed_load_leaves_no_thread(tiny_model, tmp_path):
     assert error.tb is not None  # it holds the backend, so nothing but `close` has ended the thread
     new = set(threading.enumerate()) - before
     assert not [thread.name for thread in new if thread.name.startswith("torch-backend")]
+
+
+def test_bfloat16_as_eagerly(tiny_model):
+    """Scores of few rows, whose label head is computed in C as well, in bfloat16."""
+    directory, _ = tiny_model("qwen3")
+    rng = np.random.default_rng(2)
+    query, items = random_ids(rng, 30), [random_ids(rng, n) for n in (3, 9, 1, 20)]
+    found = []
+    for how in ("on", "off"):
+        with Scorer(str(directory), compile=how, dtype="bfloat16") as scorer:
+            result = scorer.score(query, items, label_token_ids=LABELS, logprobs=True)
+            found.append(result.logprobs)
+    assert np.abs(found[0] - found[1]).max() < 0.03, "a rounding or two"

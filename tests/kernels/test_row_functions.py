@@ -155,6 +155,18 @@ def test_bits_depend_on_the_row_alone(functions, dtype):
         assert torch.equal(alone[0], several[7])
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 11])
+@pytest.mark.parametrize(("columns", "width"), [(1, 1), (62, 63), (129, 111), (6, 128)])
+def test_products(functions, rows, columns, width):
+    x, weight = torch.randn(rows, width), torch.randn(columns, width).bfloat16()
+    c = functions[torch.bfloat16]
+    got = c.products(x, weight)
+    torch.testing.assert_close(got.double(), x.double() @ weight.double().T, atol=2e-5, rtol=0)
+    for row in range(rows):
+        alone = c.products(x[row : row + 1].contiguous(), weight)
+        assert torch.equal(alone[0], got[row]), "bits do not depend on the other rows"
+
+
 def test_what_does_not_fit_is_refused(functions):
     c, x = functions[torch.float32], torch.randn(4, 6)
     tables = torch.ones(4, 1), torch.ones(4, 1)
@@ -171,6 +183,9 @@ def test_what_does_not_fit_is_refused(functions):
         ),
         lambda: c.gated(x[:, :5], "silu"),
         lambda: c.merge_partials(x[:, None], x[:, :1], x[:3, None], x[:3, :1]),
+        lambda: c.products(x, x),
+        lambda: c.products(x, torch.ones(3, 5, dtype=torch.bfloat16)),
+        lambda: c.products(x, torch.ones(6, 3, dtype=torch.bfloat16).T),
         lambda: c.scale_rows(x.T, torch.ones(6), None),
         lambda: c.scale_rows(x, torch.ones(4), torch.ones(5)),
     ]
@@ -180,12 +195,13 @@ def test_what_does_not_fit_is_refused(functions):
 
 
 def test_builds_that_fail(tmp_path):
-    broken = tmp_path / "rows.c"
+    broken, other = tmp_path / "rows.c", tmp_path / "products.c"
     broken.write_text("#error no such thing\n")
-    with pytest.raises(BuildError, match=r"failed with exit code 1: .*no such thing"):
-        build(cc(), torch.float32, broken)
+    other.write_text("")
+    with pytest.raises(BuildError, match=r"(?s)failed with exit code 1: .*no such thing"):
+        build(cc(), torch.float32, tmp_path)
     with pytest.raises(BuildError, match="no-such-compiler could not run"):
         build("no-such-compiler", torch.float32)
     broken.write_text("void nothing(void); void f(void) { nothing(); }\n")
     with pytest.raises(BuildError, match="cannot be loaded: .*undefined symbol: nothing"):
-        build(cc(), torch.float32, broken)
+        build(cc(), torch.float32, tmp_path)

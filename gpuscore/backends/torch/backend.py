@@ -46,6 +46,7 @@ from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.errors import ConfigError
 from gpuscore.heap import keep_freed_blocks
 from gpuscore.limits import BackendLimits
+from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials
 
@@ -87,14 +88,15 @@ class TorchBackend:
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="torch-backend")
         )
         self._uncollected: set[Future[Finish]] = set()
+        weights, self._in_c = self._load(progress)
         whole = plan.architecture.config
-        self._head: Head = WholeHead(self._own, whole.final_softcap)
+        products = None if plan.kernels else self._compiler(plan.pdl)(few_products)
+        self._head: Head = WholeHead(self._own, whole.final_softcap, products)
         self._lookup: Lookup = functional.embedding
         if group is not None:
             vocabulary = ShardedVocabulary(group, whole.vocab_size, self._head)
             self._lookup = vocabulary.embedding
             self._head = vocabulary if whole.classes is None else self._head
-        weights, self._in_c = self._load(progress)
         if plan.device.type == "cpu":
             keep_freed_blocks()
         self.tiling = TILING if plan.deterministic else None

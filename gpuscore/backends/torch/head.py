@@ -4,7 +4,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from gpuscore_kernels.label_head import VocabStatistics, label_logits, vocab_statistics
+from gpuscore_kernels.label_head import (
+    Products,
+    VocabStatistics,
+    label_logits,
+    vocab_statistics,
+)
 from gpuscore_kernels.label_head.api import Implementation
 
 
@@ -26,11 +31,15 @@ class WholeHead:
     Args:
         impl: of its kernels.
         softcap: of its logits.
+        products: of few rows, in place of the reference's.
     """
 
-    def __init__(self, impl: Implementation, softcap: float | None) -> None:
+    def __init__(
+        self, impl: Implementation, softcap: float | None, products: Products | None = None
+    ) -> None:
         self._impl: Implementation = impl
         self._softcap = softcap
+        self._products = products
 
     def logits(self, hidden: Tensor, weight: Tensor, rows: Tensor, label_ids: Tensor) -> Tensor:
         return label_logits(hidden, weight, rows, label_ids, softcap=self._softcap, impl=self._impl)
@@ -39,5 +48,11 @@ class WholeHead:
         self, hidden: Tensor, weight: Tensor, rows: Tensor, num_top: int
     ) -> VocabStatistics:
         return vocab_statistics(
-            hidden, weight, rows, num_top=num_top, softcap=self._softcap, impl=self._impl
+            hidden,
+            weight,
+            rows,
+            num_top=num_top,
+            softcap=self._softcap,
+            products=self._products,
+            impl=self._impl,
         )

@@ -11,11 +11,15 @@ from gpuscore.backends.torch.known_answer import TOLERANCE, compare
 from gpuscore.backends.torch.layers import add_and_norm, gated, norm_and_rotate, rms_norm
 from gpuscore.backends.torch.linear import scaled, unsigned
 from gpuscore.errors import ConfigError
+from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.partial_attention import merge_partials
 from gpuscore_kernels.quantized.reference import EPS
 from gpuscore_kernels.row_functions import BuildError, RowFunctions, build
 
 ROWS = 33  # rows of the known answers
+# Rows of a label head up to which our products take less time than a conversion and torch's; with
+# more, torch's hide the conversion (`bench/label_head.py`).
+FEW_ROWS = 16
 EPS_OF_NORMS = 0.3  # large enough to be seen
 Answer = tuple[Tensor, ...]
 
@@ -41,11 +45,17 @@ def in_c(dtype: torch.dtype) -> Compiler:
             )
             for want, got in zip(wants, gots, strict=True):
                 where = f" in {function.__name__}"
-                compare("--compile", where, got.float(), want.float(), TOLERANCE[dtype])
+                tolerance = TOLERANCE.get(want.dtype, TOLERANCE[torch.float32])
+                compare("--compile", where, got.float(), want.float(), tolerance)
     return lambda function: forms[function]
 
 
 def _forms(functions: RowFunctions) -> dict[Function, Callable[..., Any]]:
+    def products(rows: Tensor, weight: Tensor) -> Tensor:
+        if weight.dtype != torch.bfloat16 or len(rows) > FEW_ROWS:
+            return few_products(rows, weight)
+        return functions.products(rows, weight)
+
     return {
         rms_norm: functions.rms_norm,
         add_and_norm: functions.add_and_norm,
@@ -53,6 +63,7 @@ def _forms(functions: RowFunctions) -> dict[Function, Callable[..., Any]]:
         gated: functions.gated,
         merge_partials: functions.merge_partials,
         unsigned: lambda x: functions.quantize_rows(x, EPS),
+        few_products: products,
         scaled: lambda y, scale, bias, dtype: functions.scale_rows(y, scale, bias),
     }
 
@@ -77,6 +88,7 @@ def _known(dtype: torch.dtype) -> Iterator[tuple[Function, tuple[Any, ...]]]:
         yield gated, (3 * rows(ROWS, 2 * 83).to(dtype), activation)
     sides = ((rows(ROWS, heads, size).to(dtype), 5 * rows(ROWS, heads)) for _ in range(2))
     yield merge_partials, tuple(tensor for side in sides for tensor in side)
+    yield few_products, (rows(7, 83), rows(ROWS + 1, 83).to(dtype))
     yield unsigned, (x,)
     yield scaled, (rows(ROWS, 83), rows(ROWS), weight, dtype)
 

@@ -1,6 +1,8 @@
 from gpuscore_kernels.label_head.api import (
     MAX_TOP,
+    Products,
     VocabStatistics,
+    few_products,
     label_logits,
     repeating_rows,
     tile_shapes,
@@ -9,7 +11,9 @@ from gpuscore_kernels.label_head.api import (
 
 __all__ = [
     "MAX_TOP",
+    "Products",
     "VocabStatistics",
+    "few_products",
     "label_logits",
     "repeating_rows",
     "tile_shapes",

@@ -10,13 +10,21 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from gpuscore_kernels.label_head import reference
-from gpuscore_kernels.label_head.reference import MAX_TILE, repeating_rows, tile_shapes
+from gpuscore_kernels.label_head.reference import (
+    MAX_TILE,
+    Products,
+    few_products,
+    repeating_rows,
+    tile_shapes,
+)
 from gpuscore_kernels.label_head.statistics import MAX_TOP, VocabStatistics
 
 __all__ = [
     "MAX_TOP",
     "Implementation",
+    "Products",
     "VocabStatistics",
+    "few_products",
     "label_logits",
     "repeating_rows",
     "tile_shapes",
@@ -71,6 +79,7 @@ def vocab_statistics(
     num_top: int,
     softcap: float | None = None,
     max_tile: int = MAX_TILE,
+    products: Products | None = None,
     impl: Implementation,
 ) -> VocabStatistics:
     """Return each row's log-sum-exp over all V logits, and the largest (lower ids on a tie).
@@ -82,6 +91,8 @@ def vocab_statistics(
         num_top: number of best tokens to return with their logits, at most MAX_TOP.
         softcap: logits z become softcap * tanh(z / softcap).
         max_tile: elements of logits and of converted weights that the reference holds at a time.
+        products: of rows in float32 with tiles of weights, in place of the reference's
+            `few_products`.
         impl: "reference" (any device) or "triton".
 
     Returns:
@@ -100,7 +111,7 @@ def vocab_statistics(
     if impl == "reference":
         if rows is not None:
             hidden = hidden.index_select(0, rows)
-        return reference.vocab_statistics(hidden, weight, num_top, softcap, max_tile)
+        return reference.vocab_statistics(hidden, weight, num_top, softcap, max_tile, products)
     from gpuscore_kernels.label_head import triton
 
     return triton.vocab_statistics(hidden, weight, rows, num_top, softcap)

@@ -4,12 +4,18 @@ Neither function holds more than `max_tile` elements of logits or of gathered or
 at a time.
 """
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 from gpuscore_kernels.label_head.statistics import VocabStatistics
 
 MAX_TILE = 1 << 22
+
+# (rows [n, E] in float32, weights [v, E]) -> float32 [n, v]
+Products: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 # Converting a tile of half-precision weights and reading it back from memory takes longer than its
 # product with few rows. So for up to FEW_ROWS rows a CPU converts pieces that its caches still hold
@@ -40,7 +46,12 @@ def label_logits(
 
 
 def vocab_statistics(
-    hidden: Tensor, weight: Tensor, num_top: int, softcap: float | None, max_tile: int
+    hidden: Tensor,
+    weight: Tensor,
+    num_top: int,
+    softcap: float | None,
+    max_tile: int,
+    products: Products | None = None,
 ) -> VocabStatistics:
     num_rows, width = hidden.shape
     compute = torch.promote_types(hidden.dtype, torch.float32)
@@ -50,12 +61,13 @@ def vocab_statistics(
     best_ids = torch.zeros(num_rows, num_top, dtype=torch.int64, device=hidden.device)
     vocab_step, row_step = _tile(width, max_tile)
     in_pieces = hidden.device.type == "cpu" and num_rows <= FEW_ROWS
+    multiply = products or few_products
     for v0 in range(0, weight.shape[0], vocab_step):
         tile = weight[v0 : v0 + vocab_step]  # [v, E]
         tile = tile if in_pieces else tile.to(compute)
         for n0 in range(0, num_rows, row_step):
             rows = slice(n0, n0 + row_step)
-            logits = _capped(_products(hidden[rows], tile), softcap)  # [n, v]
+            logits = _capped(multiply(hidden[rows], tile), softcap)  # [n, v]
             lse[rows] = torch.logaddexp(lse[rows], torch.logsumexp(logits, dim=1))
             if num_top:
                 values, ids = _largest(logits, min(num_top, logits.shape[1]))
@@ -92,7 +104,7 @@ def _merged(best: Tensor, ids: Tensor, values: Tensor, new_ids: Tensor) -> tuple
     return every[:, :count], torch.cat((ids, new_ids), 1).gather(1, order[:, :count])
 
 
-def _products(hidden: Tensor, weight: Tensor) -> Tensor:
+def few_products(hidden: Tensor, weight: Tensor) -> Tensor:
     """Return hidden [n, E] @ weight.T [E, v]; weights of another dtype are converted in pieces."""
     if weight.dtype == hidden.dtype:
         return hidden @ weight.T

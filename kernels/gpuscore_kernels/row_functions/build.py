@@ -1,4 +1,4 @@
-"""The library of `rows.c`: compiled for this CPU at every start, in well under a second.
+"""The library of `rows.c` and `products.c`: compiled for this CPU at every start, in a second.
 
 Nothing is kept, so no library of another CPU, compiler or version can be taken for this one's.
 OpenMP's functions stay undefined in it. They are found in the runtime that torch has loaded, so its
@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-SOURCE = Path(__file__).with_name("rows.c")
+SOURCES = Path(__file__).parent
 FORMATS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16"}
+FILES = ("rows.c", "products.c")
 # Without contraction, a product and a sum round one after the other, as in torch; no flag lets the
 # compiler change the order of sums.
 FLAGS = (
@@ -28,21 +29,23 @@ class BuildError(Exception):
     """Raised if the library cannot be made here; the message tells why."""
 
 
-def build(compiler: str, dtype: torch.dtype, source: Path = SOURCE) -> ctypes.CDLL:
+def build(compiler: str, dtype: torch.dtype, sources: Path = SOURCES) -> ctypes.CDLL:
     """Compile and load the functions for rows of `dtype`, one of `FORMATS`.
 
     Args:
         compiler: a C compiler that takes GCC's flags.
         dtype: of the rows.
-        source: of the library.
+        sources: the folder with the files.
 
     Raises:
         BuildError: the compiler fails, or its result cannot be loaded.
     """
     with tempfile.TemporaryDirectory(prefix="gpuscore-") as folder:
-        compiled, library = (Path(folder, name) for name in ("rows.o", "rows.so"))
-        _run(compiler, *FLAGS, f"-D{FORMATS[dtype]}", "-c", str(source), "-o", str(compiled))
-        _run(compiler, "-shared", str(compiled), "-lm", "-o", str(library))
+        library = Path(folder, "rows.so")
+        compiled = [str(Path(folder, f"{name}.o")) for name in FILES]
+        for name, target in zip(FILES, compiled, strict=True):
+            _run(compiler, *FLAGS, f"-D{FORMATS[dtype]}", "-c", str(sources / name), "-o", target)
+        _run(compiler, "-shared", *compiled, "-lm", "-o", str(library))
         try:
             return ctypes.CDLL(str(library))
         except OSError as error:

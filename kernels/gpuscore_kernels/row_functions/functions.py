@@ -1,4 +1,7 @@
-"""The functions of `rows.c` on tensors; references of other kernels say what has to come out."""
+"""The functions of `rows.c` and `products.c` on tensors.
+
+References of other kernels say what has to come out.
+"""
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
@@ -7,6 +10,7 @@ import torch
 from torch import Tensor
 
 LARGEST_HEAD = 1024  # numbers, as in rows.c
+APART = 16  # numbers between two rows of products: a power of two would share lines of a cache
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 _P, _N, _F, _I = c_void_p, c_int64, c_float, c_int32
@@ -17,6 +21,7 @@ _ARGUMENTS = {
     "merge_partials": (_P, _P, _P, _P, *[_N] * 11, _I),
     "quantize_rows": (_P, _P, _P, _F, _N, _N, _N, _I),
     "scale_rows": (_P, _P, _P, _P, _N, _N, _I),
+    "products": (_P, _P, _P, _N, _N, _N, _N, _I),
 }
 
 
@@ -180,6 +185,24 @@ class RowFunctions:
             torch.get_num_threads(),
         )
         return out
+
+    def products(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return x [N, E], float32, times weight [V, E], bfloat16, transposed: float32 [N, V].
+
+        Sums are float32. For few rows: all of them are read again for every three of the weight's.
+        """
+        (rows, width), columns = x.shape, len(weight)
+        _check(x, (rows, width), torch.float32)
+        _check(weight, (columns, width), torch.bfloat16)
+        if not (x.is_contiguous() and weight.is_contiguous()):
+            raise ValueError("rows and weights must be contiguous")
+        out = x.new_empty(rows, columns + APART)
+        self._library.products(
+            *(out.data_ptr(), x.data_ptr(), weight.data_ptr()),
+            *(rows, columns, width, out.stride(0)),
+            torch.get_num_threads(),
+        )
+        return out[:, :columns]
 
     def _check(self, x: Tensor, shape: tuple[int, ...]) -> None:
         _check(x, shape, self._dtype)
