@@ -1,5 +1,5 @@
-"""Promise: vLLM's router (vllm-router on PyPI) spreads scores over two servers with keys, and passes
-their models and errors on."""
+"""Promise: vLLM's router (vllm-router on PyPI) spreads scores over two servers with keys, and
+passes their models and errors on."""
 
 import json
 import os
