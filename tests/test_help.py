@@ -102,3 +102,10 @@ def test_help_and_version_are_quick_because_they_import_little():
 
 def test_a_command_parser_is_used_everywhere():
     assert all(type(parser) is CommandParser for parser in ALL.values())
+
+
+@pytest.mark.parametrize("flag", ["--pipeline-parallel", "--pipeline-parallel-size", "--pp-size"])
+def test_pipeline_parallel_is_refused_by_name(flag, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", "demo", flag, "2"])
+    assert f"{flag} is not supported: " in capsys.readouterr().err

@@ -55,6 +55,17 @@ def test_resolved_values_stand_beside_given_ones(capsys):
     assert values["family"] == "auto -> demo"
 
 
+def test_ranks_share_the_weights(large, capsys):
+    plans = []
+    for ranks in ("1", "4"):
+        main(["info", large, "--device-memory", "80GiB", "--tensor-parallel", ranks])
+        shown = capsys.readouterr().out
+        assert ("tensor parallel" in shown) == (ranks == "4")
+        (weights,) = re.findall(r"memory for weights +([\d,.]+) MiB", shown)
+        plans.append(float(weights.replace(",", "")))
+    assert plans[1] == pytest.approx(plans[0] / 4, rel=0.01), "norms are not divided"
+
+
 def test_a_plan_for_a_device_that_is_not_here(large, capsys):
     assert main(["info", large, "--device-memory", "32GiB"]) == 0
     shown = capsys.readouterr().out

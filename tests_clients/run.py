@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,9 @@ TESTS = {
     "llama_index": ("test_llama_index.py",),
     "lm_eval": ("test_lm_eval.py",),
     "systemone": ("test_typesafe.py", "test_systemone_client.py"),
+    "vllm_router": ("test_vllm_router.py",),
 }
+TWO_SERVERS = "vllm_router"  # a router needs another server beside the first
 # Settings for clients that otherwise download something at import or start, or report home.
 OFFLINE = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -57,10 +59,12 @@ def main() -> int:
     torch = Torch(arguments.torch, arguments.torch_index)
     pythons = {name: environment(name, torch) for name in names}
     failed = []
-    with serving() as url:
+    with ExitStack() as stack:
+        url = stack.enter_context(serving("server"))
         for name, python in pythons.items():
             print(f"\n==== {name}", flush=True)
-            if run_tests(python, TESTS[name], url) != 0:
+            other = stack.enter_context(serving("other")) if name == TWO_SERVERS else ""
+            if run_tests(python, TESTS[name], url, other) != 0:
                 failed.append(name)
     print(f"\nfailed: {', '.join(failed)}" if failed else "\nall clients passed")
     return bool(failed)
@@ -101,22 +105,22 @@ def environment(name: str, torch: Torch) -> Path:
     return python
 
 
-def run_tests(python: Path, files: tuple[str, ...], url: str) -> int:
+def run_tests(python: Path, files: tuple[str, ...], url: str, other: str) -> int:
     unset = ("PYTHONPATH", "PYTHONHOME", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
     inherited = {name: value for name, value in os.environ.items() if name not in unset}
-    variables = (
-        inherited | OFFLINE | {"SERVER_URL": url, "SERVER_KEY": KEY, "MODEL_DIRECTORY": MODEL}
-    )
+    ours = {"SERVER_URL": url, "OTHER_URL": other, "SERVER_KEY": KEY, "MODEL_DIRECTORY": MODEL}
+    variables = inherited | OFFLINE | ours
     command = [python, "-m", "pytest", "-q", "-c", HERE / "pytest.ini", *(HERE / f for f in files)]
     return subprocess.run(command, cwd=HERE, env=variables).returncode
 
 
 @contextmanager
-def serving() -> Iterator[str]:
-    """Serve the demo model with this Python's own installation and yield the address."""
+def serving(name: str) -> Iterator[str]:
+    """Serve the demo model with this Python's own installation and yield the address; the log is
+    named so."""
     command = [Path(sys.executable).with_name("gpuscore"), "serve", "demo", "--port", "0"]
     ENVIRONMENTS.mkdir(exist_ok=True)
-    log = ENVIRONMENTS / "server.log"
+    log = ENVIRONMENTS / f"{name}.log"
     with log.open("wb") as errors:
         server = subprocess.Popen(
             [*command, *LIMITS],

@@ -30,7 +30,7 @@ def only(objects: list[dict], kind: str) -> dict:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_object_is_valid(kubectl, docker, machine, version):
     objects = render(kubectl, docker / "kubernetes" / machine)
-    assert len(objects) == 10
+    assert len(objects) == 11
     for item in objects:
         kubernetes_validate.validate(item, version, strict=True)
 
@@ -59,7 +59,7 @@ def test_names_lead_somewhere(kubectl, docker, machine):
         for source in volume.get("projected", {}).get("sources", ()):
             if "configMap" in source:
                 used.add(("ConfigMap", source["configMap"]["name"]))
-    assert len(used) == 4
+    assert len(used) == 5
     assert used <= there
     assert all(
         item["metadata"].get("namespace") == "gpuscore"
@@ -102,3 +102,56 @@ def test_the_pod_monitor(kubectl, docker, tmp_path):
     credentials = endpoint["authorization"]["credentials"]
     assert credentials["name"] == example["metadata"]["name"]
     assert credentials["key"] in example["stringData"]
+
+
+def test_the_metrics_port(kubectl, docker, tmp_path):
+    """Routers reach a port that the server has, and nobody else does."""
+    objects = render(kubectl, with_components(docker, tmp_path, "../fleet"))
+    for item in objects:
+        kubernetes_validate.validate(item, VERSIONS[0], strict=True)
+    template = only(objects, "Deployment")["spec"]["template"]
+    (server,) = template["spec"]["containers"]
+    (port,) = (one for one in server["ports"] if one["name"] == "metrics")
+    assert {one["name"]: one.get("value") for one in server["env"]}["GPUSCORE_METRICS_PORT"] == str(
+        port["containerPort"]
+    )
+    policies = {one["metadata"]["name"]: one for one in objects if one["kind"] == "NetworkPolicy"}
+    (rule,) = policies["gpuscore-metrics"]["spec"]["ingress"]
+    assert rule["ports"] == [{"port": "metrics"}]
+    values = yaml.safe_load((docker / "kubernetes/llm-d/values.yaml").read_text())["router"]
+    assert values["epp"]["flags"]["model-server-metrics-port"] == port["containerPort"]
+    labels = values["modelServers"]["matchLabels"]
+    assert labels.items() <= template["metadata"]["labels"].items()
+    assert {"number": 8000} in values["modelServers"]["targetPorts"]
+    chosen = values["epp"]["pluginsCustomConfig"][values["epp"]["pluginsConfigFile"]]
+    plugins = {one["type"]: one.get("parameters", {}) for one in yaml.safe_load(chosen)["plugins"]}
+    (engine,) = plugins["core-metrics-extractor"]["engineConfigs"]
+    assert engine["name"] == template["metadata"]["labels"]["llm-d.ai/engine-type"]
+    read = {value for name, value in engine.items() if name.endswith("Spec")}
+    assert read == set(plugins["metrics-data-source"]["families"])
+
+
+def test_the_scaled_object(kubectl, docker, tmp_path):
+    """KEDA's object fits the Deployment. Its schema is not checked."""
+    objects = render(kubectl, with_components(docker, tmp_path, "../keda"))
+    target = only(objects, "ScaledObject")["spec"]["scaleTargetRef"]["name"]
+    assert target == only(objects, "Deployment")["metadata"]["name"]
+
+
+def test_the_router(kubectl, docker, tmp_path):
+    objects = render(kubectl, with_components(docker, tmp_path, "../vllm-router"))
+    for item in objects:
+        kubernetes_validate.validate(item, VERSIONS[0], strict=True)
+    deployments = {o["metadata"]["name"]: o["spec"] for o in objects if o["kind"] == "Deployment"}
+    router, server = (deployments[name] for name in ("gpuscore-router", "gpuscore"))
+    (container,) = router["template"]["spec"]["containers"]
+    given = dict(one.split("=", 1) for one in container["args"] if "=" in one)
+    name, value = given["--selector"].split("=")
+    assert server["template"]["metadata"]["labels"][name] == value
+    (serving,) = server["template"]["spec"]["containers"]
+    assert int(given["--service-discovery-port"]) in {p["containerPort"] for p in serving["ports"]}
+    binding = only(objects, "RoleBinding")
+    assert binding["roleRef"]["name"] == only(objects, "Role")["metadata"]["name"]
+    (subject,) = binding["subjects"]
+    assert subject["name"] == router["template"]["spec"]["serviceAccountName"]
+    assert subject["namespace"] == given["--service-discovery-namespace"] == "gpuscore"

@@ -21,7 +21,8 @@ def page_of_metrics() -> str:
         "Counters of the engine come with its heartbeat and never go back, even if its process is "
         "replaced. They do not include the work of a lost process in its last quarter of a second. "
         "Gauges of an engine are exposed only while it runs. `replica` is the engine's number in "
-        "`--devices`, `0` if there is one; add up over it for the whole server.",
+        "`--devices`, `0` if there is one; add up over it for the whole server. Names with "
+        "`vllm:` at their beginning need `--vllm-metrics`.",
     )
 
 
@@ -35,7 +36,7 @@ def families() -> list[Metric]:
         connections_refused=0,
         replicas=[ReplicaState("0", "cpu", alive=True, stats=NO_STATS)],
     )
-    metrics = Metrics(lambda: state)
+    metrics = Metrics(lambda: state, vllm_names=True)
     metrics.finished(RequestRecord("id"))  # or metrics per request would show no labels
     return list(metrics.registry.collect())
 

@@ -117,7 +117,6 @@ def test_settings_that_ranks_do_not_support_are_refused(tiny_model, options, mes
 @pytest.mark.parametrize(
     ("family", "ranks", "overrides", "message"),
     [
-        ("qwen3_moe", 2, {}, "Qwen3MoeForCausalLM is a mixture of experts; supported: dense"),
         ("llama", 3, {}, "the model's 4 attention heads cannot be divided equally"),
         (
             "llama",

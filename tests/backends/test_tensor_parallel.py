@@ -31,6 +31,7 @@ LABELS = [3, 17, 399]
         *slow(
             ("llama", 4, {}, {"attention_bias": True}),  # of two KV heads
             ("qwen2", 2, {"compile": "on"}, {}),  # a tied head
+            ("qwen3_moe", 2, {}, {}),
             ("gemma2", 2, {}, {}),  # soft-caps, windows, norms of what is added up
         ),
     ],

@@ -203,7 +203,7 @@ def test_prometheus_reads_the_secret_that_compose_mounts(compose):
 def exposed_names():
     """Return the names of all samples that /metrics may have."""
     state = ServerState(True, True, 0, 0, 0, [ReplicaState("0", "cpu", True, NO_STATS)])
-    families = list(Metrics(lambda: state).registry.collect())
+    families = list(Metrics(lambda: state, vllm_names=True).registry.collect())
     return {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
 
 
@@ -228,6 +228,28 @@ def test_every_metric_that_is_asked_for_exists():
     asked = {name for one in expressions() for name in re.findall(r"gpuscore[_:][\w:]+", one)}
     assert len(asked) > 40
     assert asked - known == set()
+
+
+def test_autoscalers_and_routers_ask_for_metrics_that_exist():
+    (trigger,) = load(KUBERNETES / "keda/scaledobject.yaml")["spec"]["triggers"]
+    asked = set(re.findall(r"gpuscore_\w+", trigger["metadata"]["query"]))
+    epp = load(KUBERNETES / "llm-d/values.yaml")["router"]["epp"]
+    plugins = yaml.safe_load(epp["pluginsCustomConfig"]["gpuscore.yaml"])["plugins"]
+    (source,) = (one for one in plugins if one["type"] == "metrics-data-source")
+    assert len(asked) == 2
+    assert asked | set(source["parameters"]["families"]) <= exposed_names()
+
+
+def test_the_metrics_port_is_one_that_the_server_takes():
+    patch = load(KUBERNETES / "fleet/metrics-port.yaml")["spec"]["template"]["spec"]
+    (container,) = patch["containers"]
+    environment = {one["name"]: one["value"] for one in container["env"]}
+    config = read_settings(vars(make_parser().parse_args(["serve"])), environment).make(
+        ServerConfig
+    )
+    assert config.vllm_metrics
+    assert config.metrics_host == "0.0.0.0"
+    assert config.metrics_port in {port["containerPort"] for port in container["ports"]}
 
 
 def test_the_documentation_names_every_alert():

@@ -73,6 +73,7 @@ class EmptyFiles:
         architecture: Architecture,
         framework: str,
         progress: object = None,
+        shard: object = None,
         device: str = "cuda",
     ) -> None:
         self.shapes, self._device = weight_shapes(architecture.config), device

@@ -17,11 +17,12 @@ _BY_ROWS = {
     **dict.fromkeys(("q", "q_bias"), "heads"),
     **dict.fromkeys(("k", "k_bias", "v", "v_bias"), "kv_heads"),
     **dict.fromkeys(("gate", "gate_bias", "up", "up_bias"), "inner"),
+    **dict.fromkeys(("expert_gate", "expert_up"), "inner"),
     **dict.fromkeys(("embed", "lm_head"), "tokens"),
 }
 # Parts that are divided by columns; the ranks' products with them are added up, and one rank adds
 # their biases.
-_BY_COLUMNS = frozenset({"o", "down"})
+_BY_COLUMNS = frozenset({"o", "down", "expert_down"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,15 @@ class Shard:
             return model
         if reason := _why_not(model, self.ranks):
             raise ConfigError(f"--tensor-parallel {self.ranks}: {reason}")
+        mixture = model.mixture and replace(
+            model.mixture, intermediate_size=len(self._inner(model, experts=True))
+        )
         return replace(
             model,
+            mixture=mixture,
             num_heads=model.num_heads // self.ranks,
             num_kv_heads=max(1, model.num_kv_heads // self.ranks),
-            intermediate_size=len(self._inner(model)),
+            intermediate_size=len(self._inner(model, experts=False)),
             vocab_size=len(self.share(model.vocab_size)),
         )
 
@@ -72,8 +77,9 @@ class Shard:
         """
         if self.ranks == 1:
             return None
+        experts = part.startswith("expert")
         if part in _BY_COLUMNS:
-            own = self._heads(model) if part == "o" else self._inner(model)
+            own = self._heads(model) if part == "o" else self._inner(model, experts)
             return Cut(1, own.start, own.stop)
         match _BY_ROWS.get(part):
             case "heads":
@@ -81,7 +87,7 @@ class Shard:
             case "kv_heads":
                 own = self._kv_heads(model)
             case "inner":
-                own = self._inner(model)
+                own = self._inner(model, experts)
             case "tokens" if part == "embed" or model.classes is None:
                 own = self.share(rows)
             case _:  # the few rows of a head over classes too
@@ -102,7 +108,9 @@ class Shard:
         count = max(1, model.num_kv_heads // self.ranks)
         return range(first * model.head_dim, (first + count) * model.head_dim)
 
-    def _inner(self, model: DecoderConfig) -> range:
+    def _inner(self, model: DecoderConfig, experts: bool) -> range:
+        if experts and model.mixture is not None:
+            return self.share(model.mixture.intermediate_size)
         return self.share(model.intermediate_size)
 
 
@@ -159,8 +167,6 @@ def _unsupported(config: ModelConfig) -> Iterator[str]:
 def _why_not(model: DecoderConfig, ranks: int) -> str | None:
     """Say why the model cannot be divided; None if it can."""
     heads, kv_heads = model.num_heads, model.num_kv_heads
-    if model.mixture is not None:
-        return f"{model.architecture} is a mixture of experts; supported: dense models"
     if heads % ranks:
         return f"the model's {heads} attention heads cannot be divided equally"
     if kv_heads % ranks and ranks % kv_heads:
@@ -168,8 +174,7 @@ def _why_not(model: DecoderConfig, ranks: int) -> str | None:
             f"the model's {kv_heads} KV heads can neither be divided equally, nor be shared by "
             "equally many ranks each"
         )
-    if min(model.vocab_size, model.intermediate_size) < ranks:
-        return (
-            f"the model has {model.intermediate_size} inner columns and {model.vocab_size} tokens"
-        )
+    inner = model.mixture.intermediate_size if model.mixture else model.intermediate_size
+    if min(model.vocab_size, model.intermediate_size, inner) < ranks:
+        return f"the model has {inner} inner columns and {model.vocab_size} tokens"
     return None

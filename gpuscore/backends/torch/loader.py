@@ -13,6 +13,7 @@ from gpuscore.backends.common.architectures import Architecture
 from gpuscore.backends.common.checkpoint import CheckpointFiles
 from gpuscore.backends.common.hf_config import Mixture
 from gpuscore.backends.common.quantization import Precision
+from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import ALL
 from gpuscore.backends.torch.decoder import DecoderWeights, LayerWeights, MlpWeights
 from gpuscore.backends.torch.linear import (
@@ -75,7 +76,7 @@ class _Checkpoint:
         dtype: torch.dtype,
         device: torch.device,
         precision: Precision,
-        group: RankGroup | None,
+        group: RankGroup | None = None,
     ) -> None:
         self.files, self.architecture, self.dtype, self.device = files, architecture, dtype, device
         self.precision, self.group = precision, group
@@ -175,7 +176,8 @@ class _Checkpoint:
 
     def _mixture(self, read: ReadPart, mixture: Mixture) -> MixtureWeights:
         """Read experts directly into the stacked tensors, so that they are not in memory twice."""
-        shapes = self.files.shapes
+        shard = ALL if self.group is None else self.group.shard
+        shapes = weight_shapes(shard.part_of(self.architecture.config))
         gate, down = shapes["expert_gate"], shapes["expert_down"]
         count = mixture.num_experts
         gate_up = torch.empty(count, 2 * gate[0], gate[1], dtype=self.dtype, device=self.device)
@@ -184,7 +186,8 @@ class _Checkpoint:
             gate_up[expert, : gate[0]] = _required(read, "expert_gate", expert)
             gate_up[expert, gate[0] :] = _required(read, "expert_up", expert)
             down_all[expert] = _required(read, "expert_down", expert)
-        return MixtureWeights(mixture, _required(read, "router"), gate_up, down_all)
+        router = _required(read, "router")
+        return MixtureWeights(mixture, router, gate_up, down_all, self.group)
 
     def _eight_bit_mixture(self, read: ReadPart, mixture: Mixture, index: int) -> EightBitMixture:
         experts = range(mixture.num_experts)

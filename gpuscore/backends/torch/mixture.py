@@ -9,6 +9,7 @@ from torch.nn import functional
 from gpuscore.backends.common.hf_config import Mixture
 from gpuscore.backends.torch.layers import gated
 from gpuscore.backends.torch.linear import Linear, PackedLinear, Products
+from gpuscore.backends.torch.ranks.group import RankGroup
 from gpuscore_kernels.expert_mlp import expert_mlp
 from gpuscore_kernels.expert_mlp.api import Implementation
 from gpuscore_kernels.expert_mlp.reference import by_tiles, mixed
@@ -21,6 +22,7 @@ class MixtureWeights:
     router: Tensor  # [experts, E]
     gate_up: Tensor  # [experts, 2 I, E]
     down: Tensor  # [experts, E, I]
+    group: RankGroup | None = None  # of which each rank has some inner columns of every expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,12 @@ def mixture_mlp(
     Returns:
         [T, E] in x's dtype; weights and the sum over experts are float32.
     """
-    mixture = weights.mixture
+    mixture, logits = weights.mixture, functional.linear(x, weights.router)
+    group = weights.group if isinstance(weights, MixtureWeights) else None
+    if group is not None:  # if ranks rounded differently, they might choose different experts
+        logits = group.of_first(logits)
     routing = route(
-        functional.linear(x, weights.router),
+        logits,
         top_k=mixture.top_k,
         norm_top_k=mixture.norm_top_k,
         filled=filled,
@@ -64,7 +69,8 @@ def mixture_mlp(
     )
     if isinstance(weights, EightBitMixture):
         return _in_eight_bits(weights, x, routing, activation, products)
-    return expert_mlp(x, routing, weights.gate_up, weights.down, activation, impl=impl)
+    mixed_rows = expert_mlp(x, routing, weights.gate_up, weights.down, activation, impl=impl)
+    return mixed_rows if group is None else group.sum(mixed_rows)
 
 
 def _in_eight_bits(

@@ -75,6 +75,10 @@ class RankGroup:
             self._wait(lambda group: group.allreduce([x]))
         return x
 
+    def of_first(self, x: Tensor) -> Tensor:
+        """Return x of rank 0; that of the others is overwritten."""
+        return self.sum(x if self.shard.rank == 0 else x.zero_())
+
     def gather(self, x: Tensor) -> list[Tensor]:
         """Return x of all ranks, in their order; it has the same shape on each."""
         found = [torch.empty_like(x) for _ in range(self.shard.ranks)]
