@@ -1,8 +1,8 @@
 """Data in BEIR's and MTEB's folders, and TREC's qrels and runs.
 
 A folder has corpus.jsonl and queries.jsonl (`_id` or `id`, `text`, perhaps `title`), and judgements
-in qrels/SPLIT.tsv (BEIR), qrels/SPLIT.jsonl (MTEB) or qrels.txt (TREC). Candidates come from a run in
-TREC's format, from top_ranked.jsonl (MTEB's reranking), or else are the judged documents. In the
+in qrels/SPLIT.tsv (BEIR), qrels/SPLIT.jsonl (MTEB) or qrels.txt (TREC). Candidates come from a run
+in TREC's format, from top_ranked.jsonl (MTEB's reranking), or else are the judged documents. In the
 place of NAME.jsonl there may be a folder NAME of Parquet files, as MTEB's newer data sets have it.
 """
 
