@@ -363,6 +363,7 @@ ALLOWED = {
         "gpuscore.errors",
         "gpuscore.evaluation.command",
     },
+    "gpuscore.evaluation.records": {"gpuscore.errors", "pyarrow"},
     "gpuscore.evaluation.measures": {
         "gpuscore.arrays",
         "gpuscore.errors",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore.errors import ConfigError
+from gpuscore.evaluation.records import Record, json_lines
 
 TEXTS_OF_A_UNIT = 64  # texts that are classified by one request
 
@@ -115,35 +116,17 @@ def read_lines(path: Path) -> Ranked | Labelled:
     Raises:
         ConfigError: with the line's number, if one of them is not as described.
     """
-    rows = list(objects(path))
+    rows = list(json_lines(path))
     if not rows:
         raise ConfigError(f"--data {path} has no lines")
     if "label" in rows[0][1]:
         return _labelled(path, rows)
-    return ranked(path.name, [_query(path, number, row) for number, row in rows])
+    return ranked(path.name, [_query(path, place, row) for place, row in rows])
 
 
-def objects(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yield each line's number and its object."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--data {path}: {error}") from error
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"--data {path}: line {number} is not JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise ConfigError(f"--data {path}: line {number} is no JSON object")
-        yield number, found
-
-
-def _query(path: Path, number: int, row: Mapping[str, Any]) -> Query:
+def _query(path: Path, place: str, row: Mapping[str, Any]) -> Query:
     def bad(what: str) -> ConfigError:
-        return ConfigError(f"--data {path}: line {number}: {what}")
+        return ConfigError(f"--data {path}: {place}: {what}")
 
     text, given, grades = row.get("query"), row.get("documents"), row.get("grades")
     if not isinstance(text, str) or not isinstance(given, list) or not isinstance(grades, list):
@@ -160,7 +143,7 @@ def _query(path: Path, number: int, row: Mapping[str, Any]) -> Query:
         raise bad("documents must be texts, or objects with text and perhaps id")
     ids = tuple(str(one.get("id", index)) for index, one in enumerate(named))
     return Query(
-        str(row.get("id", number)),
+        str(row.get("id", place)),
         text,
         ids,
         tuple(one["text"] for one in named),
@@ -169,12 +152,12 @@ def _query(path: Path, number: int, row: Mapping[str, Any]) -> Query:
     )
 
 
-def _labelled(path: Path, rows: Sequence[tuple[int, Mapping[str, Any]]]) -> Labelled:
+def _labelled(path: Path, rows: Sequence[Record]) -> Labelled:
     texts, labels = [], []
-    for number, row in rows:
+    for place, row in rows:
         text, label = row.get("text"), row.get("label")
         if not isinstance(text, str) or not isinstance(label, str):
-            raise ConfigError(f"--data {path}: line {number} needs text and label, both texts")
+            raise ConfigError(f"--data {path}: {place} needs text and label, both texts")
         texts.append(text)
         labels.append(label)
     starts = range(0, len(texts), TEXTS_OF_A_UNIT)

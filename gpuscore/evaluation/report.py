@@ -1,6 +1,7 @@
 """The tables of an evaluation: on standard output, as HTML, as JSON and as CSV by query."""
 
 import csv
+import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.evaluation.data import Labelled, Ranked
 from gpuscore.evaluation.measures import RESAMPLES, Interval
 from gpuscore.evaluation.plots import intervals, sorted_changes
-from gpuscore.evaluation.results import ComparedRuns, Measured, signed, verdict
+from gpuscore.evaluation.results import ComparedRuns, Measured, holds_margin, signed, verdict
 from gpuscore.reports import aligned, table, write_html
 
 MOST_ROWS = 50  # queries in the page; the CSV has all
@@ -54,14 +55,22 @@ class Evaluation:
     def verdicts(self) -> list[str]:
         return [verdict(one, self.first, self.margin) for one in self.comparisons]
 
+    @property
+    def holds(self) -> bool:
+        """False if there is a margin, and a larger loss against another run is not ruled out."""
+        first, margin = self.first, self.margin
+        if margin is None:
+            return True
+        return all(holds_margin(one.differences[first], margin) for one in self.comparisons)
+
 
 def as_text(found: Evaluation) -> str:
     parts = [aligned(*_means(found)), aligned(*_speed(found)), *found.verdicts]
     return "\n\n".join(parts)
 
 
-def as_json(found: Evaluation) -> str:
-    """Return one object with means, differences and speed; NaN is null."""
+def write_json(path: Path, found: Evaluation) -> None:
+    """Write one object with means, differences and speed; NaN is null."""
     runs = {
         one.name: {
             "measures": {name: asdict(value) for name, value in one.means.items()},
@@ -76,7 +85,15 @@ def as_json(found: Evaluation) -> str:
         for one in found.comparisons
     }
     made = {"facts": dict(found.facts), "runs": runs, "against": against}
-    return json.dumps(_plain(made | {"verdicts": found.verdicts}), indent=2)
+    text = json.dumps(_plain(made | {"verdicts": found.verdicts}), indent=2)
+    _write(path, text + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: {error}") from error
 
 
 def _plain(value: object) -> object:
@@ -124,11 +141,9 @@ def write_page(path: Path, found: Evaluation) -> None:
 def write_queries(path: Path, found: Evaluation) -> None:
     """Write a CSV with a line per query; raise ConfigError if it cannot be written."""
     head, rows = _per_query(found)
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([head, *rows])
-    except OSError as error:
-        raise ConfigError(f"--output {path}: {error}") from error
+    made = io.StringIO(newline="")
+    csv.writer(made).writerows([head, *rows])
+    _write(path, made.getvalue())
 
 
 Lines = tuple[Sequence[str], list[Sequence[str]]]

@@ -113,6 +113,9 @@ def test_it_goes_on_where_it_ended(data, target, tmp_path):
     assert counts[0] == 20 * len(marked)
     assert sum(counts) == data.pairs
     assert sum(one.answer.tokens == 777 for one in found.answers.values()) == len(marked)
+    counts.clear()
+    run_target(target, data, tmp_path, 1, counts.append)
+    assert counts == [data.pairs]  # everything is known, what was cut off, too
     fresh = run_target(target, data, tmp_path / "fresh", 1, lambda count: None)
     for query in data.queries:
         got, want = (one.answers[query.id].answer.scores for one in (found, fresh))

@@ -4,6 +4,7 @@ what cannot be read is refused with its place."""
 import json
 
 import pytest
+from pyarrow import Table, parquet
 
 from gpuscore.errors import ConfigError
 from gpuscore.evaluation.command import DEMO
@@ -84,6 +85,31 @@ def test_every_layout_has_the_same_data(folder, tmp_path):
         }
 
 
+def test_folders_of_parquet(folder, tmp_path):
+    """MTEB's newer data sets are stored so; here one of them is in two files."""
+    made = tmp_path / "parquet"
+    corpus = [{"id": id, "title": t, "text": text} for id, (t, text) in CORPUS.items()]
+    tables = {
+        "corpus/corpus-00000-of-00002": corpus[:2],
+        "corpus/corpus-00001-of-00002": corpus[2:],
+        "queries/test-00000-of-00001": [{"id": id, "text": text} for id, text in QUERIES.items()],
+        "qrels/test-00000-of-00001": [
+            {"query-id": q, "corpus-id": d, "score": g}
+            for q, found in GRADES.items()
+            for d, g in found.items()
+        ],
+        "top_ranked/test-00000-of-00001": [
+            {"query-id": q, "corpus-ids": list(found)} for q, found in GRADES.items()
+        ],
+    }
+    for name, rows in tables.items():
+        path = made / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(Table.from_pylist(rows), path)
+    found, want = (read_folder(one, "test", None, None, 100) for one in (made, folder))
+    assert found.queries == want.queries
+
+
 def test_candidates_without_a_run(folder):
     data = read_folder(folder, "test", None, None, 100)
     assert data.queries[0].documents == ("d1", "d3")
@@ -131,7 +157,7 @@ GOOD = {"query": "a", "documents": ["x"], "grades": [1]}
         (GOOD | {"grades": [0.5]}, "line 2: grades must be integers"),
         (GOOD | {"documents": [7]}, "line 2: documents must be texts"),
         (GOOD | {"first_stage": ["x"]}, "line 2: first_stage must be a number"),
-        (GOOD | {"id": "1"}, "query 1 is there twice"),
+        (GOOD | {"id": "line 1"}, "query line 1 is there twice"),
     ],
 )
 def test_bad_lines(tmp_path, row, message):
@@ -140,14 +166,14 @@ def test_bad_lines(tmp_path, row, message):
 
 
 def test_bad_folders(folder, tmp_path):
-    with pytest.raises(ConfigError, match="has none of"):
+    with pytest.raises(ConfigError, match="has no judgements in qrels/dev"):
         read_folder(folder, "dev", None, None, 100)
     with pytest.raises(ConfigError, match="line 1 is none of a TREC run"):
         read_run(write(tmp_path / "bad", "q1 d1 3"))
     with pytest.raises(ConfigError, match="line 1 is no judgement"):
         read_qrels(write(tmp_path / "bad", "q1 0 d1 high"))
     write(tmp_path / "lost", "q1 Q0 d9 1 2.0 x")
-    with pytest.raises(ConfigError, match="document d9 is not in corpus.jsonl"):
+    with pytest.raises(ConfigError, match="document d9 is not in its corpus"):
         read_folder(folder, "test", None, tmp_path / "lost", 100)
 
 

@@ -1,6 +1,7 @@
 """Promise: the pages for people come from the server alone, need no key, run no inline script, and
 can be switched off. tests_web/ opens them in a browser."""
 
+import asyncio
 import hashlib
 import re
 from html.parser import HTMLParser
@@ -120,6 +121,28 @@ def test_no_ui():
     assert not {path for path in without if path in UI or path.startswith("/ui/")}
     assert usual - without == {path for path in usual if path in UI or path.startswith("/ui/")}
     assert "/docs" in without
+
+
+def test_a_file_goes_out_as_its_client_takes_it():
+    """Sent at once, a client without a key that reads nothing would hold megabytes."""
+    app = create_app(ScoringService([ServedModel("m")]), ServerConfig(), ApiKeys([b"k"]))
+    (path,) = ROOT.glob("docs/swagger-ui-bundle.js")
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    target = f"/docs/{path.name}"
+    scope = {"type": "http", "method": "GET", "path": target, "raw_path": target.encode()}
+    asyncio.run(app(scope | {"headers": [], "query_string": b"", "state": {}}, receive, send))
+    bodies = [message["body"] for message in sent[1:]]
+    assert b"".join(bodies) == path.read_bytes()
+    assert max(map(len, bodies)) <= 2**16
+    assert [message["more_body"] for message in sent[1:]] == [True] * (len(bodies) - 1) + [False]
+    assert (b"content-length", str(path.stat().st_size).encode()) in sent[0]["headers"]
 
 
 def test_pages_are_in_no_openapi_document(client):

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from gpuscore.server.api.paths import DOCS_PATH, PLAYGROUND_PATH, STATUS_PATH
 
 ROOT = Path(__file__).parents[1] / "static"
+PIECE = 2**16  # bytes; a connection waits for its client while about as many are on their way
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -60,9 +62,24 @@ def _endpoint(name: str) -> Callable[[Request], Awaitable[Response]]:
     kind = TYPES[Path(name).suffix]
 
     async def file(request: Request) -> Response:
-        return Response(_read(name), headers=HEADERS, media_type=kind)
+        return _InPieces(_read(name), headers=HEADERS, media_type=kind)
 
     return file
+
+
+class _InPieces(Response):
+    """A response whose body is sent as the client takes it.
+
+    The files need no key and are large. Sent at once, each client that does not read its answer
+    would hold a copy.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = self.raw_headers
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        for start in range(0, max(1, len(self.body)), PIECE):
+            piece, more = self.body[start : start + PIECE], start + PIECE < len(self.body)
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
 @cache
