@@ -5,8 +5,6 @@
     make bench-parity ARGS='--dtype bfloat16'
     make bench-parity ARGS='--backends torch@cpu,jax@tpu'     # each on a device of its own
     make bench-parity ARGS='--trace DIRECTORY'         # also JAX's profile of a round
-    make bench-parity ARGS='--device tpu'              # jax on a TPU, torch on this machine's CPU
-    make bench-parity ARGS='--torch-device cuda'       # jax on this machine's CPU, torch on CUDA
 
 The backends are timed only if they agree: in float32 within 1e-4 in log p on the whole workload; in
 bfloat16, jax's error against float32 is at most twice torch's. Then they take turns, `--repeat`
