@@ -12,7 +12,7 @@ import pytest
 from gpuscore.cli import main
 from gpuscore.parity.bundle import Bundle, read_bundle, write_bundle
 from gpuscore.parity.fingerprint import Fingerprint
-from gpuscore.parity.machine import environment
+from gpuscore.parity.machine import environment, versions
 from gpuscore.parity.metrics import Errors
 from gpuscore.parity.runs import CaseResult, Run
 from gpuscore.parity.workload import Case, Workload
@@ -187,3 +187,13 @@ def test_only_what_is_set_is_recorded(monkeypatch):
     assert environment() == {}
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=65536")
     assert environment() == {"LIBTPU_INIT_ARGS": "--xla_tpu_scoped_vmem_limit_kib=65536"}
+
+
+def test_the_version_of_libtpu_is_recorded(monkeypatch, tmp_path):
+    """Its metadata is enough: the package itself needs a TPU to be of use."""
+    assert versions().get("libtpu") != "9.9.9"
+    metadata = tmp_path / "libtpu-9.9.9.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: libtpu\nVersion: 9.9.9\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert versions()["libtpu"] == "9.9.9"
