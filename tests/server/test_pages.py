@@ -16,6 +16,7 @@ from gpuscore.server.api.static import DOCS, ROOT, UI
 from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
 from support.connections import connected
+from support.serving import QUICK, serving
 
 PAGES = UI | DOCS
 OWN = sorted(path for path in ROOT.rglob("*.*") if not path.name.startswith("swagger-ui"))
@@ -121,6 +122,15 @@ def test_no_ui():
     assert not {path for path in without if path in UI or path.startswith("/ui/")}
     assert usual - without == {path for path in usual if path in UI or path.startswith("/ui/")}
     assert "/docs" in without
+
+
+@pytest.mark.slow
+def test_a_server_without_them():
+    with serving("demo", *QUICK, "--no-ui") as server, connected(server) as http:
+        assert http.get("/").json()["error"]["code"] == "not_found"
+        assert http.get("/docs").status_code == 200
+        server.process.terminate()
+        assert "to try" not in server.process.stdout.read()
 
 
 def test_a_file_goes_out_as_its_client_takes_it():
