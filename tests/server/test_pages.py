@@ -5,6 +5,7 @@ import asyncio
 import hashlib
 import re
 from html.parser import HTMLParser
+from itertools import takewhile
 
 import pytest
 from fastapi import FastAPI
@@ -126,11 +127,13 @@ def test_no_ui():
 
 @pytest.mark.slow
 def test_a_server_without_them():
-    with serving("demo", *QUICK, "--no-ui") as server, connected(server) as http:
-        assert http.get("/").json()["error"]["code"] == "not_found"
-        assert http.get("/docs").status_code == 200
-        server.process.terminate()
-        assert "to try" not in server.process.stdout.read()
+    with serving("demo", *QUICK, "--no-ui") as server:
+        with connected(server) as http:
+            assert http.get("/").json()["error"]["code"] == "not_found"
+            assert http.get("/docs").status_code == 200
+        shown = list(takewhile(lambda line: "to stop" not in line, server.process.stdout))
+        assert any("API docs" in line for line in shown)
+        assert not any("to try" in line for line in shown)
 
 
 def test_a_file_goes_out_as_its_client_takes_it():
