@@ -53,6 +53,21 @@ def test_a_file_can_be_dropped(page, server):
     assert [row[1] for row in rows(page)] == ["A lamp."]
 
 
+def test_a_long_list_is_shown_in_part(page, server):
+    items = [f"A lamp {number}." for number in range(1003)]
+    page.goto(server.link(run=False, query="a lamp"))
+    expect(page.locator("#run")).to_be_enabled()
+    page.locator("textarea[name=items]").first.fill("\n".join(items))
+    page.locator("#run").click()
+    expect(page.locator("#said")).to_have_text("Done.", timeout=30_000)
+    expect(page.locator("#results")).to_contain_text("The first 1,000 of 1,003 rows")
+    assert page.locator("#results tbody tr").count() == 1000
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Export CSV").click()
+    text = started.value.path().read_text(encoding="utf-8")
+    assert {row["item"] for row in csv.DictReader(io.StringIO(text))} == set(items)
+
+
 def test_csv(page, server):
     items = '=1+1, "quoted"\nA blue chair.'
     page.goto(server.link(query=QUERY, items=items, labels="yes,no"))

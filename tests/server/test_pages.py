@@ -5,6 +5,7 @@ import asyncio
 import hashlib
 import re
 from html.parser import HTMLParser
+from itertools import takewhile
 
 import pytest
 from fastapi import FastAPI
@@ -16,6 +17,7 @@ from gpuscore.server.api.static import DOCS, ROOT, UI
 from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
 from support.connections import connected
+from support.serving import QUICK, serving
 
 PAGES = UI | DOCS
 OWN = sorted(path for path in ROOT.rglob("*.*") if not path.name.startswith("swagger-ui"))
@@ -121,6 +123,17 @@ def test_no_ui():
     assert not {path for path in without if path in UI or path.startswith("/ui/")}
     assert usual - without == {path for path in usual if path in UI or path.startswith("/ui/")}
     assert "/docs" in without
+
+
+@pytest.mark.slow
+def test_a_server_without_them():
+    with serving("demo", *QUICK, "--no-ui") as server:
+        with connected(server) as http:
+            assert http.get("/").json()["error"]["code"] == "not_found"
+            assert http.get("/docs").status_code == 200
+        shown = list(takewhile(lambda line: "to stop" not in line, server.process.stdout))
+        assert any("API docs" in line for line in shown)
+        assert not any("to try" in line for line in shown)
 
 
 def test_a_file_goes_out_as_its_client_takes_it():

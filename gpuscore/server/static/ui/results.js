@@ -4,6 +4,8 @@ import { bar, byId, count, download, make, number, percent, table } from "./dom.
 import { writeCsv } from "./texts.js";
 import { hover, MOST_PROMPTS, promptLine, buildTree, sharing, showTree, tokenise } from "./tokens.js";
 
+const MOST_SHOWN = 1000;  // rows; the CSV has all
+
 /** The section of one request: summary, table, stages, tokens, export. */
 export function showRun(run) {
   const section = make("section", { class: "run", "aria-label": `Request ${run.name}` },
@@ -11,6 +13,10 @@ export function showRun(run) {
     make("p", { class: "summary" }, summary(run)),
     stages(run.stages),
     rowsTable(run));
+  if (run.result.rows.length > MOST_SHOWN) {
+    section.append(make("p", { class: "quiet" },
+      `The first ${count(MOST_SHOWN)} of ${count(run.result.rows.length)} rows; the CSV has all.`));
+  }
   const later = make("div", { class: "more" });
   const button = make("button", {
     type: "button", onclick: () => download(`gpuscore-${run.name}.csv`, "text/csv", csvOf([run])),
@@ -50,7 +56,7 @@ function rowsTable(run) {
     ...(mass ? ["Label mass"] : []),
   ];
   let rank = 0;
-  const rows = result.rows.map((row) => {
+  const rows = result.rows.slice(0, MOST_SHOWN).map((row) => {
     const item = make("td", { class: "item" }, row.text);
     item.dataset.index = row.index;
     if (row.error !== null) {
@@ -132,6 +138,7 @@ export function showBoth(a, b) {
     ]);
   });
   if (rows.length === 0) return make("p", { class: "quiet" }, "The two requests have no item in common.");
+  rows.splice(MOST_SHOWN);
   return make("section", { class: "both", "aria-label": "Both requests" },
     make("h3", {}, "A beside B"),
     table("Items of both requests, in A's order",
