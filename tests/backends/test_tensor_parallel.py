@@ -2,6 +2,7 @@
 at any time, ends the others with one clear line. `test_contract` runs on two ranks too."""
 
 import os
+import re
 import signal
 import threading
 
@@ -13,8 +14,10 @@ from safetensors.torch import load_file, save_file
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.base import DeviceLost
+from gpuscore.backends.torch.ranks.messages import Kind
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError, GpuscoreError
+from support.batches import in_one_batch
 from support.models import random_ids, reference_logprobs
 from support.serving import children, running, wait_until
 from support.slow import slow
@@ -118,6 +121,19 @@ def test_a_rank_that_is_killed_fails_the_batch(tiny_model):
         with pytest.raises(GpuscoreError):
             scorer.score([1, 2, 3], [[4]], **asked)
     assert not running(pid)
+
+
+@pytest.mark.slow
+def test_an_error_of_a_rank_ends_the_replica(two_ranks):
+    lines = []
+    backend = two_ranks(lines.append)
+    backend._peers.send(Kind.BATCH, b"no batch")
+    wait_until(lambda: lines)
+    assert re.fullmatch(r"rank 1 of 2 \(process \d+\) failed: .+; this replica ends", lines[0])
+    batch = in_one_batch([1, 2], [[3]], LABELS)
+    with pytest.raises(DeviceLost, match="rank 1 of 2"):
+        backend.collect(backend.extend(batch))
+    backend.close()
 
 
 def test_what_another_rank_refuses_is_refused(tiny_model, tmp_path):
