@@ -19,7 +19,8 @@ PAGE, SLOTS, LAYERS = 4, 512, 2
 # Query heads, KV heads, size, columns of a tile: heads alone, several in a tile with a place left
 # over, and heads that fill a part of their tile.
 PLAIN, TOGETHER, PADDED = (4, 2, 16, 1), (6, 3, 16, 32), (2, 1, 24, 32)
-SIZES = ProgramSizes(1024, 256, TileSizes(64, 64, 16, (256, 64)))
+# Blocks of 8 keys, so that prefixes have several, some of which a window hides.
+SIZES = ProgramSizes(1024, 256, TileSizes(64, 8, 2, (256, 64)))
 
 
 def heads_of(shape):
