@@ -22,7 +22,6 @@ from typing import TypeAlias
 
 from tpu_code import environment  # noqa: F401  (before JAX is imported)
 from tpu_code.cases import (
-    BATCH_BYTES,
     EXTEND,
     MODELS,
     Case,
@@ -46,7 +45,6 @@ def planned_of(case: Case) -> Planned:
     return Planned(
         plan.weight_bytes,
         page_count(plan, CHIPS[case.chip]) * plan.pages.page_bytes,
-        BATCH_BYTES,
         plan.architecture.config.tie_word_embeddings,
     )
 
@@ -132,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name} in {BASELINE.name}: there is no such program")
             failed += 1
     if every or options.predict:
-        failed += print_predictions(chosen, None if options.no_cache else CACHE)
+        cache = None if options.no_cache else CACHE
+        failed += print_predictions(chosen, cache, update=options.update)
     seconds = time.monotonic() - start
     print(f"{versions()}: {len(chosen)} programs, {failed} failed, {seconds:.0f} s")
     return 1 if failed else 0

@@ -1,6 +1,6 @@
 """Defects planted in the backend, compiled for a TPU that is not there, and what the gate says.
 
-    python -P -m tpu_code.plants      # one line of JSON: complaints by defect
+python -P -m tpu_code.plants      # one line of JSON: complaints by defect
 """
 
 import json
@@ -17,7 +17,6 @@ import jax  # isort: skip
 import jax.numpy as jnp
 from jax import Array, lax
 
-from gpuscore.backends.jax import plan as planning
 from gpuscore.backends.jax import programs
 from gpuscore.backends.jax.attention import Attention, Pool
 from gpuscore.backends.jax.layout import Tables
@@ -86,8 +85,6 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "scatter": lambda: stores(scattered),
     "copy": lambda: stores(copied),
     "not donated": kept_arguments,
-    # Four million entries of page lists, which the kernel prefetches.
-    "page lists": lambda: mock.patch.object(planning, "PAGES", 2**22),
 }
 
 
