@@ -25,6 +25,7 @@ from tpu_code.cases import (
     EXTEND,
     MODELS,
     Case,
+    batch_bytes,
     cases,
     page_count,
     plan_of,
@@ -45,6 +46,7 @@ def planned_of(case: Case) -> Planned:
     return Planned(
         plan.weight_bytes,
         page_count(plan, CHIPS[case.chip]) * plan.pages.page_bytes,
+        batch_bytes(plan),
         plan.architecture.config.tie_word_embeddings,
     )
 
@@ -120,7 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     baseline = read_baseline()
     if options.update:
         measured = list(results)
-        rows = {case.name: row(got) for case, got in measured if isinstance(got, Facts)}
+        rows: dict[str, Row] = {
+            case.name: row(got) for case, got in measured if isinstance(got, Facts)
+        }
         baseline = rows if every else baseline | rows
         write_baseline(baseline)
         results = iter(measured)

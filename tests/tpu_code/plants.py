@@ -60,8 +60,8 @@ def scattered(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv
 def copied(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv: Array) -> Pool:
     """Store, but need the pages of before as well."""
     stored = programs.store.before(attention, tables, pool, layer, kv)  # type: ignore[attr-defined]
-    both = lax.optimization_barrier((stored.pages, pool.pages))
-    return Pool(jnp.where(tables.numbers.runs[0] > 0, *both))
+    after, before = lax.optimization_barrier((stored.pages, pool.pages))  # type: ignore[no-untyped-call]
+    return Pool(jnp.where(tables.numbers.runs[0] > 0, after, before))
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def stores(function: Callable[..., Pool]) -> Iterator[None]:
 def kept_arguments() -> Iterator[None]:
     """Jit without donating the pool."""
     jit = jax.jit
-    with mock.patch.object(programs.jax, "jit", lambda function, **options: jit(function)):
+    with mock.patch.object(jax, "jit", lambda function, **options: jit(function)):
         yield
 
 

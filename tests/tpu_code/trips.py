@@ -249,7 +249,7 @@ class _Walk:
         counter of a loop.
         """
         whole, found = self.tally, []
-        steps: list[int | None] = [0] * len(state)
+        steps: list[Any] = [0] * len(state)  # a number, or None if a step is no number
         for index in (0, length // 2, length - 1):
             self.tally = Tally()
             now = [
