@@ -31,7 +31,6 @@ from gpuscore.request import ScoreRequest
 from support.model_configs import LLAMA_1B, QWEN3_06B, QWEN3_8B
 from tpu_code.chips import CHIPS, V5E, V6E, Chip
 
-BATCH_BYTES = 2**30  # that the pages leave to the largest batch; a rule holds programs to it
 EXTEND, LABELS = "extend", "labels"
 
 
@@ -111,9 +110,14 @@ def plan_of(model: str, chip: str) -> JaxPlan:
             return planning.plan_backend(Path(folder), ModelConfig(**chosen.settings))
 
 
+def batch_bytes(plan: JaxPlan) -> int:
+    """Return the bytes that the plan leaves to a batch before any program is compiled."""
+    return plan.estimated_bytes(plan.sizes()[-1])
+
+
 def page_count(plan: JaxPlan, chip: Chip) -> int:
-    """Return the number of KV pages beside weights and a batch of BATCH_BYTES."""
-    return plan.count_pages(chip.hbm - plan.weight_bytes, BATCH_BYTES)
+    """Return the number of KV pages that programs are compiled for."""
+    return plan.count_pages(chip.hbm - plan.weight_bytes, batch_bytes(plan), estimated=True)
 
 
 def traced(case: Case) -> Any:

@@ -22,10 +22,10 @@ from typing import TypeAlias
 
 from tpu_code import environment  # noqa: F401  (before JAX is imported)
 from tpu_code.cases import (
-    BATCH_BYTES,
     EXTEND,
     MODELS,
     Case,
+    batch_bytes,
     cases,
     page_count,
     plan_of,
@@ -46,7 +46,7 @@ def planned_of(case: Case) -> Planned:
     return Planned(
         plan.weight_bytes,
         page_count(plan, CHIPS[case.chip]) * plan.pages.page_bytes,
-        BATCH_BYTES,
+        batch_bytes(plan),
         plan.architecture.config.tie_word_embeddings,
     )
 
@@ -122,7 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     baseline = read_baseline()
     if options.update:
         measured = list(results)
-        rows = {case.name: row(got) for case, got in measured if isinstance(got, Facts)}
+        rows: dict[str, Row] = {
+            case.name: row(got) for case, got in measured if isinstance(got, Facts)
+        }
         baseline = rows if every else baseline | rows
         write_baseline(baseline)
         results = iter(measured)
@@ -132,7 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name} in {BASELINE.name}: there is no such program")
             failed += 1
     if every or options.predict:
-        failed += print_predictions(chosen, None if options.no_cache else CACHE)
+        cache = None if options.no_cache else CACHE
+        failed += print_predictions(chosen, cache, update=options.update)
     seconds = time.monotonic() - start
     print(f"{versions()}: {len(chosen)} programs, {failed} failed, {seconds:.0f} s")
     return 1 if failed else 0

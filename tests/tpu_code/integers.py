@@ -41,7 +41,8 @@ def evaluate(name: str, values: list[np.ndarray], params: Mapping[str, Any], ava
 
 def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Divide towards zero."""
-    return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+    found: np.ndarray = np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+    return found
 
 
 def _dynamic_slice(values: list[np.ndarray], params: Mapping[str, Any]) -> np.ndarray:
@@ -96,7 +97,7 @@ def _cumulated(by: Any) -> Callable[[list[np.ndarray], Mapping[str, Any]], np.nd
     def cumulate(values: list[np.ndarray], params: Mapping[str, Any]) -> np.ndarray:
         axis = params["axis"]
         array = np.flip(values[0], axis) if params["reverse"] else values[0]
-        found = by.accumulate(array, axis=axis)
+        found: np.ndarray = by.accumulate(array, axis=axis)
         return np.flip(found, axis) if params["reverse"] else found
 
     return cumulate

@@ -1,6 +1,6 @@
 """Defects planted in the backend, compiled for a TPU that is not there, and what the gate says.
 
-    python -P -m tpu_code.plants      # one line of JSON: complaints by defect
+python -P -m tpu_code.plants      # one line of JSON: complaints by defect
 """
 
 import json
@@ -17,7 +17,6 @@ import jax  # isort: skip
 import jax.numpy as jnp
 from jax import Array, lax
 
-from gpuscore.backends.jax import plan as planning
 from gpuscore.backends.jax import programs
 from gpuscore.backends.jax.attention import Attention, Pool
 from gpuscore.backends.jax.layout import Tables
@@ -61,8 +60,8 @@ def scattered(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv
 def copied(attention: Attention, tables: Tables, pool: Pool, layer: Array, kv: Array) -> Pool:
     """Store, but need the pages of before as well."""
     stored = programs.store.before(attention, tables, pool, layer, kv)  # type: ignore[attr-defined]
-    both = lax.optimization_barrier((stored.pages, pool.pages))
-    return Pool(jnp.where(tables.numbers.runs[0] > 0, *both))
+    after, before = lax.optimization_barrier((stored.pages, pool.pages))  # type: ignore[no-untyped-call]
+    return Pool(jnp.where(tables.numbers.runs[0] > 0, after, before))
 
 
 @contextmanager
@@ -77,7 +76,7 @@ def stores(function: Callable[..., Pool]) -> Iterator[None]:
 def kept_arguments() -> Iterator[None]:
     """Jit without donating the pool."""
     jit = jax.jit
-    with mock.patch.object(programs.jax, "jit", lambda function, **options: jit(function)):
+    with mock.patch.object(jax, "jit", lambda function, **options: jit(function)):
         yield
 
 
@@ -86,8 +85,6 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "scatter": lambda: stores(scattered),
     "copy": lambda: stores(copied),
     "not donated": kept_arguments,
-    # Four million entries of page lists, which the kernel prefetches.
-    "page lists": lambda: mock.patch.object(planning, "PAGES", 2**22),
 }
 
 

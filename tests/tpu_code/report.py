@@ -1,5 +1,6 @@
 """Prints predicted times of the reports' workload, and what stands in the way of the goal."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -7,8 +8,10 @@ from tpu_code.cases import MODELS, Case, arguments_of, batches_of, cases, progra
 from tpu_code.chips import Chip
 from tpu_code.facts import measure
 from tpu_code.predict import GOAL, NoTrips, Prediction, predict
+from tpu_code.rules import GROWTH
 from tpu_code.trips import Uncountable, count
 
+PREDICTIONS = Path(__file__).with_name("predictions.json")
 QUERY, ITEMS, ITEM = 2000, 500, 20
 GOAL_MODEL, GOAL_CHIP = "Qwen3-0.6B", "v6e"
 LABEL = "PREDICTED, not measured"
@@ -34,22 +37,53 @@ def predicted(model: str, chip: Chip, cache: Path | None) -> Prediction:
     return whole
 
 
-def print_predictions(chosen: Sequence[Case], cache: Path | None) -> int:
-    """Print the time of each model on each chip of these programs; return how many are unknown."""
-    unknown, asked = 0, {(case.model, case.chip) for case in chosen}
+def print_predictions(chosen: Sequence[Case], cache: Path | None, *, update: bool) -> int:
+    """Print the time of each model on each chip of these programs.
+
+    Args:
+        chosen: programs.
+        cache: of facts.
+        update: write the times to predictions.json instead of comparing them with it.
+
+    Returns:
+        How many are not known, or have become a tenth longer.
+    """
+    known = json.loads(PREDICTIONS.read_text()) if PREDICTIONS.is_file() else {}
+    failed, asked = 0, {(case.model, case.chip) for case in chosen}
     for model in MODELS:
         for chip in model.chips:
             if (model.name, chip.name) not in asked:
                 continue
+            name = f"{model.name} on {chip.name}"
             try:
                 found = predicted(model.name, chip, cache)
             except (NoTrips, Uncountable) as error:
-                print(f"{model.name} on {chip.name}: no prediction: FAILED: {error}")
-                unknown += 1
+                print(f"{name}: no prediction: FAILED: {error}")
+                failed += 1
                 continue
             for line in lines(model.name, chip, found):
-                print(line)
-    return unknown
+                print(line, flush=True)
+            if update:
+                known[name] = numbers(found)
+            elif name not in known:
+                print(f"  FAILED: {name} is not in {PREDICTIONS.name}; write it with --update")
+                failed += 1
+            elif 1000 * found.estimate > known[name]["xla_ms"] * GROWTH:
+                print(f"  FAILED: {1000 * found.estimate:.1f} ms, {known[name]['xla_ms']} before")
+                failed += 1
+    if update:
+        PREDICTIONS.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    return failed
+
+
+def numbers(found: Prediction) -> dict[str, float]:
+    """Return what predictions.json holds of a prediction."""
+    return {
+        "products_ms": round(1000 * found.products, 1),
+        "floor_ms": round(1000 * found.floor, 1),
+        "xla_ms": round(1000 * found.estimate, 1),
+        "items_per_second": round(ITEMS / found.estimate),
+    }
 
 
 def lines(model: str, chip: Chip, found: Prediction) -> Iterator[str]:

@@ -19,7 +19,7 @@ class Planned:
 
     weights: int
     pages: int  # all of them
-    batch: int  # that pages leave to the largest batch
+    batch: int  # that the plan leaves to the largest batch
     tied: bool  # the head is the embedding, which is passed twice and exists once
 
 
@@ -61,7 +61,7 @@ def _memory(facts: Facts, planned: Planned, chip: Chip) -> Iterator[str]:
     if weights > planned.weights * SPARE:
         yield f"weights take {weights} bytes, the plan counts {planned.weights}"
     if facts.batch_bytes > planned.batch:
-        yield f"a batch takes {facts.batch_bytes} bytes, pages leave {planned.batch} of them"
+        yield f"a batch takes {facts.batch_bytes} bytes, the plan leaves {planned.batch}"
     whole = weights + planned.pages + facts.batch_bytes
     if whole > chip.hbm:
         yield f"weights, pages and batch take {whole} bytes, {chip.name} has {chip.hbm}"

@@ -79,11 +79,12 @@ class Tally:
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
     def add(self, other: "Tally", times: int = 1) -> None:
-        for mine, theirs in (
+        pairs: tuple[tuple[Counter[Any], Counter[Any]], ...] = (
             (self.loops, other.loops),
             (self.branches, other.branches),
             (self.products, other.products),
-        ):
+        )
+        for mine, theirs in pairs:
             for key, count in theirs.items():
                 mine[key] += count * times
         for name, kernel in other.kernels.items():

@@ -50,10 +50,7 @@ def count(jaxpr: Any, arguments: Sequence[Any]) -> Tally:
         Uncountable: a bound of a loop is not known.
     """
     walk = _Walk()
-    values = [
-        np.asarray(one) if isinstance(one, np.ndarray | np.generic | int) else None
-        for one in arguments
-    ]
+    values = [np.asarray(one) if _integers(one) else None for one in arguments]
     walk.run(jaxpr.jaxpr, _consts(jaxpr), values, Where())
     return walk.tally
 
@@ -185,11 +182,9 @@ class _Walk:
     def _value(self, eqn: Any, inputs: list[Any], aval: Any) -> Value:
         if len(eqn.outvars) > 1 or not known(aval):
             return None
-        if any(not isinstance(one, np.ndarray | np.generic) for one in inputs):
+        if not all(_integers(one) for one in inputs):
             return None
         arrays = [np.asarray(one) for one in inputs]
-        if any(one.dtype.kind not in "iub" for one in arrays):
-            return None
         found = evaluate(eqn.primitive.name, arrays, eqn.params, aval)
         if found is None and eqn.primitive.name == "gather":
             return np.asarray(eqn.primitive.bind(*arrays, **eqn.params))
@@ -253,7 +248,8 @@ class _Walk:
         They agree if they do the same work and move known numbers by the same steps, as the
         counter of a loop.
         """
-        whole, steps, found = self.tally, [0] * len(state), []
+        whole, found = self.tally, []
+        steps: list[Any] = [0] * len(state)  # a number, or None if a step is no number
         for index in (0, length // 2, length - 1):
             self.tally = Tally()
             now = [
@@ -262,9 +258,11 @@ class _Walk:
             ]
             moved = [_step(*pair) for pair in zip(now, run(index, now), strict=True)]
             steps = moved if not index else steps
-            found.append(self.tally if moved == steps and None not in moved else None)
+            found.append(self.tally if moved == steps else None)
+            if None in moved:
+                break
         self.tally = whole
-        if found[0] is None or not found[0] == found[1] == found[2]:
+        if len(found) < 3 or found[0] is None or not found[0] == found[1] == found[2]:
             return False
         whole.add(found[0], length)
         return True
@@ -312,6 +310,10 @@ class _Walk:
         inner = eqn.params["jaxpr"]
         scratch = [Memory.empty(one.aval) for one in inner.invars]
         return self.run(inner, inputs, scratch, path)
+
+
+def _integers(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "iub"
 
 
 def _step(before: Any, after: Any) -> int | None:
