@@ -18,7 +18,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: setup serve test test-all test-hostile test-clients test-web test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs check-tpu simulate simulate-fronts soak check format demo golden bench-cpu bench-heap bench-start \
         bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
-        bench-in-process bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
+        bench-in-process bench-decisions bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
         docs-tools clean
 
@@ -287,6 +287,11 @@ bench-tokenise: setup
 bench-serve: setup
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[bench]'
 	$(BIN)/python -P bench/serve.py $(ARGS)
+
+# Typed questions over HTTP, with ARGS='--vllm VENV/bin/python' beside vLLM's; ARGS=--order and
+# ARGS=--predict are explained by ARGS=--help.
+bench-decisions: setup
+	$(BIN)/python -P bench/decisions.py $(ARGS)
 
 # Many queries in one process, against one query's many items.
 bench-in-process: setup

@@ -33,7 +33,8 @@ def table(rng: np.random.Generator, vocab: int) -> list[Known]:
     makers = (
         ("score text", "/v1/score", _text, 0.18, 40),
         ("rerank", "/v1/rerank", _rerank, 0.12, 30),
-        ("decisions", "/v1/decisions", _decisions, 0.08, 20),
+        ("decisions", "/v1/decisions", _decisions, 0.04, 20),
+        ("system one", "/v1/systemone", _system_one, 0.04, 20),
         ("completions", "/v1/completions", _completions, 0.10, 20),
         ("tokenize", "/tokenize", _tokenize, 0.05, 20),
         ("models", "/v1/models", None, 0.02, 1),
@@ -102,6 +103,17 @@ def _decisions(rng: np.random.Generator) -> Answer:
         {"type": "choice", "instructions": _sentence(rng), "choices": choices},
     ]
     return {"input": _sentence(rng), "questions": questions}
+
+
+def _system_one(rng: np.random.Generator) -> Answer:
+    """Return questions with labels of one token and of two."""
+    names = [f"{rng.choice(WORDS)} {number}" for number in range(30)]
+    questions = {
+        "yes": {"type": "noul", "instructions": _sentence(rng)},
+        "which": {"type": "choice", "criteria": dict.fromkeys(names)},
+        "how": {"type": "score", "criteria": [_sentence(rng, 1, 3) for _ in range(4)]},
+    }
+    return {"state": {"text": _sentence(rng)}, "questions": questions}
 
 
 def _completions(rng: np.random.Generator) -> Answer:

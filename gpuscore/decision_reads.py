@@ -87,7 +87,7 @@ class DecisionReads:
         found: dict[int, list[ReadAnswer]] = {}
         for read in self.reads:
             found.setdefault(read.question, []).append(self._answer(read, result))
-        return [_mean(answers) for answers in found.values()]
+        return [_mean(found[number]) for number in sorted(found)]
 
     def label_logprobs(self, result: ScoreResult) -> list[Float64Array]:
         """Return the labels' log-probabilities [L] in each read, in the order of its labels."""

@@ -55,7 +55,7 @@ class DecisionChat:
         """
         if not instructed and not variables:
             return self.plain
-        key = instructed, _checked(variables, self._template is not None)
+        key = instructed, self._checked(variables)
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
@@ -99,22 +99,22 @@ class DecisionChat:
         assert self._template is not None  # noqa: S101  (the caller has checked)
         return parts_of(self._template.marked(messages, options), self._specials)
 
-
-def _checked(variables: Mapping[str, Any], has_template: bool) -> str:
-    """Return variables as a key; raise InvalidRequest for those that no request may set."""
-    if not variables:
-        return ""
-    if not has_template:
-        raise InvalidRequest(f"{PARAM}: this model has no chat template", param=PARAM)
-    for name in OWN:
-        if name in variables:
-            raise InvalidRequest(f"{PARAM}: {name} is set by the server", param=PARAM)
-    if variables.get(THINKING):
-        raise InvalidRequest(
-            f"{PARAM}: {THINKING} must be false, because the answer is what the model says first",
-            param=PARAM,
-        )
-    key = json.dumps(variables, sort_keys=True)
-    if len(key) > MOST:
-        raise InvalidRequest(f"{PARAM} has {len(key)} characters, the limit is {MOST}", param=PARAM)
-    return key
+    def _checked(self, variables: Mapping[str, Any]) -> str:
+        """Return variables as a key; raise InvalidRequest for those that no request may set."""
+        if not variables:
+            return ""
+        key = json.dumps(variables, ensure_ascii=False)
+        wrong = ""
+        if self._template is None:
+            wrong = "this model has no chat template"
+        elif own := [name for name in OWN if name in variables]:
+            wrong = f"{own[0]} is set by the server"
+        elif variables.get(THINKING):
+            wrong = f"{THINKING} must be false, because the answer is what the model says first"
+        elif len(key) > MOST:
+            wrong = f"{len(key)} characters, the limit is {MOST}"
+        elif any(token and token in key for token in self._specials):
+            wrong = "special tokens are for the server alone"
+        if wrong:
+            raise InvalidRequest(f"{PARAM}: {wrong}", param=PARAM)
+        return key

@@ -109,14 +109,9 @@ class DecisionPrompts:
 
     def build(self, given: DecisionInput, turns: Turns = ALONE) -> DecisionRequest:
         """Return the request for these questions; raises GpuscoreError as `FamilyPrompts.build`."""
-        texts, questions = list[str](), []
-        for number, question in enumerate(given.questions):
-            texts.append(question.text)
-            questions.append((number, question.kind, False))
-            if question.turned and self.settings.order == BALANCED and len(question.labels) > 1:
-                texts.append(question.turned)
-                questions.append((number, question.kind, True))
-        tries = [self._trie(given.questions[number].labels) for number, _, _ in questions]
+        reads = self._reads(given.questions)
+        texts = [one.turned if turned else one.text for _, one, turned in reads]
+        tries = [self._trie(one.labels) for _, one, _ in reads]
         text = given.input
         if self.settings.json_state and not given.is_json:
             text = json_text(text)
@@ -135,13 +130,26 @@ class DecisionPrompts:
         self._check_lengths(request, tries, given.name)
         request = replace(request, num_top=int(given.need_top))
         backend, calibration = self._builder.backend, self.settings.calibration
-        made, reads = with_labels(request, tries, questions, backend, calibration)
+        kinds = [(number, one.kind, turned) for number, one, turned in reads]
+        made, found = with_labels(request, tries, kinds, backend, calibration)
         if made.num_tokens > self.limits.max_request_tokens:
             raise TooManyTokens(
                 f"{made.num_tokens} tokens, the limit is {self.limits.max_request_tokens}",
                 param=given.name,
             )
-        return DecisionRequest(made, reads)
+        return DecisionRequest(made, found)
+
+    def _reads(
+        self, questions: Sequence[DecisionQuestion]
+    ) -> list[tuple[int, DecisionQuestion, bool]]:
+        """Return each read's question with its number, and whether its options are turned.
+
+        Turned ones come last, so that the place of a prompt in an error is its question's number.
+        """
+        found = [(number, one, False) for number, one in enumerate(questions)]
+        if self.settings.order == BALANCED:
+            found += [(n, one, True) for n, one, _ in found if one.turned and len(one.labels) > 1]
+        return found
 
     def _trie(self, labels: tuple[str, ...]) -> LabelTrie:
         if labels not in self._tries:  # at most one for each number of options

@@ -93,6 +93,7 @@ def test_renderings_are_kept_and_forgotten(monkeypatch):
         ({"messages": []}, "messages is set by the server"),
         ({"add_generation_prompt": False}, "add_generation_prompt is set"),
         ({"tone": "x" * 5000}, "the limit is 4096"),
+        ({"tone": "<|im_end|>"}, "special tokens are for the server"),
         ({"tone": "{{"}, None),
     ],
 )
@@ -124,8 +125,8 @@ def test_balanced_choices_are_read_in_both_orders():
     one = prompts(settings=DecisionSettings(order="balanced")).build(DecisionInput("i", asked))
     assert [(read.question, read.turned) for read in one.reads.reads] == [
         (0, False),
-        (0, True),
         (1, False),
+        (0, True),
     ]
     assert "A. b: x\nB. a" in asked[0].turned
     assert "A. a\nB. b: x" in asked[0].text
