@@ -27,10 +27,10 @@ ALL = 600_000_000  # parameters
 # What stands in a source, and what stands there instead.
 DEFECTS = {
     "eps is left out": ("/ (float)columns + eps", "/ (float)columns"),
-    "the sign of a sine": ("cosine[i] - wide(x[i + pairs])", "cosine[i] + wide(x[i + pairs])"),
+    "the sign of a sine": ("cosine[i] - x[i + pairs]", "cosine[i] + x[i + pairs]"),
     "rows of one head": ("(head * rows + row)", "(head * rows)"),
     "up without the gate": ("exponential(-x)))) * wide(up[i])", "1))) * wide(up[i])"),
-    "a log-sum-exp is left out": ("expf(b - base)", "0"),
+    "a weight is left out": ("ratio * larger", "0"),
     "no ties to even": ("rintf(wide(in[i]) / scale)", "floorf(wide(in[i]) / scale)"),
     "the bias is left out": ("+ wide(bias[i])", ""),
     "the end of a row of weights": ("int64_t j = i;", "int64_t j = i + 1;"),

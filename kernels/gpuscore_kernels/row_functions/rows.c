@@ -131,15 +131,29 @@ void add_rms_norm(number *total, number *normed, const number *x, const number *
     }
 }
 
-static inline void rotate_head(number *out, const number *x, const float *cosine,
+/* The norm of one head, with its rounding points, as float32. */
+static inline void norm_head(float *x, const number *weight, float inverse, int32_t one_plus,
+                             int64_t size)
+{
+    if (one_plus) {
+#pragma omp simd
+        for (int64_t i = 0; i < size; i++)
+            x[i] = wide(rounded(x[i] * inverse * (1.0f + wide(weight[i]))));
+    } else {
+#pragma omp simd
+        for (int64_t i = 0; i < size; i++)
+            x[i] = wide(rounded(wide(weight[i]) * wide(rounded(x[i] * inverse))));
+    }
+}
+
+static inline void rotate_head(number *out, const float *x, const float *cosine,
                                const float *sine, int64_t pairs)
 {
 #pragma omp simd
-    for (int64_t i = 0; i < pairs; i++)
-        out[i] = rounded(wide(x[i]) * cosine[i] - wide(x[i + pairs]) * sine[i]);
-#pragma omp simd
-    for (int64_t i = 0; i < pairs; i++)
-        out[i + pairs] = rounded(wide(x[i + pairs]) * cosine[i] + wide(x[i]) * sine[i]);
+    for (int64_t i = 0; i < pairs; i++) {
+        out[i] = rounded(x[i] * cosine[i] - x[i + pairs] * sine[i]);
+        out[i + pairs] = rounded(x[i + pairs] * cosine[i] + x[i] * sine[i]);
+    }
 }
 
 #define LARGEST_HEAD 1024
@@ -156,16 +170,19 @@ void norm_and_rotate(number *q, number *k, const number *qkv, const float *cosin
     for (int64_t row = 0; row < rows; row++) {
         const float *c = cosine + row * (size / 2), *s = sine + row * (size / 2);
         for (int64_t head = 0; head < both; head++) {
-            number normed[LARGEST_HEAD];
+            float values[LARGEST_HEAD];
             const number *x = qkv + row * stride + head * size;
             const number *weight = head < heads ? q_norm : k_norm;
             number *out = head < heads ? q + (head * rows + row) * size
                                        : k + ((head - heads) * rows + row) * size;
+#pragma omp simd
+            for (int64_t i = 0; i < size; i++)
+                values[i] = wide(x[i]);
             if (weight) {
-                norm_row(normed, x, weight, eps, one_plus, size);
-                x = normed;
+                float inverse = inverse_root_mean_square(x, size, eps);
+                norm_head(values, weight, inverse, one_plus, size);
             }
-            rotate_head(out, x, c, s, size / 2);
+            rotate_head(out, values, c, s, size / 2);
         }
     }
 }
@@ -210,9 +227,12 @@ void merge_partials(number *out, float *lse, const number *o, const float *o_lse
             float *log_sum = lse + row * lse_row + head * lse_head;
             float a = *log_sum, b = o_lse[row * o_lse_row + head * o_lse_head];
             float high = a > b ? a : b, low = a > b ? b : a;
-            float both = high == -INFINITY ? high : high + log1pf(expf(low - high));
-            float base = both == -INFINITY ? 0.0f : both; /* two empty sides have weights of 0 */
-            float weight = expf(a - base), other = expf(b - base);
+            float ratio = low == -INFINITY ? 0.0f : exponential(low - high);
+            /* The weights are exp(a - both) and exp(b - both), and 0 for two empty sides. */
+            float larger = high == -INFINITY ? 0.0f : 1.0f / (1.0f + ratio);
+            float smaller = ratio * larger;
+            float weight = a > b ? larger : smaller, other = a > b ? smaller : larger;
+            float both = high + log1pf(ratio);
 #pragma omp simd
             for (int64_t i = 0; i < size; i++)
                 to[i] = rounded(wide(to[i]) * weight + wide(from[i]) * other);
