@@ -368,6 +368,7 @@ ALLOWED = {
         "gpuscore.arrays",
         "gpuscore.errors",
         "gpuscore.evaluation",
+        "gpuscore.reports",
         "ir_measures",
         "scipy",
     },

@@ -12,6 +12,7 @@ from scipy import stats
 from gpuscore.arrays import Float64Array
 from gpuscore.errors import ConfigError
 from gpuscore.evaluation.data import Query
+from gpuscore.reports import Interval
 
 RESAMPLES = 9999
 AUC_RESAMPLES = 999  # it is no mean, so each resample is computed by itself
@@ -20,15 +21,6 @@ AUC, ACCURACY = "AUC", "accuracy"
 DEFAULT = "nDCG@10 MRR@10 MAP recall@10 AUC"
 # Common names of ir_measures' measures.
 _ALIASES = ((r"^MRR", "RR"), (r"^MAP", "AP"), (r"^recall", "R"), (r"^precision", "P"))
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean over queries, and its 95 % interval: NaN for fewer than two queries."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +134,7 @@ def interval(values: Float64Array, seed: int) -> Interval:
     values = values[~np.isnan(values)]
     mean = float(values.mean()) if values.size else float("nan")
     if values.size < 2:
-        return Interval(mean, float("nan"), float("nan"))
+        return Interval(mean)
     found = stats.bootstrap(
         (values,),
         np.mean,
@@ -214,7 +206,7 @@ def auc_interval(
     everything = np.arange(len(given))
     mean = macro(everything)
     if len(given) < 2 or np.isnan(mean):
-        return Interval(mean, float("nan"), float("nan"))
+        return Interval(mean)
     drawn = np.random.default_rng(seed).integers(0, len(given), (AUC_RESAMPLES, len(given)))
     low, high = np.nanpercentile([macro(chosen) for chosen in drawn], [2.5, 97.5])
     return Interval(mean, float(low), float(high))

@@ -6,7 +6,7 @@ from html import escape
 import numpy as np
 
 from gpuscore.arrays import Float64Array
-from gpuscore.evaluation.measures import Interval
+from gpuscore.reports import Interval
 
 WIDTH, MARGIN, ROW = 620, 24, 26
 NAMES = 220  # of the width
@@ -15,7 +15,7 @@ MOST_BARS = 400
 
 def intervals(title: str, rows: Sequence[tuple[str, Interval]]) -> str:
     """Plot means with their 95 % intervals, one below the other."""
-    known = [value for _, one in rows for value in (one.low, one.high, one.mean)]
+    known = [value for _, one in rows for value in (one.low, one.high, one.value)]
     known = [value for value in known if not np.isnan(value)] or [0.0, 1.0]
     low, high = min(known), max(known)
     space = 0.1 * (high - low) or 0.05
@@ -34,8 +34,8 @@ def intervals(title: str, rows: Sequence[tuple[str, Interval]]) -> str:
                 'stroke-width="3" fill="none"/>'
             )
         parts.append(
-            f'<circle cx="{at(one.mean):.1f}" cy="{y}" r="5" fill="#4477aa">'
-            f"<title>{one.mean:.4f}</title></circle>"
+            f'<circle cx="{at(one.value):.1f}" cy="{y}" r="5" fill="#4477aa">'
+            f"<title>{one.value:.4f}</title></circle>"
         )
     foot = 40 + ROW * len(rows)
     parts += [

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpuscore.errors import ConfigError
 from gpuscore.evaluation.data import Labelled, Ranked
-from gpuscore.evaluation.measures import RESAMPLES, Interval
+from gpuscore.evaluation.measures import RESAMPLES
 from gpuscore.evaluation.plots import intervals, sorted_changes
 from gpuscore.evaluation.results import ComparedRuns, Measured, holds_margin, signed, verdict
 from gpuscore.reports import aligned, table, write_html
@@ -155,14 +155,8 @@ def _html(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _means(found: Evaluation) -> Lines:
     names = list(found.runs[0].means)
-    rows = [[one.name, *(_with_interval(one.means[name]) for name in names)] for one in found.runs]
+    rows = [[one.name, *(f"{one.means[name]:.4f}" for name in names)] for one in found.runs]
     return ["run", *names], list(rows)
-
-
-def _with_interval(one: Interval) -> str:
-    if np.isnan(one.low):
-        return f"{one.mean:.4f}"
-    return f"{one.mean:.4f} ({one.low:.4f} to {one.high:.4f})"
 
 
 def _differences(found: Evaluation) -> Lines:
@@ -171,7 +165,7 @@ def _differences(found: Evaluation) -> Lines:
         [
             one.theirs.name,
             name,
-            signed(change.mean.mean),
+            signed(change.mean.value),
             f"{signed(change.mean.low)} to {signed(change.mean.high)}",
             f"{change.p:.4f}",
             str(change.better),

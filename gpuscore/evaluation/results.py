@@ -13,7 +13,6 @@ from gpuscore.evaluation.measures import (
     ACCURACY,
     AUC,
     Difference,
-    Interval,
     auc_interval,
     by_query,
     classified,
@@ -21,6 +20,7 @@ from gpuscore.evaluation.measures import (
     interval,
 )
 from gpuscore.evaluation.runs import ScoredRun
+from gpuscore.reports import Interval
 
 FIRST_STAGE = "first stage"
 SIGNIFICANT = 0.05
@@ -121,10 +121,10 @@ def verdict(found: ComparedRuns, measure: str, margin: float | None) -> str:
     mean = one.mean
     word = "no difference shown"
     if one.p <= SIGNIFICANT:
-        word = "better" if mean.mean > 0 else "worse"
+        word = "better" if mean.value > 0 else "worse"
     said = (
-        f"{measure}: {found.ours.name} {found.ours.means[measure].mean:.4f}, {found.theirs.name} "
-        f"{found.theirs.means[measure].mean:.4f}: {word} ({signed(mean.mean)}, 95 % "
+        f"{measure}: {found.ours.name} {found.ours.means[measure].value:.4f}, {found.theirs.name} "
+        f"{found.theirs.means[measure].value:.4f}: {word} ({signed(mean.value)}, 95 % "
         f"{signed(mean.low)} to {signed(mean.high)}, p {one.p:.4f})"
     )
     if margin is None:

@@ -7,31 +7,14 @@ narrow; under `FEWEST` there is none.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
 from gpuscore.arrays import Float64Array, Int64Array
+from gpuscore.reports import Interval
 
 RESAMPLES, FEWEST, LEVEL = 1000, 5, 0.95
 _AT_ONCE = 2**22  # elements of an array
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A measure and its 95 % interval; NaN without values, or with too few queries."""
-
-    value: float
-    low: float = math.nan
-    high: float = math.nan
-
-    def __format__(self, spec: str) -> str:
-        """Return the value, and the interval if there is one, with a format of numbers."""
-        if math.isnan(self.value):
-            return "-"
-        if math.isnan(self.low):
-            return f"{self.value:{spec}}"
-        return f"{self.value:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
 
 
 class Resamples:

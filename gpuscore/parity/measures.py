@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscore.arrays import BoolArray, Float64Array, Int64Array
-from gpuscore.parity.bootstrap import Interval, Resamples
+from gpuscore.parity.bootstrap import Resamples
 from gpuscore.parity.metrics import RankedScores, kendall_tau_b
 from gpuscore.parity.runs import Run
 from gpuscore.parity.workload import Case, Workload, query_numbers
+from gpuscore.reports import Interval
 
 RANKED = 10  # least number of items in a ranking
 

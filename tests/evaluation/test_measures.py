@@ -83,7 +83,7 @@ def test_a_paired_test_is_the_one_of_all_signs():
     want = min(1, 2 * min(np.mean(every >= change.mean()), np.mean(every <= change.mean())))
     found = difference(ours, theirs, 0)
     assert found.p == pytest.approx(want)
-    assert found.mean.mean == pytest.approx(change.mean())
+    assert found.mean.value == pytest.approx(change.mean())
     assert (found.better, found.worse) == ((change > 0).sum(), (change < 0).sum())
 
 
@@ -96,8 +96,8 @@ def test_what_is_equal_has_no_difference():
 def test_queries_without_a_value_are_left_out():
     ours, theirs = np.array([1.0, np.nan, 0.5, 0.4]), np.array([0.0, 1.0, np.nan, 0.1])
     found = difference(ours, theirs, 0)
-    assert found.mean.mean == pytest.approx(0.65)
-    assert interval(ours, 0).mean == pytest.approx(np.nanmean(ours))
+    assert found.mean.value == pytest.approx(0.65)
+    assert interval(ours, 0).value == pytest.approx(np.nanmean(ours))
 
 
 def test_an_interval_is_that_of_the_mean():
@@ -124,8 +124,8 @@ def test_classes():
     labels = ["a", "b", "a", "c"]
     assert classified(classes, rows, labels).tolist() == [1, 1, 0, 1]
     found = auc_interval(classes, rows, labels, 0)
-    assert found.mean == pytest.approx(np.mean([1, 1, 1]))
-    assert 0 <= found.low <= found.mean <= found.high <= 1
+    assert found.value == pytest.approx(np.mean([1, 1, 1]))
+    assert 0 <= found.low <= found.value <= found.high <= 1
     with pytest.raises(ConfigError, match="the label 'd', the classes are a, b, c"):
         classified(classes, rows, ["a", "b", "a", "d"])
 

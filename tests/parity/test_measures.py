@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from gpuscore.parity.bootstrap import FEWEST, RESAMPLES, Interval, Resamples
+from gpuscore.parity.bootstrap import FEWEST, RESAMPLES, Resamples
 from gpuscore.parity.measures import (
     best_labels,
     by_length,
@@ -17,6 +17,7 @@ from gpuscore.parity.measures import (
 from gpuscore.parity.metrics import errors
 from gpuscore.parity.runs import CaseResult, Run
 from gpuscore.parity.workload import Case, Workload
+from gpuscore.reports import Interval
 
 
 def workload(*cases):
