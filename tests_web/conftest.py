@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, Page, Playwright, expect, sync_playwright
 
 GPUSCORE = os.environ.get("GPUSCORE", "gpuscore")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "chromium"
@@ -85,6 +85,9 @@ def serving(*flags: str, key: str = "", model: tuple[str, ...] = ("demo",)) -> I
         process.communicate()  # closes its output, too
 
 
+expect.set_options(timeout=30_000)  # the machine may be busy
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """A server without a key that shows its stages."""
@@ -136,7 +139,7 @@ def page(browser: Browser, seen: Seen) -> Iterator[Page]:
     context = browser.new_context(
         viewport={"width": 1200, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
     )
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     opened = context.new_page()
     seen.watch(opened)
     yield opened

@@ -158,7 +158,7 @@ class TestTargets:
             ("HTTPS://elsewhere:9/v1/score?q", 200),
             ("/v1%2Fscore", 404),
             ("/v1/%2573core", 404),
-            ("http://elsewhere", 404),
+            ("http://elsewhere", 405),  # the playground
             ("http:///v1/score", 400),
             ("ftp://elsewhere/v1/score", 400),
             ("http://user@elsewhere/v1/score", 400),

@@ -28,7 +28,11 @@ class TestPaths:
     @pytest.mark.parametrize(
         "path",
         [
-            "/",
+            "/ui",
+            "/ui/",
+            "/ui/../ui/page.css",
+            "/status/",
+            "//",
             "/v1",
             "/v1/",
             "/v1/score/",
@@ -68,6 +72,7 @@ class TestPaths:
             *((m, "/v1/score", "POST") for m in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS")),
             *((m, "/v1/score", "POST") for m in ("TRACE", "BREW", "post")),
             *((m, "/health", "GET, HEAD") for m in ("POST", "DELETE")),
+            *((m, "/", "GET, HEAD") for m in ("POST", "DELETE")),
             *((m, "/v1/models", "GET, HEAD") for m in ("POST", "DELETE")),
         ],
     )

@@ -5,7 +5,7 @@ import { mean, rate, readMetrics, sum } from "./metrics.js";
 import { call, setKey } from "./server.js";
 
 const KEPT = 120;  // points of a curve
-const curves = new Map();
+const curves = new Map(), batches = new Map();  // batches: the last mean of each replica
 let before = null, timer = 0, paused = false, info = null, lastShare = null;
 
 async function look() {
@@ -76,13 +76,15 @@ function showReplicas(last, metrics, per, replicas) {
   const rows = replicas.map(({ labels, value }) => {
     const own = { model: labels.model, replica: labels.replica };
     const gauge = (name, more = {}) => (value ? sum(metrics, name, { ...own, ...more }) : null);
-    const batch = mean(last?.metrics ?? null, metrics, "gpuscore_batch_tokens", own);
-    const most = info?.[labels.model];
-    const fill = batch === null || !most ? "–" : cell(batch / most, `${count(batch)} of ${count(most)} tokens`);
+    const name = `${labels.model} ${labels.replica}`;
+    const latest = mean(last?.metrics ?? null, metrics, "gpuscore_batch_tokens", own);
+    if (latest !== null) batches.set(name, latest);
+    const batch = batches.get(name), most = info?.[labels.model];
+    const fill = batch === undefined || !most ? "–" : cell(batch / most, `${count(batch)} of ${count(most)} tokens`);
     const used = gauge("gpuscore_kv_usage_ratio");
     const cached = gauge("gpuscore_kv_pages", { state: "cached" });
     return [
-      `${labels.model} ${labels.replica}`, device.get(`${labels.model} ${labels.replica}`) ?? "–",
+      name, device.get(name) ?? "–",
       value ? "up" : make("td", { class: "low" }, "down"),
       shown(gauge("gpuscore_requests_waiting")), shown(gauge("gpuscore_tokens_waiting")),
       shown(per("gpuscore_computed_tokens_total", own)), fill,
@@ -92,7 +94,7 @@ function showReplicas(last, metrics, per, replicas) {
   });
   byId("replicas").replaceChildren(make("h2", {}, "Replicas"),
     rows.length === 0 ? make("p", { class: "quiet" }, "No model is loaded yet.")
-      : table("Engines since the last look", [
+      : table("Engines; batch fill is that of the last batches", [
         "Replica", "Device", "State", "Requests waiting", "Tokens waiting", "Tokens/s", "Batch fill",
         "KV pages", "Pages cached", "Restarts",
       ], rows));
