@@ -75,7 +75,7 @@ def test_only_the_branch_that_is_taken_counts():
 
 @pytest.mark.parametrize("different", [False, True])
 def test_a_long_scan_is_run_whole_where_its_iterations_differ(different):
-    """Of iterations that agree, three are run; the last one's bound may differ."""
+    """Three of the iterations are run where they agree; the last one may have another bound."""
 
     def run(bounds, x):
         def one(x, bound):
