@@ -19,7 +19,8 @@ PAGE, SLOTS, LAYERS = 4, 512, 2
 # Query heads, KV heads, size, columns of a tile: heads alone, several in a tile with a place left
 # over, and heads that fill a part of their tile.
 PLAIN, TOGETHER, PADDED = (4, 2, 16, 1), (6, 3, 16, 32), (2, 1, 24, 32)
-SIZES = ProgramSizes(1024, 256, TileSizes(64, 64, 16, (256, 64)))
+# Blocks of 8 keys, so that prefixes have several, some of which a window hides.
+SIZES = ProgramSizes(1024, 256, TileSizes(64, 8, 2, (256, 64)))
 
 
 def heads_of(shape):
@@ -97,3 +98,24 @@ def test_against_the_oracle(attention, name, window, shape):
     for seed in range(4):
         for found, want in attention(seed, window, name, shape):
             np.testing.assert_allclose(found, want, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_heads_that_fill_tiles_are_rotated_alike(dtype):
+    """A TPU's path, head by head, against that of all heads at once."""
+    import jax.numpy as jnp
+
+    from gpuscore.backends.jax.decoder import norm_and_rotate_heads
+    from gpuscore.backends.jax.rotary import rotary_tables, sliced
+    from support.attention_inputs import heads_alone
+
+    config, rng = heads_alone(3, 1, 16), np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(9, 48)), dtype)
+    weight = jnp.asarray(rng.normal(size=16), dtype)
+    rotary = sliced(rotary_tables(jnp.arange(5, 14), config), 0, 9)
+    for norm in (weight, None):
+        want, got = (norm_and_rotate_heads(x, norm, rotary, config, lanes) for lanes in (1, 16))
+        assert got.shape == (9, 3, 16)
+        np.testing.assert_allclose(
+            got.astype(jnp.float32), want.astype(jnp.float32), atol=1e-6, rtol=0
+        )

@@ -3,6 +3,7 @@ finds it again, and says at start what a device does not give."""
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from gpuscore.backends import create_backend, plan_backend
@@ -130,6 +131,22 @@ def test_plans_for_a_tpu(tiny_model, monkeypatch):
     assert (largest.rows, largest.own_keys, largest.product_rows[0]) == (256, 256, 2048)
     with pytest.raises(ConfigError, match="float16, which a TPU multiplies as bfloat16"):
         plan_backend(directory, dataclasses.replace(config, dtype="float16"))
+
+
+@pytest.mark.parametrize("tokens", [64, 16384, 65536])
+def test_numbers_of_the_kernel_fit_scalar_memory(tiny_model, monkeypatch, tokens):
+    """A TPU v6e has 1 MiB of it."""
+    from gpuscore.backends.jax.layout import buffer_length, divided
+
+    directory, _ = tiny_model("qwen3")
+    on_a_tpu(monkeypatch)
+    config = ModelConfig(backend="jax", dtype="bfloat16", max_batch_tokens=tokens)
+    sizes = plan_backend(directory, config).sizes()[-1]
+    tables = divided(np.zeros(buffer_length(sizes), np.int32), sizes)
+    numbers = (*tables.every.bounds, tables.every.blocks, tables.pages)
+    numbers += (tables.prefix_lens, tables.block_starts)
+    assert sizes.tokens == tokens
+    assert sum(table.nbytes for table in numbers) < 2**20 * 3 // 4
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,14 @@ class TileSizes:
 class ProgramSizes:
     """The sizes that a program is compiled for."""
 
-    tokens: int  # a bucket; also the most requests and scored rows
+    tokens: int  # a bucket; also the most scored rows
     pages: int  # entries of the prefixes' page lists, of all requests together
     tiling: TileSizes
+
+    @property
+    def requests(self) -> int:
+        """Requests with a prefix, each of which has at least a block of pages."""
+        return min(self.tokens, self.pages // self.tiling.prefix_pages)
 
     @property
     def labels(self) -> int:
@@ -84,7 +89,7 @@ class Tiles(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """A padded batch; T is the bucket, and its tables have room for T requests."""
+    """A padded batch of at most T rows, the bucket, and R requests with a prefix."""
 
     numbers: Numbers
     token_ids: Ints  # [T]
@@ -95,8 +100,8 @@ class Tables(NamedTuple):
     run_rows: Ints  # [T] first row of each run of rows that are kept in consecutive slots of a page
     run_slots: Ints  # [T] slot of that row
     run_lens: Ints  # [T]
-    prefix_lens: Ints  # [T] cached tokens of each request that has some
-    block_starts: Ints  # [T + 1] first block of its pages; a block is `prefix_pages` pages
+    prefix_lens: Ints  # [R] cached tokens of each request that has some
+    block_starts: Ints  # [R + 1] first block of its pages; a block is `prefix_pages` pages
     pages: Ints  # [P] of all requests with a prefix; the last page of each fills its last block
     every: Tiles  # all rows
     scored: Tiles  # score_rows
@@ -202,8 +207,8 @@ def _lengths(sizes: ProgramSizes) -> Tables:
         numbers=Numbers(*(1,) * len(Numbers._fields)),
         **dict.fromkeys(("token_ids", "positions", "seen_until"), tokens),
         **dict.fromkeys(("run_rows", "run_slots", "run_lens"), tokens),
-        prefix_lens=tokens,
-        block_starts=tokens + 1,
+        prefix_lens=sizes.requests,
+        block_starts=sizes.requests + 1,
         pages=sizes.pages,
         every=tiles,
         scored=tiles,
