@@ -53,7 +53,7 @@ LANES = {"cpu": 1, "cuda": 1, "tpu": 128}
 # Entries of page lists, unless one prompt has more; the kernel's memory for them holds 262,144. A
 # batch with more is divided.
 PAGES = 65536
-MARGIN = 1.25  # of the estimate; programs of small models took 0.7 to 1.2 of it, without
+MARGIN = 1.25  # of the estimate; programs of small models took 0.8 to 1.2 of it, without
 KEPT_BITS = 6  # leading bits of a number of pages; the rest is rounded down
 
 
