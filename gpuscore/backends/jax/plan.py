@@ -91,7 +91,9 @@ class JaxPlan:
     def sizes(self) -> tuple[ProgramSizes, ...]:
         """Sizes of all programs, in ascending order."""
         kind = self.device_name
-        return tuple(self.size(tokens) for tokens in buckets(self.max_tokens, ROWS[kind]))
+        return tuple(
+            self.size(tokens) for tokens in buckets(self.max_tokens, PRODUCT_ROWS[kind][0])
+        )
 
     def size(self, tokens: int) -> ProgramSizes:
         """Return the sizes of the program for a bucket."""
@@ -101,7 +103,7 @@ class JaxPlan:
             if kernel
             else (ROWS[kind], OWN_KEYS[kind], PREFIX_KEYS[kind])
         )
-        of_products = tuple(size for size in PRODUCT_ROWS[kind] if size <= tokens)
+        of_products = tuple(size for size in PRODUCT_ROWS[kind] if tokens % size == 0)
         tiling = TileSizes(
             rows=min(rows, tokens),
             own_keys=min(keys, tokens),
