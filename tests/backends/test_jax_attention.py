@@ -98,3 +98,24 @@ def test_against_the_oracle(attention, name, window, shape):
     for seed in range(4):
         for found, want in attention(seed, window, name, shape):
             np.testing.assert_allclose(found, want, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_heads_that_fill_tiles_are_rotated_alike(dtype):
+    """A TPU's path, head by head, against that of all heads at once."""
+    import jax.numpy as jnp
+
+    from gpuscore.backends.jax.decoder import norm_and_rotate_heads
+    from gpuscore.backends.jax.rotary import rotary_tables, sliced
+    from support.attention_inputs import heads_alone
+
+    config, rng = heads_alone(3, 1, 16), np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(9, 48)), dtype)
+    weight = jnp.asarray(rng.normal(size=16), dtype)
+    rotary = sliced(rotary_tables(jnp.arange(5, 14), config), 0, 9)
+    for norm in (weight, None):
+        want, got = (norm_and_rotate_heads(x, norm, rotary, config, lanes) for lanes in (1, 16))
+        assert got.shape == (9, 3, 16)
+        np.testing.assert_allclose(
+            got.astype(jnp.float32), want.astype(jnp.float32), atol=1e-6, rtol=0
+        )

@@ -5,7 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.backends.jax.layout import ProgramSizes, TileSizes, divided, page_entries, trips
+from gpuscore.backends.jax.layout import (
+    ProgramSizes,
+    TileSizes,
+    divided,
+    page_entries,
+    product_tiles,
+    trips,
+)
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.splitting import split
 from gpuscore.batch import Prefix, Segment, pack, page_slots, visible_rows
@@ -86,7 +93,7 @@ def test_trips_of_a_workload():
     sizes = ProgramSizes(16384, 65536, TileSizes(256, 256, 4, (2048, 512)))
     batch = in_one_batch([1] * 2000, [[1] * 20] * 500, [3])
     found = trips(divided(padded(batch, sizes, 64, wanted=0), sizes), sizes)
-    assert (found.products, found.scored_products) == ((5, 4), (0, 1))
+    assert (found.products, found.scored_products) == ((6, 0), (0, 1))
     assert (found.runs, int(found.prefix_blocks.sum())) == (0, 0)
     assert found.own_blocks[:8].tolist() == [1, 2, 3, 4, 5, 6, 7, 8], "the query, causally"
     # Items see the eight blocks of the query, their own, and the one before if they began there.
@@ -116,6 +123,16 @@ def test_a_batch_is_divided_between_trees(seed):
         assert not seen[row:stop, :row].any()
         row = stop
     assert sum(len(part.score_rows) for part in parts) == len(batch.score_rows)
+
+
+def test_tiles_of_products_hold_every_row():
+    """Large ones while they are three quarters full, then small ones."""
+    tiling = TileSizes(256, 256, 4, (2048, 512))
+    for rows in range(16385):
+        (start, large), (rest, small) = product_tiles(rows, tiling)
+        assert (start, rest) == (0, large * 2048)
+        assert large * 2048 + small * 512 >= rows > (large - 1) * 2048 + 1535 * (large > 0)
+        assert small == max(0, -(-(rows - rest) // 512)) <= 3
 
 
 def test_what_fits_is_not_divided():

@@ -14,7 +14,7 @@ from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.jax.attention import Pool
 from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.kernel import PallasAttend
-from gpuscore.backends.jax.layout import ProgramSizes, TileSizes, divided, trips
+from gpuscore.backends.jax.layout import ProgramSizes, TileSizes, buffer_length, divided, trips
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.programs import trace_programs
 from gpuscore.backends.jax.weights import weight_shapes_of
@@ -75,7 +75,7 @@ def test_only_the_branch_that_is_taken_counts():
 
 @pytest.mark.parametrize("different", [False, True])
 def test_a_long_scan_is_run_whole_where_its_iterations_differ(different):
-    """Run three of the iterations that agree; the last one's bound may differ."""
+    """Three of the iterations are run where they agree; the last one may have another bound."""
 
     def run(bounds, x):
         def one(x, bound):
@@ -144,8 +144,9 @@ def test_memory_that_kernels_declare(program):
     traced, heads, _ = program
     every, scored = declared(traced.jaxpr)
     assert every == scored
-    tiles = SIZES.tokens // SIZES.tiling.rows
-    numbers = 3 + 5 * tiles + tiles * (SIZES.tokens // SIZES.tiling.own_keys)
-    assert every.scalar == 4 * (numbers + SIZES.tokens + SIZES.tokens + 1 + SIZES.pages)
+    tables = divided(np.zeros(buffer_length(SIZES), np.int32), SIZES)
+    lists = (*tables.every.bounds, tables.every.blocks)
+    lists += (tables.prefix_lens, tables.block_starts, tables.pages)
+    assert every.scalar == 4 * (3 + sum(map(len, lists)))  # layer, window, number of rows
     assert every.estimated
     assert every.vector > 2 * SIZES.tiling.own_keys * 2 * heads.width * 2

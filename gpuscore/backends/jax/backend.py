@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from gpuscore.backends.jax.attention import Attend, Pool, XlaAttend
 from gpuscore.backends.jax.kept_bytes import KeptBytes
 from gpuscore.backends.jax.known_answer import TOKENS, check_known_answer
 from gpuscore.backends.jax.launched import Launched, LaunchedPart, joined, wanted_statistics
-from gpuscore.backends.jax.layout import ProgramSizes, page_entries
+from gpuscore.backends.jax.layout import ProgramSizes, page_entries, product_tiles
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.platform import as_config_error, keep_programs
@@ -142,9 +143,10 @@ class JaxBackend:
         part = LaunchedPart(batch, wanted, rows, tuple(self._labels(programs, rows, batch)))
         for result in part.read():
             result.copy_to_host_async()
-        tile = programs.sizes.tiling.product_rows[-1]
+        tiling = programs.sizes.tiling
+        counts = (count for _, count in product_tiles(batch.num_tokens, tiling))
         self._rows += batch.num_tokens
-        self._padded_rows += -(-batch.num_tokens // tile) * tile
+        self._padded_rows += sum(map(mul, counts, tiling.product_rows))
         return part
 
     def _labels(

@@ -58,6 +58,10 @@ class Batch(Protocol):
     @property
     def tiling(self) -> TileSizes: ...
 
+    @property
+    def lanes(self) -> int:
+        """Columns of the tiles in which the device stores arrays; 1 if it has none."""
+
     def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
         """Return memory for queries and outputs of all rows, and for their keys and values."""
 
@@ -147,7 +151,7 @@ def with_queries_and_keys(
 
     def of_tile(start: Array, size: int, buffers: tuple[Array, Array]) -> tuple[Array, Array]:
         normed = input_norm(layer, part(state.x, start, size), cfg)
-        q, k, v = projected(layer, normed, sliced(rotary, start, size), cfg)
+        q, k, v = projected(layer, normed, sliced(rotary, start, size), cfg, batch.lanes)
         q_buffer = batch.put_queries(buffers[0], q, start)
         return q_buffer, batch.put_keys(buffers[1], k, v, start)
 
@@ -162,7 +166,7 @@ def with_keys(
 
     def of_tile(start: Array, size: int, buffer: Array) -> Array:
         normed = input_norm(layer, part(state.x, start, size), cfg)
-        k, v = keys_values(layer, normed, sliced(rotary, start, size), cfg)
+        k, v = keys_values(layer, normed, sliced(rotary, start, size), cfg, batch.lanes)
         return batch.put_keys(buffer, k, v, start)
 
     return by_tiles(batch.tiling, batch.every[1], of_tile, state.kv)
@@ -177,7 +181,8 @@ def scored_queries(
 
     def of_tile(start: Array, size: int, buffers: tuple[Array, Array]) -> tuple[Array, Array]:
         rows = chosen(state.x, part(tiles.rows.place, start, size))
-        q = queries(layer, input_norm(layer, rows, cfg), sliced(rotary, start, size), cfg)
+        normed, turned = input_norm(layer, rows, cfg), sliced(rotary, start, size)
+        q = queries(layer, normed, turned, cfg, batch.lanes)
         return put(buffers[0], rows, start), batch.put_queries(buffers[1], q, start)
 
     return by_tiles(batch.tiling, count, of_tile, (jnp.zeros_like(state.x), state.q))
@@ -210,35 +215,36 @@ def input_norm(layer: Layer, x: Array, cfg: DecoderConfig) -> Array:
         return rms_norm(x, layer.input_norm, cfg.rms_norm_eps)
 
 
-def queries(layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig) -> Array:
+def queries(layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig, lanes: int) -> Array:
     """Return rotated queries [M, H, D]."""
     with jax.named_scope("queries"):
         size = cfg.num_heads * cfg.head_dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[:size]
-        q = by_head(linear(normed, rows_of(layer.qkv, 0, size), bias), cfg)
-        return norm_and_rotate(q, layer.q_norm, rotary, cfg)
+        q = linear(normed, rows_of(layer.qkv, 0, size), bias)
+        return norm_and_rotate_heads(q, layer.q_norm, rotary, cfg, lanes)
 
 
 def projected(
-    layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig
+    layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig, lanes: int
 ) -> tuple[Array, Array, Array]:
     """Return q [M, H, D], k and v [M, Hkv, D] of a tile's rows, q and k rotated."""
     with jax.named_scope("queries_keys_values"):
-        both = by_head(linear(normed, layer.qkv, layer.qkv_bias), cfg)
-        q, k, v = jnp.split(both, (cfg.num_heads, cfg.num_heads + cfg.num_kv_heads), axis=1)
-        q = norm_and_rotate(q, layer.q_norm, rotary, cfg)
-        return q, norm_and_rotate(k, layer.k_norm, rotary, cfg), v
+        size, of_keys = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
+        both = linear(normed, layer.qkv, layer.qkv_bias)
+        q, k, v = jnp.split(both, (size, size + of_keys), axis=1)
+        q = norm_and_rotate_heads(q, layer.q_norm, rotary, cfg, lanes)
+        return q, norm_and_rotate_heads(k, layer.k_norm, rotary, cfg, lanes), by_head(v, cfg)
 
 
 def keys_values(
-    layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig
+    layer: Layer, normed: Array, rotary: Rotary, cfg: DecoderConfig, lanes: int
 ) -> tuple[Array, Array]:
     """Return k and v [M, Hkv, D] of a tile's rows, k rotated."""
     with jax.named_scope("keys_values"):
         size = cfg.num_heads * cfg.head_dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[size:]
-        k, v = jnp.split(by_head(linear(normed, rows_of(layer.qkv, size), bias), cfg), 2, axis=1)
-        return norm_and_rotate(k, layer.k_norm, rotary, cfg), v
+        k, v = jnp.split(linear(normed, rows_of(layer.qkv, size), bias), 2, axis=1)
+        return norm_and_rotate_heads(k, layer.k_norm, rotary, cfg, lanes), by_head(v, cfg)
 
 
 def after_attention(layer: Layer, x: Array, out: Array, cfg: DecoderConfig) -> Array:
@@ -263,8 +269,25 @@ def by_head(x: Array, cfg: DecoderConfig) -> Array:
     return x.reshape(len(x), -1, cfg.head_dim)
 
 
+def norm_and_rotate_heads(
+    x: Array, weight: Array | None, rotary: Rotary, cfg: DecoderConfig, lanes: int
+) -> Array:
+    """Norm and rotate each head of x [M, heads * D] -> [M, heads, D].
+
+    Heads that fill whole tiles are computed one by one, in the columns where they stand. All at
+    once, a TPU would first move them so that heads, too, are rows of tiles, which XLA estimates to
+    take longer than the products.
+    """
+    if lanes == 1 or cfg.head_dim % lanes:
+        return norm_and_rotate(by_head(x, cfg), weight, rotary, cfg)
+    cos, sin = (table[:, 0] for table in rotary)
+    heads = jnp.split(x, x.shape[1] // cfg.head_dim, axis=1)
+    done = [norm_and_rotate(head, weight, (cos, sin), cfg) for head in heads]
+    return by_head(jnp.concatenate(done, axis=1), cfg)
+
+
 def norm_and_rotate(x: Array, weight: Array | None, rotary: Rotary, cfg: DecoderConfig) -> Array:
-    """Norm each head of x [M, heads, D] if there is a QK norm, then rotate pairs (i, i + D / 2)."""
+    """Norm x [M, heads, D] or [M, D] if there is a QK norm, then rotate pairs (i, i + D / 2)."""
     if weight is not None:
         x = rms_norm(x, weight, cfg.rms_norm_eps)
     cos, sin = rotary

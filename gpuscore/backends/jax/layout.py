@@ -28,8 +28,8 @@ class TileSizes:
     rows: int  # query rows of attention; divides every bucket
     own_keys: int  # keys of this batch; divides every bucket, and is no less than a page
     prefix_pages: int  # pages of cached keys
-    # Rows of matrix products, most first; each divides the one before, and the last one every
-    # bucket. The larger ones are taken while so many rows are left.
+    # Rows of matrix products, most first; each divides the bucket. A larger one is taken while at
+    # least three quarters of it are left.
     product_rows: tuple[int, ...]
 
 
@@ -189,8 +189,8 @@ def product_tiles(rows: Ints, tiling: TileSizes) -> Iterator[tuple[Ints, Ints]]:
     """Yield first row and number of the tiles of each size of `TileSizes.product_rows`."""
     first, *_, last = 0, *tiling.product_rows
     for size in tiling.product_rows:
-        left = rows - first
-        count = (left + last - 1) // last if size == last else left // size
+        left = (rows - first) * (rows > first)
+        count = (left + (last - 1 if size == last else size // 4)) // size
         yield first, count
         first = first + count * size
 

@@ -54,7 +54,7 @@ LANES = {"cpu": 1, "cuda": 1, "tpu": 128}
 # Entries of page lists, unless one prompt has more; the kernel's memory for them holds 262,144. A
 # batch with more is divided.
 PAGES = 65536
-MARGIN = 1.25  # of the estimate; programs of small models took 0.7 to 1.2 of it, without
+MARGIN = 1.25  # of the estimate; programs of small models took 0.8 to 1.2 of it, without
 KEPT_BITS = 6  # leading bits of a number of pages; the rest is rounded down
 
 
@@ -92,7 +92,9 @@ class JaxPlan:
     def sizes(self) -> tuple[ProgramSizes, ...]:
         """Sizes of all programs, in ascending order."""
         kind = self.device_name
-        return tuple(self.size(tokens) for tokens in buckets(self.max_tokens, ROWS[kind]))
+        return tuple(
+            self.size(tokens) for tokens in buckets(self.max_tokens, PRODUCT_ROWS[kind][0])
+        )
 
     def size(self, tokens: int) -> ProgramSizes:
         """Return the sizes of the program for a bucket."""
@@ -102,7 +104,7 @@ class JaxPlan:
             if kernel
             else (ROWS[kind], OWN_KEYS[kind], PREFIX_KEYS[kind])
         )
-        of_products = tuple(size for size in PRODUCT_ROWS[kind] if size <= tokens)
+        of_products = tuple(size for size in PRODUCT_ROWS[kind] if tokens % size == 0)
         tiling = TileSizes(
             rows=min(rows, tokens),
             own_keys=min(keys, tokens),

@@ -77,6 +77,10 @@ class PaddedBatch:
     def tiling(self) -> TileSizes:
         return self.attention.tiling
 
+    @property
+    def lanes(self) -> int:
+        return self.attention.heads.lanes
+
     def buffers(self, dtype: jnp.dtype) -> tuple[Array, Array]:
         heads, rows = self.attention.heads, len(self.tables.token_ids)
         q = jnp.zeros((1, heads.query, heads.dim), dtype)
