@@ -92,7 +92,7 @@ class PallasAttend:
                     pltpu.VMEM((heads.spans, members, heads.span), jnp.float32),
                     pltpu.VMEM((heads.spans, members, tile_program.LANES), jnp.float32),
                     pltpu.VMEM((heads.spans, members, tile_program.LANES), jnp.float32),
-                    pltpu.VMEM((rows, keys), jnp.int32),
+                    pltpu.VMEM((rows, keys), jnp.float32),
                     pltpu.SemaphoreType.DMA((2,)),
                 ],
             ),

@@ -44,7 +44,7 @@ class Refs(NamedTuple):
     sums: Any  # [spans, members, span]
     most: Any  # [spans, members, LANES] largest score, not scaled
     total: Any
-    seen: Any  # [rows, keys]
+    seen: Any  # [rows, keys] 0 for a key that a row sees, otherwise -inf
     semaphores: Any  # [2]
 
 
@@ -194,7 +194,7 @@ class TileProgram:
         visible = (columns[:, 2:3] == request) & (key < length)
         if self.windowed:
             visible &= key > columns[:, 1:2] - refs.numbers[1]
-        refs.seen[...] = visible.astype(jnp.int32)
+        refs.seen[...] = jnp.where(visible, 0.0, -jnp.inf)
 
         @pl.when(first + keys > length)
         def clear_rest() -> None:
@@ -210,7 +210,7 @@ class TileProgram:
         visible = (key <= columns[:, :1]) & (of_keys[:1] > columns[:, :1])
         if self.windowed:
             visible &= of_keys[1:] > columns[:, 1:2] - refs.numbers[1]
-        refs.seen[...] = visible.astype(jnp.int32)
+        refs.seen[...] = jnp.where(visible, 0.0, -jnp.inf)
 
     def _add(self, half: Array) -> None:
         """Add the block in that half of the buffer to the softmax of every head."""
@@ -226,7 +226,7 @@ class TileProgram:
             )
             scores = multiply(refs.queries[of_span], k, ((1,), (1,)))
             split = scores.reshape(-1, rows, self.keys)
-            scores = jnp.where(refs.seen[...] != 0, split, -jnp.inf).reshape(scores.shape)
+            scores = (split + refs.seen[...]).reshape(scores.shape)
             before = refs.most[span, :members, :1]
             most = jnp.maximum(before, scores.max(-1, keepdims=True))
             weights = jnp.exp2((scores - most) * to_exponent)
