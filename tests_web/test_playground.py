@@ -84,6 +84,35 @@ def test_decisions(page, server, picture):
     assert "mild" in shown[2][2]
 
 
+def test_system_one(page, server, picture):
+    """The page's numbers are those of the route."""
+    asked = (
+        "Is the customer content?\nWhat is it about? | delivery | payment\nHow bad? < mild < bad"
+    )
+    text = "I ordered a red lamp and got a blue chair."
+    page.goto(server.link(task="systemone", query=text, items=asked, instruction="Be strict."))
+    done(page)
+    shown = rows(page)
+    questions = {
+        "q1": {"type": "noul", "instructions": "Is the customer content?"},
+        "q2": {
+            "type": "choice",
+            "instructions": "What is it about?",
+            "criteria": {"delivery": None, "payment": None},
+        },
+        "q3": {"type": "score", "instructions": "How bad?", "criteria": ["mild", "bad"]},
+    }
+    body = {"state": text, "instructions": "Be strict.", "questions": questions}
+    want = post(server, "/v1/systemone", body)
+    found = [[float(number) for number in re.findall(r"[\d.]+", row[2])] for row in shown]
+    noul, choice, score = (want["answers"][name] for name in questions)
+    assert found[0] == pytest.approx([noul["noul"], 1 - noul["noul"]], abs=6e-4)
+    assert found[1] == pytest.approx([*choice["probabilities"].values()], abs=6e-4)
+    assert found[2] == pytest.approx([*score["probabilities"].values()], abs=6e-4)
+    assert "delivery" in shown[1][2]
+    assert "mild" in shown[2][2]
+
+
 def test_classify(page, server):
     page.goto(
         server.link(

@@ -56,11 +56,36 @@ const PYTHON_CALLS = {
     const asked = body.questions.map(question);
     return {
       method: "decide",
-      names: [...new Set(asked.map((one) => one.slice(0, one.indexOf("("))))].sort(),
+      names: namesOf(asked),
       lines: [literal(body.input), `[${asked.join(", ")}]`, ...given("model", body.model)],
     };
   },
+  "/v1/systemone": (body) => {
+    const asked = Object.entries(body.questions).map(([name, one]) => [literal(name), typed(one)]);
+    return {
+      method: "system_one",
+      names: namesOf(asked.map(([, one]) => one)),
+      lines: [
+        literal(body.state), `{${asked.map((pair) => pair.join(": ")).join(", ")}}`,
+        ...given("instructions", body.instructions), ...given("model", body.model),
+      ],
+    };
+  },
 };
+
+const namesOf = (asked) => [...new Set(asked.map((one) => one.slice(0, one.indexOf("("))))].sort();
+
+function typed(one) {
+  const asked = literal(one.instructions);
+  if (one.type === "choice") {
+    const names = Object.keys(one.criteria);
+    const plain = names.every((name) => one.criteria[name] === null);
+    return `Choice(${asked}, ${literal(plain ? names : one.criteria)})`;
+  }
+  if (one.type === "score") return `Rating(${asked}, ${literal(one.criteria)})`;
+  const told = Object.entries(one.criteria ?? {}).map(([k, v]) => `, ${k}=${literal(v)}`);
+  return `Noul(${asked}${told.join("")})`;
+}
 
 function question(one) {
   const asked = literal(one.instructions);

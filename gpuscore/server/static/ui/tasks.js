@@ -96,27 +96,71 @@ export const TASKS = {
     },
     prompts: () => null,
   },
+  systemone: {
+    name: "System One: typed questions about a state", path: "/v1/systemone",
+    uses: ["query", "items", "instruction"],
+    items: "Questions: yes or no; question | name | name; question < low < high; or JSON",
+    query: "State",
+    body: (form) => ({
+      ...named(form), state: form.query,
+      ...(form.instruction ? { instructions: form.instruction } : {}),
+      questions: Object.fromEntries(form.items.map((item, i) => [numbered(i), asTyped(item)])),
+    }),
+    read(answer, form) {
+      const rows = form.items.map((item, i) => {
+        const [one, { label_mass: mass }] = [answer.answers[numbered(i)], answer.diagnostics[numbered(i)]];
+        return row(i, item, one.noul ?? one.confidence, typedParts(one, mass), mass);
+      });
+      return { columns: null, rows, ranked: false, ...usageOf(answer.usage) };
+    },
+    prompts: () => null,
+  },
 };
 
 export const offered = (info) => Object.keys(TASKS).filter((task) => {
   if (task === "rerank") return Boolean(info.model_type.reranker);
-  return task !== "decisions" || info.gpuscore.decisions;
+  return !["decisions", "systemone"].includes(task) || info.gpuscore.decisions;
 });
 
 /** Choose a task for a request that names none. */
 export const usual = (info) => (info.model_type.reranker ? "rerank"
   : info.model_type.classifier ? "classify" : "score");
 
-function asQuestion(given) {
-  if (typeof given === "object" && given !== null) return given;
-  for (const [mark, type, list, name] of [["|", "choice", "choices", "value"],
-    ["<", "score", "levels", "label"]]) {
-    const [asked, ...options] = String(given).split(mark).map((part) => part.trim());
-    if (options.length > 1) {
-      return { type, instructions: asked, [list]: options.map((one) => ({ [name]: one })) };
-    }
+/** A line's question and options, and what kind it is; null for JSON, which is a question itself. */
+function parsed(given) {
+  if (typeof given === "object" && given !== null) return null;
+  for (const [mark, type] of [["|", "choice"], ["<", "score"]]) {
+    const [instructions, ...options] = String(given).split(mark).map((part) => part.trim());
+    if (options.length > 1) return { type, instructions, options };
   }
-  return { type: "predicate", instructions: String(given) };
+  return { type: "yes or no", instructions: String(given), options: [] };
+}
+
+function asQuestion(given) {
+  const line = parsed(given);
+  if (line === null) return given;
+  const { type, instructions, options } = line;
+  if (type === "choice") return { type, instructions, choices: options.map((value) => ({ value })) };
+  if (type === "score") return { type, instructions, levels: options.map((label) => ({ label })) };
+  return { type: "predicate", instructions };
+}
+
+const numbered = (index) => `q${index + 1}`;
+
+function asTyped(given) {
+  const line = parsed(given);
+  if (line === null) return given;
+  const { type, instructions, options } = line;
+  if (type === "choice") {
+    return { type, instructions, criteria: Object.fromEntries(options.map((name) => [name, null])) };
+  }
+  return type === "score" ? { type, instructions, criteria: options } : { type: "noul", instructions };
+}
+
+function typedParts(one, mass) {
+  const shares = one.type === "noul" ? { yes: one.noul, no: 1 - one.noul } : one.probabilities;
+  return Object.entries(shares).map(([label, share]) => (
+    { label: one.legend ? String(one.legend[label]) : label, share, probability: share * mass }));
 }
 
 function partsOf(one) {
