@@ -16,8 +16,6 @@ from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.batch import PackedBatch, Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.heap import use_one_arena
-from gpuscore_kernels import label_head
-from gpuscore_kernels.label_head import reference, vocab_statistics
 from support.batches import int32, item_segments
 from support.models import random_ids
 
@@ -98,33 +96,6 @@ def _full_batch(rng: np.random.Generator, largest: int, page_size: int, far: int
     labels = rng.integers(0, 400, int(rng.choice([1, 2, 40]))).tolist()
     segments += item_segments(items, prefix + query, 0, parent, labels)
     return pack(segments, [Prefix(prefix, pages[: -(-prefix // page_size)])], num_top=1)
-
-
-class HeadMemory(NamedTuple):
-    """Bytes that a label head takes over its first rows, and over all."""
-
-    first_live: int  # largest sum of blocks in use at one time
-    whole_live: int
-    first_aside: int  # set aside for a process that was measured on the first rows
-    whole_grown: int  # by which a process grew
-
-
-def head_memory(rows: int, width: int) -> HeadMemory:
-    """Run a large label head. Run this in a new process, as `peaks`."""
-    use_one_arena()
-    head = torch.ones(8 * reference.MAX_TILE // width, width, dtype=torch.bfloat16)
-    hidden, chosen = torch.ones(rows, width, dtype=torch.bfloat16), torch.arange(rows)
-    first, memory = head[: label_head.repeating_rows(width)], HostMemory()
-    assert len(first) < len(head) / 2
-
-    def over(weight: torch.Tensor) -> Callable[[], object]:
-        return partial(vocab_statistics, hidden, weight, chosen, num_top=1, impl="reference")
-
-    memory.growth(over(first))  # what the first run allocates stays
-    aside, grown = memory.growth(over(first)), memory._peak(over(head))
-    assert aside is not None
-    assert grown is not None
-    return HeadMemory(most_in_use(over(first)), most_in_use(over(head)), aside, grown)
 
 
 def most_in_use(run: Callable[[], object]) -> int:
