@@ -15,6 +15,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import gc
 import importlib.metadata
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -40,6 +41,9 @@ if CPU_BUILD:
 
 for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
     del os.environ[name]  # a developer's settings must not change a test
+
+# nohup has its programs ignore SIGHUP, and servers inherit that; tests send it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest_addoption, pytest_configure = cpu_report.add_option, cpu_report.register
 
