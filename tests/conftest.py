@@ -42,8 +42,15 @@ if CPU_BUILD:
 for name in [name for name in os.environ if name.startswith("GPUSCORE_")]:
     del os.environ[name]  # a developer's settings must not change a test
 
-# nohup has its programs ignore SIGHUP, and servers inherit that; tests send it.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# nohup, or a shell for a program in the background, has these ignored. Servers of the tests would
+# inherit that, and tests send such signals.
+for number, usual in (
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual)
 
 pytest_addoption, pytest_configure = cpu_report.add_option, cpu_report.register
 
