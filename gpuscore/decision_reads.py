@@ -6,14 +6,16 @@ items of their own (`LabelTrie`). So one request holds questions with labels of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscore.arrays import Float64Array, Int32Array
+from gpuscore.arrays import Float64Array
 from gpuscore.calibration import Calibration, Kind
+from gpuscore.label_nodes import with_families
 from gpuscore.label_trie import LabelTrie
 from gpuscore.limits import BackendLimits
+from gpuscore.probabilities import label_logprobs
 from gpuscore.request import ScoreRequest, ScoreResult
 
 
@@ -85,16 +87,16 @@ class DecisionReads:
     def answers(self, result: ScoreResult) -> list[ReadAnswer]:
         """Return the answer to each question."""
         found: dict[int, list[ReadAnswer]] = {}
-        for read in self.reads:
-            found.setdefault(read.question, []).append(self._answer(read, result))
+        for read, sums in zip(self.reads, self.label_logprobs(result), strict=True):
+            found.setdefault(read.question, []).append(self._answer(read, sums, result))
         return [_mean(found[number]) for number in sorted(found)]
 
     def label_logprobs(self, result: ScoreResult) -> list[Float64Array]:
         """Return the labels' log-probabilities [L] in each read, in the order of its labels."""
-        return [_sums(read, result) for read in self.reads]
+        logprobs = label_logprobs(result)
+        return [_sums(read, logprobs) for read in self.reads]
 
-    def _answer(self, read: Read, result: ScoreResult) -> ReadAnswer:
-        sums = _sums(read, result)
+    def _answer(self, read: Read, sums: Float64Array, result: ScoreResult) -> ReadAnswer:
         (shares,) = self.calibration.of(read.kind).shares(sums[None])
         mass = min(1.0, float(np.exp(sums[read.trie.counted]).sum()))
         return ReadAnswer(shares[::-1] if read.turned else shares, mass, _says_label(read, result))
@@ -116,44 +118,19 @@ def with_labels(
         limits: a family that would not fit a batch becomes whole prompts instead.
         calibration: for the answers.
     """
-    items: list[Int32Array] = []
-    next_ids: list[Int32Array] = []
-    parents: list[int] = []
-    reads = []
-    for item, trie, (question, kind, turned) in zip(
-        request.item_ids, labels, questions, strict=True
-    ):
-        row = len(items)
+    reads, row = [], 0
+    for trie, (question, kind, turned) in zip(labels, questions, strict=True):
         reads.append(Read(question, kind, trie, row, turned))
-        items.append(item)
-        next_ids += trie.next_ids
-        if len(item) + trie.num_nodes <= limits.max_tokens:
-            items += list(trie.tokens[:, None])
-            parents += [-1, *(trie.parents + row + 1).tolist()]
-        else:
-            paths = (np.array(path, np.int32) for path in trie.paths())
-            items += [np.concatenate((item, path)) for path in paths]
-            parents += [-1] * trie.num_rows
+        row += trie.num_rows
     nodes = sum(trie.num_nodes for trie in labels)
-    made = replace(
-        request,
-        item_ids=tuple(items),
-        label_ids=tuple(next_ids),
-        parents=np.array(parents, np.int32) if max(parents) >= 0 else None,
-    )
+    made = with_families(request, labels, limits)
     return made, DecisionReads(tuple(reads), request.num_prompt_tokens, nodes, calibration)
 
 
-def _sums(read: Read, result: ScoreResult) -> Float64Array:
-    """Return the log-probabilities [L] of a read's labels over the whole vocabulary."""
-    if result.lse is None:
-        raise ValueError("the request did not ask for the log-sum-exp")
+def _sums(read: Read, logprobs: Sequence[Float64Array]) -> Float64Array:
+    """Return the log-probabilities [L] of a read's labels, from those of all rows' tokens."""
     rows = slice(read.row, read.row + read.trie.num_rows)
-    lse = result.lse[rows].astype(np.float64)
-    logits = [row.astype(np.float64) for row in result.label_logits[rows]]
-    # Rounding can put a logit a hair above the log-sum-exp; no probability exceeds 1.
-    logprobs = [np.minimum(row - one, 0.0) for row, one in zip(logits, lse, strict=True)]
-    (sums,) = read.trie.sums(np.concatenate(logprobs)[None])
+    (sums,) = read.trie.sums(np.concatenate(logprobs[rows])[None])
     found: Float64Array = sums
     return found
 

@@ -5,6 +5,7 @@ one token each, which continue it. So a family is an item with its nodes. A node
 does not fit a batch is a whole prompt instead: the item's tokens again, and those down to the node.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,24 +25,33 @@ def with_nodes(request: ScoreRequest, limits: BackendLimits) -> ScoreRequest:
     if trie is None:
         return request
     request = _in_query(request, limits)
-    nodes, paths = list(trie.tokens[:, None]), [np.array(path, np.int32) for path in trie.paths()]
+    return with_families(replace(request, trie=None), [trie] * len(request.item_ids), limits)
+
+
+def with_families(
+    request: ScoreRequest, tries: Sequence[LabelTrie], limits: BackendLimits
+) -> ScoreRequest:
+    """Return the request in which each item is followed by the nodes of its own trie."""
+    nodes = {id(trie): list(trie.tokens[:, None]) for trie in tries}
     items: list[Int32Array] = []
+    next_ids: list[Int32Array] = []
     parents: list[int] = []
-    for item in request.item_ids:
+    for item, trie in zip(request.item_ids, tries, strict=True):
         first = len(items)
         items.append(item)
+        next_ids += trie.next_ids
         if _fits(item, trie, limits):
-            items += nodes
+            items += nodes[id(trie)]
             parents += [-1, *(trie.parents + first + 1).tolist()]
         else:
+            paths = (np.array(path, np.int32) for path in trie.paths())
             items += [np.concatenate((item, path)) for path in paths]
             parents += [-1] * trie.num_rows
     return replace(
         request,
         item_ids=tuple(items),
-        label_ids=trie.next_ids * len(request.item_ids),
+        label_ids=tuple(next_ids),
         parents=np.array(parents, np.int32) if max(parents) >= 0 else None,
-        trie=None,
     )
 
 

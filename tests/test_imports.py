@@ -48,7 +48,7 @@ ALLOWED = {
         "gpuscore.model_files",
         "gpuscore.probabilities",
     },
-    "gpuscore.decision_reads": {*DATA, "gpuscore.calibration"},
+    "gpuscore.decision_reads": {*DATA, "gpuscore.calibration", "gpuscore.probabilities"},
     "gpuscore.calibrate": {
         *DATA,
         "gpuscore.calibrate",
@@ -61,6 +61,7 @@ ALLOWED = {
         "gpuscore.offline",
         "gpuscore.probabilities",
         "gpuscore.prompts",
+        "gpuscore.reports",
         "gpuscore.server.api",
     },
     "gpuscore.calibrate.arguments": {  # the command line imports this at every start

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from gpuscore.calibrate.diagram import diagram
 from gpuscore.calibrate.fit import fit, out_of_fold
-from gpuscore.calibrate.metrics import NAMES, Bin, Measure, bins, measures
+from gpuscore.calibrate.metrics import NAMES, Bin, bins, measures
 from gpuscore.calibrate.rows import read_rows
 from gpuscore.calibrate.samples import Judged, Samples
 from gpuscore.calibrate.scoring import LabelledScorer
@@ -22,6 +22,7 @@ from gpuscore.config.served import check_single
 from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.hub import model_name
+from gpuscore.reports import Interval
 
 ROWS_PER_FOLD = 4  # with a type of question; with fewer, a fit says little
 BAR = 200  # rows; with as many or more, a progress bar is shown
@@ -40,13 +41,13 @@ class CalibratedKind:
 
     scaling: Scaling
     questions: int
-    before: Mapping[str, Measure]
-    after: Mapping[str, Measure]
+    before: Mapping[str, Interval]
+    after: Mapping[str, Interval]
     bins: tuple[list[Bin], list[Bin]]
 
     def as_json(self) -> dict[str, Any]:
         measured = {
-            when: {name: one.listed for name, one in found.items()}
+            when: {name: _listed(one) for name, one in found.items()}
             for when, found in (("before", self.before), ("after", self.after))
         }
         return {"questions": self.questions} | measured
@@ -117,13 +118,12 @@ def report(outcomes: Mapping[Kind, CalibratedKind]) -> str:
             f"{kind}: {one.questions} questions, temperature {one.scaling.temperature:.4f}"
         )
         for name in NAMES:
-            before, after = (_cell(found[name]) for found in (one.before, one.after))
-            lines.append(f"  {name:9} {before} -> {after}")
+            lines.append(f"  {name:9} {one.before[name]:.4f} -> {one.after[name]:.4f}")
     return "\n".join(lines)
 
 
-def _cell(one: Measure) -> str:
-    return f"{one.value:.4f} ({one.low:.4f} to {one.high:.4f})"
+def _listed(one: Interval) -> list[float]:
+    return [round(number, 6) for number in (one.value, one.low, one.high)]
 
 
 def _too_few(samples: Mapping[Kind, Samples], folds: int) -> str:

@@ -12,24 +12,12 @@ from numpy.typing import NDArray
 
 from gpuscore.arrays import Float64Array
 from gpuscore.calibrate.samples import Judged
+from gpuscore.reports import Interval
 
 BINS = 15
 RESAMPLES, LOW, HIGH = 1000, 2.5, 97.5  # percentiles
 LEAST = 1e-12  # of a probability in the log loss
 NAMES = ("accuracy", "ece", "brier", "log_loss")
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A measure, with the ends of its interval of 95 %."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def listed(self) -> list[float]:
-        return [round(number, 6) for number in (self.value, self.low, self.high)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +29,7 @@ class Bin:
     accuracy: float
 
 
-def measures(judged: Judged, seed: int) -> dict[str, Measure]:
+def measures(judged: Judged, seed: int) -> dict[str, Interval]:
     """Return each of NAMES; resamples draw rows, because questions of one row hang together."""
     values = _per_question(judged)  # [3, Q], of which ECE needs the first two
     rng = np.random.default_rng(seed)
@@ -52,7 +40,7 @@ def measures(judged: Judged, seed: int) -> dict[str, Measure]:
         drawn[number] = _means(values[:, chosen])
     low, high = np.percentile(drawn, (LOW, HIGH), axis=0)
     found = zip(_means(values).tolist(), low.tolist(), high.tolist(), strict=True)
-    return {name: Measure(*ends) for name, ends in zip(NAMES, found, strict=True)}
+    return {name: Interval(*ends) for name, ends in zip(NAMES, found, strict=True)}
 
 
 def bins(judged: Judged) -> list[Bin]:
