@@ -26,7 +26,7 @@ from gpuscore.server.http.address import bind_all
 from gpuscore.worker.messages import Close, encode, score_message
 from support.connections import Connection, check_error, post
 from support.many_callers import Crowd
-from support.serving import children, running, wait_until
+from support.serving import children, running, sockets_of, wait_until
 from support.tape_backend import tape_logit, tape_lse
 from support.tape_engine import HELD, MARK
 from support.tape_servers import body_of, engine_of, fronts_of, tape_server
@@ -95,9 +95,9 @@ def under_load(server, known, meanwhile, answers=300, size=64):
 
 def open_connections(pid):
     """Return the number of TCP connections that a process has, its listener left out."""
-    sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists()}
+    sockets = sockets_of(pid)
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return sum(row[3] == "01" and f"socket:[{row[9]}]" in sockets for row in rows)
+    return sum(row[3] == "01" and row[9] in sockets for row in rows)
 
 
 class TestOneServer:
@@ -265,11 +265,9 @@ def frame(content):
 
 def engine_address(pid):
     """Return the abstract address on which an engine listens."""
-    sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.exists()}
+    sockets = sockets_of(pid)
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    (name,) = {
-        r[7] for r in rows if len(r) > 7 and r[3] != "00000000" and f"socket:[{r[6]}]" in sockets
-    }
+    (name,) = {r[7] for r in rows if len(r) > 7 and r[3] != "00000000" and r[6] in sockets}
     return name.replace("@", "\0", 1)
 
 

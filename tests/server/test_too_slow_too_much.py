@@ -5,7 +5,6 @@ After every test both servers still answer the canary request as they did at the
 
 import asyncio
 import json
-import os
 import re
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -40,7 +39,7 @@ from support.connections import (
     score,
 )
 from support.error_table import GOOD, covers
-from support.serving import wait_until
+from support.serving import sockets_of, wait_until
 from support.slow import slow
 
 pytestmark = pytest.mark.usefixtures("unharmed")
@@ -77,10 +76,7 @@ def ask_app(service, body, path="/v1/score"):
 
 def peers(server):
     """Return the ports to which the server's process has open connections, from /proc."""
-    sockets = set()
-    for entry in Path(f"/proc/{server.process.pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            sockets.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    sockets = sockets_of(server.process.pid)
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return {int(row[2].rpartition(":")[2], 16) for row in rows if row[9] in sockets}
 

@@ -100,6 +100,15 @@ def running(pid: int) -> bool:
         return False
 
 
+def sockets_of(pid: int) -> set[str]:
+    """Return the inodes of a process's sockets, as /proc/net's tables name them."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+    return found
+
+
 def wait_until(condition, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
