@@ -94,6 +94,7 @@ def running(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    SCRATCH.mkdir(exist_ok=True)
     log = SCRATCH / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

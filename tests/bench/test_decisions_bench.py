@@ -1,8 +1,9 @@
 """Promise: the bench of decisions asks questions of the length that it says, divides them as vLLM
 needs it, and refuses answers that are none."""
 
-import json
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,8 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import decision_servers
 import decisions
 from tokenizers import Tokenizer
+
+from support.scripted_server import Step, scripted
 
 
 @pytest.fixture
@@ -29,40 +32,28 @@ def test_texts_are_as_long_as_they_should_be(words):
     assert len({words.state() for _ in range(5)} | {state}) == 6
 
 
-def server(answer, most=64):
-    bodies = []
-
-    def handle(request):
-        body = json.loads(request.content)
-        bodies.append(body)
-        return answer(body)
-
-    client = httpx.Client(transport=httpx.MockTransport(handle), base_url="http://127.0.0.1")
-    return decision_servers.Server("it", client, "m", most), bodies
-
-
-def good(body):
-    answers = {name: {"noul": 0.5} for name in body["questions"]}
-    return httpx.Response(200, json={"answers": answers, "usage": {"input_tokens": 7}})
-
-
-def test_questions_are_divided(words):
-    one, bodies = server(good)
-    assert one.ask("x", words.questions(800)) == 13 * 7
-    assert sorted(len(body["questions"]) for body in bodies) == [32, *[64] * 12]
-    assert len({name for body in bodies for name in body["questions"]}) == 800
-    assert {body["state"] for body in bodies} == {"x"}
+def test_a_server_gets_all_questions_in_requests_that_it_takes(words):
+    with decision_servers.gpuscore_server(decisions.DEMO, threads=1) as server:
+        state, questions = words.state(), words.questions(130)
+        together = server.ask(state, questions)
+        apart = replace(server, most=64).ask(state, questions)
+        asked = server.client.get("/metrics").text
+    # Each prompt is counted as if it were read alone, however many are in a request.
+    assert together == apart > 130 * (decisions.STATE + decisions.QUESTION)
+    (count,) = re.findall(r'^gpuscore_requests_total\{.*"/v1/systemone".* (\S+)$', asked, re.M)
+    assert float(count) == 1 + 3
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        httpx.Response(400, json={}),
-        httpx.Response(200, json={"answers": {}, "usage": {"input_tokens": 7}}),
-        httpx.Response(200, json={"answers": {"q0": {"noul": 2.0}}, "usage": {"input_tokens": 7}}),
+        Step(400, {}),
+        Step(200, {"answers": {}, "usage": {"input_tokens": 7}}),
+        Step(200, {"answers": {"q0": {"noul": 2.0}}, "usage": {"input_tokens": 7}}),
     ],
 )
 def test_wrong_answers_are_no_measurement(words, wrong):
-    one, _ = server(lambda body: wrong)
-    with pytest.raises(RuntimeError, match="it"):
-        one.ask("x", words.questions(1))
+    with scripted([wrong]) as server, httpx.Client(base_url=server.url) as client:
+        one = decision_servers.Server("it", client, "m", 64)
+        with pytest.raises(RuntimeError, match="it"):
+            one.ask("x", words.questions(1))
