@@ -5,9 +5,9 @@ one process with two threads, in turn.
                                                               # those of Qwen3-0.6B
     .venv/bin/python -P bench/ranks.py --shape tiny --repeat 1
 
-Nothing is timed unless all agree within 1e-4 in log p. Medians are printed, of wall time (and
-its least) and of CPU-seconds, of both ranks together, and of the rounds' ratios. Ranks on a CPU talk over gloo on
-loopback, so this shows what the division itself costs, not what NVLink would take.
+Nothing is timed unless all agree within 1e-4 in log p. Medians are printed, of wall time (and its
+least), of CPU-seconds, of both ranks together, and of the rounds' ratios. Ranks on a CPU talk over
+gloo on loopback, so this shows what the division itself costs, not what NVLink would take.
 """
 
 import argparse
