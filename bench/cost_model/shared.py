@@ -34,8 +34,8 @@ HOST_LAYER_US = 7993 / 28
 # Assumption: host time of a collective's call, as long as the least that one took without a graph
 # (19 us, https://github.com/ByteDance-Seed/Triton-distributed/issues/57).
 HOST_CALL_US = 19.0
-# Assumption: a batch is packed, sent over a socket and unpacked in this time, and its words go to one
-# rank after the other at this rate.
+# Assumption: a batch is packed, sent over a socket and unpacked in this time, and its words go to
+# one rank after the other at this rate.
 HANDED_US, HANDED_BYTES_PER_US = 100.0, 1000.0
 
 
