@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import predict_ranks
 from cost_model.cards import Card, read_cards
 from cost_model.cycles import iteration, parts
 from cost_model.judge import LIMIT, Errors, Refused, judge
@@ -42,7 +43,14 @@ DIM, HALF = SHAPE["head_dim"], 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--search", action="store_true", help="choose attention's configuration")
-    parser.add_argument("--out", type=Path, default=RESULTS / "predictions.jsonl")
+    parser.add_argument(
+        "--tensor-parallel",
+        type=int,
+        nargs="+",
+        choices=(2, 4, 8),
+        help="instead, one request to a model that so many cards share",
+    )
+    parser.add_argument("--out", type=Path, help="default: a file in bench/results")
     options = parser.parse_args()
     cards, measurements = read_cards(), read_published()
     calibration, held_out = halves(measurements)
@@ -50,6 +58,9 @@ def main() -> None:
     print(f"{LABEL}: a model with {model.num_parameters} fitted parameters, ", end="")
     print(f"{len(calibration)} measurements to fit them and {len(held_out)} held out.\n")
     print(table(error_rows(errors)))
+    if options.tensor_parallel:
+        share(cards, model, errors, options)
+        return
     predictors = {
         key: predictor(card, model, errors) for key, card in cards.items() if card.predicted
     }
@@ -75,23 +86,55 @@ def main() -> None:
         | {"predictions": [one.to_json() for one in found]}
         | {"configurations": rows, "cycles": cycles, "choices": choices}
     )
-    options.out.write_text(line + "\n", encoding="utf-8")
-    print(f"\n{options.out}: one line of JSON")
+    write(line, options.out or RESULTS / "predictions.jsonl")
+
+
+def share(
+    cards: Mapping[str, Card],
+    model: Model,
+    errors: Mapping[str, Errors],
+    options: argparse.Namespace,
+) -> None:
+    """Print and keep the predictions for `--tensor-parallel`."""
+    predictors = {
+        key: predictor(card, model, errors, group=predict_ranks.GROUP)
+        for key, card in cards.items()
+        if card.predicted and card.link
+    }
+    found = predict_ranks.report(cards, predictors, options.tensor_parallel, LABEL)
+    about_it = {"date": now(), "commit": commit(), "triton": triton_version()}
+    write(json.dumps(about_it | found), options.out or RESULTS / "predictions-ranks.jsonl")
+
+
+def write(line: str, path: Path) -> None:
+    path.write_text(line + "\n", encoding="utf-8")
+    print(f"\n{path}: one line of JSON")
 
 
 def predictor(
-    card: Card, model: Model, errors: Mapping[str, Errors], config: TileConfig | None = None
+    card: Card,
+    model: Model,
+    errors: Mapping[str, Errors],
+    config: TileConfig | None = None,
+    group: int = GROUP,
 ) -> Predictor:
-    """Return the predictor with a configuration of attention, or with the shipped one."""
+    """Return the predictor with a configuration of attention, or with the shipped one.
+
+    Args:
+        card: to predict for.
+        model, errors: of the cost model.
+        config: of attention.
+        group: query heads of a KV head.
+    """
     config = config or config_of(card.arch, DIM, HALF)
-    code = Code.of(facts_for(card, config))
-    return Predictor(model, errors, card, code, config.shape(GROUP))
+    code = Code.of(facts_for(card, config, group))
+    return Predictor(model, errors, card, code, config.shape(group))
 
 
-def facts_for(card: Card, config: TileConfig) -> CodeFacts:
+def facts_for(card: Card, config: TileConfig, group: int = GROUP) -> CodeFacts:
     """Compile a configuration, or find its facts among those that were compiled before."""
     arch = shipped_arch(card)
-    return facts_of(variant_of(arch, GROUP, DIM, config), arch, CACHE)
+    return facts_of(variant_of(arch, group, DIM, config), arch, CACHE)
 
 
 def attention_row(card: Card, one: Predictor) -> dict[str, Any]:

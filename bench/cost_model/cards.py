@@ -23,6 +23,8 @@ class Card:
         source: of these figures.
         predicted: predictions are made for it.
         speed_of: key of the card whose measured share of the boost clock is used; "" = its own.
+        memory_mib: that the card says it has; 0 = not looked up.
+        link: key of what connects it to others of a machine (`links.Link`); "" = not looked up.
     """
 
     key: str
@@ -35,6 +37,8 @@ class Card:
     source: str
     predicted: bool = False
     speed_of: str = ""
+    memory_mib: int = 0
+    link: str = ""
 
     @property
     def measured_as(self) -> str:

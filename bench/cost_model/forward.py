@@ -54,11 +54,15 @@ def _limits(shape: Shape) -> BackendLimits:
     return BackendLimits(most, PAGE, PAGES, MODEL_LEN, vocab_rows=shape["vocab_size"])
 
 
-def launches(batch: PackedBatch, shape: Shape, tile: TileShape) -> Iterator[Launch]:
-    """Yield the kernels of a batch; small batches have the padding of their CUDA graph."""
+def launches(
+    batch: PackedBatch, shape: Shape, tile: TileShape, graphs: bool = True
+) -> Iterator[Launch]:
+    """Yield the kernels of a batch; with `graphs`, small ones have the padding of their graph."""
     layout = layout_of(batch, PAGE)
     table, last = build_tiles(layout, tile), build_tiles(layout, tile, rows=batch.score_rows)
-    tokens, scored = _padded(batch, table, tile)
+    tokens, scored = batch.num_tokens, len(batch.score_rows)
+    if graphs:
+        tokens, scored = _padded(batch, table, tile)
     layers = shape["num_hidden_layers"]
     yield from _before(tokens, shape)
     yield from _layers(tokens, layers - 1, shape)

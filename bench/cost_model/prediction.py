@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -9,11 +10,12 @@ from ceiling import operations, weight_bytes
 from gpu_work import Goal
 
 from cost_model.cards import Card
-from cost_model.forward import Shape, launches, planned
+from cost_model.forward import Launch, Shape, launches, planned
 from cost_model.judge import Errors, interval
 from cost_model.model import LAUNCH_US, Model
 from cost_model.ours import Code, bound, table_cycles
 from cost_model.published import SHORTEST_US, Product, Rowwise
+from cost_model.ranks import more_rowwise, part_of
 from gpuscore_kernels.extend_attention import TileShape, TileTable
 
 LARGE = 8192  # rows, columns and inner size of the product that floors are compared with
@@ -132,21 +134,24 @@ class Predictor:
     code: Code
     tile: TileShape
 
-    def forward(self, goal: Goal, shape: Shape) -> Forward:
-        work = goal.workload
+    def forward(self, goal: Goal, shape: Shape, ranks: int = 1) -> Forward:
+        """Predict what one card computes, which with several ranks is its part of every batch."""
+        work, own = goal.workload, part_of(shape, ranks)
         found: dict[str, Kernel] = {}
         for batch in planned(work, shape):
-            for one in launches(batch, shape, self.tile):
-                us, group, name = self.kernel(one.work, shape)
+            kernels = launches(batch, own, self.tile, graphs=ranks == 1)
+            more = more_rowwise(batch, shape) if ranks > 1 else ()
+            for one in chain(kernels, (Launch(*kernel) for kernel in more)):
+                us, group, name = self.kernel(one.work, own)
                 times = us, *interval(us, self.errors, group, self.card)
                 kernel = Kernel(one.name, one.count, *(one.count * time for time in times), name)
                 found[one.name] = _added(found.get(one.name), kernel)
-        counted = operations(shape, work.query_len, work.num_items, work.item_len, work.cached)
+        counted = operations(own, work.query_len, work.num_items, work.item_len, work.cached)
         return Forward(
             self.card.key,
             goal.name,
             tuple(found.values()),
-            self.floor_us(sum(counted.values()), shape),
+            self.floor_us(sum(counted.values()), own),
             counted["attention"],
         )
 

@@ -324,7 +324,7 @@ def test_everything_printed_is_marked_as_predicted_and_has_units(tmp_path, monke
     groups = ("attention wgmma", "attention mma.sync", "product", "rowwise")
     found = {group: errors(0.25, group) for group in groups}
     monkeypatch.setattr(predict, "judge", lambda measurements, cards: (model, found))
-    monkeypatch.setattr(predict, "facts_for", lambda card, config: code_facts())
+    monkeypatch.setattr(predict, "facts_for", lambda card, config, group: code_facts())
     out = tmp_path / "predictions.jsonl"
     monkeypatch.setattr(sys, "argv", ["predict.py", f"--out={out}"])
     predict.main()
