@@ -130,16 +130,19 @@ def test_threads_go_to_different_cores_first(tmp_path, monkeypatch):
 
 
 def test_cpu_seconds_of_a_child_that_goes_on():
-    child = subprocess.Popen([sys.executable, "-c", BURN.format(0.3) + "time.sleep(60)"])
+    code = "input()\n" + BURN.format(0.3) + "time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
 
     def wait():
+        child.stdin.write(b"\n")  # it must not begin before it is measured
+        child.stdin.flush()
         deadline = time.monotonic() + 30
         while spent_by(child.pid) < 0.2 and time.monotonic() < deadline:
             time.sleep(0.02)
 
     taken = spent(wait)
     child.kill()
-    child.wait()
+    child.communicate()
     assert 0.15 < taken.cpu < 5
 
 
