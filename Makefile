@@ -224,7 +224,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Trains the embedded model anew; about half an hour on two cores.
+# Trains the embedded model anew; about an hour on two cores.
 demo: setup
 	PYTHONPATH=training $(BIN)/python -P -m demo.train --output gpuscore/demo --seed 0
 

@@ -129,11 +129,6 @@ class Words:
             for number in range(count)
         }
 
-    def choice(self, seed: int, count: int) -> tuple[str, list[str]]:
-        """Return a state of 40 words, and different words to choose from."""
-        rng = random.Random(seed)
-        return " ".join(rng.choices(self._words, k=40)), rng.sample(self._words, count)
-
     def _text(self, tokens: int) -> str:
         return " ".join(self._rng.choices(self._words, k=tokens))
 
@@ -151,24 +146,38 @@ def bench_model(shape: str) -> Path:
 
 
 def order_of_options() -> str:
-    """Return how far an option's probability moves when the options are turned round."""
+    """Return how far an option's probability moves when the options are turned round, and how many
+    answers are right then, on choices about the demo's world that its training never saw."""
+    sys.path.insert(0, str(DEMO.parents[1] / "training"))
+    from demo.questions import labelled_questions
     from gpuscore import Choice, Scorer
 
-    words, rows = Words(DEMO), []
+    asked = [
+        (state, one.body.get("instructions", "Which?"), one.body["criteria"], one.answer)
+        for state, questions in labelled_questions(1000, seed=1)
+        for one in questions.values()
+        if one.body["type"] == "choice"
+    ]
+    rows = []
     for order in ("fixed", "balanced"):
         with Scorer("demo", decision_order=order) as scorer:
-            for count in (3, 8, 40):
-                moved = []
-                for number in range(50):
-                    state, names = words.choice(number, count)
+            for least, most in ((2, 4), (5, 26)):
+                moved, right = [], []
+                chosen = [one for one in asked if least <= len(one[2]) <= most]
+                for state, text, criteria, answer in chosen:
+                    told = {name: about or "" for name, about in criteria.items()}
                     there, back = (
-                        scorer.system_one(state, {"q": Choice("Which?", one)})["q"].probabilities
-                        for one in (names, names[::-1])
+                        scorer.system_one(state, {"q": Choice(text, one)})["q"]
+                        for one in (told, dict(reversed(told.items())))
                     )
-                    moved += [abs(there[name] - back[name]) for name in names]
-                change = f"{statistics.mean(moved):.4f}"
-                rows.append({"order": order, "options": count, "mean change": change})
-    return f"\ndemo model, 50 states of 40 words; {machine()}\n\n{table(rows)}"
+                    moved += [abs(there.probabilities[n] - back.probabilities[n]) for n in told]
+                    right += [there.answer == answer, back.answer == answer]
+                rows.append(
+                    {"order": order, "options": f"{least} to {most}", "choices": len(chosen)}
+                    | {"mean change": f"{statistics.mean(moved):.4f}"}
+                    | {"right": f"{statistics.mean(right):.3f}"}
+                )
+    return f"\ndemo model, choices about its world; {machine()}\n\n{table(rows)}"
 
 
 def predicted() -> str:

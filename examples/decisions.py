@@ -27,7 +27,7 @@ def main(url: str, api_key: str | None = None) -> None:
     answer.raise_for_status()
     for one in answer.json()["answers"]:
         result = one["choice"] if one["type"] == "choice" else f"{one['probability']:.4f}"
-        # The demo model was not trained for this, which a label mass near 0 shows.
+        # Near 0 the model would have said something else than a label.
         print(f"{one['name']}: {result} (label mass {one['label_mass']:.4f})")
 
 

@@ -32,8 +32,8 @@ LONGER = {
     "tests/test_imports.py": (530, "one table of what each part may import"),
     "tests/engine/test_scheduler.py": (405, "one scheduler, and every promise of it"),
     "tests/support/broken_models.py": (520, "one function for each way to break a model's files"),
-    "training/demo/synthetic.py": (850, "mostly the vocabulary of the demo's world"),
-    "training/demo/train.py": (560, "a script that is read from top to bottom"),
+    "training/demo/synthetic.py": (560, "every wording of queries and items"),
+    "training/demo/train.py": (490, "a script that is read from top to bottom"),
 }
 
 RIDDLE = re.compile(

@@ -44,9 +44,9 @@ def test_the_page_shows_what_is_printed_and_serve_applies_it(data, monkeypatch, 
     assert run(data, "--output", "calibration.json") == 0
     assert capsys.readouterr().out == blocks(PAGE, "text")[0]
     made = Calibration.read(data.parent / "calibration.json")
-    assert made.about["rows"] == made.about["measured"]["noul"]["questions"] == 400
+    assert made.about["rows"] == 800
     drawing = ElementTree.fromstring((data.parent / "reliability.svg").read_text())
-    assert len(drawing.findall(".//{*}polyline")) == 2
+    assert len(drawing.findall(".//{*}polyline")) == 6
     asked = {"state": "query: a red lamp\nitem: A lamp.", "questions": {"q": NOUL}}
     values = []
     for flags in ((), ("--calibration", "calibration.json")):

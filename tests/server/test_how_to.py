@@ -40,9 +40,7 @@ def test_requests_of_other_servers_are_answered(demo, origin):
 
 def test_a_program_decides(tmp_path, capsys):
     run_program(blocks(HOW_TO / "decide.md", "python")[0], tmp_path)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["wrong", "topic", "anger"]
-    assert lines[0].endswith("label mass 1.00")
+    assert capsys.readouterr().out == blocks(HOW_TO / "decide.md", "text")[0]
 
 
 def test_another_model_of_cohere_is_refused(demo):

@@ -5,11 +5,14 @@ import random
 import subprocess
 import sys
 import zipfile
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from demo.decisions import draw_typed_group
+from demo.questions import labelled_questions
 from demo.synthetic import (
     draw_ranking_tasks,
     draw_training_group,
@@ -17,7 +20,7 @@ from demo.synthetic import (
     ndcg_at_k,
     prompt_query,
 )
-from gpuscore import Scorer
+from gpuscore import Choice, Noul, Rating, Scorer
 from gpuscore.errors import InvalidRequest
 from support.slow import slow
 
@@ -49,6 +52,47 @@ def test_it_ranks_far_better_than_chance(demo, count):
     assert np.mean(chance) < 0.7, "the task would be too easy to prove anything"
 
 
+@pytest.mark.parametrize("rows", [60, *slow(600)])
+def test_it_answers_typed_questions(demo, rows):
+    """Yes or no, choices by letter and levels by digit, about combinations that it never saw."""
+    right, rights = defaultdict(list), defaultdict(Counter)
+    masses = defaultdict(list)
+    for state, asked in labelled_questions(rows, seed=TEST_SEED):
+        answers = demo.system_one(state, {name: typed(one.body) for name, one in asked.items()})
+        for name, one in asked.items():
+            kind, answer = one.body["type"], answers[name]
+            best = max(answer.probabilities, key=answer.probabilities.get)
+            yes_or_no = "yes" if one.answer else "no"
+            right[kind].append(best == (yes_or_no if kind == "noul" else str(one.answer)))
+            rights[kind][one.right] += 1
+            masses[kind].append(answer.label_mass)
+    accuracy = {kind: float(np.mean(found)) for kind, found in right.items()}
+    for kind, found in masses.items():
+        enough = np.mean(np.array(found) >= 0.9)
+        print(
+            f"\n{kind}: {accuracy[kind]:.3f} of {len(found)} right, "
+            f"label mass {np.mean(found):.3f}, at least 0.9 in {enough:.3f}"
+        )
+        assert np.mean(found) >= 0.95
+        assert enough >= 0.9
+    assert set(right) == {"noul", "choice", "score"}
+    assert min(accuracy.values()) >= 0.9
+    for kind, found in rights.items():
+        share = max(found.values()) / found.total()
+        assert share < 0.7, f"{kind}: one label would be right in {share:.0%}"
+
+
+def typed(body):
+    text, criteria = body.get("instructions"), body.get("criteria", {})
+    if body["type"] == "noul":
+        return Noul(text, criteria.get("true"), criteria.get("false"))
+    if body["type"] == "choice":
+        return Choice(
+            text or "Which of these fits best?", {k: v or "" for k, v in criteria.items()}
+        )
+    return Rating(text or "Which of these fits best?", criteria)
+
+
 def test_one_text_is_one_item(demo):
     """Over HTTP a text is one item too, and not a list of its characters."""
     text, options = "A red steel lamp.", {"labels": ["yes", "no"]}
@@ -63,6 +107,8 @@ def test_training_never_sees_a_held_out_combination():
     for number in range(300):
         group = draw_training_group(rng, 1, long_text=number % 3 == 0, plain=number % 5 == 0)
         assert not is_held_out(group.query.requested)
+        assert not is_held_out(draw_typed_group(rng, 1, plain=number % 5 == 0).combination)
+        assert is_held_out(draw_typed_group(rng, 1, held_out=True).combination)
 
 
 def test_ndcg():

@@ -14,32 +14,34 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from demo.world import (
+    ADJECTIVE_ORDER,
+    ANYTHING,
+    ASKING,
+    BY_NAME,
+    CATEGORY_OF,
+    CATEGORY_WORDS,
+    INSTRUCTIONS,
+    ITEM_FILLER,
+    ITEM_OPENING,
+    JOINING_WORDS,
+    KINDS,
+    NEUTRAL_WORDS,
+    QUERY_FILLER,
+    SPEC_NAMES,
+    UNCOUNTED,
+    VALUES,
+    VALUES_OF,
+)
+
+Attributes: TypeAlias = dict[str, str]  # value by slot
 PROMPT_QUERY = "query: {query}\nitem: "
 LABELS = ("yes", "no")
 MAX_ATTRIBUTES = 5
 # One attribute combination in this many is kept out of training and used for evaluation.
 HELD_OUT_ONE_IN = 8
-
-
-@dataclass(frozen=True)
-class Value:
-    """An attribute value, with its wordings before and after a noun; the first is most common."""
-
-    name: str
-    before: tuple[str, ...]
-    after: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Category:
-    """A family of kinds, with the materials and purposes that make sense for it."""
-
-    name: str
-    words: tuple[str, ...]
-    kinds: tuple[tuple[str, ...], ...]
-    materials: tuple[str, ...]
-    purposes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -94,338 +96,6 @@ class _Piece:
     value: str = ""
 
 
-_COLOURS = (
-    Value("red", ("red", "crimson", "scarlet"), ("in red", "in crimson", "in scarlet")),
-    Value("blue", ("blue", "navy", "azure"), ("in blue", "in navy", "in azure")),
-    Value("green", ("green", "emerald", "olive"), ("in green", "in emerald", "in olive")),
-    Value("yellow", ("yellow", "golden"), ("in yellow", "in gold")),
-    Value("black", ("black", "charcoal"), ("in black", "in charcoal")),
-    Value("white", ("white", "ivory"), ("in white", "in ivory")),
-    Value("brown", ("brown", "tan"), ("in brown", "in tan")),
-    Value("grey", ("grey", "gray"), ("in grey", "in gray")),
-    Value("pink", ("pink", "rose"), ("in pink", "in rose")),
-    Value("purple", ("purple", "violet", "lilac"), ("in purple", "in violet", "in lilac")),
-    Value("orange", ("orange", "amber"), ("in orange", "in amber")),
-)
-_MATERIALS = (
-    Value("wool", ("wool", "woollen", "knitted"), ("made of wool", "knitted from wool")),
-    Value("cotton", ("cotton", "canvas"), ("made of cotton", "made from canvas")),
-    Value("leather", ("leather", "suede"), ("made of leather", "made from suede")),
-    Value("silk", ("silk", "satin"), ("made of silk", "made from satin")),
-    Value("wood", ("wooden", "oak", "pine"), ("made of wood", "made from oak", "made of pine")),
-    Value("metal", ("metal", "steel", "iron"), ("made of metal", "made from steel", "of iron")),
-    Value("glass", ("glass", "crystal"), ("made of glass", "made from crystal")),
-    Value("ceramic", ("ceramic", "porcelain"), ("made of ceramic", "made from porcelain")),
-    Value("plastic", ("plastic", "acrylic"), ("made of plastic", "made from acrylic")),
-)
-_SIZES = (
-    Value("small", ("small", "little", "tiny", "compact"), ("in a small size", "that is small")),
-    Value("medium", ("medium", "mid-sized"), ("in a medium size", "of average size")),
-    Value("large", ("large", "big", "huge"), ("in a large size", "that is big")),
-)
-_STYLES = (
-    Value("modern", ("modern", "contemporary", "sleek"), ("with a modern look",)),
-    Value("vintage", ("vintage", "retro", "antique"), ("with a vintage look",)),
-    Value("rustic", ("rustic", "farmhouse"), ("in a rustic style",)),
-    Value("floral", ("floral", "flowery"), ("with a floral pattern", "with flowers on it")),
-    Value("striped", ("striped", "stripy"), ("with stripes", "with a striped pattern")),
-)
-_PRICES = (
-    Value("cheap", ("cheap", "affordable", "budget", "inexpensive"), ("at a low price",)),
-    Value("medium-price", ("mid-range", "reasonably priced"), ("at a fair price",)),
-    Value("luxury", ("luxury", "premium", "expensive"), ("at a premium price",)),
-)
-_SEASONS = (
-    Value("winter", ("winter", "cold-weather"), ("for winter", "for cold days", "for the snow")),
-    Value("summer", ("summer", "warm-weather"), ("for summer", "for hot days", "for the sun")),
-    Value("autumn", ("autumn", "rainy-day"), ("for autumn", "for rainy days", "for the rain")),
-    Value("spring", ("spring", "springtime"), ("for spring", "for springtime")),
-)
-_PURPOSES = (
-    Value("camping", ("camping", "outdoor"), ("for camping", "for the outdoors", "for hiking")),
-    Value("office", ("office", "work"), ("for the office", "for work", "for business")),
-    Value("travel", ("travel",), ("for travel", "for long trips", "for holidays")),
-    Value("children", ("children's", "kids'"), ("for children", "for kids", "for a toddler")),
-    Value("party", ("party",), ("for parties", "for a birthday", "for celebrations")),
-    Value("cooking", ("cooking", "chef's"), ("for cooking", "for chefs", "for preparing meals")),
-    Value("gardening", ("gardening",), ("for gardening", "for growing plants")),
-    Value("sport", ("fitness", "training"), ("for sport", "for exercise", "for workouts")),
-    Value("wedding", ("wedding", "bridal"), ("for a wedding", "for brides")),
-    Value("bedroom", ("bedroom",), ("for the bedroom", "for a good sleep")),
-)
-_VALUES: dict[str, tuple[Value, ...]] = {
-    "price": _PRICES,
-    "size": _SIZES,
-    "style": _STYLES,
-    "colour": _COLOURS,
-    "material": _MATERIALS,
-    "season": _SEASONS,
-    "purpose": _PURPOSES,
-}
-_BY_NAME = {(slot, value.name): value for slot, values in _VALUES.items() for value in values}
-
-_CATEGORIES = (
-    Category(
-        "clothing",
-        ("clothing", "garment", "clothes"),
-        (
-            ("scarf", "shawl"),
-            ("jumper", "sweater", "pullover"),
-            ("jacket", "coat"),
-            ("hat", "cap", "beanie"),
-            ("shirt", "blouse"),
-            ("dress", "gown"),
-        ),
-        ("wool", "cotton", "leather", "silk"),
-        ("camping", "office", "travel", "children", "party", "sport", "wedding"),
-    ),
-    Category(
-        "furniture",
-        ("furniture", "piece of furniture"),
-        (
-            ("chair", "seat"),
-            ("table", "desk"),
-            ("sofa", "couch", "settee"),
-            ("shelf", "bookcase"),
-            ("bed", "bedstead"),
-            ("cupboard", "cabinet", "wardrobe"),
-        ),
-        ("wood", "metal", "glass", "plastic", "leather"),
-        ("camping", "office", "children", "party", "bedroom", "cooking"),
-    ),
-    Category(
-        "kitchenware",
-        ("kitchenware", "kitchen item", "tableware"),
-        (
-            ("mug", "cup"),
-            ("pan", "skillet"),
-            ("bowl", "dish"),
-            ("kettle", "teapot"),
-            ("plate", "platter"),
-            ("jug", "pitcher"),
-        ),
-        ("wood", "metal", "glass", "ceramic", "plastic"),
-        ("camping", "office", "travel", "children", "party", "cooking", "wedding"),
-    ),
-    Category(
-        "bag",
-        ("bag", "luggage"),
-        (
-            ("backpack", "rucksack"),
-            ("suitcase", "trolley case"),
-            ("wallet", "purse"),
-            ("handbag", "tote"),
-        ),
-        ("leather", "cotton", "plastic", "silk"),
-        ("camping", "office", "travel", "children", "sport", "wedding", "party"),
-    ),
-    Category(
-        "toy",
-        ("toy", "plaything"),
-        (
-            ("puzzle", "jigsaw"),
-            ("doll", "puppet"),
-            ("train set", "toy train"),
-            ("kite", "stunt kite"),
-            ("teddy bear", "stuffed animal"),
-        ),
-        ("wood", "plastic", "cotton", "metal"),
-        ("travel", "children", "party", "camping", "bedroom"),
-    ),
-    Category(
-        "decoration",
-        ("decoration", "home decor", "ornament"),
-        (
-            ("lamp", "lantern"),
-            ("clock", "timepiece"),
-            ("mirror", "looking glass"),
-            ("rug", "carpet"),
-            ("vase", "flower vase"),
-            ("blanket", "throw", "quilt"),
-            ("cushion", "pillow"),
-        ),
-        ("wool", "cotton", "glass", "ceramic", "wood", "metal", "silk"),
-        ("office", "children", "party", "wedding", "bedroom", "camping"),
-    ),
-    Category(
-        "garden equipment",
-        ("garden equipment", "garden item", "garden tool"),
-        (
-            ("spade", "shovel"),
-            ("planter", "flowerpot"),
-            ("watering can", "sprinkler"),
-            ("parasol", "sunshade"),
-            ("rake", "leaf rake"),
-        ),
-        ("wood", "metal", "plastic", "ceramic", "cotton"),
-        ("gardening", "camping", "children", "party", "office"),
-    ),
-)
-_KINDS = {words[0]: (words, category) for category in _CATEGORIES for words in category.kinds}
-_CATEGORY_OF = {kind: category.name for kind, (_, category) in _KINDS.items()}
-# Every attribute that an item can state, for numbering.
-CONCEPTS = (*(("kind", kind) for kind in _KINDS), *_BY_NAME)
-_CATEGORY_WORDS = {category.name: category.words for category in _CATEGORIES}
-_UNCOUNTED = frozenset(
-    ("clothing", "clothes", "furniture", "kitchenware", "tableware", "luggage", "home decor")
-) | {"garden equipment", "something", "anything"}
-_ANYTHING = ("something", "anything", "item", "product", "thing")
-_ADJECTIVE_ORDER = ("price", "size", "style", "colour", "material", "season", "purpose")
-_SPEC_NAMES = {"colour": "colour", "material": "material", "size": "size", "style": "style"}
-
-_ASKING = (
-    "I need",
-    "I am looking for",
-    "looking for",
-    "show me",
-    "find me",
-    "please find",
-    "we want",
-    "do you have",
-    "where can I buy",
-    "I want to buy",
-    "search for",
-    "recommend",
-    "can you suggest",
-    "what about",
-)
-_QUERY_FILLER = (
-    "It is a present for my sister.",
-    "It should arrive before Friday.",
-    "Thank you for your help.",
-    "My old one broke last month.",
-    "I hope you still have one in stock.",
-    "We moved to a new flat not long ago and many boxes are still closed.",
-    "A friend told me about your shop and said that the service is very good.",
-    "Please only show what can be delivered.",
-    "I have looked in three other shops and did not find anything that I liked.",
-    "The last order came quickly and everything was fine.",
-    "My neighbour has one and uses it every day.",
-    "I would like to see a few choices first, then decide with my family.",
-    "Is there a discount for students?",
-    "Let me know if you have questions.",
-    "I can pay by card or on delivery.",
-)
-_ITEM_FILLER = (
-    "new in stock",
-    "free delivery",
-    "a customer favourite",
-    "two year guarantee",
-    "easy to clean",
-    "top rated",
-    "limited offer",
-    "ready to ship",
-    "from our own workshop",
-    "sold by Nordwind",
-    "by Acme",
-    "order number 4821",
-    "ships in two days",
-    "with gift box",
-)
-_ITEM_OPENING = ("New:", "Offer:", "Acme", "Nordwind", "Bestseller:", "Now back:", "Top pick:")
-_INSTRUCTIONS = (
-    "You are a careful shopping assistant.",
-    "Decide whether the item matches the query.",
-    "Answer yes if the item has everything that the query asks for, otherwise answer no.",
-    "Judge whether the document meets the requirements given in the request.",
-    "The answer can only be yes or no.",
-    "Read the query first and then the item.",
-    "Do not explain the answer.",
-    "An item that misses one of the wishes is not a match.",
-    "Ignore spelling, order of words and the seller.",
-    "The text of an item may be short or long.",
-    "Different words can mean the same thing.",
-    "The shop opens at nine and closes at six on every day of the week.",
-    "Each result is shown to one customer, who sees only the first page.",
-    "Orders that are paid before noon leave the warehouse on the same day.",
-    "Returns are accepted within thirty days when the receipt is included.",
-    "This text is the same for every request and carries no wish of the customer.",
-    "Below you find one query and one item.",
-    "Rank the results so that the best ones come first.",
-    "The catalogue is updated every night and holds several thousand entries.",
-    "Be strict, be brief, and treat every candidate in the same way.",
-)
-_NEUTRAL_WORDS = [
-    "system",
-    "note",
-    "customer",
-    "market",
-    "street",
-    "letter",
-    "number",
-    "answer",
-    "question",
-    "page",
-    "list",
-    "report",
-    "team",
-    "city",
-    "manager",
-    "meeting",
-    "result",
-    "method",
-    "value",
-    "point",
-    "group",
-    "case",
-    "part",
-    "place",
-    "week",
-    "year",
-    "hand",
-    "school",
-    "story",
-    "fact",
-    "month",
-    "right",
-    "study",
-    "book",
-    "word",
-    "issue",
-    "side",
-    "head",
-    "house",
-    "service",
-    "power",
-    "game",
-    "line",
-    "member",
-    "law",
-    "car",
-    "name",
-    "body",
-    "area",
-    "idea",
-    "moment",
-    "force",
-    "reason",
-    "research",
-    "teacher",
-]
-_JOINING_WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "that",
-    "for",
-    "it",
-    "with",
-    "as",
-    "was",
-    "on",
-    "are",
-    "by",
-    "this",
-    "be",
-    "at",
-    "from",
-    "or",
-]
-
-
 def prompt_query(query_text: str, preamble: str = "") -> str:
     """Return the part of the prompt before the item, optionally after a preamble line."""
     lead = f"{preamble}\n" if preamble else ""
@@ -438,7 +108,7 @@ def held_count(query: Query, item: Item, upto: int | None = None) -> int:
     stated = {(s.slot, s.value) for s in item.statements if s.end <= end}
     for slot, value in tuple(stated):
         if slot == "kind":
-            stated.add(("category", _CATEGORY_OF[value]))
+            stated.add(("category", CATEGORY_OF[value]))
     return sum(attribute in stated for attribute in query.requested)
 
 
@@ -447,7 +117,7 @@ def verdict(query: Query, statement: Statement) -> int:
     asked = dict(query.requested)
     slot, value = statement.slot, statement.value
     if slot == "kind" and "category" in asked:
-        slot, value = "category", _CATEGORY_OF[value]
+        slot, value = "category", CATEGORY_OF[value]
     if slot not in asked:
         return 0
     return 1 if asked[slot] == value else 2
@@ -516,6 +186,45 @@ def draw_item(rng: random.Random, query: Query, held: int, chatty: bool = False)
     return _item_text(rng, attributes, chatty)
 
 
+def draw_thing(rng: random.Random, held_out: bool = False, chatty: bool = False) -> Item:
+    """Draw an item that nobody asked for, in a training combination or a held-out one."""
+    while True:
+        kind = rng.choice(sorted(KINDS))
+        attributes = {"kind": kind}
+        for slot in VALUES:
+            if rng.random() < 0.5:
+                attributes[slot] = _draw_value(rng, kind, slot)
+        if is_held_out(tuple(attributes.items())) == held_out:
+            return _item_text(rng, attributes, chatty)
+
+
+def attributes_of(item: Item) -> Attributes:
+    """Return what an item's text states, with the category of its kind."""
+    stated = {statement.slot: statement.value for statement in item.statements}
+    if "kind" in stated:
+        stated["category"] = CATEGORY_OF[stated["kind"]]
+    return stated
+
+
+def other_values(rng: random.Random, slot: str, unlike: str | None, count: int) -> list[str]:
+    """Draw up to `count` different values of a slot, none of them `unlike`."""
+    names = [name for name in VALUES_OF[slot] if name != unlike]
+    return rng.sample(names, min(count, len(names)))
+
+
+def phrase(
+    rng: random.Random, attributes: Attributes
+) -> tuple[str, tuple[tuple[int, str, str], ...]]:
+    """Word attributes as a description; also return where each one ends, with slot and value."""
+    if len(attributes) == 1 and not {"kind", "category"} & set(attributes):
+        ((slot, value),) = attributes.items()
+        pieces = [_attribute(rng, slot, value, after=rng.random() < 0.3)]
+    else:
+        pieces = _noun_phrase(rng, attributes)
+    item = _stating(pieces)
+    return item.text, tuple((mark.end, mark.slot, mark.value) for mark in item.statements)
+
+
 def _plain_item(rng: random.Random, query: Query, held: int) -> Item:
     kept, asked = dict(rng.sample(query.requested, held)), dict(query.requested)
     attributes = _draw_attributes(rng, _draw_kind(rng, kept, asked), kept, asked)
@@ -537,15 +246,15 @@ def draw_training_group(
     query = draw_query(rng, max_attributes=max_attributes)
     if plain:
         query = Query(query.requested, _join(_keywords(rng, dict(query.requested)))[0])
-        helds = [_draw_held(rng, len(query.requested)) for _ in range(n_items)]
+        helds = [draw_held(rng, len(query.requested)) for _ in range(n_items)]
         return TrainingGroup(query, "", tuple(_plain_item(rng, query, h) for h in helds))
     preamble = ""
     if long_text:
         query, preamble = _lengthen(rng, query)
     elif rng.random() < 0.1:
-        preamble = " ".join(rng.sample(_INSTRUCTIONS, rng.randint(1, 2)))
+        preamble = " ".join(rng.sample(INSTRUCTIONS, rng.randint(1, 2)))
     items = [
-        draw_item(rng, query, _draw_held(rng, len(query.requested)), rng.random() < 0.1)
+        draw_item(rng, query, draw_held(rng, len(query.requested)), rng.random() < 0.1)
         for _ in range(n_items)
     ]
     return TrainingGroup(query, preamble, tuple(items))
@@ -572,7 +281,7 @@ def _draw_task(rng: random.Random, candidates: int, min_attributes: int) -> Rank
     return RankingTask(query.text, tuple(item.text for item in items), grades)
 
 
-def _draw_held(rng: random.Random, asked: int) -> int:
+def draw_held(rng: random.Random, asked: int) -> int:
     """Draw how many requested attributes a training item states: often all or all but one."""
     roll = rng.random()
     if roll < 0.3:
@@ -581,8 +290,8 @@ def _draw_held(rng: random.Random, asked: int) -> int:
 
 
 def _draw_request(rng: random.Random, count: int) -> tuple[tuple[str, str], ...]:
-    kind = rng.choice(sorted(_KINDS))
-    slots = rng.sample(sorted(_VALUES), count)
+    kind = rng.choice(sorted(KINDS))
+    slots = rng.sample(sorted(VALUES), count)
     if rng.random() < 0.8:
         slots[0] = "category" if rng.random() < 0.25 else "kind"
     return tuple(sorted((slot, _draw_value(rng, kind, slot)) for slot in slots))
@@ -590,10 +299,10 @@ def _draw_request(rng: random.Random, count: int) -> tuple[tuple[str, str], ...]
 
 def _draw_value(rng: random.Random, kind: str, slot: str, unlike: str = "") -> str:
     """Draw a value that makes sense for the kind, and differs from `unlike`."""
-    category = _KINDS[kind][1]
+    category = KINDS[kind][1]
     if slot in ("kind", "category"):
         return kind if slot == "kind" else category.name
-    names = [value.name for value in _VALUES[slot]]
+    names = [value.name for value in VALUES[slot]]
     if slot in ("material", "purpose"):
         names = list(category.materials if slot == "material" else category.purposes)
     return rng.choice([name for name in names if name != unlike])
@@ -603,16 +312,16 @@ def _draw_kind(rng: random.Random, kept: dict[str, str], asked: dict[str, str]) 
     """Choose a kind that states the kept attributes and none of the other requested ones."""
 
     def denied(kind: str) -> bool:
-        stated = {"kind": kind, "category": _CATEGORY_OF[kind]}
+        stated = {"kind": kind, "category": CATEGORY_OF[kind]}
         return any((stated[s] == v) != (s in kept) for s, v in asked.items() if s in stated)
 
     def sensible(kind: str) -> bool:
-        category = _KINDS[kind][1]
+        category = KINDS[kind][1]
         material, purpose = kept.get("material"), kept.get("purpose")
         fits = material is None or material in category.materials
         return fits and (purpose is None or purpose in category.purposes)
 
-    allowed = [kind for kind in sorted(_KINDS) if not denied(kind)]
+    allowed = [kind for kind in sorted(KINDS) if not denied(kind)]
     return rng.choice([kind for kind in allowed if sensible(kind)] or allowed)
 
 
@@ -621,7 +330,7 @@ def _draw_attributes(
 ) -> dict[str, str]:
     """Choose the item's attributes: all kept ones, and for others another value or none."""
     attributes = {"kind": kind}
-    for slot in _VALUES:
+    for slot in VALUES:
         if slot in kept:
             attributes[slot] = kept[slot]
         elif slot in asked:
@@ -645,16 +354,16 @@ def _article(rng: random.Random, first_word: str) -> str:
 def _head(rng: random.Random, attributes: dict[str, str]) -> _Piece:
     """Name the thing: by kind, by category, or just as something."""
     if "kind" in attributes:
-        words = _KINDS[attributes["kind"]][0]
+        words = KINDS[attributes["kind"]][0]
         return _Piece(_pick_form(rng, words), "kind", attributes["kind"])
     if "category" in attributes:
-        words = _CATEGORY_WORDS[attributes["category"]]
+        words = CATEGORY_WORDS[attributes["category"]]
         return _Piece(_pick_form(rng, words), "category", attributes["category"])
-    return _Piece(rng.choice(_ANYTHING))
+    return _Piece(rng.choice(ANYTHING))
 
 
 def _attribute(rng: random.Random, slot: str, name: str, after: bool) -> _Piece:
-    value = _BY_NAME[slot, name]
+    value = BY_NAME[slot, name]
     return _Piece(_pick_form(rng, value.after if after else value.before), slot, name)
 
 
@@ -664,7 +373,7 @@ def _split_slots(
     """Word each attribute either as an adjective or as a phrase after the noun."""
     before: list[_Piece] = []
     after: list[_Piece] = []
-    for slot in _ADJECTIVE_ORDER:
+    for slot in ADJECTIVE_ORDER:
         if slot in attributes:
             usual = 0.75 if slot in ("season", "purpose") else 0.25
             is_after = rng.random() < usual
@@ -680,11 +389,11 @@ def _noun_phrase(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]
     """Word the attributes as one noun phrase: "a small red wool scarf for winter"."""
     head = _head(rng, attributes)
     before, after = _split_slots(rng, attributes)
-    if not head.slot and head.text in _UNCOUNTED:
+    if not head.slot and head.text in UNCOUNTED:
         pieces = [head, *before]
     else:
         pieces = [*before, head]
-        if head.text not in _UNCOUNTED and rng.random() < 0.6:
+        if head.text not in UNCOUNTED and rng.random() < 0.6:
             pieces.insert(0, _Piece(_article(rng, pieces[0].text)))
     comma = "," if rng.random() < 0.2 else ""
     for piece in after:
@@ -694,7 +403,7 @@ def _noun_phrase(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]
 
 def _keywords(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]:
     """Word the attributes as keywords in any order: "wool, scarf, red"."""
-    pieces = [_attribute(rng, s, v, False) for s, v in attributes.items() if s in _VALUES]
+    pieces = [_attribute(rng, s, v, False) for s, v in attributes.items() if s in VALUES]
     head = _head(rng, attributes)
     pieces += [head] if head.slot else []
     rng.shuffle(pieces)
@@ -710,7 +419,7 @@ def _relative(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]:
     head = _head(rng, attributes)
     before, after = _split_slots(rng, attributes)
     pieces = [head]
-    if head.text not in _UNCOUNTED:
+    if head.text not in UNCOUNTED:
         pieces.insert(0, _Piece(_article(rng, head.text)))
     for i, piece in enumerate(before):
         joint = rng.choice(("that is", "which is")) if i == 0 else "and"
@@ -724,12 +433,12 @@ def _relative(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]:
 def _specification(rng: random.Random, attributes: dict[str, str]) -> list[_Piece]:
     """Word the attributes as a specification: "scarf. colour: red. material: wool"."""
     pieces = [_head(rng, attributes)]
-    slots = [slot for slot in _ADJECTIVE_ORDER if slot in attributes]
+    slots = [slot for slot in ADJECTIVE_ORDER if slot in attributes]
     rng.shuffle(slots)
     mark = rng.choice((".", ",", ";", " -"))
     for slot in slots:
         pieces.append(_Piece(mark))
-        name = _SPEC_NAMES.get(slot)
+        name = SPEC_NAMES.get(slot)
         pieces += [_Piece(name), _Piece(":")] if name else []
         pieces.append(_attribute(rng, slot, attributes[slot], name is None))
     return pieces
@@ -750,20 +459,20 @@ _ITEM_WORDINGS: tuple[_Wording, ...] = (
 def _query_text(rng: random.Random, requested: dict[str, str]) -> str:
     text = _join(rng.choice(_QUERY_WORDINGS)(rng, requested))[0]
     if rng.random() < 0.5:
-        text = f"{rng.choice(_ASKING)} {text}"
+        text = f"{rng.choice(ASKING)} {text}"
     text += rng.choice(("", "", "", ".", "?", "!", " please"))
     text = _recase(rng, text)
     if rng.random() < 0.12:
-        text = _surround(rng, text, [rng.choice(_QUERY_FILLER)])
+        text = _surround(rng, text, [rng.choice(QUERY_FILLER)])
     return text
 
 
 def _item_text(rng: random.Random, attributes: dict[str, str], chatty: bool) -> Item:
     pieces = rng.choice(_ITEM_WORDINGS)(rng, attributes)
     if rng.random() < 0.15:
-        pieces.insert(0, _Piece(rng.choice(_ITEM_OPENING)))
+        pieces.insert(0, _Piece(rng.choice(ITEM_OPENING)))
     extras = rng.randint(2, 5) if chatty else int(rng.random() < 0.2)
-    for filler in rng.sample(_ITEM_FILLER, extras):
+    for filler in rng.sample(ITEM_FILLER, extras):
         pieces += [_Piece(rng.choice((",", ".", " -"))), _Piece(filler)]
     if rng.random() < 0.45:
         pieces.append(_Piece(rng.choice((".", ".", ".", "!"))))
@@ -815,18 +524,18 @@ def _lengthen(rng: random.Random, query: Query) -> tuple[Query, str]:
     """Make the prompt long: filler around the request, a preamble before it, or both."""
     preamble = ""
     if rng.random() < 0.6:
-        preamble = _preamble(rng, rng.randint(3, 16))
+        preamble = draw_preamble(rng, rng.randint(3, 16))
     if not preamble or rng.random() < 0.2:
-        sentences = rng.sample(_QUERY_FILLER, rng.randint(2, 8))
-        sentences += [_neutral_sentence(rng) for _ in range(rng.randint(0, 8))]
+        sentences = rng.sample(QUERY_FILLER, rng.randint(2, 8))
+        sentences += [neutral_sentence(rng) for _ in range(rng.randint(0, 8))]
         rng.shuffle(sentences)
         query = Query(query.requested, _surround(rng, query.text, sentences))
     return query, preamble
 
 
-def _preamble(rng: random.Random, count: int) -> str:
-    sentences = rng.sample(_INSTRUCTIONS, min(count, rng.randint(2, 12)))
-    sentences += [_neutral_sentence(rng) for _ in range(count - len(sentences))]
+def draw_preamble(rng: random.Random, count: int) -> str:
+    sentences = rng.sample(INSTRUCTIONS, min(count, rng.randint(2, 12)))
+    sentences += [neutral_sentence(rng) for _ in range(count - len(sentences))]
     if rng.random() < 0.25:
         # The model must learn to ignore attribute words outside the query.
         sentences.append(f"The last customer wanted {_join(_noun_phrase(rng, _other(rng)))[0]}.")
@@ -839,9 +548,9 @@ def _other(rng: random.Random) -> dict[str, str]:
     return dict(_draw_request(rng, rng.randint(1, 3)))
 
 
-def _neutral_sentence(rng: random.Random) -> str:
+def neutral_sentence(rng: random.Random) -> str:
     words: list[str] = []
     for _ in range(rng.randint(3, 8)):
-        words += [rng.choice(_JOINING_WORDS), rng.choice(_NEUTRAL_WORDS)]
+        words += [rng.choice(JOINING_WORDS), rng.choice(NEUTRAL_WORDS)]
     text = " ".join(words)
     return f"{text[0].upper()}{text[1:]}."

@@ -2,8 +2,10 @@
 
     PYTHONPATH=training python -P -m demo.train --output DIR --seed 0
 
-Writes the tokenizer, the configuration, the weights and a model card to DIR. Training takes
-about a quarter of an hour on two CPU cores. It needs the packages of the dev extra.
+Writes the tokenizer, the configuration, the weights and a model card to DIR. First the model
+learns to rank, then typed questions beside that; each part takes some half an hour on two CPU
+cores. With --from DIR only the second part runs, on the weights that are there. It needs the
+packages of the dev extra.
 """
 
 from __future__ import annotations
@@ -18,16 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from demo import synthetic
+from demo.decisions import MOST_OPTIONS, draw_typed_group
+from demo.evaluation import Evaluation, evaluate, labels_of
+from demo.packing import NO_CONCEPT, PAD_ID, Batch, Row, collate, pack_ranking, pack_typed
+from demo.world import CONCEPTS
 
 END_OF_TEXT = "<|endoftext|>"
-PAD_ID = 0
 # The pre-tokenizer of Qwen models: contractions, words with one leading space, single digits,
 # punctuation runs, white space.
 SPLIT_REGEX = (
@@ -44,6 +49,10 @@ class Stage:
     groups: int
     max_attributes: int
     plain: bool
+
+
+# The share of the second part in which questions are plain.
+PLAIN_UNTIL = 0.15
 
 
 # The model learns to match words only after a plateau. Many small batches of plain texts end the
@@ -76,37 +85,22 @@ class TrainingSettings:
     other_rate: float = 2e-3
     weight_decay: float = 0.01
     warmup: int = 100
-    report_every: int = 100
-    evaluate_every: int = 500
+    report_every: int = 50
+    evaluate_every: int = 250
+    typed_steps: int = 2400
+    typed_groups: int = 8
+    questions: int = 8
+    typed_matrix_rate: float = 3e-3
+    typed_other_rate: float = 1.5e-3
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Rows of one query each, followed by items that see the query but not each other."""
+class Rates:
+    """The length of a part of training, and its highest learning rates."""
 
-    ids: Tensor
-    positions: Tensor
-    mask: Tensor
-    rows: Tensor
-    columns: Tensor
-    targets: Tensor
-    weights: Tensor
-    final: Tensor
-    hints: Tensor
-
-
-@dataclass(frozen=True)
-class Row:
-    """One packed row before padding; `answers` holds (column, target, is the item's end).
-
-    `hints` holds (column, concept, verdict) for every statement of the items.
-    """
-
-    ids: list[int]
-    positions: list[int]
-    blocks: list[int]
-    answers: list[tuple[int, float, bool]]
-    hints: list[tuple[int, int, int]]
+    steps: int
+    matrix: float
+    other: float
 
 
 class Hints(torch.nn.Module):
@@ -119,7 +113,7 @@ class Hints(torch.nn.Module):
 
     def __init__(self, settings: TrainingSettings) -> None:
         super().__init__()
-        self.concept = torch.nn.Linear(settings.hidden_size, len(synthetic.CONCEPTS))
+        self.concept = torch.nn.Linear(settings.hidden_size, len(CONCEPTS))
         self.verdict = torch.nn.Linear(settings.hidden_size, 3)
         self.layers = (1, settings.layers - 1)
 
@@ -130,7 +124,8 @@ class Hints(torch.nn.Module):
             functional.rms_norm(states[i][rows, columns], states[i].shape[-1:]) for i in self.layers
         )
         judged = self.verdict(late)
-        loss = 0.2 * functional.cross_entropy(self.concept(early), concepts)
+        named = self.concept(early)
+        loss = 0.2 * functional.cross_entropy(named, concepts, ignore_index=NO_CONCEPT)
         loss = loss + 0.5 * functional.cross_entropy(judged, verdicts)
         return loss, float((judged.argmax(dim=-1) == verdicts).float().mean())
 
@@ -139,21 +134,36 @@ def main() -> None:
     """Train, evaluate and write the demonstration model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--output", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--from", type=Path, dest="start", help="folder of a model to go on with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=TrainingSettings.steps)
+    parser.add_argument("--typed-steps", type=int, default=TrainingSettings.typed_steps)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads for training")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    settings = TrainingSettings(steps=args.steps)
+    settings = TrainingSettings(steps=args.steps, typed_steps=args.typed_steps)
     args.output.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(args.seed, settings.vocab_size)
     started = time.monotonic()
-    model = train_model(tokenizer, settings, args.seed, args.output)
-    minutes = (time.monotonic() - started) / 60
-    ndcg, chance = evaluate(model, tokenizer, seed=args.seed + 1000, tasks=100)
-    print(f"held-out nDCG@10 {ndcg:.4f}, random order {chance:.4f}, {minutes:.1f} minutes")
+    if args.start is None:
+        tokenizer = train_tokenizer(args.seed, settings.vocab_size)
+        torch.manual_seed(args.seed)
+        model = build_model(settings, tokenizer.get_vocab_size())
+        print(f"parameters: {sum(p.numel() for p in model.parameters())}")
+        batches = draw_batches(random.Random(f"training-{args.seed}"), tokenizer, settings)
+        rates = Rates(settings.steps, settings.matrix_rate, settings.other_rate)
+        train(model, tokenizer, settings, batches, rates, args.output)
+    else:
+        tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
+        model = build_model(settings, tokenizer.get_vocab_size())
+        model.load_state_dict(load_file(args.start / "model.safetensors"), strict=False)
+    torch.manual_seed(args.seed)
+    batches = draw_typed_batches(random.Random(f"typed-{args.seed}"), tokenizer, settings)
+    rates = Rates(settings.typed_steps, settings.typed_matrix_rate, settings.typed_other_rate)
+    train(model, tokenizer, settings, batches, rates, args.output)
+    found = evaluate(model, tokenizer, seed=args.seed + 1000, tasks=100, groups=400)
+    print(f"{found}\n{(time.monotonic() - started) / 60:.1f} minutes")
     write_model(model, tokenizer, args.output)
-    write_card(args.output, settings, args.seed, ndcg, chance)
+    write_card(args.output, settings, args.seed, found)
 
 
 def train_tokenizer(seed: int, vocab_size: int) -> Tokenizer:
@@ -213,30 +223,31 @@ def build_model(settings: TrainingSettings, vocab_size: int) -> Qwen3ForCausalLM
     return Qwen3ForCausalLM(config)
 
 
-def train_model(
-    tokenizer: Tokenizer, settings: TrainingSettings, seed: int, output: Path
-) -> Qwen3ForCausalLM:
-    """Train with soft yes/no targets at the end of every item and of every stated attribute.
+def train(
+    model: Qwen3ForCausalLM,
+    tokenizer: Tokenizer,
+    settings: TrainingSettings,
+    batches: Iterator[Batch],
+    rates: Rates,
+    output: Path,
+) -> None:
+    """Train on all batches.
 
     The model is also written at every evaluation, so an interrupted run leaves one behind.
     """
-    torch.manual_seed(seed)
-    rng = random.Random(f"training-{seed}")
-    model = build_model(settings, tokenizer.get_vocab_size())
-    print(f"parameters: {sum(p.numel() for p in model.parameters())}")
     hints = Hints(settings)
-    optimizers = _optimizers(model, hints, settings)
+    optimizers = _optimizers(model, hints, settings, rates)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: _rate(step, settings.warmup, settings.steps)
+            optimizer, lambda step: _rate(step, settings.warmup, rates.steps)
         )
         for optimizer in optimizers
     ]
     label_ids = labels_of(tokenizer)
     totals: list[tuple[float, ...]] = []
     started = time.monotonic()
-    for step, batch in enumerate(draw_batches(rng, tokenizer, settings), start=1):
-        loss, *rates = batch_loss(model, hints, batch, label_ids)
+    for step, batch in enumerate(batches, start=1):
+        loss, *parts = batch_loss(model, hints, batch, label_ids)
         model.zero_grad(set_to_none=True)
         hints.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
@@ -244,7 +255,7 @@ def train_model(
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
-        totals.append((float(loss.detach()), *rates))
+        totals.append((float(loss.detach()), *parts))
         if step % settings.report_every == 0:
             mean = [sum(column) / len(column) for column in zip(*totals, strict=True)]
             print(
@@ -254,14 +265,12 @@ def train_model(
             )
             totals.clear()
         if step % settings.evaluate_every == 0:
-            ndcg, chance = evaluate(model, tokenizer, seed=seed + 500, tasks=20)
-            print(f"step {step} nDCG@10 {ndcg:.4f} (random {chance:.4f})", flush=True)
+            print(evaluate(model, tokenizer, seed=500, tasks=20, groups=60), flush=True)
             write_model(model, tokenizer, output)
-    return model
 
 
 def _optimizers(
-    model: Qwen3ForCausalLM, hints: Hints, settings: TrainingSettings
+    model: Qwen3ForCausalLM, hints: Hints, settings: TrainingSettings, rates: Rates
 ) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
     """Train the layers' matrices with Muon, which leaves the plateau far sooner than AdamW."""
     named = list(model.named_parameters())
@@ -269,13 +278,13 @@ def _optimizers(
     others = [p for n, p in named if p.dim() == 1 or "embed" in n]
     muon = torch.optim.Muon(
         matrices,
-        lr=settings.matrix_rate,
+        lr=rates.matrix,
         weight_decay=settings.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
     adam = torch.optim.AdamW(
         [*others, *hints.parameters()],
-        lr=settings.other_rate,
+        lr=rates.other,
         betas=(0.9, 0.98),
         weight_decay=0.0,
     )
@@ -288,11 +297,6 @@ def _rate(step: int, warmup: int, steps: int) -> float:
     # The last pool of batches may run a few steps over.
     done = min(1.0, (step - warmup) / max(1, steps - warmup))
     return 0.5 * (1 + math.cos(math.pi * done))
-
-
-def labels_of(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return the token ids of the labels."""
-    return tuple(tokenizer.encode(label).ids[0] for label in synthetic.LABELS)
 
 
 def batch_loss(
@@ -308,10 +312,12 @@ def batch_loss(
     logits = model.lm_head(states[-1][batch.rows, batch.columns])
     # The softmax is over the whole vocabulary, so that the labels learn to take all probability.
     logp = torch.log_softmax(logits, dim=-1)[:, list(label_ids)]
-    loss = -(batch.targets * logp[:, 0] + (1 - batch.targets) * logp[:, 1])
+    loss = -(batch.targets * logp).sum(dim=-1)
     loss = (loss * batch.weights).sum() / batch.weights.sum()
-    right = (logp[:, 0] > logp[:, 1]) == (batch.targets > 0.5)
-    accuracy = float(right[batch.final].float().mean())
+    # Where all answers are equally probable, none is right.
+    known = (batch.weights == 1) & (batch.targets.amax(dim=-1) > 0.5)
+    right = logp.argmax(dim=-1) == batch.targets.argmax(dim=-1)
+    accuracy = float(right[known].float().mean())
     hint_loss, judged = hints(states, batch.hints)
     return loss + hint_loss, float(loss.detach()), accuracy, judged
 
@@ -326,7 +332,7 @@ def draw_batches(
         count = stage.groups * settings.pool
         rows = _draw_rows(rng, tokenizer, settings.items, count, stage)
         # Rows of similar length share a batch, to keep padding small.
-        rows.sort(key=lambda row: len(row.ids))
+        rows.sort(key=_length)
         chunks = [rows[i : i + stage.groups] for i in range(0, count, stage.groups)]
         if not stage.plain:
             rows = _draw_rows(rng, tokenizer, settings.items, settings.long_groups, stage, True)
@@ -349,121 +355,36 @@ def _draw_rows(
         group = synthetic.draw_training_group(
             rng, n_items, stage.max_attributes, long_text, stage.plain
         )
-        rows.append(pack_row(rng, tokenizer, group))
+        rows.append(pack_ranking(rng, tokenizer, group))
     return rows
 
 
-def pack_row(rng: random.Random, tokenizer: Tokenizer, group: synthetic.TrainingGroup) -> Row:
-    """Lay out the query and then its items, each at the positions right after the query."""
-    prompt = synthetic.prompt_query(group.query.text, group.preamble)
-    texts = [item.text for item in group.items]
-    shift = 0
-    if rng.random() < 0.5:
-        # Tokenizing query and item as one text moves the space into the item's first token;
-        # train on both forms, since callers may do either.
-        prompt, texts, shift = prompt[:-1], [f" {text}" for text in texts], 1
-    prefix = tokenizer.encode(prompt).ids
-    row = Row(list(prefix), list(range(len(prefix))), [0] * len(prefix), [], [])
-    for block, (item, encoded) in enumerate(
-        zip(group.items, tokenizer.encode_batch(texts), strict=True), start=1
-    ):
-        start = len(row.ids)
-        row.ids.extend(encoded.ids)
-        row.positions.extend(range(len(prefix), len(prefix) + len(encoded.ids)))
-        row.blocks.extend([block] * len(encoded.ids))
-        ends = [end - shift for _, end in encoded.offsets]
-        row.answers.extend(
-            (start + column, target, column == len(ends) - 1)
-            for column, target in _answers(group.query, item, ends)
-        )
-        row.hints.extend(
-            (
-                start + ends.index(statement.end),
-                synthetic.CONCEPTS.index((statement.slot, statement.value)),
-                synthetic.verdict(group.query, statement),
+def draw_typed_batches(
+    rng: random.Random, tokenizer: Tokenizer, settings: TrainingSettings
+) -> Iterator[Batch]:
+    """Draw batches of typed questions, with one of rankings after every two."""
+    step = 0
+    while step < settings.typed_steps:
+        plain = step < settings.typed_steps * PLAIN_UNTIL
+        count = settings.typed_groups * settings.pool
+        groups = (draw_typed_group(rng, settings.questions, plain=plain) for _ in range(count))
+        rows = sorted((pack_typed(tokenizer, group) for group in groups), key=_length)
+        chunks = [
+            rows[i : i + settings.typed_groups] for i in range(0, count, settings.typed_groups)
+        ]
+        stage = CURRICULUM[-1]
+        for number in range(settings.pool // 2):
+            is_long = number == 0
+            chunks.append(
+                _draw_rows(rng, tokenizer, settings.items, settings.typed_groups, stage, is_long)
             )
-            for statement in item.statements
-            if statement.end in ends
-        )
-    return row
+        rng.shuffle(chunks)
+        step += len(chunks)
+        yield from map(collate, chunks)
 
 
-def _answers(
-    query: synthetic.Query, item: synthetic.Item, ends: Sequence[int]
-) -> Iterator[tuple[int, float]]:
-    """Yield (column, target) at each statement's end, where the item so far is a whole item."""
-    asked = len(query.requested)
-    marks = {s.end for s in item.statements} | {len(item.text)}
-    for column, end in enumerate(ends):
-        if end in marks:
-            held = synthetic.held_count(query, item, upto=end)
-            yield column, synthetic.answer_target(held, asked)
-
-
-def collate(rows: Sequence[Row]) -> Batch:
-    """Pad rows to one length and build the mask that keeps items apart."""
-    width = max(len(row.ids) for row in rows)
-
-    def padded(values: Sequence[Sequence[int]], fill: int) -> Tensor:
-        return torch.tensor([[*v, *[fill] * (width - len(v))] for v in values])
-
-    blocks = padded([row.blocks for row in rows], -1)
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    same = blocks[:, :, None] == blocks[:, None, :]
-    query = (blocks == 0)[:, None, :]
-    answers = [(i, *answer) for i, row in enumerate(rows) for answer in row.answers]
-    index, columns, targets, final = zip(*answers, strict=True)
-    hints = [(i, *hint) for i, row in enumerate(rows) for hint in row.hints]
-    is_final = torch.tensor(final)
-    return Batch(
-        ids=padded([row.ids for row in rows], PAD_ID),
-        positions=padded([row.positions for row in rows], 0),
-        mask=(causal & (same | query))[:, None],
-        rows=torch.tensor(index),
-        columns=torch.tensor(columns),
-        targets=torch.tensor(targets),
-        # Only answers at the end of an item are used for scoring; the others help training.
-        weights=torch.where(is_final, 1.0, 0.3),
-        final=is_final,
-        hints=torch.tensor(hints),
-    )
-
-
-@torch.no_grad()
-def score_items(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str, items: Sequence[str]
-) -> tuple[list[float], float]:
-    """Return p("yes") among the labels per item, and the least mass that the labels had.
-
-    This runs plain padded rows without the training layout, as a user of the model would.
-    """
-    prefix = tokenizer.encode(prompt).ids
-    rows = [prefix + encoded.ids for encoded in tokenizer.encode_batch(list(items))]
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[PAD_ID] * (width - len(row))] for row in rows])
-    hidden = model.model(input_ids=ids).last_hidden_state
-    last = hidden[torch.arange(len(rows)), torch.tensor([len(row) - 1 for row in rows])]
-    probabilities = torch.softmax(model.lm_head(last).float(), dim=-1)
-    labels = probabilities[:, list(labels_of(tokenizer))]
-    mass = labels.sum(dim=-1)
-    return (labels[:, 0] / mass).tolist(), float(mass.min())
-
-
-def evaluate(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, seed: int, tasks: int
-) -> tuple[float, float]:
-    """Return the mean held-out nDCG@10 of the model and of random order."""
-    model.train(False)
-    rng = random.Random(f"chance-{seed}")
-    found: list[float] = []
-    chance: list[float] = []
-    for task in synthetic.draw_ranking_tasks(seed, tasks):
-        prompt = synthetic.prompt_query(task.query_text)
-        scores, _ = score_items(model, tokenizer, prompt, task.item_texts)
-        found.append(synthetic.ndcg_at_k(scores, task.relevance, 10))
-        chance.append(synthetic.ndcg_at_k([rng.random() for _ in scores], task.relevance, 10))
-    model.train()
-    return sum(found) / len(found), sum(chance) / len(chance)
+def _length(row: Row) -> int:
+    return len(row.ids)
 
 
 def write_model(model: Qwen3ForCausalLM, tokenizer: Tokenizer, output: Path) -> None:
@@ -506,28 +427,41 @@ language: en
 
 This is a tiny causal language model of the Qwen3 architecture ({layers} layers, hidden size
 {hidden_size}, float32). It answers "does this item match this query" with the next token `yes` or
-`no`. It exists so that gpuscore can be tried and tested without a download. It knows only a small
-synthetic shopping vocabulary: it is a demonstration, not a reranker for real use.
+`no`, and typed questions about an item with `yes` or `no`, a letter or a digit. It exists so that
+gpuscore can be tried and tested without a download. It knows only a small synthetic shopping
+vocabulary: it is a demonstration, not a model for real use.
 
-## Prompt
+## Prompts
 
-The query is `query: {{query}}\\nitem: ` (with the trailing space), the item is the plain item
-text, and the labels are `yes` and `no` (one token each), read after the item's last token.
-Text before `query:`, such as a preamble line, is allowed.
+- Ranking: the query is `query: {{query}}\\nitem: ` (with the trailing space), the item is the plain
+  item text, and the labels are `yes` and `no` (one token each), read after the item's last token.
+  Text before `query:`, such as a preamble line, is allowed.
+- Typed questions: the prompts of gpuscore's `/v1/systemone` and `/v1/decisions` for a model without
+  a chat template. The state is an item's text or a ranking's prompt, or JSON with the fields `item`
+  and `query`.
 
 ## Training
 
 `PYTHONPATH=training python -P -m demo.train --output DIR --seed {seed}` trains the byte-level BPE
-tokenizer and the model from scratch on text generated by `demo.synthetic` ({steps} steps). A query
-asks for one to five attributes (kind or category, colour, material, size, style, price, season,
-purpose). The target for `yes` is {full:.2f} if the item states all of them. Otherwise it is
-between 0.01 and 0.40 and grows with the share that the item states, so the score also ranks partial
-matches. It is not a calibrated probability.
+tokenizer and the model from scratch on text generated by `demo.synthetic` ({steps} steps) and
+`demo.decisions` ({typed_steps} steps, a third of them rankings). A query asks for one to five
+attributes (kind or category, colour, material, size, style, price, season, purpose). The target
+for `yes` is {full:.2f} if the item states all of them. Otherwise it is between 0.01 and 0.40 and
+grows with the share that the item states, so the score also ranks partial matches. It is not a
+calibrated probability. Choices have up to {options} options, which have one letter each, and scores
+up to ten levels. Some questions cannot be answered from the state; there all labels are equally
+probable.
 
 ## Evaluation
 
 100 held-out ranking tasks with 40 candidates each; the queries combine attributes in ways that
 never occur in training. Mean nDCG@10: {ndcg:.3f}; random order: {chance:.3f}.
+
+Typed questions about held-out combinations:
+
+| question | number | right | mean probability of all labels |
+| --- | --- | --- | --- |
+{typed}
 
 ## Licence
 
@@ -535,18 +469,19 @@ Apache-2.0. The data is generated by the project; no other data was used.
 """
 
 
-def write_card(
-    output: Path, settings: TrainingSettings, seed: int, ndcg: float, chance: float
-) -> None:
+def write_card(output: Path, settings: TrainingSettings, seed: int, found: Evaluation) -> None:
     """Write the model card."""
     text = _CARD.format(
         layers=settings.layers,
         hidden_size=settings.hidden_size,
         steps=settings.steps,
+        typed_steps=settings.typed_steps,
         seed=seed,
         full=synthetic.answer_target(1, 1),
-        ndcg=ndcg,
-        chance=chance,
+        ndcg=found.ndcg,
+        chance=found.chance,
+        typed=found.table(),
+        options=MOST_OPTIONS,
     )
     (output / "README.md").write_text(text, encoding="utf-8")
 

@@ -171,13 +171,13 @@ DECISIONS = Dialect(
     prepare=prepare_decisions,
     encode=encode_decisions,
     example={
-        "input": "I ordered a red lamp and got a blue chair.",
+        "input": "Small crimson lantern made of steel.",
         "questions": [
-            {"type": "predicate", "instructions": "The customer is content."},
+            {"type": "predicate", "instructions": "It is a red lamp."},
             {
                 "type": "choice",
-                "instructions": "What is the message about?",
-                "choices": [{"value": "delivery"}, {"value": "payment"}],
+                "instructions": "What is it made of?",
+                "choices": [{"value": "wood"}, {"value": "metal"}],
             },
         ],
     },

@@ -155,11 +155,11 @@ SYSTEM_ONE = Dialect(
     encode=encode_system_one,
     encode_error=encode_system_one_error,
     example={
-        "state": "I ordered a red lamp and got a blue chair.",
+        "state": {"query": "a red bedroom lamp", "item": "Small crimson lantern made of steel."},
         "questions": {
-            "content": {"type": "noul", "instructions": "Is the customer content?"},
-            "topic": {"type": "choice", "criteria": {"delivery": None, "payment": "money"}},
-            "anger": {"type": "score", "criteria": ["calm", "annoyed", "angry"]},
+            "fits": {"type": "noul", "instructions": "Does the item fit the query?"},
+            "colour": {"type": "choice", "criteria": {"red": None, "blue": "navy or azure"}},
+            "size": {"type": "score", "criteria": ["small", "medium", "large"]},
         },
     },
 )
