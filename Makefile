@@ -15,10 +15,10 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-all test-hostile test-clients test-web test-kernels test-gpu check-kernels \
+.PHONY: setup serve test test-all test-hostile test-clients test-ray test-web test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs check-tpu simulate simulate-fronts soak check format demo golden bench-cpu bench-heap bench-start \
         bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
-        bench-in-process bench-decisions bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
+        bench-in-process bench-decisions bench-ray bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
         docs-tools clean
 
@@ -129,6 +129,20 @@ test-web: setup $(WEB_VENV)/.installed
 	@command -v $(CHROMIUM) > /dev/null || { echo "make test-web needs Chromium: apt install chromium"; exit 1; }
 	GPUSCORE=$(BIN)/gpuscore CHROMIUM=$$(command -v $(CHROMIUM)) SCREENSHOTS=.cache/web \
 	  $(WEB_VENV)/bin/pytest -c tests_web/pytest.ini $(or $(ARGS),tests_web)
+
+# Ray Serve and Ray Data on two local nodes, each with processes of its own, without network; minutes. One
+# file: make test-ray ARGS=tests_ray/test_cluster.py
+RAY_VENV := .venv-ray
+
+$(RAY_VENV)/.installed: pyproject.toml tests_ray/requirements.txt
+	$(PYTHON) -m venv $(RAY_VENV)
+	pip="$(RAY_VENV)/bin/python -m pip install --quiet"; \
+	  $$pip '$(TORCH)' || $$pip --extra-index-url $(TORCH_INDEX) '$(TORCH)'
+	$(RAY_VENV)/bin/python -m pip install --quiet --editable '.[ray]' -r tests_ray/requirements.txt
+	@touch $@
+
+test-ray: $(RAY_VENV)/.installed
+	$(RAY_VENV)/bin/python -P -m pytest -c tests_ray/pytest.ini $(or $(ARGS),tests_ray)
 
 # Small quantised checkpoints and what their libraries answer, into tests/fixtures/quantized, by
 # llmcompressor in an environment of its own. They are checked in; a second run gives the same bytes.
@@ -297,6 +311,10 @@ bench-decisions: setup
 bench-in-process: setup
 	$(BIN)/python -P bench/in_process.py $(ARGS)
 
+# The same requests to gpuscore serve and through Ray Serve, in turns.
+bench-ray: $(RAY_VENV)/.installed
+	$(RAY_VENV)/bin/python -P bench/ray_serve.py $(ARGS)
+
 # Routing over 8 and 64 replicas in simulated time; no machine's speed is in its figures.
 bench-replicas: setup
 	$(BIN)/python -P bench/replicas.py $(ARGS)
@@ -390,5 +408,5 @@ audit: $(AUDIT_VENV)/.installed
 	    --requirement docker/locks/$$lock.txt || exit; done
 
 clean:
-	rm -rf $(VENV) $(TRITON_VENV) $(TPU_VENV) site .cache docs/reference .venv-clients $(WEB_VENV) $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) $(FIXTURES_VENV) build dist \
+	rm -rf $(VENV) $(TRITON_VENV) $(TPU_VENV) site .cache docs/reference .venv-clients $(RAY_VENV) $(WEB_VENV) $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) $(FIXTURES_VENV) build dist \
 	  *.egg-info .pytest_cache .mypy_cache .ruff_cache

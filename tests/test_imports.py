@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "jax", "triton", "transformers", "fastapi", "starlette", "uvicorn", "tokenizers"}
-HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "scipy", "ir_measures"}
+HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "scipy", "ir_measures", "ray"}
 
 # Plain data that crosses boundaries.
 DATA = {
@@ -184,6 +184,26 @@ ALLOWED = {
         "gpuscore.replicas",
         "gpuscore.server",
         "gpuscore.worker",
+    },
+    "gpuscore.ray": {
+        *DATA,
+        "gpuscore",  # the package itself, for its version
+        "gpuscore.config",
+        "gpuscore.config.field",
+        "gpuscore.config.options",
+        "gpuscore.config.served",
+        "gpuscore.config.sources",
+        "gpuscore.engine",
+        "gpuscore.heap",
+        "gpuscore.hub",
+        "gpuscore.log",
+        "gpuscore.ray",
+        "gpuscore.replicas",
+        "gpuscore.server",
+        "gpuscore.serving",
+        "gpuscore.worker",
+        "ray",
+        "starlette",
     },
     "gpuscore.text": {
         *DATA,
@@ -456,6 +476,8 @@ def test_imports_go_one_way():
         ("gpuscore.parity.gates", "import torch"),
         ("gpuscore.client.calls", "from gpuscore.server.api.dialects.score import ScoreAnswer"),
         ("gpuscore.parity.oracle", "from gpuscore.scorer import Scorer"),
+        ("gpuscore.ray.host", "import torch"),
+        ("gpuscore.server.run", "import ray"),
         ("gpuscore.bulk.json_lines", "import pyarrow"),
         ("gpuscore.bulk.job", "from gpuscore.worker.client import EngineClient"),
     ],

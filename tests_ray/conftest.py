@@ -1,0 +1,63 @@
+"""A Ray cluster of two nodes on this machine, which all tests share. Starting one takes seconds."""
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+# A folder of the cluster's own, with a short path, because the paths of sockets are limited.
+FOLDER = tempfile.mkdtemp(prefix="gs-")
+
+# Read by ray when it is imported, and by the processes that it starts. Nothing is reported to its
+# makers; and the machine's other work must not let it kill a worker for want of memory.
+os.environ.update(
+    RAY_TMPDIR=FOLDER,
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_memory_monitor_refresh_ms="0",
+    RAY_DEDUP_LOGS="0",
+    RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="0.5",
+    RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S="0.5",
+    HF_HUB_OFFLINE="1",
+)
+
+import pytest  # noqa: E402
+import ray  # noqa: E402
+from ray import serve  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+DEVICE = "device"  # a resource of each node, one of it: what a GPU is elsewhere
+NODE: dict[str, object] = {
+    "num_cpus": 1,  # an engine's
+    "resources": {DEVICE: 1},
+    "object_store_memory": 100 * 2**20,
+    "include_dashboard": False,
+}
+HEAD = {**NODE, "num_cpus": 3}  # an engine's, and those of the HTTP layer
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A cluster of two nodes, to whose first one this process is connected."""
+    Path(FOLDER, "ray").mkdir()  # before Ray notes the address there
+    started = Cluster(initialize_head=True, head_node_args={**HEAD, "temp_dir": f"{FOLDER}/ray"})
+    try:
+        started.add_node(**NODE)
+        ray.init(address=started.address, log_to_driver=False)
+        yield started
+    finally:
+        ray.shutdown()
+        started.shutdown()
+        shutil.rmtree(FOLDER, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_serve(cluster: Cluster) -> Iterator[str]:
+    """Ray Serve on the cluster, without an application; returns the address of its proxy."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
