@@ -1,0 +1,1 @@
+"""Ray: engines on the nodes of a cluster."""
