@@ -35,7 +35,7 @@ class BatchEngines:
         """Have the engines started; they end with the context. Raises ConfigError."""
         if self.address is None:
             return _here(directory, model, engine)
-        from gpuscore.ray.pool import ray_replicas
+        from gpuscore.ray.bulk.pool import ray_replicas
 
         return ray_replicas(self.address, self.actors, directory, model, engine)
 

@@ -17,7 +17,7 @@ class EngineActor:
         self._hosted: Any = None
 
     def describe(self) -> dict[str, Any]:
-        """Return the fields of `gpuscore.ray.node.NodeFacts`."""
+        """Return the fields of `gpuscore.ray.bulk.node.NodeFacts`."""
         import os
         import platform
 
@@ -37,13 +37,13 @@ class EngineActor:
 
     def files(self, model: str, revision: str | None) -> dict[str, tuple[int, str]] | str:
         """Return the sizes and digests of the model's files here, or why there are none."""
-        from gpuscore.ray.node import find_files
+        from gpuscore.ray.bulk.node import find_files
 
         return find_files(model, revision)
 
     def start(self, model: str, revision: str | None, start: bytes) -> None:
         """Start the engine's process with an encoded `Start`, whose directory is set here."""
-        from gpuscore.ray.hosted import HostedEngine
+        from gpuscore.ray.bulk.hosted import HostedEngine
 
         self._hosted = HostedEngine(model, revision, start)
 

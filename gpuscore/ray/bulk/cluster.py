@@ -16,8 +16,8 @@ import ray
 
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.ray.node import node_name
-from gpuscore.ray.remote_actor import Room
+from gpuscore.ray.bulk.node import node_name
+from gpuscore.ray.bulk.remote_actor import Room
 
 AUTO, CLIENT = "auto", "ray://"
 TCP_SECONDS = 5.0

@@ -10,7 +10,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from gpuscore.hub import model_directory
-from gpuscore.ray.messages import HostState, Lost, Opened, Silent, described
+from gpuscore.ray.bulk.messages import HostState, Lost, Opened, Silent, described
 from gpuscore.worker.frames import ProtocolError, Send
 from gpuscore.worker.messages import Failure, Message, Result, Start, decode_to_child, encode
 from gpuscore.worker.patience import Patience

@@ -8,8 +8,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gpuscore.ray import actor as actor_module
-from gpuscore.ray.actor import EngineActor
+from gpuscore.ray.bulk import actor as actor_module
+from gpuscore.ray.bulk.actor import EngineActor
 
 ray.cloudpickle.register_pickle_by_value(actor_module)
 

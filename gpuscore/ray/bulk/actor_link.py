@@ -11,7 +11,7 @@ from typing import Any
 from gpuscore.engine.admission import MAX_RETRY_AFTER
 from gpuscore.errors import ConfigError, EngineFailed
 from gpuscore.limits import BackendLimits
-from gpuscore.ray.messages import (
+from gpuscore.ray.bulk.messages import (
     HostState,
     Lost,
     Opened,
@@ -20,8 +20,8 @@ from gpuscore.ray.messages import (
     decode_state,
     raised,
 )
-from gpuscore.ray.node import Digests, NodeFacts
-from gpuscore.ray.remote_actor import SENDING, ActorLost, RemoteActor, Room
+from gpuscore.ray.bulk.node import Digests, NodeFacts
+from gpuscore.ray.bulk.remote_actor import SENDING, ActorLost, RemoteActor, Room
 from gpuscore.stats import NO_STATS, EngineStats
 from gpuscore.worker.frames import Make, ProtocolError
 from gpuscore.worker.messages import Failure, Result

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.limits import BackendLimits
-from gpuscore.ray.actor_link import ActorLink, Hosting
-from gpuscore.ray.cluster import Slot, connected, slots
-from gpuscore.ray.node import NodeFacts, digests
+from gpuscore.ray.bulk.actor_link import ActorLink, Hosting
+from gpuscore.ray.bulk.cluster import Slot, connected, slots
+from gpuscore.ray.bulk.node import NodeFacts, digests
 from gpuscore.replicas.placement import share_of_cpu
 from gpuscore.replicas.replicas import Replicas
 from gpuscore.worker.client import LinkedEngine, Siblings

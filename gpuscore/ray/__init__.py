@@ -1,1 +1,0 @@
-"""Ray: engines on the nodes of a cluster."""

@@ -1,0 +1,256 @@
+"""Promise: `gpuscore batch --ray` writes the bytes that it writes without Ray; a lost actor, node or
+driver loses no row and doubles none; what cannot work is refused in words."""
+
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gpuscore
+import pytest
+from batch_runs import (
+    make_rows,
+    processes_of,
+    read_rows,
+    run,
+    running,
+    scoring,
+    until,
+    words,
+    write_rows,
+)
+from ray.cluster_utils import Cluster
+
+from conftest import FOLDER
+
+NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+ROWS = make_rows(3000, queries=700)
+ROWS[3]["item"] = None
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Cluster]:
+    """A cluster of two nodes, each with room for one engine."""
+    folder = Path(FOLDER, "batch")
+    folder.mkdir()
+    started = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": str(folder)})
+    try:
+        started.add_node(**NODE)
+        yield started
+    finally:
+        started.shutdown()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("rows") / "in.jsonl", ROWS)
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path) -> Path:
+    """The output of a run without Ray; beside it stand its bad rows."""
+    output = source.with_name("whole.jsonl")
+    code, told = run(words(source, output, "--deterministic"))
+    assert code == 0, told
+    return output
+
+
+def on_ray(cluster: Cluster, source: Path, output: Path, *more: str) -> list[str]:
+    return words(source, output, "--deterministic", "--ray", cluster.address, *more)
+
+
+def check_same(output: Path, whole: Path) -> None:
+    assert output.read_bytes() == whole.read_bytes()
+    bad = output.with_name(f"{output.name}.bad.jsonl")
+    assert bad.read_bytes() == whole.with_name(f"{whole.name}.bad.jsonl").read_bytes()
+    assert not output.with_name(f"{output.name}.work").exists()
+
+
+def nothing_runs(cluster: Cluster) -> bool:
+    return not any(processes_of(cluster.list_all_nodes()).values())
+
+
+def test_the_output_has_the_same_bytes(
+    two: Cluster, source: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Every node has an engine, and the command says so."""
+    output = tmp_path / "out.jsonl"
+    code, told = run(on_ray(two, source, output))
+    assert code == 0, told
+    check_same(output, whole)
+    assert f"2 engines on the Ray cluster at {two.address}" in told
+    for node in two.list_all_nodes():
+        assert f"({node.node_id[:8]}): cpu" in told
+    until(lambda: nothing_runs(two))
+
+
+def test_scores_without_fixed_bits_are_close(
+    two: Cluster, source: Path, whole: Path, tmp_path: Path
+) -> None:
+    """More engines than there is room for: the others begin."""
+    output = tmp_path / "out.jsonl"
+    flags = ("--ray", two.address, "--ray-actors", "3")
+    code, told = run(words(source, output, *flags))
+    assert code == 0, told
+    assert "no room yet: cpu" in told
+    for one, other in zip(read_rows(output), read_rows(whole), strict=True):
+        assert one.pop("scores") == pytest.approx(other.pop("scores"), abs=1e-5)
+        assert one == other
+
+
+@pytest.mark.parametrize("killed", ["engines", "actors"])
+def test_a_lost_process_loses_no_row(
+    two: Cluster, source: Path, whole: Path, tmp_path: Path, killed: str
+) -> None:
+    output = tmp_path / "out.jsonl"
+    with running(on_ray(two, source, output)) as process:
+        scoring(output, process)
+        victim = processes_of(two.list_all_nodes())[killed][0]
+        os.kill(victim, signal.SIGKILL)
+        _, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    check_same(output, whole)
+
+
+def test_a_lost_node_loses_no_row_and_another_one_joins(two: Cluster, tmp_path: Path) -> None:
+    """The job is as long as it must be: it ends after the new node's engine has joined."""
+    rows = make_rows(20000, queries=9000, seed=2)
+    source, output = write_rows(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    with running([*on_ray(two, source, output), "--max-batch-tokens", "64"]) as process:
+        scoring(output, process)
+        (lost,) = two.worker_nodes
+        two.remove_node(lost, allow_graceful=False)
+        joined = two.add_node(**NODE)
+        until(lambda: processes_of([joined])["engines"], process)
+        _, told = process.communicate(timeout=240)
+    assert process.returncode == 0, told
+    assert "an actor ended: " in told
+    assert f"an engine joins on node {joined.node_ip_address} ({joined.node_id[:8]})" in told
+    assert [row["id"] for row in read_rows(output)] == list(range(len(rows)))
+
+
+def test_a_killed_driver_is_continued_here_and_there(
+    two: Cluster, source: Path, whole: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    here = words(source, output, "--deterministic")
+    for given in (on_ray(two, source, output, "--ray-actors", "1"), here, on_ray(two, source, output)):
+        with running(given) as process:
+            scored = output.with_name("out.jsonl.work") / "results"
+            before = filled(scored)
+            until(lambda: filled(scored) > before, process)
+            process.kill()
+            process.wait()
+        until(lambda: nothing_runs(two))
+        assert not output.exists()
+    code, told = run(on_ray(two, source, output))
+    assert code == 0, told
+    check_same(output, whole)
+
+
+def filled(results: Path) -> int:
+    """Return the number of bytes of results that are not zero."""
+    return sum(map(bool, results.read_bytes())) if results.exists() else 0
+
+
+def test_an_interrupt_ends_the_actors(two: Cluster, source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    with running(on_ray(two, source, output)) as process:
+        scoring(output, process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 128 + signal.SIGINT
+    until(lambda: nothing_runs(two))
+
+
+def test_a_strict_job_ends_at_a_bad_row(two: Cluster, source: Path, tmp_path: Path) -> None:
+    code, told = run(on_ray(two, source, tmp_path / "out.jsonl", "--strict"))
+    assert code == 1
+    assert "in.jsonl, row 4: item is null, not text" in told
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("local", "the address is not auto, HOST:PORT or ray://HOST:PORT"),
+        ("", "nothing answers there: "),
+        ("ray://", "nothing answers there: "),
+    ],
+)
+def test_an_address_without_a_cluster_is_an_error(
+    source: Path, tmp_path: Path, address: str, message: str
+) -> None:
+    address = address if address == "local" else address + closed_port()
+    code, told = run(words(source, tmp_path / "out.jsonl", "--ray", address))
+    assert code == 78
+    assert f"--ray {address}: {message}" in told
+    assert len(told.splitlines()) == 1
+    assert not (tmp_path / "out.jsonl.work").exists()
+
+
+@pytest.fixture
+def other_node(two: Cluster) -> Iterator[Any]:
+    """A function that replaces the second node by one with other environment variables."""
+
+    def replace(**variables: str) -> Any:
+        for node in list(two.worker_nodes):
+            two.remove_node(node)
+        return two.add_node(**NODE, env_vars=variables)
+
+    yield replace
+    replace()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("nothing", "the directory does not exist"),
+        ("lacks", "model.safetensors is missing"),
+        ("bytes", "model.safetensors has another SHA-256 than on this machine"),
+    ],
+)
+def test_a_node_without_the_same_model_is_named(
+    two: Cluster, source: Path, tmp_path: Path, other_node: Any, damage: str, message: str
+) -> None:
+    """Each node looks for `~/model` in a home of its own."""
+    demo = Path(gpuscore.__file__).parent / "demo"
+    for name in ("here", "there"):
+        shutil.copytree(demo, tmp_path / name / "model")
+    there = tmp_path / "there" / "model"
+    if damage == "nothing":
+        shutil.rmtree(there)
+    elif damage == "lacks":
+        (there / "model.safetensors").unlink()
+    else:
+        content = bytearray((there / "model.safetensors").read_bytes())
+        content[-1] ^= 1
+        (there / "model.safetensors").write_bytes(content)
+    for node in list(two.worker_nodes):
+        two.remove_node(node)
+    node = other_node(HOME=str(tmp_path / "there"))
+    # The head has the driver's home: it is not asked, because it has no room for two.
+    given = on_ray(two, source, tmp_path / "out.jsonl")
+    given[1] = "~/model"
+    code, told = run(given, {"HOME": str(tmp_path / "here")})
+    assert code == 78, told
+    assert f"({node.node_id[:8]})" in told
+    assert message in told
+
+
+def test_a_node_with_another_gpuscore_is_named(
+    two: Cluster, source: Path, tmp_path: Path, other_node: Any
+) -> None:
+    other = tmp_path / "packages" / "gpuscore"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text('__version__ = "99.0"\n')
+    node = other_node(PYTHONPATH=str(other.parent))
+    code, told = run(on_ray(two, source, tmp_path / "out.jsonl"))
+    assert code == 78
+    assert f"({node.node_id[:8]}) has gpuscore 99.0, this machine has " in told
