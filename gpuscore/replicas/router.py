@@ -128,11 +128,9 @@ class Router:
         return max(self._limits.max_tokens, query if idle else BUSY_SHARE * query)
 
     def _home(self, request: ScoreRequest, loads: Sequence[Load]) -> Load | None:
-        size = self._limits.page_size
-        start = min(self._full(request), HOME_TOKENS // size * size)
-        if not start or not self._prefix_cache:
+        key = home_digest(request, self._limits.page_size) if self._prefix_cache else None
+        if key is None:
             return None
-        key = _digest(request, start)
         return max(loads, key=lambda load: _weight(key, load.replica))
 
     def _again(self, key: bytes | None, request: ScoreRequest, where: Load | int) -> int:
@@ -170,6 +168,12 @@ class Sent:
         self._queries[key] = tokens
         while self._tokens > self._room:
             self._tokens -= self._queries.popitem(last=False)[1]
+
+
+def home_digest(request: ScoreRequest, page_size: int) -> bytes | None:
+    """Return a digest of the query's beginning, which chooses its home; None without a full page."""
+    pages = min(len(request.query_ids), HOME_TOKENS) // page_size
+    return _digest(request, pages * page_size) if pages else None
 
 
 def _rate(load: Load, loads: Sequence[Load]) -> float:

@@ -1,0 +1,110 @@
+"""The engine deployment: each replica has one device, and on it the engine of `gpuscore serve`."""
+
+import asyncio
+from dataclasses import dataclass
+
+from ray import serve
+from ray.runtime_context import get_runtime_context
+
+from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.errors import GpuscoreError, Unavailable
+from gpuscore.hub import model_directory
+from gpuscore.log import chosen_format
+from gpuscore.ray.messages import Ask, Facts, Reply, State, asked, decode, fingerprint
+from gpuscore.ray.policy import WAIT
+from gpuscore.replicas.replicas import Replicas
+from gpuscore.replicas.start import start_replicas
+from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.worker.frames import ProtocolError
+from gpuscore.worker.messages import Failure, Result, encode, failure_message, result_message
+
+CHANGED = 1  # seconds after which a request that met engines of another model may come again
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """The settings of a replica; `version` changes with any of them."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    max_queue_seconds: float
+    log_format: str
+    version: str
+
+
+class EngineHost:
+    """A replica of the engine deployment. The engine's process is supervised and started again as
+    that of `gpuscore serve`; Ray replaces the replica if it cannot be kept running."""
+
+    async def __init__(self, settings: HostSettings) -> None:
+        context = serve.get_replica_context()
+        self._name, self._node = context.replica_id.unique_id, get_runtime_context().get_node_id()
+        self._settings = settings
+        self._replicas = await asyncio.to_thread(self._start)
+        try:
+            self._limits = await asyncio.to_thread(self._replicas.wait_ready)
+        except GpuscoreError:
+            self._replicas.close()
+            raise
+        self._model = fingerprint(self._limits)
+
+    def _start(self) -> Replicas:
+        settings = self._settings
+        directory = model_directory(settings.model.model, settings.model.revision)
+        style = chosen_format(settings.log_format)
+        return start_replicas(directory, settings.model, settings.engine, log_format=style)
+
+    async def facts(self, attempt: int = 0) -> bytes:
+        """Return the `Facts` of the model."""
+        about = self._replicas.wait_planned()
+        return encode(Facts(self._limits, about, self._settings.version, self._state()))
+
+    async def state(self, attempt: int = 0) -> bytes:
+        """Return the `State` of the engine."""
+        return encode(self._state())
+
+    async def score(self, frame: bytes, attempt: int = 0) -> bytes:
+        """Return the `Reply` to an `Ask`. Cancelling the call drops work not launched yet."""
+        try:
+            outcome: Result | Failure = result_message(0, await self._scored(decode(frame, Ask)))
+        except (GpuscoreError, ProtocolError) as error:
+            outcome = failure_message(0, error)
+        return encode(Reply(outcome, self._state()))
+
+    async def _scored(self, message: Ask) -> ScoreResult:
+        if message.model != self._model:
+            raise Unavailable("the engines change to another model", retry_after=CHANGED)
+        request = asked(message, self._limits)
+        refusal = self._refusal(request, message.seconds)
+        if refusal is not None:
+            raise refusal
+        (outcome,) = self._replicas.score_all([request])
+        if isinstance(outcome, GpuscoreError):
+            raise outcome
+        return await asyncio.wrap_future(outcome)
+
+    def _refusal(self, request: ScoreRequest, seconds: float) -> GpuscoreError | None:
+        """Return an error if the wait for what all callers have sent here would be too long."""
+        longest = min(self._settings.max_queue_seconds, seconds)
+        return self._replicas.backlog.wait_refusal(request.num_tokens, longest)
+
+    def _state(self) -> State:
+        (one,) = self._replicas.states()
+        return State(self._name, self._node, one.alive, one.stats)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the seconds of queued work, for `ExpectedWait`."""
+        (one,) = self._replicas.states()
+        rate = one.stats.capacity or one.stats.tokens_per_second
+        return {WAIT: one.stats.tokens_left / rate if rate > 0 else 0.0}
+
+    def check_health(self) -> None:
+        """Raise EngineFailed once the engine's process cannot be kept running."""
+        (engine,) = self._replicas.engines
+        if engine.ended.done():
+            engine.ended.result()
+
+    async def __del__(self) -> None:
+        replicas = getattr(self, "_replicas", None)  # none if the start failed
+        if replicas is not None:
+            await asyncio.to_thread(replicas.close)

@@ -1,0 +1,92 @@
+"""The messages between the HTTP layer and the engines' replicas, as of `gpuscore.worker.messages`.
+
+They go to other machines, whose clocks differ. So they hold the time that a request has left in the
+place of its deadline, and the model that it was made for.
+"""
+
+from dataclasses import replace
+from hashlib import blake2b
+from time import monotonic
+from typing import TypeVar
+
+import msgspec
+
+from gpuscore.limits import BackendLimits
+from gpuscore.request import ScoreRequest
+from gpuscore.stats import EngineStats
+from gpuscore.worker.frames import ProtocolError
+from gpuscore.worker.messages import (
+    Failure,
+    Message,
+    Result,
+    Score,
+    Seconds,
+    score_message,
+    to_request,
+)
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class Ask(Message, frozen=True):
+    """A request to a replica; `model` is the `fingerprint` of the limits that it was made for."""
+
+    score: Score
+    seconds: Seconds  # until its deadline
+    model: str
+
+
+class State(Message, frozen=True):
+    """A replica's account of its engine; `name` is the replica's, the same as in Ray's own logs."""
+
+    name: str
+    node: str
+    alive: bool
+    stats: EngineStats
+
+
+class Reply(Message, frozen=True):
+    """A replica's answer to an `Ask`."""
+
+    outcome: Result | Failure
+    state: State
+
+
+class Facts(Message, frozen=True):
+    """A loaded model; `version` is that of the settings that the replica was started with."""
+
+    limits: BackendLimits
+    about: str
+    version: str
+    state: State
+
+
+def fingerprint(limits: BackendLimits) -> str:
+    """Return a digest of what a request depends on: two models with the same can take it."""
+    names = ("identity", "vocab_rows", "classes", "max_model_len", "page_size")
+    told = repr([getattr(limits, name) for name in names])
+    return blake2b(told.encode(), digest_size=16).hexdigest()
+
+
+def ask(request: ScoreRequest, model: str) -> Ask:
+    """Return the message for a request, which must have a deadline."""
+    left = (request.deadline or 0.0) - monotonic()
+    return Ask(score_message(0, replace(request, deadline=None)), max(0.0, left), model)
+
+
+def asked(message: Ask, limits: BackendLimits) -> ScoreRequest:
+    """Return the request, with a deadline on this machine's clock.
+
+    Raises:
+        ProtocolError: sizes disagree, or the model lacks an id.
+    """
+    request = to_request(message.score, limits.vocab_rows, limits.label_rows)
+    return replace(request, deadline=monotonic() + message.seconds)
+
+
+def decode(frame: bytes, kind: type[MessageT]) -> MessageT:
+    """Decode a message; raise ProtocolError if the frame is not one of this kind."""
+    try:
+        return msgspec.msgpack.decode(frame, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"a malformed message: {error}") from error
