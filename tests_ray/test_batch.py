@@ -1,16 +1,18 @@
-"""Promise: `gpuscore batch --ray` writes the bytes that it writes without Ray; a lost actor, node or
-driver loses no row and doubles none; what cannot work is refused in words."""
+"""Promise: `gpuscore batch --ray` writes the bytes that it writes without Ray; a lost actor, node
+or driver loses no row and doubles none; what cannot work is refused in words."""
 
 import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gpuscore
 import pytest
+from ray.cluster_utils import Cluster
+
+import gpuscore
 from batch_runs import (
     make_rows,
     processes_of,
@@ -22,8 +24,6 @@ from batch_runs import (
     words,
     write_rows,
 )
-from ray.cluster_utils import Cluster
-
 from conftest import FOLDER
 
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
@@ -36,7 +36,8 @@ def two() -> Iterator[Cluster]:
     """A cluster of two nodes with room for one engine each, and a head without any."""
     folder = Path(FOLDER, "batch")
     folder.mkdir()
-    started = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "temp_dir": str(folder)})
+    head = {**NODE, "num_cpus": 0, "temp_dir": str(folder)}
+    started = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
             started.add_node(**NODE)
@@ -141,12 +142,10 @@ def test_a_killed_driver_is_continued_here_and_there(
     two: Cluster, source: Path, whole: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    here = words(source, output, "--deterministic")
-    for given in (on_ray(two, source, output, "--ray-actors", "1"), here, on_ray(two, source, output)):
+    here, there = words(source, output, "--deterministic"), on_ray(two, source, output)
+    for given in ([*there, "--ray-actors", "1"], here, there):
         with running(given) as process:
-            scored = output.with_name("out.jsonl.work") / "results"
-            before = filled(scored)
-            until(lambda: filled(scored) > before, process)
+            until(more_than(output, filled(output)), process)
             process.kill()
             process.wait()
         until(lambda: nothing_runs(two))
@@ -156,9 +155,14 @@ def test_a_killed_driver_is_continued_here_and_there(
     check_same(output, whole)
 
 
-def filled(results: Path) -> int:
-    """Return the number of bytes of results that are not zero."""
+def filled(output: Path) -> int:
+    """Return the number of bytes of a job's results that are not zero."""
+    results = output.with_name(f"{output.name}.work") / "results"
     return sum(map(bool, results.read_bytes())) if results.exists() else 0
+
+
+def more_than(output: Path, bytes_before: int) -> Callable[[], bool]:
+    return lambda: filled(output) > bytes_before
 
 
 def test_an_interrupt_ends_the_actors(two: Cluster, source: Path, tmp_path: Path) -> None:
@@ -197,7 +201,6 @@ def test_an_address_without_a_cluster_is_an_error(
     assert code == 78
     assert f"--ray {address}: {message}" in told
     assert len(told.splitlines()) == 1
-    assert not (tmp_path / "out.jsonl.work").exists()
 
 
 @pytest.fixture
@@ -206,7 +209,7 @@ def other_node(two: Cluster) -> Iterator[Any]:
     last = [next(iter(two.worker_nodes))]
 
     def replace(**variables: str) -> Any:
-        two.remove_node(last[0])
+        two.remove_node(last[0], allow_graceful=False)
         last[0] = two.add_node(**NODE, env_vars=variables)
         return last[0]
 
@@ -239,8 +242,6 @@ def test_a_node_without_the_same_model_is_named(
         content[-1] ^= 1
         (there / "model.safetensors").write_bytes(content)
     home = {"HOME": str(tmp_path / "here")}
-    first, second = two.worker_nodes
-    del first, second
     node = other_node(HOME=str(tmp_path / "there"))
     given = on_ray(two, source, tmp_path / "out.jsonl")
     given[1] = "~/model"

@@ -103,6 +103,8 @@ def _actor(settings: AppSettings) -> dict[str, Any]:
     if gpus is None:
         has_gpus = settings.model.device != "cpu" and ray.is_initialized()
         gpus = 1.0 if has_gpus and ray.cluster_resources().get("GPU", 0) else 0.0
-    return options | ({"num_gpus": gpus} if gpus else {}) | (
-        {"resources": config.custom} if config.custom else {}
+    return (
+        options
+        | ({"num_gpus": gpus} if gpus else {})
+        | ({"resources": config.custom} if config.custom else {})
     )

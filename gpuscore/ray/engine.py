@@ -190,9 +190,7 @@ class ClusterEngine:
             if self._quiet >= QUIET:
                 self._fail_all()
             self._known = {
-                name: one
-                for name, one in self._known.items()
-                if monotonic() - one.heard < FORGET
+                name: one for name, one in self._known.items() if monotonic() - one.heard < FORGET
             }
 
     async def _poll(self) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
@@ -68,7 +69,10 @@ def connected(address: str) -> Iterator[list[RayNode]]:
     """
     _try(address)
     before = signal.getsignal(signal.SIGTERM)
-    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except (RayError, RuntimeError, OSError) as error:  # it was lost since
+        raise ConfigError(f"--ray {address}: Ray cannot connect: {error}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray's own gives another exit code
     try:
