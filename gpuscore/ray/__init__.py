@@ -1,14 +1,19 @@
-"""Ray Serve: `serve run gpuscore.ray:app model=MODEL`. Needs gpuscore[ray]."""
+"""Ray: an application of Ray Serve, `serve run gpuscore.ray:app model=MODEL`, and a step of Ray Data,
+`ScoreBatches`. Needs gpuscore[ray]."""
 
 from typing import Any
 
-__all__ = ["app"]
+__all__ = ["ScoreBatches", "app"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the application when it is asked for: the engines of bulk jobs need no Ray Serve."""
-    if name != "app":
+    """Import what is asked for: engines of bulk jobs need neither of the two."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__} has no attribute {name}")
+    if name == "ScoreBatches":
+        from gpuscore.ray.columns import ScoreBatches
+
+        return ScoreBatches
     try:
         import ray.serve  # noqa: F401  (Ray without its extra `serve` does not do)
     except ImportError as error:

@@ -23,8 +23,8 @@ class ScoreBatches:
         )
 
     With `labels` a row's scores are the probabilities of query + item, with a softmax over the
-    labels, in their order; without, its one score is the relevance of the model's prompt family. Rows
-    of a batch with the same query share its computation, so sort or group by it beforehand.
+    labels, in their order; without, its one score is the relevance of the model's prompt family.
+    Rows of a batch with the same query share its computation, so sort or group by it beforehand.
 
     Args:
         model: directory, hub name or `demo`.

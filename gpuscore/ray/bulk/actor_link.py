@@ -21,7 +21,7 @@ from gpuscore.ray.bulk.messages import (
     raised,
 )
 from gpuscore.ray.bulk.node import Digests, NodeFacts
-from gpuscore.ray.bulk.remote_actor import SENDING, ActorLost, RemoteActor, Room
+from gpuscore.ray.bulk.remote_actor import ActorLost, RemoteActor, Room
 from gpuscore.stats import NO_STATS, EngineStats
 from gpuscore.worker.frames import Make, ProtocolError
 from gpuscore.worker.messages import Failure, Result
@@ -257,7 +257,7 @@ class ActorLink:
         def send(*makes: Make) -> None:
             frames = [frame for make in makes if (frame := make()) is not None]
             try:
-                actor.call("send", frames, group=SENDING)
+                actor.call("send", frames)
             except ActorLost:
                 return  # the reading thread notices it, too, and fails what is in flight
 

@@ -24,7 +24,7 @@ AUTO, CLIENT = "auto", "ray://"
 TCP_SECONDS = 5.0
 # Ray's own attempt takes two minutes and then ends the process: first, one tries that may be ended.
 # A Ray client's server starts a process for each driver.
-TRY_SECONDS = 30.0
+TRY_SECONDS = 60.0
 _TRY = "import sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 _ADDRESS = re.compile(r"(ray://)?(?P<host>\[[^\]]+\]|[^:/\s]+):(?P<port>\d{1,5})")
 

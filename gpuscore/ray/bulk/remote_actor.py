@@ -13,8 +13,16 @@ from gpuscore.ray.bulk.actor import EngineActor
 
 ray.cloudpickle.register_pickle_by_value(actor_module)
 
-# Calls of one group run one after the other, in order; those of two groups at the same time.
+# Calls of one group run one after the other, in order; those of two groups at the same time. Noted
+# here and not by decorators, because Ray has no types; and not by options of the calls, because a
+# driver that is Ray's client cannot send those.
 SENDING, RECEIVING = "sending", "receiving"
+for _group, _methods in (
+    (SENDING, (EngineActor.send,)),
+    (RECEIVING, (EngineActor.describe, EngineActor.files, EngineActor.start, EngineActor.receive)),
+):
+    for _method in _methods:
+        ray.method(concurrency_group=_group)(_method)
 _LOST = (RayError, ConnectionError)  # the second one from a driver that is Ray's client
 
 
@@ -48,10 +56,10 @@ class RemoteActor:
         except _LOST as error:
             raise ActorLost(_sentence(error)) from error
 
-    def call(self, method: str, *arguments: Any, group: str = RECEIVING) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         """Make a call without waiting; raise ActorLost."""
         try:
-            return getattr(self._handle, method).options(concurrency_group=group).remote(*arguments)
+            return getattr(self._handle, method).remote(*arguments)
         except _LOST as error:
             raise ActorLost(_sentence(error)) from error
 
