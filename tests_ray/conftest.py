@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,26 +20,30 @@ os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
     RAY_memory_monitor_refresh_ms="0",
     RAY_DEDUP_LOGS="0",
+    RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S="0.5",
+    RAY_SERVE_HANDLE_AUTOSCALING_METRIC_PUSH_INTERVAL_S="0.5",
     HF_HUB_OFFLINE="1",
 )
 
 import pytest  # noqa: E402
 import ray  # noqa: E402
+from ray import serve  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 DEVICE = "device"  # a resource of each node, one of it: what a GPU is elsewhere
-NODE = {
-    "num_cpus": 4,
+NODE: dict[str, object] = {
+    "num_cpus": 1,  # an engine's
     "resources": {DEVICE: 1},
     "object_store_memory": 100 * 2**20,
     "include_dashboard": False,
 }
+HEAD = {**NODE, "num_cpus": 3}  # an engine's, and those of the HTTP layer
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A cluster of two nodes, to whose first one this process is connected."""
-    started = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": f"{FOLDER}/ray"})
+    started = Cluster(initialize_head=True, head_node_args={**HEAD, "temp_dir": f"{FOLDER}/ray"})
     try:
         started.add_node(**NODE)
         ray.init(address=started.address, log_to_driver=False)
@@ -46,3 +51,14 @@ def cluster() -> Iterator[Cluster]:
     finally:
         ray.shutdown()
         started.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_serve(cluster: Cluster) -> Iterator[str]:
+    """Ray Serve on the cluster, without an application; returns the address of its proxy."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()

@@ -27,6 +27,8 @@ from batch_runs import (
 from conftest import FOLDER
 
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
+with socket.create_server(("127.0.0.1", 0)) as _free:
+    CLIENT_PORT = _free.getsockname()[1]
 ROWS = make_rows(3000, queries=700)
 ROWS[3]["item"] = None
 
@@ -36,7 +38,7 @@ def two() -> Iterator[Cluster]:
     """A cluster of two nodes with room for one engine each, and a head without any."""
     folder = Path(FOLDER, "batch")
     folder.mkdir()
-    head = {**NODE, "num_cpus": 0, "temp_dir": str(folder)}
+    head = {**NODE, "num_cpus": 0, "temp_dir": str(folder), "ray_client_server_port": CLIENT_PORT}
     started = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
@@ -79,15 +81,17 @@ def nothing_runs(cluster: Cluster) -> bool:
     return not any(processes_of(cluster.list_all_nodes()).values())
 
 
+@pytest.mark.parametrize("of_client", [False, True])
 def test_the_output_has_the_same_bytes(
-    two: Cluster, source: Path, whole: Path, tmp_path: Path
+    two: Cluster, source: Path, whole: Path, tmp_path: Path, of_client: bool
 ) -> None:
     """Every node has an engine, and the command says so."""
     output = tmp_path / "out.jsonl"
-    code, told = run(on_ray(two, source, output))
+    address = f"ray://127.0.0.1:{CLIENT_PORT}" if of_client else two.address
+    code, told = run([*on_ray(two, source, output), "--ray", address])
     assert code == 0, told
     check_same(output, whole)
-    assert f"2 engines on the Ray cluster at {two.address}" in told
+    assert f"2 engines on the Ray cluster at {address}" in told
     for node in two.worker_nodes:
         assert f"{shown(node)}: cpu" in told
     until(lambda: nothing_runs(two))

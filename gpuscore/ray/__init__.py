@@ -1,5 +1,5 @@
-"""Ray: an application of Ray Serve, `serve run gpuscore.ray:app model=MODEL`, and a step of Ray Data,
-`ScoreBatches`. Needs gpuscore[ray]."""
+"""Ray: an application of Ray Serve, `serve run gpuscore.ray:app model=MODEL`, and a step for
+pipelines of Ray Data, `ScoreBatches`. Needs gpuscore[ray]."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ from gpuscore.engine.admission import Backlog
 from gpuscore.engine.outcome import resolve
 from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
 from gpuscore.limits import BackendLimits
-from gpuscore.ray.messages import Ask, Reply, State, ask, decode, fingerprint
+from gpuscore.ray.messages import Ask, HostReply, HostState, ask, decode, fingerprint
 from gpuscore.replicas.replicas import MAX_LOSSES
 from gpuscore.replicas.router import home_digest
 from gpuscore.request import ScoreRequest, ScoreResult
@@ -33,9 +33,9 @@ from gpuscore.worker.messages import Failure, encode, to_error, to_result
 logger = logging.getLogger(__name__)
 
 POLL = 1.0  # seconds between two questions for the replicas' states
-POLLS = 16  # questions without an answer, at most
+POLLS = 64  # questions without an answer, at most
 QUIET = 10  # polls that no replica answers, after which there is none
-FORGET = 60.0  # seconds after which a replica that was not heard of is gone
+FORGET = 15.0  # seconds after which a replica that was not heard of is gone
 RETRY = 5  # seconds after which a replica may be there again
 Handle: TypeAlias = "DeploymentHandle[Any]"
 
@@ -44,7 +44,7 @@ Handle: TypeAlias = "DeploymentHandle[Any]"
 class Known:
     """A replica that was heard of."""
 
-    state: State
+    state: HostState
     heard: float
     rerun: int = 0
 
@@ -85,7 +85,7 @@ class ClusterEngine:
             ReplicaState(
                 one.state.name,
                 one.state.node,
-                one.state.alive and monotonic() - one.heard < FORGET / 2,
+                one.state.alive,
                 one.state.stats,
                 one.rerun,
             )
@@ -115,7 +115,7 @@ class ClusterEngine:
             outcomes.append(future)
         return outcomes
 
-    def heard(self, state: State) -> None:
+    def heard(self, state: HostState) -> None:
         """Note a replica's account of itself."""
         self._quiet = 0
         known = self._known.get(state.name)
@@ -146,7 +146,7 @@ class ClusterEngine:
         message: Ask = ask(request, self._model)
         response = handle.score.remote(encode(message), attempt=attempt)
         try:
-            reply = decode(await response, Reply)
+            reply = decode(await response, HostReply)
             self.heard(reply.state)
             if not isinstance(reply.outcome, Failure):
                 return to_result(reply.outcome, request)
@@ -197,7 +197,7 @@ class ClusterEngine:
         """Ask one of the replicas, a different one each time."""
         response = self._handle.state.remote()
         try:
-            self.heard(decode(await asyncio.wait_for(response, QUIET * POLL), State))
+            self.heard(decode(await asyncio.wait_for(response, QUIET * POLL), HostState))
         except TimeoutError:
             response.cancel()
         except (RayError, RayServeException, ProtocolError) as error:

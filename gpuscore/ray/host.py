@@ -10,7 +10,7 @@ from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, Unavailable
 from gpuscore.hub import model_directory
 from gpuscore.log import chosen_format
-from gpuscore.ray.messages import Ask, Facts, Reply, State, asked, decode, fingerprint
+from gpuscore.ray.messages import Ask, Facts, HostReply, HostState, asked, decode, fingerprint
 from gpuscore.ray.policy import WAIT
 from gpuscore.replicas.replicas import Replicas
 from gpuscore.replicas.start import start_replicas
@@ -36,7 +36,9 @@ class EngineHost:
     """A replica of the engine deployment. The engine's process is supervised and started again as
     that of `gpuscore serve`; Ray replaces the replica if it cannot be kept running."""
 
-    async def __init__(self, settings: HostSettings) -> None:
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, settings: HostSettings
+    ) -> None:
         context = serve.get_replica_context()
         self._name, self._node = context.replica_id.unique_id, get_runtime_context().get_node_id()
         self._settings = settings
@@ -60,16 +62,16 @@ class EngineHost:
         return encode(Facts(self._limits, about, self._settings.version, self._state()))
 
     async def state(self, attempt: int = 0) -> bytes:
-        """Return the `State` of the engine."""
+        """Return the `HostState` of the engine."""
         return encode(self._state())
 
     async def score(self, frame: bytes, attempt: int = 0) -> bytes:
-        """Return the `Reply` to an `Ask`. Cancelling the call drops work not launched yet."""
+        """Return the `HostReply` to an `Ask`. Cancelling the call drops work not launched yet."""
         try:
             outcome: Result | Failure = result_message(0, await self._scored(decode(frame, Ask)))
         except (GpuscoreError, ProtocolError) as error:
             outcome = failure_message(0, error)
-        return encode(Reply(outcome, self._state()))
+        return encode(HostReply(outcome, self._state()))
 
     async def _scored(self, message: Ask) -> ScoreResult:
         if message.model != self._model:
@@ -88,9 +90,9 @@ class EngineHost:
         longest = min(self._settings.max_queue_seconds, seconds)
         return self._replicas.backlog.wait_refusal(request.num_tokens, longest)
 
-    def _state(self) -> State:
+    def _state(self) -> HostState:
         (one,) = self._replicas.states()
-        return State(self._name, self._node, one.alive, one.stats)
+        return HostState(self._name, self._node, one.alive, one.stats)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the seconds of queued work, for `ExpectedWait`."""

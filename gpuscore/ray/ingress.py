@@ -40,7 +40,9 @@ class IngressHost:
         engines: the handle of the engine deployment.
     """
 
-    async def __init__(self, settings: AppSettings, version: str, engines: Handle) -> None:
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, settings: AppSettings, version: str, engines: Handle
+    ) -> None:
         return_large_blocks(LARGE)
         server = settings.server
         self._keys = read_api_keys(server)

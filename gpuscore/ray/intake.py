@@ -16,8 +16,8 @@ class Intake:
     """The outermost ASGI layer: it counts requests with a body, and refuses those over a limit.
 
     A refusal is raised where the application reads the body, so that it is answered, logged and
-    counted as any other error. The proxy gives every application its path below a prefix, which is
-    taken off here.
+    counted as any other error. The proxy gives an application its prefix with the path, which is
+    taken off here, and marks every answer with the request's id, as the application does.
 
     Args:
         app: the application.
@@ -35,7 +35,7 @@ class Intake:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = _below_prefix(scope)
+        scope, send = _below_prefix(scope), _without_id(send)
         tenant = self._keys.tenant(scope["headers"])
         if scope["method"] != "POST" or tenant is None:  # it is refused with its head alone
             await self._app(scope, receive, send)
@@ -119,3 +119,13 @@ def _below_prefix(scope: Scope) -> Scope:
         "root_path": "",
         "state": dict(scope.get("state") or {}),
     }
+
+
+def _without_id(send: Send) -> Send:
+    async def without(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kept = [pair for pair in message["headers"] if pair[0] != b"x-request-id"]
+            message = {**message, "headers": kept}
+        await send(message)
+
+    return without

@@ -36,7 +36,7 @@ class Ask(Message, frozen=True):
     model: str
 
 
-class State(Message, frozen=True):
+class HostState(Message, frozen=True):
     """A replica's account of its engine; `name` is the replica's, the same as in Ray's own logs."""
 
     name: str
@@ -45,11 +45,11 @@ class State(Message, frozen=True):
     stats: EngineStats
 
 
-class Reply(Message, frozen=True):
+class HostReply(Message, frozen=True):
     """A replica's answer to an `Ask`."""
 
     outcome: Result | Failure
-    state: State
+    state: HostState
 
 
 class Facts(Message, frozen=True):
@@ -58,7 +58,7 @@ class Facts(Message, frozen=True):
     limits: BackendLimits
     about: str
     version: str
-    state: State
+    state: HostState
 
 
 def fingerprint(limits: BackendLimits) -> str:

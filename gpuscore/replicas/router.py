@@ -171,7 +171,7 @@ class Sent:
 
 
 def home_digest(request: ScoreRequest, page_size: int) -> bytes | None:
-    """Return a digest of the query's beginning, which chooses its home; None without a full page."""
+    """Return a digest of the query's beginning, which tells its home; None without a full page."""
     pages = min(len(request.query_ids), HOME_TOKENS) // page_size
     return _digest(request, pages * page_size) if pages else None
 

@@ -1,0 +1,139 @@
+"""Applications on the cluster of the tests, requests to them, and load."""
+
+import os
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from ray import serve
+
+from conftest import DEVICE, FOLDER
+from gpuscore.ray import app
+
+ARGUMENTS = {
+    **{"model": "demo", "device": "cpu", "threads": 1, "max_batch_tokens": 512},
+    **{"resources": f"{DEVICE}=1", "log_requests": False, "min_replicas": 2},
+}
+PATIENCE = 120.0  # seconds; for states that are waited for, never for how fast they come
+
+
+def deploy(**arguments: Any) -> None:
+    """Run the application, and wait until it is ready."""
+    serve.run(app({**ARGUMENTS, **arguments}))
+
+
+def wait_until(what: Callable[[], bool], why: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end, why
+        time.sleep(0.2)
+
+
+@dataclass
+class Server:
+    """An application at an address."""
+
+    url: str
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=PATIENCE, **more)
+
+    def score(self, query: str, items: list[str]) -> httpx.Response:
+        return self.post("/v1/score", {"query": query, "items": items, "labels": ["yes", "no"]})
+
+    def metric(self, name: str) -> dict[str, float]:
+        """Return a metric of each engine, by replica."""
+        text = httpx.get(f"{self.url}/metrics", timeout=PATIENCE).text
+        found = re.findall(rf'^{name}{{[^}}]*replica="(\w+)"[^}}]*}} (\S+)$', text, re.MULTILINE)
+        return {replica: float(value) for replica, value in found}
+
+    def wait_for_engines(self, number: int) -> None:
+        wait_until(lambda: sum(self.metric("gpuscore_replica_up").values()) == number, "engines up")
+
+
+@dataclass
+class Load:
+    """Requests in several threads, without pause, until it is stopped."""
+
+    server: Server
+    statuses: Counter[int] = field(default_factory=Counter)
+    bodies: set[str] = field(default_factory=set)  # of errors
+    wrong: int = 0
+    slowest: float = 0.0
+
+    def run(self, number: int, stopped: threading.Event, items: int, timeout: int) -> None:
+        turn = 0
+        with httpx.Client(timeout=PATIENCE) as client:
+            while not stopped.is_set():
+                turn += 1
+                body = {
+                    "query": f"Thread {number}, turn {turn}. " + "What is said about cities? " * 20,
+                    "items": [f" Item {item} is a city." for item in range(items)],
+                    "labels": ["yes", "no"],
+                }
+                began = time.monotonic()
+                answer = client.post(
+                    f"{self.server.url}/v1/score",
+                    json=body,
+                    headers={"X-Request-Timeout-Ms": str(1000 * timeout)},
+                )
+                self.slowest = max(self.slowest, time.monotonic() - began)
+                self.statuses[answer.status_code] += 1
+                if answer.status_code != 200:
+                    self.bodies.add(answer.text)
+                elif len(answer.json()["scores"]) != items:
+                    self.wrong += 1
+
+    @property
+    def answered(self) -> int:
+        return self.statuses[200]
+
+
+@contextmanager
+def load(server: Server, threads: int = 4, items: int = 3, timeout: int = 60) -> Iterator[Load]:
+    """Send requests until the end of the block."""
+    running, stopped = Load(server), threading.Event()
+    workers = [
+        threading.Thread(target=running.run, args=(number, stopped, items, timeout))
+        for number in range(threads)
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        yield running
+    finally:
+        stopped.set()
+        for worker in workers:
+            worker.join()
+
+
+def kill_an_engine() -> None:
+    """Kill the process of one of the engines, as a fault of its device would."""
+    _kill(lambda command: b"gpuscore.worker" in command.split(b"\0"))
+
+
+def kill_a_replica() -> None:
+    """Kill the process of Ray's that started one of the engines."""
+    _kill(lambda command: b"ServeReplica:default:engine" in command)
+
+
+def _kill(meant: Callable[[bytes], bool]) -> None:
+    mark = f"RAY_TMPDIR={FOLDER}".encode()  # of this cluster alone
+    for process in sorted(Path("/proc").glob("[0-9]*")):
+        try:
+            command = (process / "cmdline").read_bytes()
+            own = mark in (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended, or is another user's
+        if own and meant(command):
+            os.kill(int(process.name), signal.SIGKILL)
+            return
+    raise AssertionError("there is no such process")

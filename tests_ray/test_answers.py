@@ -1,0 +1,159 @@
+"""Promise: through Ray, every dialect gives the answers of `gpuscore serve` and `Scorer`, errors
+included; a query goes where its beginning is cached, and other queries elsewhere."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from applications import Server, deploy
+from gpuscore import Scorer
+
+LABELS = ["yes", "no"]
+ITEMS = ["Paris is a city.", "A cat is an animal.", "Rome is a city, too."]
+LONG = "Is this text about a city? " * 12  # several pages
+KEY = "the key of the tests"
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def server(ray_serve: str) -> Server:
+    deploy(max_items=50, max_body_bytes=100_000)
+    server = Server(ray_serve)
+    server.wait_for_engines(2)
+    return server
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Server]:
+    """A server without Ray, with the same settings."""
+    command = [sys.executable, "-P", "-m", "gpuscore", "serve", "demo", "--device", "cpu"]
+    command += ["--threads", "1", "--max-batch-tokens", "512", "--port", "0", "--no-log-requests"]
+    command += ["--max-items", "50", "--max-body-bytes", "100000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        ready = next(line for line in process.stdout if "ready on" in line)
+        yield Server(ready.split("ready on ")[1].split(" ")[0])
+    finally:
+        process.kill()
+        process.communicate()
+
+
+CASES: list[tuple[str, Any]] = [
+    ("/v1/score", {"query": LONG, "items": ITEMS, "labels": LABELS, "apply_softmax": True}),
+    ("/v1/score", {"query": "a", "items": ["b"], "labels": ["yes it is", "no it is not"]}),
+    ("/rerank", {"query": "Which is a city?", "documents": ITEMS, "return_documents": True}),
+    ("/v1/rerank", {"query": LONG, "documents": ITEMS, "top_n": 2}),
+    ("/tokenize", {"prompt": LONG}),
+    (
+        "/v1/systemone",
+        {
+            "state": "Paris is a city.",
+            "questions": {"city": {"type": "noul", "instructions": "Is it a city?"}},
+        },
+    ),
+    (
+        "/v1/completions",
+        {"model": "demo", "prompt": LONG, "max_tokens": 0, "echo": True, "logprobs": 2},
+    ),
+    ("/v1/score", {"query": [5] * 40, "items": [[7], [8, 9]], "label_token_ids": [10, 11]}),
+    ("/v1/score", {"query": "a", "items": ["b"], "labels": []}),  # errors from here on
+    ("/v1/classify", {"input": ITEMS}),
+    ("/v1/score", {"query": "a", "items": ["b"] * 51, "labels": LABELS}),
+    ("/v1/score", {"query": "a " * 5000, "items": ["b"], "labels": LABELS}),
+    ("/v1/score", {"query": [10**6], "items": [[1]], "label_token_ids": [2]}),
+    ("/v1/score", {"query": "a" * 100_000, "items": ["b"], "labels": LABELS}),
+    ("/v1/score", {"query": "a", "items": ["b"], "labels": LABELS, "model": "another"}),
+    ("/v1/score", {"query": 5}),
+    ("/rerank", {"query": "a"}),
+    ("/nothing", {}),
+]
+VOLATILE = {"id", "created", "usage"}  # usage: what is cached depends on earlier requests
+
+
+def same(one: Any, other: Any) -> bool:
+    """Compare two JSON values, numbers to 1e-6."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        kept = [{k: v for k, v in x.items() if k not in VOLATILE} for x in (one, other)]
+        return kept[0].keys() == kept[1].keys() and all(
+            same(v, kept[1][k]) for k, v in kept[0].items()
+        )
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == pytest.approx(other, abs=1e-6)
+    return bool(one == other)
+
+
+@pytest.mark.parametrize(("path", "body"), CASES, ids=lambda case: str(case)[:40])
+def test_an_answer_is_that_of_gpuscore_serve(
+    server: Server, plain: Server, path: str, body: Any
+) -> None:
+    got, wanted = server.post(path, body), plain.post(path, body)
+    assert got.status_code == wanted.status_code
+    assert same(got.json(), wanted.json()), (got.text, wanted.text)
+    assert got.headers["content-type"] == wanted.headers["content-type"]
+    assert len(got.headers.get_list("x-request-id")) == 1
+
+
+def test_the_cases_have_answers_and_errors(plain: Server) -> None:
+    statuses = [plain.post(path, body).status_code for path, body in CASES]
+    assert statuses[:8] == [200] * 8
+    assert set(statuses[8:]) == {400, 404, 413}
+
+
+def test_scores_are_those_of_scorer(server: Server) -> None:
+    with Scorer("demo", device="cpu", threads=1, max_batch_tokens=512) as scorer:
+        wanted = scorer.score(LONG, ITEMS, labels=LABELS).scores
+    got = server.score(LONG, ITEMS).json()["scores"]
+    assert [list(map(float, row)) for row in got] == [
+        pytest.approx(list(map(float, row)), abs=1e-6) for row in wanted
+    ]
+
+
+def test_pages_and_probes_are_there(server: Server, plain: Server) -> None:
+    for path in ("/health", "/ready", "/livez", "/v1/models", "/info", "/openapi.json"):
+        got, wanted = (httpx.get(one.url + path, timeout=60) for one in (server, plain))
+        assert (got.status_code, got.json()) == (wanted.status_code, wanted.json()), path
+
+
+def test_a_request_that_has_no_time_left_gets_504(server: Server) -> None:
+    body = {"query": LONG, "items": ITEMS, "labels": LABELS}
+    answer = server.post("/v1/score", body, headers={"X-Request-Timeout-Ms": "1"})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+
+
+def test_a_query_is_found_in_the_cache_and_queries_are_spread(server: Server) -> None:
+    def cached(query: str, item: str) -> int:
+        usage = server.score(query, [item]).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    before = server.metric("gpuscore_computed_tokens_total")
+    queries = [f"Query {number}. {LONG}" for number in range(12)]
+    assert [cached(query, "first") for query in queries] == [0] * 12
+    again = [cached(query, item) for item in ("second", "third") for query in queries]
+    assert min(again) > 0
+    after = server.metric("gpuscore_computed_tokens_total")
+    assert len(after) == 2
+    assert all(after[replica] > before[replica] for replica in after)
+
+
+def test_bodies_and_requests_over_a_limit_are_refused(ray_serve: str, server: Server) -> None:
+    def too_long() -> Iterator[bytes]:  # without a length in its head
+        yield b"{"
+        for _ in range(200):
+            yield b" " * 1000
+
+    answer = httpx.post(
+        f"{ray_serve}/v1/score",
+        content=too_long(),
+        headers={"Content-Type": "application/json"},
+        timeout=60,
+    )
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "body_too_large"
