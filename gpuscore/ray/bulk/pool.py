@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig
+from gpuscore.hub import DEMO
 from gpuscore.limits import BackendLimits
 from gpuscore.ray.bulk.actor_link import ActorLink, Hosting
 from gpuscore.ray.bulk.cluster import Slot, connected, slots
@@ -76,12 +77,18 @@ def ray_replicas(
         files = digests(directory)
         engines: list[ActorEngine] = []
         for slot in places:
-            start = partial(_start, slot, model, engine)
-            hosting = Hosting(slot.room, model.model, model.revision, files, start)
+            start = partial(start_message, slot, model, engine)
+            hosting = Hosting(slot.room, _named(model.model), model.revision, files, start)
             engines.append(ActorEngine(engine, hosting, engines))
         names = [slot.device for slot in places]
         with closing(Replicas(engines, names, _for_all(engine, len(engines)))) as replicas:
             yield replicas, partial(_told, address, engines, places)
+
+
+def _named(model: str) -> str:
+    """Return the name by which nodes look for the model: they have other working directories."""
+    path = Path(model)
+    return str(path.absolute()) if model != DEMO and path.is_dir() else model
 
 
 def _for_all(engine: EngineConfig, count: int) -> EngineConfig:
@@ -94,10 +101,11 @@ def _for_all(engine: EngineConfig, count: int) -> EngineConfig:
     )
 
 
-def _start(slot: Slot, model: ModelConfig, engine: EngineConfig, node: NodeFacts) -> bytes:
+def start_message(slot: Slot, model: ModelConfig, engine: EngineConfig, node: NodeFacts) -> bytes:
+    """Return the encoded `Start` of an engine on a node; the node fills in its directory."""
     own = replace(model, device=slot.device)
     if slot.device == "cpu":
-        own = share_of_cpu(own, slot.together)
+        own = share_of_cpu(own, slot.together) if slot.together > 1 else own
         if model.threads is None and slot.cpus < node.cores:
             own = replace(own, threads=slot.cpus)
     return encode(Start("", own, engine, log_format="text"))
