@@ -12,7 +12,7 @@ from gpuscore.engine.admission import MAX_RETRY_AFTER
 from gpuscore.errors import ConfigError, EngineFailed
 from gpuscore.limits import BackendLimits
 from gpuscore.ray.bulk.messages import (
-    HostState,
+    ActorState,
     Lost,
     Opened,
     Silent,
@@ -79,7 +79,7 @@ class ActorLink:
         self._hosting, self._owner, self.patience = hosting, owner, patience
         self._may_give_up, self._known = may_give_up, known
         self._closing = threading.Event()
-        self._state: HostState | None = None
+        self._state: ActorState | None = None
         self._open = False  # the engine's process is ready
         self._ready_at: float | None = None
         self._silence = 0.0  # seconds since the actor's last reply

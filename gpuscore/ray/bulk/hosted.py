@@ -10,7 +10,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from gpuscore.hub import model_directory
-from gpuscore.ray.bulk.messages import HostState, Lost, Opened, Silent, described
+from gpuscore.ray.bulk.messages import ActorState, Lost, Opened, Silent, described
 from gpuscore.worker.frames import ProtocolError, Send
 from gpuscore.worker.messages import Failure, Message, Result, Start, decode_to_child, encode
 from gpuscore.worker.patience import Patience
@@ -79,10 +79,10 @@ class HostedEngine:
             self._messages.append(encode(message))
             self._changed.notify()
 
-    def _state(self) -> HostState:
+    def _state(self) -> ActorState:
         watched = self._supervisor
         error = watched.ended.exception() if watched.ended.done() else None
-        return HostState(
+        return ActorState(
             _result(watched.planned),
             watched.loaded,
             _result(watched.started),

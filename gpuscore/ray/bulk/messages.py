@@ -23,7 +23,7 @@ class Lost(Message, frozen=True):
     """The engine's process is lost; it will send no further answers."""
 
 
-class HostState(Message, frozen=True):
+class ActorState(Message, frozen=True):
     """The engine's state on its node, as its supervisor knows it.
 
     Attributes:
@@ -45,13 +45,13 @@ class HostState(Message, frozen=True):
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Return an error as `HostState` has it; one of an unexpected class is an EngineFailed."""
+    """Return an error as `ActorState` has it; one of an unexpected class is an EngineFailed."""
     name = type(error).__name__
     return (name if name in _KINDS else EngineFailed.__name__), str(error)
 
 
 def raised(error: tuple[str, str], where: str) -> ConfigError | EngineFailed:
-    """Return the error of a `HostState`, with the place where it was raised."""
+    """Return the error of a `ActorState`, with the place where it was raised."""
     name, text = error
     return _KINDS.get(name, EngineFailed)(f"{where}: {text}")
 
@@ -61,7 +61,7 @@ FromHost: TypeAlias = Result | Failure | Opened | Silent | Lost
 _KINDS = {kind.__name__: kind for kind in (ConfigError, EngineFailed, LoadTimeout)}
 
 _from_host: msgspec.msgpack.Decoder[FromHost] = msgspec.msgpack.Decoder(FromHost)
-_state = msgspec.msgpack.Decoder(HostState)
+_state = msgspec.msgpack.Decoder(ActorState)
 
 
 def decode_from_host(frame: bytes) -> FromHost:
@@ -70,9 +70,9 @@ def decode_from_host(frame: bytes) -> FromHost:
     return message
 
 
-def decode_state(frame: bytes) -> HostState:
+def decode_state(frame: bytes) -> ActorState:
     """Decode an actor's state; raise ProtocolError if the frame is not one."""
-    message: HostState = _decode(_state, frame)
+    message: ActorState = _decode(_state, frame)
     return message
 
 
