@@ -155,3 +155,15 @@ def test_the_router(kubectl, docker, tmp_path):
     (subject,) = binding["subjects"]
     assert subject["name"] == router["template"]["spec"]["serviceAccountName"]
     assert subject["namespace"] == given["--service-discovery-namespace"] == "gpuscore"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_pods_of_the_ray_service(docker, version):
+    """KubeRay's own schema is not checked, nor what it adds to the pods."""
+    manifest = docker.parent / "deploy/ray/rayservice.yaml"
+    cluster = yaml.safe_load(manifest.read_text())["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    assert len(groups) == 2
+    for group in groups:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}} | group["template"]
+        kubernetes_validate.validate(pod, version, strict=True)
