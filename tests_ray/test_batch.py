@@ -207,9 +207,10 @@ def test_an_address_without_a_cluster_is_an_error(
     assert len(told.splitlines()) == 1
 
 
-@pytest.fixture
-def other_node(two: Cluster) -> Iterator[Any]:
-    """A function that replaces one of the nodes by one with other environment variables."""
+@pytest.fixture(scope="module")
+def other_node(two: Cluster) -> Callable[..., Any]:
+    """A function that replaces one of the nodes, always the same one, by one with other environment
+    variables. The tests that use it are the last ones, because nothing puts the node back."""
     last = [next(iter(two.worker_nodes))]
 
     def replace(**variables: str) -> Any:
@@ -217,8 +218,7 @@ def other_node(two: Cluster) -> Iterator[Any]:
         last[0] = two.add_node(**NODE, env_vars=variables)
         return last[0]
 
-    yield replace
-    replace()
+    return replace
 
 
 @pytest.mark.parametrize(
