@@ -29,6 +29,7 @@ from conftest import FOLDER
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
 with socket.create_server(("127.0.0.1", 0)) as _free:
     CLIENT_PORT = _free.getsockname()[1]
+HOME = {"HOME": f"{FOLDER}/home"}  # of the nodes and of drivers that need one
 ROWS = make_rows(3000, queries=700)
 ROWS[3]["item"] = None
 
@@ -42,7 +43,7 @@ def two() -> Iterator[Cluster]:
     started = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
-            started.add_node(**NODE)
+            started.add_node(**NODE, env_vars=HOME)
         yield started
     finally:
         started.shutdown()
@@ -134,12 +135,30 @@ def test_lost_nodes_lose_no_row_and_others_take_their_place(
         scoring(output, process)
         for lost in list(two.worker_nodes):
             two.remove_node(lost, allow_graceful=False)
-        joined = [two.add_node(**NODE) for _ in range(2)]
+        joined = [two.add_node(**NODE, env_vars=HOME) for _ in range(2)]
         _, told = process.communicate(timeout=240)
     assert process.returncode == 0, told
     check_same(output, whole)
     assert "an actor ended: " in told
     assert any(f"an engine joins on {shown(node)}" in told for node in joined), told
+
+
+def test_a_job_waits_for_a_node_with_room(two: Cluster, tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "in.jsonl", make_rows(20, queries=3))
+    output = tmp_path / "out.jsonl"
+    given = on_ray(two, source, output, "--ray-actors", "1")
+    given[given.index("--threads") + 1] = "2"
+    with running(given) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        assert "waiting for an actor with num_cpus=2: Ray has started none yet" in line
+        larger = two.add_node(**{**NODE, "num_cpus": 2})
+        try:
+            _, told = process.communicate(timeout=120)
+        finally:
+            two.remove_node(larger, allow_graceful=False)
+    assert process.returncode == 0, told
+    assert len(read_rows(output)) == 20
 
 
 def test_a_killed_driver_is_continued_here_and_there(
@@ -234,9 +253,8 @@ def test_a_node_without_the_same_model_is_named(
 ) -> None:
     """Each node looks for `~/model` in a home of its own."""
     demo = Path(gpuscore.__file__).parent / "demo"
-    for name in ("here", "there"):
-        shutil.copytree(demo, tmp_path / name / "model")
-    there = tmp_path / "there" / "model"
+    shutil.copytree(demo, Path(HOME["HOME"], "model"), dirs_exist_ok=True)
+    there = shutil.copytree(demo, tmp_path / "there" / "model")
     if damage == "nothing":
         shutil.rmtree(there)
     elif damage == "lacks":
@@ -245,11 +263,10 @@ def test_a_node_without_the_same_model_is_named(
         content = bytearray((there / "model.safetensors").read_bytes())
         content[-1] ^= 1
         (there / "model.safetensors").write_bytes(content)
-    home = {"HOME": str(tmp_path / "here")}
     node = other_node(HOME=str(tmp_path / "there"))
     given = on_ray(two, source, tmp_path / "out.jsonl")
     given[1] = "~/model"
-    code, told = run(given, home)
+    code, told = run(given, HOME)
     assert code == 78, told
     assert shown(node) in told
     assert message in told

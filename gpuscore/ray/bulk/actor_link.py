@@ -29,6 +29,7 @@ from gpuscore.worker.patience import TICK, ChildListener, Patience, Report, pass
 
 logger = logging.getLogger(__name__)
 
+WAITING = 10.0  # seconds for an actor, after which the wait is told
 RECEIVE = 0.25  # seconds after which an actor without messages replies
 # Replies cross a network, so they may be late for longer than those of a child.
 ACTOR_PATIENCE = Patience(silent=10.0, stopped=60.0)
@@ -42,6 +43,7 @@ class Hosting:
         model, revision: as in the settings; each node looks for the directory itself.
         files: those that the driver has.
         start: returns the encoded `Start` for a node.
+        first: this link is the one that says that all of them wait.
     """
 
     room: Room
@@ -49,6 +51,7 @@ class Hosting:
     revision: str | None
     files: Digests
     start: Callable[[NodeFacts], bytes]
+    first: bool = False
 
 
 class ActorLink:
@@ -80,6 +83,7 @@ class ActorLink:
         self._may_give_up, self._known = may_give_up, known
         self._closing = threading.Event()
         self._state: ActorState | None = None
+        self._told = False  # that there is no actor yet
         self._open = False  # the engine's process is ready
         self._ready_at: float | None = None
         self._silence = 0.0  # seconds since the actor's last reply
@@ -189,19 +193,26 @@ class ActorLink:
         self._result(actor, actor.call("start", *wanted, hosting.start(self.node)))
 
     def _result(
-        self, actor: RemoteActor, call: Any, meanwhile: Callable[[], None] = lambda: None
+        self, actor: RemoteActor, call: Any, meanwhile: Callable[[float], None] = lambda _: None
     ) -> Any:
+        """Return a call's result; `meanwhile` gets the seconds that it has been waited for."""
+        began = monotonic()
         while not self._closing.is_set():
             if found := actor.poll(call, TICK):
                 return found[0]
-            meanwhile()
+            meanwhile(monotonic() - began)
         raise ActorLost("the engine was closed")
 
-    def _join_later(self) -> None:
+    def _join_later(self, waited: float) -> None:
         """Count as started while the actor waits for room, once another engine is ready."""
-        if not self.started.done() and (limits := self._known()) is not None:
+        limits = self._known()
+        if limits is not None and not self.started.done():
             self.planned.set_result("an engine for which there is no room yet")
             self.started.set_result(limits)
+        if limits is None and waited > WAITING and self._hosting.first and not self._told:
+            self._told = True
+            wanted = ", ".join(f"{name}={n}" for name, n in self._hosting.room.options.items())
+            logger.warning("waiting for an actor with %s: Ray has started none yet", wanted)
 
     def _watch(self, actor: RemoteActor) -> None:
         """Take the actor's replies until `close`.

@@ -78,7 +78,8 @@ def ray_replicas(
         engines: list[ActorEngine] = []
         for slot in places:
             start = partial(start_message, slot, model, engine)
-            hosting = Hosting(slot.room, _named(model.model), model.revision, files, start)
+            name, first = _named(model.model), not engines
+            hosting = Hosting(slot.room, name, model.revision, files, start, first)
             engines.append(ActorEngine(engine, hosting, engines))
         names = [slot.device for slot in places]
         with closing(Replicas(engines, names, _for_all(engine, len(engines)))) as replicas:
