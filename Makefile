@@ -18,7 +18,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 .PHONY: setup serve test test-all test-hostile test-clients test-ray test-web test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs check-tpu simulate simulate-fronts soak check format demo golden bench-cpu bench-heap bench-start \
         bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-ray-batch bench-parity bench-tokenise \
-        bench-in-process bench-decisions bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
+        bench-in-process bench-decisions bench-ray bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
         docs-tools clean
 
@@ -313,6 +313,10 @@ bench-decisions: setup
 # Many queries in one process, against one query's many items.
 bench-in-process: setup
 	$(BIN)/python -P bench/in_process.py $(ARGS)
+
+# The same requests to gpuscore serve and through Ray Serve, in turns.
+bench-ray: $(RAY_VENV)/.installed
+	$(RAY_VENV)/bin/python -P bench/ray_serve.py $(ARGS)
 
 # Routing over 8 and 64 replicas in simulated time; no machine's speed is in its figures.
 bench-replicas: setup

@@ -1,27 +1,46 @@
 """Promise: through Ray, every dialect gives the answers of `gpuscore serve` and `Scorer`, errors
 included; a query goes where its beginning is cached, and other queries elsewhere."""
 
+import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from ray import serve
+from ray.cluster_utils import Cluster
 
-from applications import Server, deploy
+from applications import ARGUMENTS, PATIENCE, Server, wait_until
 from gpuscore import Scorer
+from gpuscore.ray.messages import Facts, HostReply, ask, decode, fingerprint
+from gpuscore.request import ScoreRequest
+from gpuscore.worker.messages import Failure, Result, encode
 
 LABELS = ["yes", "no"]
+MAX_BODY = 3_000_000
 ITEMS = ["Paris is a city.", "A cat is an animal.", "Rome is a city, too."]
 LONG = "Is this text about a city? " * 12  # several pages
-KEY = "the key of the tests"
-HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
-def server(ray_serve: str) -> Server:
-    deploy(max_items=50, max_body_bytes=100_000)
+def server(ray_serve: str, cluster: Cluster) -> Server:
+    """An application that Ray's command line has started, as the documentation says."""
+    arguments = {
+        **ARGUMENTS,
+        "max_items": 9000,
+        "max_body_bytes": MAX_BODY,
+        "log_requests": "false",
+    }
+    command = [str(Path(sys.executable).with_name("serve")), "run", "--non-blocking"]
+    command += ["--address", cluster.address, "gpuscore.ray:app"]
+    command += [f"{name}={value}" for name, value in arguments.items()]
+    subprocess.run(command, check=True, timeout=PATIENCE)
     server = Server(ray_serve)
     server.wait_for_engines(2)
     return server
@@ -32,7 +51,7 @@ def plain() -> Iterator[Server]:
     """A server without Ray, with the same settings."""
     command = [sys.executable, "-P", "-m", "gpuscore", "serve", "demo", "--device", "cpu"]
     command += ["--threads", "1", "--max-batch-tokens", "512", "--port", "0", "--no-log-requests"]
-    command += ["--max-items", "50", "--max-body-bytes", "100000"]
+    command += ["--max-items", "9000", "--max-body-bytes", str(MAX_BODY)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -63,10 +82,10 @@ CASES: list[tuple[str, Any]] = [
     ("/v1/score", {"query": [5] * 40, "items": [[7], [8, 9]], "label_token_ids": [10, 11]}),
     ("/v1/score", {"query": "a", "items": ["b"], "labels": []}),  # errors from here on
     ("/v1/classify", {"input": ITEMS}),
-    ("/v1/score", {"query": "a", "items": ["b"] * 51, "labels": LABELS}),
+    ("/v1/score", {"query": "a", "items": ["b"] * 9001, "labels": LABELS}),
     ("/v1/score", {"query": "a " * 5000, "items": ["b"], "labels": LABELS}),
     ("/v1/score", {"query": [10**6], "items": [[1]], "label_token_ids": [2]}),
-    ("/v1/score", {"query": "a" * 100_000, "items": ["b"], "labels": LABELS}),
+    ("/v1/score", {"query": "a" * MAX_BODY, "items": ["b"], "labels": LABELS}),
     ("/v1/score", {"query": "a", "items": ["b"], "labels": LABELS, "model": "another"}),
     ("/v1/score", {"query": 5}),
     ("/rerank", {"query": "a"}),
@@ -146,8 +165,8 @@ def test_a_query_is_found_in_the_cache_and_queries_are_spread(server: Server) ->
 def test_bodies_and_requests_over_a_limit_are_refused(ray_serve: str, server: Server) -> None:
     def too_long() -> Iterator[bytes]:  # without a length in its head
         yield b"{"
-        for _ in range(200):
-            yield b" " * 1000
+        for _ in range(20):
+            yield b" " * (MAX_BODY // 10)
 
     answer = httpx.post(
         f"{ray_serve}/v1/score",
@@ -157,3 +176,40 @@ def test_bodies_and_requests_over_a_limit_are_refused(ray_serve: str, server: Se
     )
     assert answer.status_code == 413
     assert answer.json()["error"]["code"] == "body_too_large"
+
+
+def test_an_engine_drops_the_request_of_a_client_that_leaves(server: Server) -> None:
+    """A request that takes minutes, and a client that leaves once an engine has it."""
+    wait_until(lambda: not waiting(server), "an idle engine")
+    before = computed(server)
+    items = [f"{number} " + "a cat " * 28 for number in range(9000)]  # over 50 tokens each
+    body = json.dumps({"query": LONG, "items": items, "labels": LABELS})
+    client = HTTPConnection(server.url.removeprefix("http://"))
+    client.request("POST", "/v1/score", body, {"Content-Type": "application/json"})
+    wait_until(lambda: computed(server) > before, "a batch")
+    client.close()
+    wait_until(lambda: not waiting(server), "an idle engine")
+    assert computed(server) - before < 9000 * 50 / 2
+
+
+def computed(server: Server) -> float:
+    return sum(server.metric("gpuscore_computed_tokens_total").values())
+
+
+def waiting(server: Server) -> float:
+    return sum(server.metric("gpuscore_requests_waiting").values())
+
+
+def test_a_request_made_for_another_model_is_not_computed(server: Server) -> None:
+    """An engine says so, and the HTTP layer answers 503, when engines of two models are there."""
+    ids, labels = np.array([5], np.int32), np.array([7], np.int32)
+    request = ScoreRequest(ids, (ids,), (labels,), False, deadline=time.monotonic() + 60)
+    handle = serve.get_deployment_handle("engine", "default")
+    facts = decode(handle.facts.remote().result(), Facts)
+    outcomes = []
+    for model in (fingerprint(facts.limits), "another"):
+        reply = handle.score.remote(encode(ask(request, model))).result()
+        outcomes.append(decode(reply, HostReply).outcome)
+    assert isinstance(outcomes[0], Result)
+    assert isinstance(outcomes[1], Failure)
+    assert outcomes[1].code == "unavailable"
