@@ -207,7 +207,8 @@ class ActorLink:
         """Count as started while the actor waits for room, once another engine is ready."""
         limits = self._known()
         if limits is not None and not self.started.done():
-            self.planned.set_result("an engine for which there is no room yet")
+            if not self.planned.done():  # an actor was lost after it had planned
+                self.planned.set_result("an engine for which there is no room yet")
             self.started.set_result(limits)
         if limits is None and waited > WAITING and self._hosting.first and not self._told:
             self._told = True
