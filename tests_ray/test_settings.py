@@ -59,6 +59,11 @@ def test_no_name_has_two_meanings() -> None:
     assert settings >= REFUSED.keys()
 
 
+def test_every_argument_of_its_own_is_explained() -> None:
+    page = (DEPLOY.parents[1] / "docs/how-to/ray.md").read_text()
+    assert all(f"`{item.name}`" in page for item in options(RayConfig))
+
+
 def test_the_serve_config_is_one_that_ray_and_the_application_take() -> None:
     config = ServeDeploySchema.model_validate(yaml.safe_load((DEPLOY / "serve.yaml").read_text()))
     (application,) = config.applications
