@@ -1,10 +1,12 @@
 """Promise: a bulk job has an engine for each device of the cluster's nodes, and no two of them
 count on the same one."""
 
+import platform
 from dataclasses import replace
 
 import pytest
 
+from gpuscore import __version__
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.ray.bulk.cluster import RayNode, Slot, slots
@@ -57,6 +59,17 @@ def test_places(settings, nodes, count, wanted):  # type: ignore[no-untyped-def]
 def test_no_place(settings, nodes, message):  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=message):
         slots(nodes, replace(MODEL, **settings), None)
+
+
+def test_nodes_of_other_versions_are_named():  # type: ignore[no-untyped-def]
+    """Patch releases of Python may differ."""
+    major, minor, _ = platform.python_version_tuple()
+    node = NodeFacts("0123456789", "10.0.0.2", f"{major}.{minor}.999", __version__, 8)
+    node.check()
+    with pytest.raises(ConfigError, match=r"node 10\.0\.0\.2 \(01234567\) has Python 3\.9, this"):
+        replace(node, python="3.9.1").check()
+    with pytest.raises(ConfigError, match=r"\(01234567\) has gpuscore none, this machine has 0"):
+        replace(node, gpuscore="none").check()
 
 
 @pytest.mark.parametrize(
