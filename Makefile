@@ -17,7 +17,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: setup serve test test-all test-hostile test-clients test-ray test-web test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs check-tpu simulate simulate-fronts soak check format demo golden bench-cpu bench-heap bench-start \
-        bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-parity bench-tokenise \
+        bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-ray-batch bench-parity bench-tokenise \
         bench-in-process bench-decisions bench-ray bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
         manifests-test audit docs docs-serve \
         docs-tools clean
@@ -291,6 +291,9 @@ predict: setup
 
 bench-batch: setup
 	$(BIN)/python -P bench/batch.py $(ARGS)
+
+bench-ray-batch: $(RAY_VENV)/.installed
+	$(RAY_VENV)/bin/python -P bench/ray_batch.py $(ARGS)
 
 bench-parity: setup
 	$(BIN)/python -P bench/parity.py $(ARGS)

@@ -236,7 +236,8 @@ def read_files(
 def load_model(files: ServedFiles, limits: RequestLimits, replicas: Replicas) -> LoadedModel:
     """Wait for the engines and prepare the model's prompts; runs in a thread."""
     prompts = files.prompts.prompts(replicas.wait_ready(), limits)
-    return LoadedModel(replicas, prompts, replicas.wait_ended, replicas.wait_planned(), files.info)
+    about, count = replicas.wait_planned(), len(replicas.engines)
+    return LoadedModel(replicas, prompts, replicas.wait_ended, about, files.info, count)
 
 
 def _say(output: LogWriter, text: str) -> None:

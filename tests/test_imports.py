@@ -365,8 +365,26 @@ ALLOWED = {
         "gpuscore.loading_bar",
         "gpuscore.server.served",
         "gpuscore.serving",
+    },
+    "gpuscore.bulk.engines": {
+        "gpuscore.config",
+        "gpuscore.errors",
+        "gpuscore.ray.bulk",  # on demand: it needs an extra
         "gpuscore.replicas",
     },
+    # The engines of bulk jobs on a Ray cluster, in the place of processes of this machine.
+    "gpuscore.ray.bulk": {
+        *DATA,
+        "gpuscore",  # the package itself, for its version
+        "gpuscore.config",
+        "gpuscore.engine",
+        "gpuscore.hub",
+        "gpuscore.ray.bulk",
+        "gpuscore.replicas",
+        "gpuscore.worker",
+        "ray",
+    },
+    "gpuscore.ray.columns": {"gpuscore.scorer"},
     "gpuscore.bulk.parquet": {"gpuscore.arrays", "gpuscore.bulk", "gpuscore.errors", "pyarrow"},
     "gpuscore.reports": {"gpuscore.errors"},
     # Measures and texts only; its `targets` open a model or a client, its `command` joins all.
@@ -480,6 +498,7 @@ def test_imports_go_one_way():
         ("gpuscore.server.run", "import ray"),
         ("gpuscore.bulk.json_lines", "import pyarrow"),
         ("gpuscore.bulk.job", "from gpuscore.worker.client import EngineClient"),
+        ("gpuscore.bulk.engines", "import ray"),
     ],
 )
 def test_a_wrong_import_is_seen(name, line):

@@ -1,5 +1,6 @@
 """A Ray cluster of two nodes on this machine, which all tests share. Starting one takes seconds."""
 
+import atexit
 import os
 import shutil
 import socket
@@ -9,6 +10,8 @@ from pathlib import Path
 
 # A folder of the cluster's own, with a short path, because the paths of sockets are limited.
 FOLDER = tempfile.mkdtemp(prefix="gs-")
+Path(FOLDER, "ray").mkdir()  # before Ray notes an address there
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)  # several clusters may use it
 
 # Read by ray when it is imported, and by the processes that it starts. Nothing is reported to its
 # makers; and the machine's other work must not let it kill a worker for want of memory.
@@ -40,7 +43,6 @@ HEAD = {**NODE, "num_cpus": 3}  # an engine's, and those of the HTTP layer
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A cluster of two nodes, to whose first one this process is connected."""
-    Path(FOLDER, "ray").mkdir()  # before Ray notes the address there
     started = Cluster(initialize_head=True, head_node_args={**HEAD, "temp_dir": f"{FOLDER}/ray"})
     try:
         started.add_node(**NODE)
@@ -49,7 +51,6 @@ def cluster() -> Iterator[Cluster]:
     finally:
         ray.shutdown()
         started.shutdown()
-        shutil.rmtree(FOLDER, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,7 @@ def add_batch(commands: Any) -> None:
     parser.add_help_all()
     _add_files(parser.add_argument_group("Input and output (command line only)"))
     _add_rows(parser.add_argument_group("Rows (command line only)"))
+    _add_ray(parser.add_argument_group("Cluster (command line only)"))
     asked = ("family", "decision_order", "calibration")
     add_some_flags(parser, "Prompts", ServerConfig, asked)
     add_flags(parser, ModelConfig, RequestLimits, EngineConfig, FileConfig)
@@ -87,6 +88,28 @@ def _add_rows(group: Any) -> None:
     group.add_argument(
         "--instruction", metavar="TEXT", help="replaces the instruction of the prompt family"
     )
+
+
+def _add_ray(group: Any) -> None:
+    group.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="engines run in actors on the nodes of a Ray cluster: auto, HOST:PORT of its GCS, or "
+        "ray://HOST:PORT; needs gpuscore[ray] on every node (default: on this machine)",
+    )
+    group.add_argument(
+        "--ray-actors",
+        type=_count,
+        metavar="N",
+        help="number of actors with one engine each; those for which there is no room yet join "
+        "later (default: as many as the nodes have GPUs or, on CPUs, --threads CPUs for)",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
 
 
 def _batch(values: argparse.Namespace, settings: Settings) -> int:

@@ -1,6 +1,7 @@
 """The composition of `gpuscore batch`: a job, and the engine that scores it."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore import __version__
+from gpuscore.bulk.engines import read_engines
 from gpuscore.bulk.job import BatchJob, run_job
 from gpuscore.bulk.options import read_options
 from gpuscore.bulk.progress import Progress
@@ -18,8 +20,6 @@ from gpuscore.config.sources import Settings
 from gpuscore.errors import ConfigError
 from gpuscore.hub import model_directory, model_name
 from gpuscore.loading_bar import LoadingBar
-from gpuscore.replicas.placement import placements
-from gpuscore.replicas.start import start_replicas
 from gpuscore.server.served import LoadedModel
 from gpuscore.serving import asking, load_model, read_files
 
@@ -36,6 +36,7 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
     options = read_options(values)
     model, limits = settings.make(ModelConfig), settings.make(RequestLimits)
     engine = settings.make(EngineConfig)
+    engines = read_engines(values, engine)
     server = settings.make(ServerConfig)
     family, asked = server.family, asking(server)
     directory = model_directory(model.model, model.revision)
@@ -43,10 +44,12 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
 
     @contextmanager
     def loading() -> Iterator[LoadedModel]:
-        with closing(start_replicas(directory, model, engine, log_format="text")) as replicas:
+        with engines.started(directory, model, engine) as (replicas, places):
             files = read_files(directory, family, names[::-1], asked)
             with closing(LoadingBar(replicas.engines)):
                 loaded = load_model(files, limits, replicas)
+            if told := places():
+                print(told, file=sys.stderr)
             yield loaded
 
     job = BatchJob(
@@ -63,7 +66,6 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
         },
         names,
         engine.prefix_cache,
-        replicas=len(placements(model, engine.devices)),
     )
     try:
         outcome = run_job(job, loading, Progress())

@@ -43,19 +43,14 @@ class Feeder:
         model: with the engine.
         task: makes requests of rows.
         settle: called with each outcome.
-        replicas: number of engines behind `model`.
     """
 
     def __init__(
-        self,
-        model: LoadedModel,
-        task: Task,
-        settle: Callable[[CountedRows], None],
-        replicas: int = 1,
+        self, model: LoadedModel, task: Task, settle: Callable[[CountedRows], None]
     ) -> None:
         self._engine, self._task, self._settle = model.engine, task, settle
-        self._most_tokens = BATCHES * replicas * model.engine.limits.max_tokens
-        self._most_requests = MOST_REQUESTS * replicas
+        self._most_tokens = BATCHES * model.replicas * model.engine.limits.max_tokens
+        self._most_requests = MOST_REQUESTS * model.replicas
         self._flying: dict[Future[ScoreResult], Unit] = {}
         self._tokens = 0  # in flight
         self._again: deque[Unit] = deque()

@@ -38,7 +38,6 @@ class BatchJob:
         names: the names by which requests may call the model.
         prefix_cache: True if the engine keeps what prompts share.
         memory: bytes of rows that are sorted in memory.
-        replicas: number of engines that share the work.
     """
 
     options: BatchOptions
@@ -46,7 +45,6 @@ class BatchJob:
     names: tuple[str, ...]
     prefix_cache: bool = True
     memory: int = MEMORY
-    replicas: int = 1
 
 
 Loading = Callable[[], AbstractContextManager[LoadedModel]]
@@ -145,7 +143,7 @@ def _score(
                 store.put(counted.settled)
                 report(counted)
 
-            Feeder(model, task, settle, job.replicas).run(_groups(job, model, rows))
+            Feeder(model, task, settle).run(_groups(job, model, rows))
         store.sync()
     work.write(SCORED_MARK, {"width": task.width})
 

@@ -1,10 +1,24 @@
-"""Ray Serve: `serve run gpuscore.ray:app model=MODEL`. Needs gpuscore[ray]."""
+"""Ray: an application of Ray Serve, `serve run gpuscore.ray:app model=MODEL`, and a step for
+pipelines of Ray Data, `ScoreBatches`. Needs gpuscore[ray]."""
 
-try:
-    import ray.serve  # noqa: F401  (Ray without its extra `serve` does not do)
-except ImportError as error:
-    raise ImportError(f"gpuscore.ray needs Ray: pip install 'gpuscore[ray]' ({error})") from error
+from typing import Any
 
-from gpuscore.ray.application import app
+__all__ = ["ScoreBatches", "app"]
 
-__all__ = ["app"]
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for: engines of bulk jobs need neither of the two."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    if name == "ScoreBatches":
+        from gpuscore.ray.columns import ScoreBatches
+
+        return ScoreBatches
+    try:
+        import ray.serve  # noqa: F401  (Ray without its extra `serve` does not do)
+    except ImportError as error:
+        wanted = "gpuscore.ray needs Ray: pip install 'gpuscore[ray]'"
+        raise ImportError(f"{wanted} ({error})") from error
+    from gpuscore.ray.application import app
+
+    return app

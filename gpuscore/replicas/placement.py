@@ -67,17 +67,22 @@ def placements(model: ModelConfig, devices: str | None) -> list[Placement]:
 
 
 def _on_cpus(model: ModelConfig, names: list[str]) -> list[Placement]:
+    count = len(names)
+    own, parts = share_of_cpu(model, count), core_parts(count)
+    return [Placement("cpu", own, cores=part if count > 1 else ()) for part in parts]
+
+
+def share_of_cpu(model: ModelConfig, count: int) -> ModelConfig:
+    """Return the settings of each of `count` replicas that share the memory of one machine."""
     # Imported late: only here is a default of the backends needed.
     from gpuscore.backends.common.plan import MEMORY_FRACTION
 
-    count = len(names)
-    parts = core_parts(count)
     share = (model.memory_fraction or MEMORY_FRACTION["cpu"]) / count
     limit = None if model.memory_limit is None else model.memory_limit // count
     own = replace(model, device="cpu", memory_limit=limit)
     if model.kv_cache_size is None:  # that size is for each replica
         own = replace(own, memory_fraction=share)
-    return [Placement("cpu", own, cores=part if count > 1 else ()) for part in parts]
+    return own
 
 
 def core_parts(count: int) -> list[tuple[int, ...]]:

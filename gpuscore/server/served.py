@@ -51,6 +51,7 @@ class LoadedModel:
     wait_ended: Callable[[], None] = lambda: None
     about: str = ""  # number format and device, for people
     tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
+    replicas: int = 1  # engines that share the work
 
     @property
     def default_labels(self) -> list[int] | None:

@@ -53,6 +53,8 @@ def test_the_page_shows_what_happens(tmp_path, monkeypatch):
         (["--item-first"], "--item-first needs --labels"),
         (["--labels", "yes", "--instruction", "x"], "--instruction is for prompt families"),
         (["--query-column", "item"], "--query-column and --item-column are both item"),
+        (["--ray", "auto"], "--ray needs Ray: pip install 'gpuscore[ray]'"),
+        (["--ray-actors", "2"], "--ray-actors needs --ray"),
     ],
 )
 def test_refused_before_the_model_is_loaded(tmp_path, monkeypatch, capsys, words, message):

@@ -134,11 +134,13 @@ def test_a_row_that_fails_leaves_the_others_of_its_request(tmp_path):
     assert bad == same
 
 
-def test_the_engine_is_full_and_no_more(tmp_path):
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_engines_are_full_and_no_more(tmp_path, replicas):
     made = []
-    scored(tmp_path, troubled(lambda number, request: None, made, max_tokens=64, batch_us=2000))
+    words = {"max_tokens": 64, "batch_us": 2000, "replicas": replicas}
+    scored(tmp_path, troubled(lambda number, request: None, made, **words))
     largest = 200
-    assert 64 * 6 < made[0].most <= 64 * 8 + largest
+    assert 64 * 6 * replicas < made[0].most <= 64 * 8 * replicas + largest
 
 
 def test_an_engine_that_failed_for_good_ends_the_job_and_keeps_its_state(tmp_path):

@@ -46,13 +46,16 @@ def fake_model(
     wait_ended: Callable[[], None] = lambda: None,
     limits: RequestLimits | None = None,
     config: EngineConfig | None = None,
+    replicas: int = 1,
     **backend: Any,
 ) -> Iterator[LoadedModel]:
-    """Run the fake backend in this process; `around` may put itself before the engine."""
+    """Run the fake backend in this process; `around` may put itself before the engine, which may
+    pass for several replicas."""
     engine = Engine(fake.FakeBackend(**backend), config or EngineConfig())
     try:
         builder = PromptBuilder(encoder(), engine.limits, limits or RequestLimits())
-        yield LoadedModel(around(engine), ModelPrompts(builder), wait_ended)
+        prompts = ModelPrompts(builder)
+        yield LoadedModel(around(engine), prompts, wait_ended, replicas=replicas)
     finally:
         engine.close()
 

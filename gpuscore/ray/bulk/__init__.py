@@ -1,0 +1,1 @@
+"""Engines in actors on a Ray cluster, for `gpuscore batch --ray`."""

@@ -1,0 +1,292 @@
+"""The driver's way to an engine that an actor hosts, on whichever node Ray finds room for it."""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from gpuscore.engine.admission import MAX_RETRY_AFTER
+from gpuscore.errors import ConfigError, EngineFailed
+from gpuscore.limits import BackendLimits
+from gpuscore.ray.bulk.messages import (
+    ActorState,
+    Lost,
+    Opened,
+    Silent,
+    decode_from_host,
+    decode_state,
+    raised,
+)
+from gpuscore.ray.bulk.node import Digests, NodeFacts
+from gpuscore.ray.bulk.remote_actor import ActorLost, RemoteActor, Room
+from gpuscore.stats import NO_STATS, EngineStats
+from gpuscore.worker.frames import Make, ProtocolError
+from gpuscore.worker.messages import Failure, Result
+from gpuscore.worker.patience import TICK, ChildListener, Patience, Report, passed, same_model
+
+logger = logging.getLogger(__name__)
+
+WAITING = 10.0  # seconds for an actor, after which the wait is told
+RECEIVE = 0.25  # seconds after which an actor without messages replies
+# Replies cross a network, so they may be late for longer than those of a child.
+ACTOR_PATIENCE = Patience(silent=10.0, stopped=60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """All that an actor needs to host the model.
+
+    Attributes:
+        model, revision: as in the settings; each node looks for the directory itself.
+        files: those that the driver has.
+        start: returns the encoded `Start` for a node.
+        first: this link is the one that says that all of them wait.
+    """
+
+    room: Room
+    model: str
+    revision: str | None
+    files: Digests
+    start: Callable[[NodeFacts], bytes]
+    first: bool = False
+
+
+class ActorLink:
+    """The thread that has an actor made, checks its node, and reads; again after each loss.
+
+    Args:
+        hosting: what the actor gets.
+        owner: receives the engine's events.
+        may_give_up: asked before an actor that failed too often is not made again.
+        known: returns the limits of another engine that is ready, or None. While there is one, a
+            link whose actor waits for room counts as started, so that the others can begin.
+    """
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        owner: ChildListener,
+        may_give_up: Callable[[], bool],
+        known: Callable[[], BackendLimits | None],
+        patience: Patience = ACTOR_PATIENCE,
+    ) -> None:
+        self.planned: Future[str] = Future()
+        self.started: Future[BackendLimits] = Future()
+        self.ended: Future[None] = Future()
+        self.loaded = (0, 0)
+        self.node: NodeFacts | None = None  # None while there is no actor
+        self.failures = 0  # in a row
+        self._hosting, self._owner, self.patience = hosting, owner, patience
+        self._may_give_up, self._known = may_give_up, known
+        self._closing = threading.Event()
+        self._state: ActorState | None = None
+        self._told = False  # that there is no actor yet
+        self._open = False  # the engine's process is ready
+        self._ready_at: float | None = None
+        self._silence = 0.0  # seconds since the actor's last reply
+        self._thread = threading.Thread(target=self._run, name="actor-link", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the actor and the thread; block until the thread has ended."""
+        self._closing.set()
+        self._thread.join()
+
+    @property
+    def healthy(self) -> bool:
+        """True if the engine is ready and neither it nor its actor is silent."""
+        state = self._state
+        heard = self._silence <= self.patience.silent and self._thread.is_alive()
+        return heard and self._ready_at is not None and state is not None and state.healthy
+
+    @property
+    def stats(self) -> EngineStats:
+        return NO_STATS if self._state is None else self._state.stats
+
+    @property
+    def reported(self) -> Report:
+        number = 0 if self._state is None else self._state.heartbeats
+        return Report(number, self.stats.tokens_left, alone=True)
+
+    @property
+    def rate(self) -> float:
+        return self.stats.capacity
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds until an engine may be ready."""
+        state = self._state
+        return MAX_RETRY_AFTER if state is None else max(1, min(MAX_RETRY_AFTER, state.retry_after))
+
+    def _run(self) -> None:
+        error: Exception = EngineFailed("the engine was closed")
+        try:
+            self._keep_running()
+            self.ended.set_result(None)
+        except Exception as failure:  # noqa: BLE001  (raised by the futures' `result`)
+            error = failure
+            self.ended.set_exception(failure)
+        finally:
+            for waiting in (self.planned, self.started):
+                if not waiting.done():
+                    waiting.set_exception(error)
+
+    def _keep_running(self) -> None:
+        """Have one actor after the other until `close`.
+
+        Raises:
+            ConfigError, EngineFailed: another actor would not help.
+        """
+        while True:
+            began = self.started.done()
+            error, served = self._run_once()
+            if self._closing.is_set():
+                return
+            if not began and isinstance(error, ConfigError | EngineFailed):
+                raise error
+            self.failures = 1 if served >= self.patience.forgiven else self.failures + 1
+            if self.failures >= self.patience.max_failures and self._may_give_up():
+                raise EngineFailed(f"{self.failures} actors in a row failed, last: {error}")
+            delay = self.patience.first_delay * 2 ** min(self.failures - 1, 32)
+            delay = min(delay, self.patience.max_delay)
+            logger.warning("an actor ended: %s; Ray gets another one in %.1f s", error, delay)
+            if self._closing.wait(delay):
+                return
+
+    def _run_once(self) -> tuple[Exception, float]:
+        """Have one actor; return why it ended, and for how many seconds it served."""
+        error: Exception = EngineFailed("the engine was closed")
+        actor = None
+        self._silence = 0.0
+        try:
+            actor = RemoteActor(self._hosting.room)
+            self._settle(actor)
+            self._watch(actor)
+        except (ActorLost, ProtocolError, ConfigError, EngineFailed) as failure:
+            error = failure
+        finally:
+            served = 0.0 if self._ready_at is None else monotonic() - self._ready_at
+            self._state, self._ready_at, self._open, self.node = None, None, False, None
+            self._owner.on_lost()
+            if actor is not None:
+                actor.kill()
+        return error, served
+
+    def _settle(self, actor: RemoteActor) -> None:
+        """Wait for the actor, check its node, and start the engine's process there.
+
+        Raises:
+            ActorLost: it is gone, or `close` was called.
+            ConfigError: the node cannot take part.
+        """
+        hosting = self._hosting
+        self.node = NodeFacts(**self._result(actor, actor.call("describe"), self._join_later))
+        self.node.check()
+        wanted = hosting.model, hosting.revision
+        found = self._result(actor, actor.call("files", *wanted))
+        self.node.check_files(hosting.model, hosting.files, found)
+        self._result(actor, actor.call("start", *wanted, hosting.start(self.node)))
+
+    def _result(
+        self, actor: RemoteActor, call: Any, meanwhile: Callable[[float], None] = lambda _: None
+    ) -> Any:
+        """Return a call's result; `meanwhile` gets the seconds that it has been waited for."""
+        began = monotonic()
+        while not self._closing.is_set():
+            if found := actor.poll(call, TICK):
+                return found[0]
+            meanwhile(monotonic() - began)
+        raise ActorLost("the engine was closed")
+
+    def _join_later(self, waited: float) -> None:
+        """Count as started while the actor waits for room, once another engine is ready."""
+        limits = self._known()
+        if limits is not None and not self.started.done():
+            if not self.planned.done():  # an actor was lost after it had planned
+                self.planned.set_result("an engine for which there is no room yet")
+            self.started.set_result(limits)
+        if limits is None and waited > WAITING and self._hosting.first and not self._told:
+            self._told = True
+            wanted = ", ".join(f"{name}={n}" for name, n in self._hosting.room.options.items())
+            logger.warning("waiting for an actor with %s: Ray has started none yet", wanted)
+
+    def _watch(self, actor: RemoteActor) -> None:
+        """Take the actor's replies until `close`.
+
+        Raises:
+            ActorLost: it is gone or silent.
+            ConfigError, EngineFailed: the engine ended for good.
+        """
+        call, before = actor.call("receive", RECEIVE), monotonic()
+        while not self._closing.is_set():
+            if reply := actor.poll(call, TICK):
+                call = actor.call("receive", RECEIVE)  # before the answers are handled
+                self._silence = 0.0
+                self._take(actor, *reply[0])
+            else:
+                self._silence += passed(before)
+            before = monotonic()
+            if self._silence > self.patience.silent:
+                self._owner.on_silent()
+            if self._silence > self.patience.stopped:
+                raise ActorLost(f"no reply for {self._silence:.0f} s")
+
+    def _take(self, actor: RemoteActor, state: bytes, frames: list[bytes]) -> None:
+        self._state = now = decode_state(state)
+        self.loaded = now.loaded
+        for frame in frames:
+            self._handle(decode_from_host(frame))
+        if now.error is not None:
+            raise raised(now.error, self._where)
+        if now.about is not None and not self.planned.done():
+            self.planned.set_result(now.about)
+        if self._open and self._ready_at is None and now.limits is not None:
+            self._on_ready(actor, now.limits)
+
+    def _handle(self, message: Result | Failure | Opened | Silent | Lost) -> None:
+        match message:
+            case Opened():
+                self._open = True
+            case Silent():
+                self._owner.on_silent()
+            case Lost():
+                self._open, self._ready_at = False, None
+                self._owner.on_lost()
+            case Result() | Failure():
+                self._owner.on_answer(message)
+
+    def _on_ready(self, actor: RemoteActor, limits: BackendLimits) -> None:
+        if self.started.done():
+            _refuse_other(self.started.result(), limits, self._where)
+            logger.warning("an engine joins on %s", self._where)
+        self._ready_at = monotonic()
+
+        def send(*makes: Make) -> None:
+            frames = [frame for make in makes if (frame := make()) is not None]
+            try:
+                actor.call("send", frames)
+            except ActorLost:
+                return  # the reading thread notices it, too, and fails what is in flight
+
+        self._owner.on_ready(send)  # before anybody who waits for `started` goes on
+        if not self.started.done():
+            self.started.set_result(limits)
+
+    @property
+    def _where(self) -> str:
+        return "a node" if self.node is None else self.node.name
+
+
+def _refuse_other(first: BackendLimits, limits: BackendLimits, where: str) -> None:
+    """Raise ConfigError unless scores of this engine can stand beside those of the first one."""
+    same = same_model(first, limits) and first.page_size == limits.page_size
+    if not same or first.identity != limits.identity:
+        raise ConfigError(
+            f"{where} serves {limits.identity}, the first engine {first.identity}; set the options "
+            "that auto chooses differently"
+        )

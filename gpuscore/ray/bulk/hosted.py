@@ -1,0 +1,99 @@
+"""The actor's side of an engine: its process and supervisor, and the messages to the driver."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import partial
+from time import sleep
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from gpuscore.hub import model_directory
+from gpuscore.ray.bulk.messages import ActorState, Lost, Opened, Silent, described
+from gpuscore.worker.frames import ProtocolError, Send
+from gpuscore.worker.messages import Failure, Message, Result, Start, decode_to_child, encode
+from gpuscore.worker.patience import Patience
+from gpuscore.worker.process import TORCH, command
+from gpuscore.worker.supervisor import Supervisor
+
+ValueT = TypeVar("ValueT")
+
+GATHER = 0.005  # seconds from the first answer until a reply: the others then need no call
+
+
+class HostedEngine:
+    """An engine's process under a supervisor, as `gpuscore serve` runs it.
+
+    Args:
+        model, revision: name the directory on this node.
+        start: an encoded `Start`, whose directory is replaced.
+    """
+
+    def __init__(self, model: str, revision: str | None, start: bytes) -> None:
+        given = decode_to_child(start)
+        if not isinstance(given, Start):
+            raise ProtocolError("the first message is not Start")
+        here = replace(given, directory=str(model_directory(model, revision)))
+        self._changed = threading.Condition()
+        self._messages: list[bytes] = []  # at most one for each request in flight, and a few
+        self._send: Send | None = None
+        self._supervisor = Supervisor(
+            command(TORCH), here, self, Patience(), {}, may_give_up=lambda: True
+        )
+        self._supervisor.start()
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Send messages to the process. Without one they are dropped: the driver, which has `Lost`
+        on its way, sends the requests again."""
+        send = self._send
+        if send is not None:
+            send(*(partial(bytes, frame) for frame in frames))
+
+    def receive(self, seconds: float) -> tuple[bytes, list[bytes]]:
+        """Wait for a message at most this long; return the state and all messages, in order."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: bool(self._messages), seconds)
+        if found:
+            sleep(GATHER)
+        with self._changed:
+            messages, self._messages = self._messages, []
+        return encode(self._state()), messages
+
+    def on_ready(self, send: Send) -> None:
+        self._send = send
+        self._put(Opened())
+
+    def on_answer(self, answer: Result | Failure) -> None:
+        self._put(answer)
+
+    def on_silent(self) -> None:
+        self._put(Silent())
+
+    def on_lost(self) -> None:
+        self._send = None
+        self._put(Lost())
+
+    def _put(self, message: Message) -> None:
+        with self._changed:
+            self._messages.append(encode(message))
+            self._changed.notify()
+
+    def _state(self) -> ActorState:
+        watched = self._supervisor
+        error = watched.ended.exception() if watched.ended.done() else None
+        return ActorState(
+            _result(watched.planned),
+            watched.loaded,
+            _result(watched.started),
+            watched.healthy,
+            watched.stats,
+            watched.reported.number,
+            watched.restarts,
+            watched.retry_after,
+            None if error is None else described(error),
+        )
+
+
+def _result(future: "Future[ValueT]") -> ValueT | None:
+    return future.result() if future.done() and future.exception() is None else None

@@ -1,0 +1,119 @@
+"""Runs of `gpuscore batch` as processes, and the processes of a node's actors."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+QUICK = ("--threads", "1", "--max-batch-tokens", "512")
+SECONDS = 120.0  # for anything that is waited for
+
+Run = subprocess.Popen[str]
+
+
+def make_rows(count: int, queries: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Return rows whose queries come in no order."""
+    choose = random.Random(seed)
+    words = ("blue", "red", "wool", "lamp", "chair", "naïve ☃", "steel")
+    return [
+        {
+            "id": number,
+            "query": f"a {choose.choice(words)} {choose.randrange(queries)}",
+            "item": f"A {choose.choice(words)} scarf, {choose.randrange(1000)}.",
+        }
+        for number in range(count)
+    ]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def words(source: Path, output: Path, *more: str, model: str = "demo") -> list[str]:
+    """Return the words of a job with labels."""
+    named = ["--input", str(source), "--output", str(output), "--query-column", "query"]
+    return ["batch", model, *named, "--labels", "yes,no", *QUICK, *more]
+
+
+@contextmanager
+def running(given: list[str], env: Mapping[str, str] | None = None) -> Iterator[Run]:
+    """Start a run; kill it at the end."""
+    command = [sys.executable, "-P", "-m", "gpuscore", *given]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+        cwd=Path(given[given.index("--output") + 1]).parent,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def run(given: list[str], env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Run to the end; return the exit code and what was printed on standard error."""
+    with running(given, env) as process:
+        _, told = process.communicate(timeout=SECONDS)
+        return process.returncode, told
+
+
+def until(what: Callable[[], Any], process: Run | None = None) -> Any:
+    """Wait until something is true and return it; fail if the process ends before."""
+    end = time.monotonic() + SECONDS
+    while not (found := what()):
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return found
+
+
+def scoring(output: Path, process: Run) -> None:
+    """Wait for a job's first results."""
+    results = output.with_name(f"{output.name}.work") / "results"
+    until(lambda: results.exists() and results.stat().st_size, process)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below one, those of the first level first."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, path.read_text().split())
+    return found + [one for child in found for one in descendants(child)]
+
+
+def title(pid: int) -> str:
+    """Return a process's command line; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def processes_of(nodes: list[Any]) -> dict[str, list[int]]:
+    """Return the actors' and the engines' processes on these nodes."""
+    below = [one for node in nodes for pid in _raylets(node) for one in descendants(pid)]
+    return {
+        "actors": [pid for pid in below if title(pid).startswith("ray::EngineActor")],
+        "engines": [pid for pid in below if " gpuscore.worker " in title(pid)],
+    }
+
+
+def _raylets(node: Any) -> list[int]:
+    return [one.process.pid for one in node.all_processes.get("raylet", [])]
