@@ -130,7 +130,7 @@ test-web: setup $(WEB_VENV)/.installed
 	GPUSCORE=$(BIN)/gpuscore CHROMIUM=$$(command -v $(CHROMIUM)) SCREENSHOTS=.cache/web \
 	  $(WEB_VENV)/bin/pytest -c tests_web/pytest.ini $(or $(ARGS),tests_web)
 
-# Ray Serve and Ray Data on two local nodes, each with processes of its own, without network; minutes. One
+# Ray on two local nodes, each with processes of its own, without network; three minutes. One
 # file: make test-ray ARGS=tests_ray/test_cluster.py
 RAY_VENV := .venv-ray
 

@@ -5,8 +5,9 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # A folder of the cluster's own, with a short path, because the paths of sockets are limited.
 FOLDER = tempfile.mkdtemp(prefix="gs-")
@@ -40,12 +41,25 @@ NODE: dict[str, object] = {
 HEAD = {**NODE, "num_cpus": 3}  # an engine's, and those of the HTTP layer
 
 
+def patiently(start: Callable[[], Any]) -> Any:
+    """Start a node. Ray gives one 30 seconds, which a busy machine may exceed."""
+    for _ in range(4):
+        try:
+            return start()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+    return start()
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A cluster of two nodes, to whose first one this process is connected."""
-    started = Cluster(initialize_head=True, head_node_args={**HEAD, "temp_dir": f"{FOLDER}/ray"})
+    Path(FOLDER, "ray").mkdir()  # before Ray notes the address there
+    started = Cluster()
     try:
-        started.add_node(**NODE)
+        patiently(lambda: started.add_node(**HEAD, temp_dir=f"{FOLDER}/ray"))
+        patiently(lambda: started.add_node(**NODE))
         ray.init(address=started.address, log_to_driver=False)
         yield started
     finally:

@@ -8,7 +8,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from applications import Load, Server, deploy, kill_a_replica, kill_an_engine, load, wait_until
-from conftest import NODE
+from conftest import NODE, patiently
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def second_node(cluster: Cluster) -> Iterator[object]:
     """The node that has an engine and nothing else; a new one takes its place."""
     (node,) = cluster.worker_nodes
     yield node
-    cluster.add_node(**NODE)
+    patiently(lambda: cluster.add_node(**NODE))
 
 
 def answers(running: Load, more: int = 20) -> None:
