@@ -55,7 +55,6 @@ def patiently(start: Callable[[], Any]) -> Any:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A cluster of two nodes, to whose first one this process is connected."""
-    Path(FOLDER, "ray").mkdir()  # before Ray notes the address there
     started = Cluster()
     try:
         patiently(lambda: started.add_node(**HEAD, temp_dir=f"{FOLDER}/ray"))
