@@ -459,16 +459,18 @@ def _prompts() -> dict[str, Case]:
     def module(**fields: object) -> Break:
         return text("modules.json", json.dumps([LOGIT_SCORE[1] | fields]))
 
+    # It is ended after 2 seconds of CPU time, or on a busy machine after 10 of wall time.
+    too_long = " seconds"
     return {
-        "template-loops": case(LOOPS, "ends its process (signal"),
-        "template-loops-unasked": case(LOOPS, "ends its process (signal", flags=()),
+        "template-loops": case(LOOPS, too_long),
+        "template-loops-unasked": case(LOOPS, too_long, flags=()),
         "template-repeats": case("{{ 'a' * 10**10 }}", "MiB of memory"),
         "template-repeats-unasked": case("{{ 'a' * 10**10 }}", "MiB of memory", flags=()),
         "template-range": case("{{ range(10**9) }}", "ange"),
         "template-format": case("{{ '%1000000000s' % 'x' }}", "MiB of memory"),
         "template-center": case("{{ 'x' | center(10**9) }}", "MiB of memory"),
         "template-grows": case(GROWS, "MiB of memory"),
-        "template-power": case("{{ 10 ** (10 ** 9) }}", "ends its process (signal"),
+        "template-power": case("{{ 10 ** (10 ** 9) }}", too_long),
         "template-itself": case("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself"),
         "template-long": case("{{ 'a' * 10**6 }}", "makes 1,000,000 characters"),
         "template-brackets": case("{{ " + "(" * 50_000, "chat template"),
