@@ -115,6 +115,17 @@ def test_links_between_pages_lead_somewhere(reference):
             inside = os.path.relpath(place, DOCS / REFERENCE)
             made = not inside.startswith("..") and (reference / inside).exists()
             assert made or place.exists(), (page, target)
+            assert not page.is_relative_to(DOCS) or place.resolve().is_relative_to(DOCS), (
+                f"{page}: {target} is no page of the site"
+            )
+
+
+def test_types_of_the_reference_are_explained_where_they_are_named(reference):
+    for page in reference.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        headings = {line.lstrip("# ").lower() for line in text.splitlines() if line.startswith("#")}
+        named = set(re.findall(r"\[(\w+)\]\(#\w+\)", text))
+        assert {name.lower() for name in named} <= headings, page
 
 
 def cited(text: str) -> set[str]:

@@ -32,6 +32,8 @@ def structs(schema: Schema) -> Iterator[Schema]:
                 yield from structs(field)
         elif isinstance(one.get("items"), dict):
             yield from structs(one["items"])
+        elif isinstance(one.get("additionalProperties"), dict):
+            yield from structs(one["additionalProperties"])
 
 
 def bounds(schema: Schema) -> str:
