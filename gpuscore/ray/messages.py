@@ -5,6 +5,7 @@ place of its deadline, and the model that it was made for.
 """
 
 from dataclasses import replace
+from functools import cache
 from hashlib import blake2b
 from time import monotonic
 from typing import TypeVar
@@ -14,18 +15,19 @@ import msgspec
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest
 from gpuscore.stats import EngineStats
-from gpuscore.worker.frames import ProtocolError
 from gpuscore.worker.messages import (
     Failure,
     Message,
     Result,
     Score,
     Seconds,
+    decoded,
     score_message,
     to_request,
 )
 
 MessageT = TypeVar("MessageT", bound=Message)
+_decoder = cache(msgspec.msgpack.Decoder)
 
 
 class Ask(Message, frozen=True):
@@ -86,7 +88,5 @@ def asked(message: Ask, limits: BackendLimits) -> ScoreRequest:
 
 def decode(frame: bytes, kind: type[MessageT]) -> MessageT:
     """Decode a message; raise ProtocolError if the frame is not one of this kind."""
-    try:
-        return msgspec.msgpack.decode(frame, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"a malformed message: {error}") from error
+    message: MessageT = decoded(_decoder(kind), frame)
+    return message

@@ -142,17 +142,18 @@ def encode(message: Message) -> bytes:
 
 def decode_to_child(frame: bytes) -> ToChild:
     """Decode a message to the child; raise ProtocolError if the frame is not one."""
-    message: ToChild = _decode(_to_child, frame)
+    message: ToChild = decoded(_to_child, frame)
     return message
 
 
 def decode_from_child(frame: bytes) -> FromChild:
     """Decode a message from the child; raise ProtocolError if the frame is not one."""
-    message: FromChild = _decode(_from_child, frame)
+    message: FromChild = decoded(_from_child, frame)
     return message
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
+def decoded(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
+    """Decode a message; raise ProtocolError if the frame is not one of the decoder's type."""
     try:
         return decoder.decode(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,10 +1,12 @@
 """Types of both ways to an engine's process: its supervisor's, and a front's link."""
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
+from typing import Any, Protocol
 
+from gpuscore.errors import EngineFailed
 from gpuscore.limits import BackendLimits
 from gpuscore.stats import EngineStats
 from gpuscore.worker.frames import Send
@@ -24,6 +26,11 @@ class Patience:
     forgiven: float = 60.0  # of service, after which earlier failures do not count
     max_failures: int = 5  # in a row; then the child is not restarted
     close: float = 1.0  # for the child to end by itself
+
+    def delay(self, failures: int) -> float:
+        """Return the seconds before a restart after so many failures in a row."""
+        # The exponent is bounded, because beside other replicas failures may be countless.
+        return min(self.first_delay * 2.0 ** min(failures - 1, 32), self.max_delay)
 
 
 class ChildListener(Protocol):
@@ -55,6 +62,23 @@ class Report:
     number: int
     tokens_left: int
     alone: bool
+
+
+def run_to_end(
+    run: Callable[[], None], ended: "Future[None]", waiting: Sequence["Future[Any]"]
+) -> None:
+    """Run a link's thread: `ended` gets its outcome, and those who still wait an error."""
+    error: Exception = EngineFailed("the engine was closed")
+    try:
+        run()
+        ended.set_result(None)
+    except Exception as failure:  # noqa: BLE001  (raised by the futures' `result`)
+        error = failure
+        ended.set_exception(failure)
+    finally:
+        for one in waiting:
+            if not one.done():
+                one.set_exception(error)
 
 
 class EngineLink(Protocol):

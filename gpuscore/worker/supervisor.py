@@ -27,7 +27,15 @@ from gpuscore.worker.messages import (
     decode_from_child,
     encode,
 )
-from gpuscore.worker.patience import TICK, ChildListener, Patience, Report, passed, same_model
+from gpuscore.worker.patience import (
+    TICK,
+    ChildListener,
+    Patience,
+    Report,
+    passed,
+    run_to_end,
+    same_model,
+)
 from gpuscore.worker.process import EngineListener, EngineProcess
 
 logger = logging.getLogger(__name__)
@@ -127,17 +135,7 @@ class Supervisor:
         return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds)))
 
     def _run(self) -> None:
-        error: Exception = EngineFailed("the engine was closed")
-        try:
-            self._keep_running()
-            self.ended.set_result(None)
-        except Exception as failure:  # noqa: BLE001  (raised by the futures' `result`)
-            error = failure
-            self.ended.set_exception(failure)
-        finally:
-            for waiting in (self.planned, self.started):
-                if not waiting.done():
-                    waiting.set_exception(error)
+        run_to_end(self._keep_running, self.ended, (self.planned, self.started))
 
     def _keep_running(self) -> None:
         """Run one child after the other until `close`.
@@ -160,9 +158,7 @@ class Supervisor:
                 raise EngineFailed(f"the engine's process was lost at start: {reason}")
             if failures >= self._patience.max_failures and self._may_give_up():
                 raise EngineFailed(f"the engine failed {failures} times in a row, last: {reason}")
-            # The exponent is bounded, because beside other replicas failures may be countless.
-            delay = self._patience.first_delay * 2 ** min(failures - 1, 32)
-            delay = min(delay, self._patience.max_delay)
+            delay = self._patience.delay(failures)
             logger.error("the engine's process was lost: %s; restart in %.1f s", reason, delay)
             self._spawned = monotonic() + delay
             if self._closing.wait(delay):

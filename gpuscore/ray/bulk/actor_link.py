@@ -25,7 +25,15 @@ from gpuscore.ray.bulk.remote_actor import ActorLost, RemoteActor, Room
 from gpuscore.stats import NO_STATS, EngineStats
 from gpuscore.worker.frames import Make, ProtocolError
 from gpuscore.worker.messages import Failure, Result
-from gpuscore.worker.patience import TICK, ChildListener, Patience, Report, passed, same_model
+from gpuscore.worker.patience import (
+    TICK,
+    ChildListener,
+    Patience,
+    Report,
+    passed,
+    run_to_end,
+    same_model,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -124,17 +132,7 @@ class ActorLink:
         return MAX_RETRY_AFTER if state is None else max(1, min(MAX_RETRY_AFTER, state.retry_after))
 
     def _run(self) -> None:
-        error: Exception = EngineFailed("the engine was closed")
-        try:
-            self._keep_running()
-            self.ended.set_result(None)
-        except Exception as failure:  # noqa: BLE001  (raised by the futures' `result`)
-            error = failure
-            self.ended.set_exception(failure)
-        finally:
-            for waiting in (self.planned, self.started):
-                if not waiting.done():
-                    waiting.set_exception(error)
+        run_to_end(self._keep_running, self.ended, (self.planned, self.started))
 
     def _keep_running(self) -> None:
         """Have one actor after the other until `close`.
@@ -152,8 +150,7 @@ class ActorLink:
             self.failures = 1 if served >= self.patience.forgiven else self.failures + 1
             if self.failures >= self.patience.max_failures and self._may_give_up():
                 raise EngineFailed(f"{self.failures} actors in a row failed, last: {error}")
-            delay = self.patience.first_delay * 2 ** min(self.failures - 1, 32)
-            delay = min(delay, self.patience.max_delay)
+            delay = self.patience.delay(self.failures)
             logger.warning("an actor ended: %s; Ray gets another one in %.1f s", error, delay)
             if self._closing.wait(delay):
                 return

@@ -1,14 +1,13 @@
 """The messages from an actor to its driver, beside those of the engine's process."""
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
 from gpuscore.limits import BackendLimits
 from gpuscore.stats import EngineStats
-from gpuscore.worker.frames import ProtocolError
-from gpuscore.worker.messages import Failure, Message, Natural, Result
+from gpuscore.worker.messages import Failure, Message, Natural, Result, decoded
 
 
 class Opened(Message, frozen=True):
@@ -66,18 +65,11 @@ _state = msgspec.msgpack.Decoder(ActorState)
 
 def decode_from_host(frame: bytes) -> FromHost:
     """Decode a message of an actor; raise ProtocolError if the frame is not one."""
-    message: FromHost = _decode(_from_host, frame)
+    message: FromHost = decoded(_from_host, frame)
     return message
 
 
 def decode_state(frame: bytes) -> ActorState:
     """Decode an actor's state; raise ProtocolError if the frame is not one."""
-    message: ActorState = _decode(_state, frame)
+    message: ActorState = decoded(_state, frame)
     return message
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
-    try:
-        return decoder.decode(frame)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"a malformed message: {error}") from error
