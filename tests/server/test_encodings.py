@@ -62,6 +62,26 @@ def test_what_is_not_the_encoding(name):
         unpacked(name, whole[:-1], 7)
 
 
+# 280 bytes of gzip: zlib has taken them all when it has made PIECE bytes, and then finds a block of an
+# unknown kind in the bits that it holds.
+WRONG_BITS = bytes.fromhex("1f8b080000000000020302b00707040000000042fabfba2328") + bytes(254) + b">"
+
+
+def ends_wrongly(name):
+    """Return bytes that unpack to a whole piece, then are invalid."""
+    if name == "gzip":
+        return WRONG_BITS
+    packer = zstd.ZstdCompressor()
+    return packer.compress(bytes(PIECE), packer.FLUSH_BLOCK) + b"\x07\x00\x00"
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("step", [1, 63, 10**9])
+def test_an_invalid_block_where_a_piece_is_full(name, step):
+    with pytest.raises(InvalidRequest, match=f"not valid {name}"):
+        unpacked(name, ends_wrongly(name), step)
+
+
 def test_windows_over_the_standard_s_are_refused():
     more = {
         zstd.CompressionParameter.window_log: 24,
@@ -128,7 +148,7 @@ def test_over_http(limited, unharmed, name):
         assert len(bomb) < limit // 4
         message = check_error(post(limited, bomb, **fields), 413, "body_too_large", None)
         assert message == f"the unpacked body is over {limit} bytes"
-    for wrong in (BODY, PACK[name](BODY)[:-1], b""):
+    for wrong in (BODY, PACK[name](BODY)[:-1], b"", ends_wrongly(name)):
         check_error(post(limited, wrong, **fields), 400, "invalid_request", None)
     check_error(post(limited, BODY, content_encoding="br"), 415, "unsupported_media_type")
 

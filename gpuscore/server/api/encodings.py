@@ -39,7 +39,9 @@ class _Gzip:
         self._inner = zlib.decompressobj(GZIP)
 
     def pieces(self, data: bytes) -> Iterator[bytes]:
-        while data:
+        piece = b""
+        # zlib may hold back what did not fit the last piece.
+        while data or (piece and not self._inner.eof):
             if self._inner.eof:
                 raise _after_the_end("gzip")
             try:
@@ -49,9 +51,6 @@ class _Gzip:
             data = self._inner.unconsumed_tail or self._inner.unused_data
             if piece:
                 yield piece
-        # zlib may hold back what did not fit the last piece.
-        while not self._inner.eof and (piece := self._inner.decompress(b"", PIECE)):
-            yield piece
 
     @property
     def ended(self) -> bool:
