@@ -62,8 +62,8 @@ def test_what_is_not_the_encoding(name):
         unpacked(name, whole[:-1], 7)
 
 
-# 280 bytes of gzip: zlib has taken them all when it has made PIECE bytes, and then finds a block of an
-# unknown kind in the bits that it holds.
+# 280 bytes of gzip: zlib has taken them all when it has made PIECE bytes, and then finds a block of
+# an unknown kind in the bits that it holds.
 WRONG_BITS = bytes.fromhex("1f8b080000000000020302b00707040000000042fabfba2328") + bytes(254) + b">"
 
 

@@ -29,7 +29,8 @@ async def _body(receive: Callable[[], Awaitable[Message]]) -> bytes:
 
 
 def _status(scope: Message, body: bytes) -> int:
-    methods = {"/health": ("GET", "HEAD"), "/v1/models": ("GET", "HEAD"), "/v1/score": ("POST",)}
+    pages = dict.fromkeys(("/", "/health", "/v1/models"), ("GET", "HEAD"))
+    methods = pages | {"/v1/score": ("POST",)}
     if scope["path"] not in methods:
         return 404
     if scope["method"] not in methods[scope["path"]]:
