@@ -15,7 +15,7 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-all test-hostile test-clients test-ray test-web test-kernels test-gpu check-kernels \
+.PHONY: setup serve test test-all test-hostile test-hostile-together test-clients test-ray test-web test-kernels test-gpu check-kernels \
         check-kernels-all check-streams check-graphs check-tpu simulate simulate-fronts soak check format demo golden bench-cpu bench-heap bench-start \
         bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-ray-batch bench-parity bench-tokenise \
         bench-in-process bench-decisions bench-ray bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
@@ -104,11 +104,15 @@ $(SCHEMATHESIS_VENV)/.installed: tests/hostile/requirements.txt
 	@touch $@
 
 HOSTILE = SCHEMATHESIS=$(CURDIR)/$(SCHEMATHESIS_VENV)/bin/schemathesis $(BIN)/pytest tests/hostile --durations 10
-test-hostile: setup $(SCHEMATHESIS_VENV)/.installed
+test-hostile: setup
 	@status=0; \
-	$(HOSTILE) -m 'not alone' --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
+	$(MAKE) --no-print-directory test-hostile-together || status=1; \
 	$(HOSTILE) -m alone || status=1; \
 	exit $$status
+
+# The first part of it, which .ci/run runs.
+test-hostile-together: setup $(SCHEMATHESIS_VENV)/.installed
+	$(HOSTILE) -m 'not alone' --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Other people's clients, from PyPI, against a server: minutes of installation the first time, then
 # found in .venv-clients. Some of them only: make test-clients ARGS='cohere litellm'
