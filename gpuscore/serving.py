@@ -28,6 +28,7 @@ from gpuscore.replicas.start import start_models
 from gpuscore.replicas.together import AllReplicas
 from gpuscore.server.api.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.api.cors import read_origins
+from gpuscore.server.http.descriptors import raise_limit, warn_of_limit
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.server.served import LoadedModel, ServedModel
@@ -49,6 +50,7 @@ def serve_model(
     """
     keys = read_api_keys(server)
     read_origins(server)
+    raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)
     asked = asking(server)
     if server.http_workers > 1:
@@ -112,6 +114,7 @@ def _serve_by_fronts(
                 _say_loading(say, replicas, number, one.name)
             announce = _announced_by(LoadingBar(replicas.engines), say)
             with LogWriter() as log, logging_to(log, style):
+                warn_of_limit(server.max_connections)
                 return setup.run(forker, server, keys, replicas, replicas.engines, announce, say)
 
 

@@ -23,6 +23,7 @@ from gpuscore.server.api.app import create_app
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.api.cors import read_origins
 from gpuscore.server.http.address import LOOPBACK, address_of, bind, bind_metrics
+from gpuscore.server.http.descriptors import warn_of_limit
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
@@ -199,6 +200,8 @@ def serve(
     gate = Gate(service, config, keys, rounds, counts)
     style = chosen_format(config.log_format)
     with LogWriter() as log, logging_to(log, style):
+        if share is None:
+            warn_of_limit(config.max_connections)
         operations = Operations(
             service, log, tracer, config.log_requests, others, style, config.vllm_metrics
         )
@@ -266,7 +269,7 @@ def _run(
 
     loading = ModelLoads(models, lambda: announce(address_of(sock)), failed)
     loading.start(patience)
-    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(sock.rounds)) as runner:
+    with asyncio.Runner(loop_factory=sock.rounds.loop) as runner:
         runner.run(server.serve(sockets=[sock]))
     service.close()
     if loading.error is not None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from gpuscore.server.http.descriptors import EXHAUSTED, log_error
+
 ACCEPTS = 128  # connections accepted per round; the others wait in the kernel
 FEW = 64  # connections accepted in a late round: enough that a refusal still comes soon
 LATE = 0.5  # seconds; the age of a late round
@@ -31,6 +33,12 @@ class Rounds(selectors.DefaultSelector):
         self.number = 0
         self.began = monotonic()
         self._last = 0.0  # seconds that the previous round took
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Return a loop that uses this selector."""
+        loop = asyncio.SelectorEventLoop(self)
+        loop.set_exception_handler(log_error)
+        return loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._last = self.age
@@ -87,7 +95,8 @@ class Postponed:
 class Listener(socket.socket):
     """A listening socket that reports nothing to accept once a round has accepted enough.
 
-    asyncio accepts up to its whole backlog in one go, and looks again in the next round.
+    asyncio accepts up to its whole backlog in one go, and looks again in the next round. Without
+    descriptors it would report every attempt; after the first it looks again a second later.
     """
 
     rounds: Rounds
@@ -100,4 +109,9 @@ class Listener(socket.socket):
         if self._accepted >= (FEW if self.rounds.age > LATE else ACCEPTS):
             raise BlockingIOError
         self._accepted += 1
-        return super().accept()
+        try:
+            return super().accept()
+        except OSError as error:
+            if error.errno in EXHAUSTED:
+                self._accepted = ACCEPTS
+            raise
