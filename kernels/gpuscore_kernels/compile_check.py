@@ -64,12 +64,33 @@ def variants(kernel: str) -> Mapping[str, Variant]:
     return by_name
 
 
-def keys(*, quick: bool) -> Iterator[Key]:
+def keys(*, quick: bool, version: str | None = None) -> Iterator[Key]:
+    """All variants, or the quick ones and then the widest with this Triton (default: this one)."""
     for kernel in kernels():
         for variant in variants(kernel).values():
             for arch in variant.arches:
                 if not quick or arch in variant.quick:
                     yield kernel, variant.name, arch
+    if quick:
+        for kernel, name, arch in widest(version or triton_version()):
+            if arch not in variants(kernel)[name].quick:
+                yield kernel, name, arch
+
+
+def widest(version: str) -> list[Key]:
+    """Return, of each function and its types of arguments, the variant with the most registers.
+
+    Its code is the first to spill. Registers are those of the last `--update` with this Triton.
+    """
+    found: dict[tuple[object, ...], tuple[tuple[int, ...], Key]] = {}
+    for key in keys(quick=False):
+        kernel, name, arch = key
+        variant, known = variants(kernel)[name], read_baseline(kernel, version).get(label(key), {})
+        size = tuple(known.get(what, 0) for what in ("stack", "registers", "shared"))
+        group = (variant.kernel, *sorted(variant.signature.items()))
+        if group not in found or size > found[group][0]:
+            found[group] = size, key
+    return [key for _, key in found.values()]
 
 
 def label(key: Key) -> str:

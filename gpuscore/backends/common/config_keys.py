@@ -127,6 +127,25 @@ KEYS: Mapping[str, Keys] = {
     for name, (model_type, used, no_effect) in _FAMILIES.items()
 }
 
+# What transformers takes for a key that is absent, where that is neither what null means nor the
+# default of `hf_config`. A file without the key is read as if these were in it.
+_WINDOW_LENGTH = {"sliding_window": 4096}
+ABSENT: Mapping[str, Mapping[str, Any]] = {
+    "Qwen2": {"num_key_value_heads": 32, **_WINDOW_LENGTH},
+    "Qwen3": {"num_key_value_heads": 32, **_WINDOW_LENGTH},
+    "Qwen3Moe": {"num_key_value_heads": 4, **_WINDOW_LENGTH},
+    "Llama": {},
+    "Mistral": {"num_key_value_heads": 8, **_WINDOW_LENGTH},
+    "Gemma": {"num_key_value_heads": 16},
+    "Gemma2": {"num_key_value_heads": 4, **_WINDOW_LENGTH},
+    "Gemma3": {"num_key_value_heads": 4, **_WINDOW_LENGTH},
+}
+
+
+def with_absent(architecture: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of config.json with those that transformers would add."""
+    return {**ABSENT[architecture.partition("For")[0]], **fields}
+
 
 def keys_of(architecture: str) -> Keys:
     """Return the keys of an architecture, given a name such as LlamaForCausalLM."""

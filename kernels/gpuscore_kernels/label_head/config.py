@@ -22,6 +22,8 @@ def config_for(arch: int, dtype: torch.dtype) -> Config:
     and every architecture has 99: a product runs while the next tiles are copied."""
     if arch == INTERPRETER:
         return Config(16, 32, 16, SLICES=4, num_warps=4, num_stages=1)
-    if dtype == torch.float32:  # no tensor cores, so accumulators and operands are in registers
-        return Config(64, 64, 32, SLICES=128, num_warps=8, num_stages=2)
+    # Without tensor cores accumulators and operands are in registers. With 8 warps two blocks would
+    # share a multiprocessor at the 128 registers that this leaves a thread, and spill a few.
+    if dtype == torch.float32:
+        return Config(64, 64, 32, SLICES=128, num_warps=16, num_stages=2)
     return Config(128, 128, 64, SLICES=128, num_warps=8, num_stages=3)

@@ -15,6 +15,7 @@ from gpuscore.backends.common.architectures import (
     qwen3_moe,
 )
 from gpuscore.backends.common.architectures.classifiers import ENDING, head_weights, with_classes
+from gpuscore.backends.common.config_keys import with_absent
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.quantization import Storage, read_storage
 from gpuscore.errors import ConfigError
@@ -52,7 +53,7 @@ def read_architecture(raw: RawConfig) -> Architecture:
             f"config.json: architectures is {shown(architectures)}; "
             f"supported: {', '.join(sorted(supported))}"
         )
-    module = supported[name]
+    module, raw = supported[name], RawConfig(with_absent(name, raw.fields))
     config, weights = module.read_config(raw), module.MODEL_WEIGHTS
     if name in _CLASSIFIERS:
         config, weights = with_classes(config, name, raw), head_weights(weights)

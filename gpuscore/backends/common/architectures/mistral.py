@@ -1,4 +1,4 @@
-"""Mistral: Llama without biases; `sliding_window`, if set, applies to every layer."""
+"""Mistral: Llama without biases; `sliding_window`, unless null, applies to every layer."""
 
 from gpuscore.backends.common.architectures.names import MODEL_WEIGHTS, layer_weights
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig, decoder_config, every_layer
