@@ -157,12 +157,12 @@ def try_table(rows: Sequence[dict[str, Any]], schema: Any, place: str) -> None:
         table_of(rows, schema)
 
 
-def save_schema(path: Path, schema: Any) -> None:
-    path.write_bytes(schema.serialize())
+def schema_bytes(schema: Any) -> bytes:
+    return bytes(schema.serialize())
 
 
-def load_schema(path: Path) -> Any:
-    return pa.ipc.read_schema(pa.py_buffer(path.read_bytes()))
+def schema_of_bytes(content: bytes) -> Any:
+    return pa.ipc.read_schema(pa.py_buffer(content))
 
 
 def with_scores(schema: Any) -> Any:
