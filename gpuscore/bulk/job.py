@@ -147,7 +147,9 @@ def _score(
         if resumed:
             rows = _unfinished(rows, store)
             _refuse_bad(job.options, store, plan.rows)
-        with progress.scoring(plan.rows, _finished(store, plan.rows)) as report:
+        done = _finished(store, plan.rows)
+        progress.rows = plan.rows - (done if resumed else 0)
+        with progress.scoring(plan.rows, done) as report:
 
             def settle(counted: CountedRows) -> None:
                 _refuse(job.options, counted)

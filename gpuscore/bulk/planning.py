@@ -32,7 +32,7 @@ def make_plan(
         memory: bytes of rows that are sorted in memory.
 
     Raises:
-        ConfigError: the rows do not fit the output's format, or have scores already.
+        ConfigError: the rows do not fit the output's format.
         InvalidRequest: a row is bad, and the job is strict.
     """
     sorter = RowSorter(work.path / SORTED, memory)
@@ -62,9 +62,16 @@ def refuse_if_strict(options: BatchOptions, block: Block, index: int, reason: st
 
 
 def _texts(block: Block, options: BatchOptions) -> list[tuple[str, ...] | Problem]:
-    if not isinstance(block, JsonBlock) or not options.requests:
+    if not isinstance(block, JsonBlock):
         return block.texts(options.columns)
-    return [call_text(*pair) for pair in zip(block.decoded(), block.raw, strict=True)]
+    rows = block.decoded()
+    if options.requests:
+        return [call_text(*pair) for pair in zip(rows, block.raw, strict=True)]
+    taken = Problem(f"there is a field {options.taken}")
+    return [
+        taken if isinstance(row, dict) and options.scores_column in row else texts
+        for row, texts in zip(rows, block.texts(options.columns), strict=True)
+    ]
 
 
 def _row(texts: tuple[str, ...], number: int) -> TextRow:
@@ -114,9 +121,9 @@ class _Schema(_NoChecks):
         schema = self._finder.schema
         if self._finder.promoted:
             for block in blocks:
-                rows, place = _objects(block, block.texts(self._options.columns))
+                rows, place = _objects(block, _texts(block, self._options))
                 try_table(rows, schema, place)
-        check_writable(schema)
+        check_writable(schema, self._options.scores_column)
         return schema_bytes(schema)
 
 

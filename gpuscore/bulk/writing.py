@@ -45,6 +45,16 @@ class BatchOutcome:
     failed: int
     bad: int
 
+    @property
+    def rows(self) -> int:
+        """All rows of the input."""
+        return self.scored + self.bad
+
+    def too_bad(self, most: float) -> bool:
+        """Return True if all rows, or a larger share than this, are bad or failed."""
+        bad = self.bad + self.failed
+        return bad > 0 and (bad == self.rows or bad > most * self.rows)
+
 
 def write_output(
     inputs: InputFiles,
@@ -148,13 +158,14 @@ def _open(
                 lines = [store.text(start + i) for i, kind in enumerate(kinds) if kind in ANSWERS]
             else:
                 keep = _scored(kinds)
-                lines = block.lines(keep, scores[keep])
+                lines = block.lines(keep, scores[keep], options.scores_column)
             file.writelines(line + b"\n" for line in lines)
 
         return write_lines
     from gpuscore.bulk.parquet import ParquetOutput
 
-    table = ParquetOutput(path, output_schema(inputs, options, plan))
+    schema = output_schema(inputs, options, plan)
+    table = ParquetOutput(path, schema, options.scores_column)
     stack.callback(table.close)
 
     def write_table(block: Block, start: int, kinds: list[int], scores: Float64Array) -> None:
