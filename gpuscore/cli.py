@@ -36,11 +36,12 @@ from gpuscore.config.options import options
 from gpuscore.config.parser import CommandParser
 from gpuscore.config.served import check_one_source, check_single
 from gpuscore.config.sources import Settings, read_settings
-from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout
+from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeout, UsageError
 from gpuscore.evaluation.arguments import add_eval
 from gpuscore.parity.arguments import add_parity
 
-EXIT_OK, EXIT_FAILED, EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 0, 1, 70, 75, 78
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 70, 75, 78
 LONG_INPUT = 200  # items; with as many or more, a progress bar is shown
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 MAX_WAIT = 1.0  # seconds for a full pipe to be read
@@ -49,7 +50,7 @@ MAX_WAIT = 1.0  # seconds for a full pipe to be read
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
-    0 done, 1 failed, 2 wrong usage, 70 the engine cannot be kept running, 75 the model was not
+    0 done, 1 failed, 2 wrong usage or a column or server that is not there, 70 the engine cannot be kept running, 75 the model was not
     ready in time, 78 the model or a setting is not supported; 128 + n: signal n came twice, or the
     drain after it ran out of time.
     """
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return command(values, settings)
     except ConfigError as error:
         _complain(f"{error}{settings.sources(str(error))}")
-        return EXIT_CONFIG
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_CONFIG
     except EngineFailed as error:
         _complain(f"{error}{settings.sources(str(error))}")
         return EXIT_TEMPORARY if isinstance(error, LoadTimeout) else EXIT_ENGINE

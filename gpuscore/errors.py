@@ -264,6 +264,10 @@ class ConfigError(Exception):
     """A refusal to start; one sentence names the cause and the supported values."""
 
 
+class UsageError(ConfigError):
+    """The command line asks for what is not there, such as a column: exit code 2."""
+
+
 class EngineFailed(Exception):
     """The engine's process cannot be kept running; one sentence names the cause."""
 

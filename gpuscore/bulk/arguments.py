@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from gpuscore.bulk.options import DEFAULT_MAX_BAD, DEFAULT_SCORES_COLUMN
 from gpuscore.config import EngineConfig, FileConfig, ModelConfig, RequestLimits, ServerConfig
 from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, add_some_flags, refuse_api_key
 from gpuscore.config.labels import add_label_flags
@@ -19,7 +20,8 @@ Examples:
   gpuscore batch Qwen/Qwen3-0.6B --input requests.jsonl --output answers.jsonl --requests
 
 The same command continues a job that was ended. Exit code 1: a label is not valid, or
-with --strict a row is bad.
+all rows or more than --max-bad of them are bad, or with --strict one. Exit code 2: the
+input has no such column.
 
 """
 
@@ -56,11 +58,19 @@ def _add_files(group: Any) -> None:
         "--output",
         required=True,
         metavar="PATH",
-        help="a file (.jsonl or .parquet) with the input's columns and `scores`, in the input's "
+        help="a file (.jsonl or .parquet) with the input's columns and the scores, in the input's "
         "order; it appears when the job is complete. OUTPUT.work keeps the state until then, "
         "OUTPUT.bad.jsonl gets the rows that cannot be scored",
     )
     group.add_argument("--strict", action="store_true", help="end at the first bad row")
+    group.add_argument(
+        "--max-bad",
+        type=_share,
+        default=DEFAULT_MAX_BAD,
+        metavar="SHARE",
+        help="exit code 1 if all rows, or a larger share of them, are bad; the output is written "
+        f"all the same (default: {DEFAULT_MAX_BAD})",
+    )
     group.add_argument(
         "--requests",
         action="store_true",
@@ -75,6 +85,11 @@ def _add_rows(group: Any) -> None:
     )
     group.add_argument(
         "--item-column", metavar="NAME", help="column of the items or documents (default: item)"
+    )
+    group.add_argument(
+        "--scores-column",
+        metavar="NAME",
+        help=f"column that is added, for the scores (default: {DEFAULT_SCORES_COLUMN})",
     )
     own = "; prompts are query + item (default: those of the model's prompt family, in its prompts)"
     add_label_flags(group, required=False, default=own)
@@ -104,6 +119,16 @@ def _add_ray(group: Any) -> None:
         help="number of actors with one engine each; those for which there is no room yet join "
         "later (default: as many as the nodes have GPUs or, on CPUs, --threads CPUs for)",
     )
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:  # true of NaN, too
+        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to 1")
+    return share
 
 
 def _count(text: str) -> int:

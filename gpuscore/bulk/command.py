@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
@@ -11,7 +12,7 @@ from typing import Any
 from gpuscore import __version__
 from gpuscore.bulk.engines import read_engines
 from gpuscore.bulk.job import BatchJob, run_job
-from gpuscore.bulk.options import read_options
+from gpuscore.bulk.options import BatchOptions, read_options
 from gpuscore.bulk.progress import Progress
 from gpuscore.bulk.writing import BatchOutcome
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
@@ -23,6 +24,7 @@ from gpuscore.loading_bar import LoadingBar
 from gpuscore.server.served import LoadedModel
 from gpuscore.serving import asking, load_model, read_files
 
+EXIT_OK, EXIT_FAILED = 0, 1
 MODEL_FILES = (".json", ".safetensors", ".jinja")
 
 
@@ -67,14 +69,19 @@ def batch(values: argparse.Namespace, settings: Settings) -> int:
         names,
         engine.prefix_cache,
     )
+    started, progress = time.monotonic(), Progress()
     try:
-        outcome = run_job(job, loading, Progress())
+        outcome = run_job(job, loading, progress)
     except OSError as error:
         if error.filename is None:  # such as a full disk, which `__main__` reports
             raise
         raise ConfigError(f"{error.filename}: {error.strerror}") from error
-    print(_summary(outcome, options.output, options.bad_rows))
-    return 0
+    print(_summary(outcome, options, progress.rows, time.monotonic() - started))
+    if not outcome.too_bad(options.max_bad):
+        return EXIT_OK
+    bad = f"{outcome.bad + outcome.failed} of {outcome.rows} rows are bad"
+    print(f"gpuscore: {bad}; --max-bad is {options.max_bad:g}", file=sys.stderr)
+    return EXIT_FAILED
 
 
 def _settings_of(config: Any) -> dict[str, Any]:
@@ -93,12 +100,15 @@ def _state_of(directory: Path) -> str:
     return ", ".join(f"{name} ({stat.st_size} bytes, {stat.st_mtime_ns})" for name, stat in found)
 
 
-def _summary(outcome: BatchOutcome, output: Path, bad_rows: Path) -> str:
-    lines = [f"{_counted(outcome.scored, 'row')} in {output}"]
+def _summary(outcome: BatchOutcome, options: BatchOptions, rows: int, seconds: float) -> str:
+    """Say what is where, and how many rows this run has taken in how many seconds."""
+    lines = [f"{_counted(outcome.scored, 'row')} in {options.output}"]
     if outcome.failed:
         lines.append(f"{outcome.failed} of them answered with an error")
-    if outcome.bad:
-        lines.append(f"{_counted(outcome.bad, 'bad row')} in {bad_rows}")
+    where = f" in {options.bad_rows}" if outcome.bad else ""
+    lines.append(f"{_counted(outcome.bad, 'bad row')}{where}")
+    who = "" if rows == outcome.rows else " by this run"
+    lines.append(f"{_counted(rows, 'row')}{who} in {seconds:.1f} s, {rows / seconds:.1f} rows/s")
     return "\n".join(lines)
 
 

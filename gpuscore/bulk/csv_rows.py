@@ -13,7 +13,6 @@ import msgspec
 
 from gpuscore.arrays import Float64Array
 from gpuscore.bulk.json_lines import BLOCK_BYTES, BLOCK_ROWS
-from gpuscore.bulk.options import SCORES
 from gpuscore.bulk.rows import Problem
 from gpuscore.errors import ConfigError
 
@@ -46,10 +45,10 @@ class CsvBlock:
             for row in self.rows
         ]
 
-    def lines(self, keep: Sequence[int], scores: Float64Array) -> list[bytes]:
+    def lines(self, keep: Sequence[int], scores: Float64Array, name: str) -> list[bytes]:
         rows = (self._object(index) for index in keep)
         return [
-            msgspec.json.encode({**row, SCORES: values})
+            msgspec.json.encode({**row, name: values})
             for row, values in zip(rows, scores.tolist(), strict=True)
         ]
 
@@ -69,12 +68,8 @@ class CsvBlock:
         return dict(zip(self.header, row, strict=True))
 
 
-def read_header(path: Path, columns: Sequence[str]) -> list[str]:
-    """Return the names of the columns.
-
-    Raises:
-        ConfigError: there is no header, it repeats a name, or it lacks one of `columns`.
-    """
+def read_header(path: Path) -> list[str]:
+    """Return the names of the columns; raise ConfigError for no header, or a name twice."""
     try:
         header = next(_reader(path), (1, None))[1]
     except UnicodeDecodeError:
@@ -83,19 +78,12 @@ def read_header(path: Path, columns: Sequence[str]) -> list[str]:
         raise ConfigError(f"--input {path}: the first line is no header of a CSV file")
     if len(set(header)) < len(header):
         raise ConfigError(f"--input {path}: the header has a name twice: {', '.join(header)}")
-    for name in columns:
-        if name not in header:
-            raise ConfigError(f"--input {path} has no column {name}: it has {', '.join(header)}")
-    if SCORES in header:
-        raise ConfigError(
-            f"--input {path} has a column {SCORES}, the name of the one that is added"
-        )
     return header
 
 
-def read_csv(path: Path, columns: Sequence[str]) -> Iterator[CsvBlock]:
+def read_csv(path: Path) -> Iterator[CsvBlock]:
     """Yield a file's rows; empty lines are no rows."""
-    header = read_header(path, columns)
+    header = read_header(path)
     reader = _reader(path)
     next(reader)
     block, size, rows = CsvBlock(path, header, 1), 0, 0

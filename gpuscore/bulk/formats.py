@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import chain, islice
 from typing import Any
 
 from gpuscore.bulk.csv_rows import read_csv, read_header
@@ -10,6 +11,8 @@ from gpuscore.bulk.json_lines import read_json_lines
 from gpuscore.bulk.options import CSV, JSON_LINES, PARQUET, BatchOptions
 from gpuscore.bulk.rows import Block
 from gpuscore.errors import ConfigError
+
+FIRST_ROWS = 1000  # of JSON lines, which have no header
 
 
 def check_inputs(inputs: InputFiles, options: BatchOptions) -> None:
@@ -22,6 +25,8 @@ def check_inputs(inputs: InputFiles, options: BatchOptions) -> None:
     if PARQUET in (inputs.format, options.output_format) and find_spec("pyarrow") is None:
         raise ConfigError("Parquet needs pyarrow: pip install 'gpuscore[batch]'")
     if inputs.format == JSON_LINES:
+        if not options.requests:
+            _check_first_rows(inputs, options)
         return
     first, *others = (_columns(path, inputs, options) for path in inputs.paths)
     for path, other in zip(inputs.paths[1:], others, strict=True):
@@ -39,7 +44,7 @@ def table_schema(inputs: InputFiles, options: BatchOptions) -> Any:
     if inputs.format == PARQUET:
         return parquet.read_schema(inputs.paths[0])
     if inputs.format == CSV:
-        return parquet.schema_of_texts(read_header(inputs.paths[0], options.columns))
+        return parquet.schema_of_texts(read_header(inputs.paths[0]))
     return None
 
 
@@ -51,7 +56,7 @@ def read_blocks(inputs: InputFiles, options: BatchOptions, every_column: bool) -
 
             yield from read_parquet(path, None if every_column else options.columns)
         elif inputs.format == CSV:
-            yield from read_csv(path, options.columns)
+            yield from read_csv(path)
         else:
             yield from read_json_lines(path)
 
@@ -59,12 +64,25 @@ def read_blocks(inputs: InputFiles, options: BatchOptions, every_column: bool) -
 def _columns(path: Any, inputs: InputFiles, options: BatchOptions) -> Any:
     """Return a table's columns, after a check of those that are needed."""
     if inputs.format == CSV:
-        return read_header(path, options.columns)
+        header = read_header(path)
+        options.check_columns(f"--input {path}", header)
+        return header
     from gpuscore.bulk.parquet import check_columns, read_schema
 
     schema = read_schema(path)
+    options.check_columns(f"--input {path}", schema.names)
     check_columns(path, schema, options.columns)
     return schema
+
+
+def _check_first_rows(inputs: InputFiles, options: BatchOptions) -> None:
+    """Check the fields of the first rows of JSON lines, unless none of them is an object."""
+    blocks = (block for path in inputs.paths for block in read_json_lines(path))
+    decoded = chain.from_iterable(block.decoded() for block in blocks)
+    rows = list(islice(decoded, FIRST_ROWS))
+    names = dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row)
+    if names:
+        options.check_columns(f"--input {options.input} (its first {len(rows)} rows)", names)
 
 
 def _shown(columns: Any) -> str:

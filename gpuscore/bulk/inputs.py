@@ -3,7 +3,8 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from gpuscore.bulk.options import JSON_LINES, SUFFIXES, BatchOptions
 from gpuscore.errors import ConfigError
@@ -15,6 +16,14 @@ class InputFiles:
 
     format: str
     paths: tuple[Path, ...]
+
+
+class FileState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The size, the time of change and the SHA-256 of a file."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
 
 
 def find_inputs(options: BatchOptions) -> InputFiles:
@@ -53,12 +62,12 @@ def _format_of(path: Path) -> str:
     return SUFFIXES[path.suffix]
 
 
-def identify(inputs: InputFiles) -> dict[str, dict[str, Any]]:
-    """Return size, time of change and SHA-256 of each file, by name; reads every file."""
-    return {path.name: {**_stat(path), "sha256": _digest(path)} for path in inputs.paths}
+def identify(inputs: InputFiles) -> dict[str, FileState]:
+    """Return the state of each file, by name; reads every file."""
+    return {path.name: FileState(*_stat(path), sha256_of(path)) for path in inputs.paths}
 
 
-def refuse_changed(inputs: InputFiles, known: dict[str, Any], read_all: bool = False) -> None:
+def refuse_changed(inputs: InputFiles, known: dict[str, FileState], read_all: bool = False) -> None:
     """Raise ConfigError if a file is not the one that `identify` saw.
 
     A file of the same size and time counts as the same. One with another time is read, and its
@@ -69,21 +78,18 @@ def refuse_changed(inputs: InputFiles, known: dict[str, Any], read_all: bool = F
         differ = sorted(set(names) ^ set(known)) or names
         raise ConfigError(f"the files of --input changed: {', '.join(differ)}")
     for path in inputs.paths:
-        was, now = known[path.name], _stat(path)
-        if was["size"] != now["size"]:
-            raise ConfigError(
-                f"--input {path} changed: it had {was['size']} bytes and has {now['size']}"
-            )
-        same_time = was["mtime_ns"] == now["mtime_ns"]
-        if (read_all or not same_time) and _digest(path) != was["sha256"]:
+        was, (size, time) = known[path.name], _stat(path)
+        if was.size != size:
+            raise ConfigError(f"--input {path} changed: it had {was.size} bytes and has {size}")
+        if (read_all or was.mtime_ns != time) and sha256_of(path) != was.sha256:
             raise ConfigError(f"--input {path} changed: its content has another SHA-256")
 
 
-def _stat(path: Path) -> dict[str, int]:
+def _stat(path: Path) -> tuple[int, int]:
     found = path.stat()
-    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
+    return found.st_size, found.st_mtime_ns
 
 
-def _digest(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,6 +9,7 @@ any moment is continued by the next one.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpuscore.bulk.calls import RequestTask
@@ -17,14 +18,28 @@ from gpuscore.bulk.formats import check_inputs
 from gpuscore.bulk.grouping import GROUP_ROWS, grouped
 from gpuscore.bulk.inputs import InputFiles, find_inputs, identify, refuse_changed
 from gpuscore.bulk.options import BatchOptions
-from gpuscore.bulk.planning import SORTED, make_plan
+from gpuscore.bulk.planning import make_plan
 from gpuscore.bulk.progress import Progress
 from gpuscore.bulk.rows import AnswerLine, BadTextRow, TextRow
 from gpuscore.bulk.sorting import MEMORY, merged
 from gpuscore.bulk.store import BAD, FAILED, ResultStore
 from gpuscore.bulk.tasks import Task, make_table_task
-from gpuscore.bulk.work import JOB, PLAN, SCORED_MARK, WRITTEN, WorkFolder, locked
-from gpuscore.bulk.writing import BatchOutcome, publish, write_output
+from gpuscore.bulk.work import (
+    SORTED,
+    JobState,
+    PlanState,
+    ScoredState,
+    WorkFolder,
+    WrittenState,
+    locked,
+)
+from gpuscore.bulk.writing import (
+    BatchOutcome,
+    check_written,
+    publish,
+    refuse_existing,
+    write_output,
+)
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.server.served import LoadedModel
 
@@ -67,45 +82,41 @@ def run_job(job: BatchJob, loading: Loading, progress: Progress) -> BatchOutcome
     inputs = find_inputs(options)
     check_inputs(inputs, options)
     with locked(options.output) as work:
-        if work.read(WRITTEN) is None:
-            _refuse_existing(options)
-            _begin(job, inputs, work)
-            if work.read(SCORED_MARK) is None:
+        known = work.read(JobState)
+        if work.read(WrittenState) is None:
+            for path in (options.output, options.bad_rows):
+                refuse_existing(path)
+            _begin(job, inputs, work, known)
+            if work.read(ScoredState) is None:
                 with loading() as model:
                     _score(job, inputs, work, model, progress)
             _write(job, inputs, work, progress)
-        elif work.read(JOB) is not None:  # it is removed before the note that all is written
-            _refuse_other(job, inputs, work)
+        else:
+            if known is not None:  # it is removed before the note that all is written
+                _refuse_other(job, inputs, work, known)
+            check_written(options, work)
         return publish(options, work)
 
 
-def _refuse_existing(options: BatchOptions) -> None:
-    for path in (options.output, options.bad_rows):
-        if path.exists():
-            raise ConfigError(f"{path} exists already; remove it or choose another --output")
-
-
-def _begin(job: BatchJob, inputs: InputFiles, work: WorkFolder) -> None:
+def _begin(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: JobState | None) -> None:
     """Continue an earlier run whose plan was made, or else begin anew."""
-    if work.read(PLAN) is not None:
-        _refuse_other(job, inputs, work)
+    if known is not None and work.read(PlanState) is not None:
+        _refuse_other(job, inputs, work, known)
         return
     work.clear()
-    work.write(JOB, {"settings": job.settings, "inputs": identify(inputs)})
+    work.write(JobState(job.settings, identify(inputs)))
 
 
-def _refuse_other(job: BatchJob, inputs: InputFiles, work: WorkFolder) -> None:
-    known = work.need(JOB)
+def _refuse_other(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: JobState) -> None:
     remedy = f"remove {work.path} to begin anew"
-    settings: dict[str, Any] = known["settings"]
-    for name in {**settings, **job.settings}:
-        was, now = settings.get(name), job.settings.get(name)
+    for name in {**known.settings, **job.settings}:
+        was, now = known.settings.get(name), job.settings.get(name)
         if was != now:
             raise ConfigError(
                 f"{name} was {_shown(was)} when this job began and is {_shown(now)}; {remedy}"
             )
     try:
-        refuse_changed(inputs, known["inputs"])
+        refuse_changed(inputs, known.inputs)
     except ConfigError as error:
         raise ConfigError(f"{error}; {remedy}") from None
 
@@ -127,16 +138,18 @@ def _score(
     else:
         task = make_table_task(job.options, model)
     with closing(ResultStore(work.path, task.width)) as store:
-        resumed = work.read(PLAN) is not None
+        resumed = work.read(PlanState) is not None
         if not resumed:
             with progress.reading() as advance:
                 make_plan(inputs, job.options, work, store, advance, job.memory)
-        plan = work.need(PLAN)
-        rows = merged([work.path / SORTED / name for name in plan["sorted"]])
+        plan = work.need(PlanState)
+        rows = merged(_sorted_files(work, plan))
         if resumed:
             rows = _unfinished(rows, store)
-            _refuse_bad(job.options, store, plan["rows"])
-        with progress.scoring(plan["rows"], _finished(store, plan["rows"])) as report:
+            _refuse_bad(job.options, store, plan.rows)
+        done = _finished(store, plan.rows)
+        progress.rows = plan.rows - (done if resumed else 0)
+        with progress.scoring(plan.rows, done) as report:
 
             def settle(counted: CountedRows) -> None:
                 _refuse(job.options, counted)
@@ -145,7 +158,7 @@ def _score(
 
             Feeder(model, task, settle).run(_groups(job, model, rows))
         store.sync()
-    work.write(SCORED_MARK, {"width": task.width})
+    work.write(ScoredState(task.width))
 
 
 def _groups(
@@ -156,6 +169,14 @@ def _groups(
     # depend on the rows that are left.
     free_cut = not model.prompts.builder.backend.deterministic_chunk
     return grouped(rows, most, free_cut, job.prefix_cache)
+
+
+def _sorted_files(work: WorkFolder, plan: PlanState) -> list[Path]:
+    paths = [work.path / SORTED / name for name in plan.sorted]
+    for path in paths:
+        if not path.exists():
+            raise work.damaged(f"{SORTED}/{path.name} is missing")
+    return paths
 
 
 def _unfinished(rows: Iterator[TextRow], store: ResultStore) -> Iterator[TextRow]:
@@ -187,10 +208,10 @@ def _refuse(options: BatchOptions, counted: CountedRows) -> None:
 
 
 def _write(job: BatchJob, inputs: InputFiles, work: WorkFolder, progress: Progress) -> None:
-    known, plan, scored = work.need(JOB), work.need(PLAN), work.need(SCORED_MARK)
-    refuse_changed(inputs, known["inputs"], read_all=True)  # it is read a second time now
+    known, plan = work.need(JobState), work.need(PlanState)
+    refuse_changed(inputs, known.inputs, read_all=True)  # it is read a second time now
     with (
-        closing(ResultStore(work.path, scored["width"])) as store,
-        progress.writing(plan["rows"]) as advance,
+        closing(ResultStore(work.path, work.need(ScoredState).width)) as store,
+        progress.writing(plan.rows) as advance,
     ):
-        write_output(inputs, job.options, plan["rows"], store, work, advance)
+        write_output(inputs, job.options, plan, store, work, advance)

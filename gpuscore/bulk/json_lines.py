@@ -8,9 +8,7 @@ from typing import Any
 import msgspec
 
 from gpuscore.arrays import Float64Array
-from gpuscore.bulk.options import SCORES
 from gpuscore.bulk.rows import Problem
-from gpuscore.errors import ConfigError
 
 MAX_LINE = 64 * 2**20  # bytes of one line; a file without line ends must not fill the memory
 BLOCK_ROWS, BLOCK_BYTES = 4096, 4 * 2**20
@@ -44,19 +42,13 @@ class JsonBlock:
         return self._decoded
 
     def texts(self, columns: Sequence[str]) -> list[tuple[str, ...] | Problem]:
-        for place, row in zip(self.places, self.decoded(), strict=True):
-            if isinstance(row, dict) and SCORES in row:
-                raise ConfigError(
-                    f"--input {self.path}, line {place}: there is a field {SCORES} already, the "
-                    "name of the one that is added"
-                )
         return [_texts(row, columns) for row in self.decoded()]
 
-    def lines(self, keep: Sequence[int], scores: Float64Array) -> list[bytes]:
-        found = []
+    def lines(self, keep: Sequence[int], scores: Float64Array, name: str) -> list[bytes]:
+        found, added = [], msgspec.json.encode(name)
         for index, values in zip(keep, scores.tolist(), strict=True):
             head = self.raw[index][:-1].rstrip()
-            found.append(b'%b,"%b":%b}' % (head, SCORES.encode(), msgspec.json.encode(values)))
+            found.append(b"%b,%b:%b}" % (head, added, msgspec.json.encode(values)))
         return found
 
     def table(self, keep: Sequence[int], schema: Any) -> Any:

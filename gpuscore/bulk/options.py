@@ -1,17 +1,19 @@
 """The options of a batch job that no other command has."""
 
 import argparse
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuscore.config.labels import shown_sequences
-from gpuscore.errors import ConfigError
+from gpuscore.errors import ConfigError, UsageError
 
-SCORES = "scores"  # the column that is added
+DEFAULT_SCORES_COLUMN, DEFAULT_MAX_BAD = "scores", 0.01
 JSON_LINES, CSV, PARQUET = "JSON lines", "CSV", "Parquet"
 SUFFIXES = {".jsonl": JSON_LINES, ".ndjson": JSON_LINES, ".csv": CSV, ".parquet": PARQUET}
 DEFAULT_ITEM_COLUMN = "item"
+SHOWN_NAMES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class BatchOptions:
             `label_sequences`.
         requests: the input's lines are requests to the HTTP API.
         strict: the first bad row ends the job.
+        scores_column: the column that is added.
+        max_bad: the largest share of bad rows of a job that counts as done.
     """
 
     input: Path
@@ -38,6 +42,8 @@ class BatchOptions:
     instruction: str | None = None
     requests: bool = False
     strict: bool = False
+    scores_column: str = DEFAULT_SCORES_COLUMN
+    max_bad: float = DEFAULT_MAX_BAD
 
     @property
     def output_format(self) -> str:
@@ -60,6 +66,20 @@ class BatchOptions:
             columns = [self.query_column, self.item_column]
         return columns[::-1] if self.item_first else columns
 
+    def check_columns(self, place: str, names: Iterable[str]) -> None:
+        """Raise UsageError if a column that is read is missing, or the scores' name is taken."""
+        found = list(names)
+        for name in self.columns:
+            if name not in found:
+                raise UsageError(f"{place} has no column {name}; it has {shown_names(found)}")
+        if self.scores_column in found:
+            raise UsageError(f"{place} has a column {self.taken}")
+
+    @property
+    def taken(self) -> str:
+        """The end of an error about a column of the scores' name."""
+        return f"{self.scores_column} already; --scores-column names another"
+
     def identity(self) -> dict[str, Any]:
         """Return the flags that a resumed run must repeat, by name."""
         sequences = self.label_sequences
@@ -73,7 +93,15 @@ class BatchOptions:
             "--item-first": self.item_first,
             "--instruction": self.instruction,
             "--requests": self.requests,
+            "--scores-column": self.scores_column,
         }
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """Return the first names, in one line."""
+    shown = [name if name.isprintable() else repr(name) for name in names[:SHOWN_NAMES]]
+    more = len(names) - SHOWN_NAMES
+    return ", ".join([*shown, f"and {more} more"] if more > 0 else shown)
 
 
 def read_options(values: argparse.Namespace) -> BatchOptions:
@@ -97,6 +125,8 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
         instruction=values.instruction,
         requests=values.requests,
         strict=values.strict,
+        scores_column=values.scores_column or DEFAULT_SCORES_COLUMN,
+        max_bad=values.max_bad,
     )
     check(options, item_column is not None)
     return options
@@ -131,6 +161,7 @@ def _check_requests(options: BatchOptions, names_items: bool) -> None:
         "--full-vocabulary": options.full_vocabulary,
         "--item-first": options.item_first,
         "--instruction": options.instruction,
+        "--scores-column": options.scores_column != DEFAULT_SCORES_COLUMN,
     }
     for flag, value in given.items():
         if value:

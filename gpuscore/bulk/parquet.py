@@ -13,7 +13,6 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from gpuscore.arrays import Float64Array
-from gpuscore.bulk.options import SCORES
 from gpuscore.bulk.rows import Problem
 from gpuscore.errors import ConfigError
 
@@ -39,10 +38,10 @@ class TableBlock:
         found = [_column_texts(self.rows.column(name), name) for name in columns]
         return [_all_texts(row) for row in zip(*found, strict=True)]
 
-    def lines(self, keep: Sequence[int], scores: Float64Array) -> list[bytes]:
+    def lines(self, keep: Sequence[int], scores: Float64Array, name: str) -> list[bytes]:
         rows = _for_json(self.rows.take(np.asarray(keep, np.int64))).to_pylist()
         pairs = zip(rows, scores.tolist(), strict=True)
-        return [msgspec.json.encode({**row, SCORES: values}) for row, values in pairs]
+        return [msgspec.json.encode({**row, name: values}) for row, values in pairs]
 
     def table(self, keep: Sequence[int], schema: Any) -> Any:
         if len(keep) == self.count:
@@ -75,19 +74,14 @@ def read_schema(path: Path) -> Any:
 
 
 def check_columns(path: Path, schema: Any, columns: Sequence[str]) -> None:
-    """Raise ConfigError if a column is missing or no text, or if there are scores already."""
-    names = schema.names
+    """Raise ConfigError if a column is there twice, or no text."""
     for name in columns:
-        if names.count(name) != 1:
-            raise ConfigError(f"--input {path} has no column {name}: it has {', '.join(names)}")
+        if schema.names.count(name) > 1:
+            raise ConfigError(f"--input {path} has the column {name} twice")
         kind = schema.field(name).type
         value = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not _is_text(value):
             raise ConfigError(f"--input {path}: column {name} is {kind}, not text")
-    if SCORES in names:
-        raise ConfigError(
-            f"--input {path} has a column {SCORES}, the name of the one that is added"
-        )
 
 
 def check_utf8(block: TableBlock) -> None:
@@ -139,10 +133,10 @@ class SchemaFinder:
         self._schema = together
 
 
-def check_writable(schema: Any) -> None:
+def check_writable(schema: Any, name: str) -> None:
     """Raise ConfigError if Parquet cannot hold the schema, such as an object without fields."""
     with _converting("--output"):
-        parquet.write_table(with_scores(schema).empty_table(), BytesIO())
+        parquet.write_table(with_scores(schema, name).empty_table(), BytesIO())
 
 
 def table_of(rows: Sequence[Any], schema: Any) -> Any:
@@ -157,24 +151,25 @@ def try_table(rows: Sequence[dict[str, Any]], schema: Any, place: str) -> None:
         table_of(rows, schema)
 
 
-def save_schema(path: Path, schema: Any) -> None:
-    path.write_bytes(schema.serialize())
+def schema_bytes(schema: Any) -> bytes:
+    return bytes(schema.serialize())
 
 
-def load_schema(path: Path) -> Any:
-    return pa.ipc.read_schema(pa.py_buffer(path.read_bytes()))
+def schema_of_bytes(content: bytes) -> Any:
+    return pa.ipc.read_schema(pa.py_buffer(content))
 
 
-def with_scores(schema: Any) -> Any:
-    return schema.append(pa.field(SCORES, SCORES_TYPE))
+def with_scores(schema: Any, name: str) -> Any:
+    return schema.append(pa.field(name, SCORES_TYPE))
 
 
 class ParquetOutput:
-    """A Parquet file of rows and their scores, written in row groups of bounded size."""
+    """A Parquet file of rows and their scores, in a column `name`, written in row groups of bounded
+    size."""
 
-    def __init__(self, path: Path, schema: Any) -> None:
-        self.schema = schema
-        self._writer = parquet.ParquetWriter(path, with_scores(schema))
+    def __init__(self, path: Path, schema: Any, name: str) -> None:
+        self.schema, self._with_scores = schema, with_scores(schema, name)
+        self._writer = parquet.ParquetWriter(path, self._with_scores)
         self._waiting: list[Any] = []
         self._rows = self._bytes = 0
 
@@ -184,7 +179,7 @@ class ParquetOutput:
         ends = pa.array(np.arange(count + 1, dtype=np.int32) * width)
         column = pa.ListArray.from_arrays(ends, pa.array(scores.reshape(-1)))
         columns = [*table.columns, pa.chunked_array([column.cast(SCORES_TYPE)])]
-        self._waiting.append(pa.Table.from_arrays(columns, schema=with_scores(self.schema)))
+        self._waiting.append(pa.Table.from_arrays(columns, schema=self._with_scores))
         self._rows, self._bytes = self._rows + count, self._bytes + table.nbytes
         if self._rows >= GROUP_ROWS or self._bytes >= GROUP_BYTES:
             self._flush()

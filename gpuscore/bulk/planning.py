@@ -1,7 +1,6 @@
 """The first step of a job: read all rows, note the bad ones, sort the others."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from gpuscore.bulk.calls import call_text
@@ -12,10 +11,9 @@ from gpuscore.bulk.options import JSON_LINES, PARQUET, BatchOptions
 from gpuscore.bulk.rows import BadTextRow, Block, Problem, TextRow
 from gpuscore.bulk.sorting import MEMORY, RowSorter
 from gpuscore.bulk.store import ResultStore
-from gpuscore.bulk.work import PLAN, WorkFolder
+from gpuscore.bulk.work import SORTED, PlanState, WorkFolder
 from gpuscore.errors import InvalidRequest
 
-SORTED, SCHEMA = "sorted", "schema.arrow"
 Advance = Callable[[int], None]
 
 
@@ -34,11 +32,11 @@ def make_plan(
         memory: bytes of rows that are sorted in memory.
 
     Raises:
-        ConfigError: the rows do not fit the output's format, or have scores already.
+        ConfigError: the rows do not fit the output's format.
         InvalidRequest: a row is bad, and the job is strict.
     """
     sorter = RowSorter(work.path / SORTED, memory)
-    check = _checker(inputs, options, work)
+    check = _checker(inputs, options)
     number = 0
     for block in read_blocks(inputs, options, check.every_column):
         found = _texts(block, options)
@@ -51,10 +49,10 @@ def make_plan(
                 sorter.add(_row(texts, number))
             number += 1
         advance(block.count)
-    check.finish(read_blocks(inputs, options, every_column=True))
+    schema = check.finish(read_blocks(inputs, options, every_column=True))
     files = sorter.finish()
     store.sync()
-    work.write(PLAN, {"rows": number, "sorted": [path.name for path in files]})
+    work.write(PlanState(number, [path.name for path in files], schema))
 
 
 def refuse_if_strict(options: BatchOptions, block: Block, index: int, reason: str) -> None:
@@ -64,9 +62,16 @@ def refuse_if_strict(options: BatchOptions, block: Block, index: int, reason: st
 
 
 def _texts(block: Block, options: BatchOptions) -> list[tuple[str, ...] | Problem]:
-    if not isinstance(block, JsonBlock) or not options.requests:
+    if not isinstance(block, JsonBlock):
         return block.texts(options.columns)
-    return [call_text(*pair) for pair in zip(block.decoded(), block.raw, strict=True)]
+    rows = block.decoded()
+    if options.requests:
+        return [call_text(*pair) for pair in zip(rows, block.raw, strict=True)]
+    taken = Problem(f"there is a field {options.taken}")
+    return [
+        taken if isinstance(row, dict) and options.scores_column in row else texts
+        for row, texts in zip(rows, block.texts(options.columns), strict=True)
+    ]
 
 
 def _row(texts: tuple[str, ...], number: int) -> TextRow:
@@ -83,8 +88,9 @@ class _NoChecks:
     def add(self, block: Any, texts: list[tuple[str, ...] | Problem]) -> None:
         """Check the rows of a block, of which the bad ones have no texts."""
 
-    def finish(self, blocks: Iterator[Block]) -> None:
-        """Make the checks that need all rows."""
+    def finish(self, blocks: Iterator[Block]) -> bytes | None:
+        """Make the checks that need all rows; return a schema that is known only then."""
+        return None
 
 
 class _Utf8(_NoChecks):
@@ -101,24 +107,24 @@ class _Utf8(_NoChecks):
 class _Schema(_NoChecks):
     """The schema in Parquet of the objects of JSON lines."""
 
-    def __init__(self, options: BatchOptions, path: Path) -> None:
+    def __init__(self, options: BatchOptions) -> None:
         from gpuscore.bulk.parquet import SchemaFinder
 
-        self._finder, self._path, self._options = SchemaFinder(options.columns), path, options
+        self._finder, self._options = SchemaFinder(options.columns), options
 
     def add(self, block: Any, texts: list[tuple[str, ...] | Problem]) -> None:
         self._finder.add(*_objects(block, texts))
 
-    def finish(self, blocks: Iterator[Block]) -> None:
-        from gpuscore.bulk.parquet import check_writable, save_schema, try_table
+    def finish(self, blocks: Iterator[Block]) -> bytes:
+        from gpuscore.bulk.parquet import check_writable, schema_bytes, try_table
 
         schema = self._finder.schema
         if self._finder.promoted:
             for block in blocks:
-                rows, place = _objects(block, block.texts(self._options.columns))
+                rows, place = _objects(block, _texts(block, self._options))
                 try_table(rows, schema, place)
-        check_writable(schema)
-        save_schema(self._path, schema)
+        check_writable(schema, self._options.scores_column)
+        return schema_bytes(schema)
 
 
 def _objects(block: Any, texts: list[tuple[str, ...] | Problem]) -> tuple[list[Any], str]:
@@ -128,18 +134,16 @@ def _objects(block: Any, texts: list[tuple[str, ...] | Problem]) -> tuple[list[A
     return rows, f"--input {block.path}, lines {block.places[0]} to {block.places[-1]}"
 
 
-def _checker(inputs: InputFiles, options: BatchOptions, work: WorkFolder) -> _NoChecks:
+def _checker(inputs: InputFiles, options: BatchOptions) -> _NoChecks:
     kinds = inputs.format, options.output_format
     if kinds == (PARQUET, JSON_LINES):
         return _Utf8()
-    return _Schema(options, work.path / SCHEMA) if kinds == (JSON_LINES, PARQUET) else _NoChecks()
+    return _Schema(options) if kinds == (JSON_LINES, PARQUET) else _NoChecks()
 
 
-def output_schema(inputs: InputFiles, options: BatchOptions, work: WorkFolder) -> Any:
-    """Return the Arrow schema of the input's columns, after `make_plan`."""
+def output_schema(inputs: InputFiles, options: BatchOptions, plan: PlanState) -> Any:
+    """Return the Arrow schema of the input's columns."""
+    from gpuscore.bulk.parquet import schema_of_bytes
+
     known = table_schema(inputs, options)
-    if known is not None:
-        return known
-    from gpuscore.bulk.parquet import load_schema
-
-    return load_schema(work.path / SCHEMA)
+    return schema_of_bytes(plan.schema or b"") if known is None else known

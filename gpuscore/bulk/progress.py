@@ -14,9 +14,11 @@ class Progress:
     Attributes:
         prompt_tokens: of all prompts scored by this run, each counted as a whole.
         computed_tokens: those of them that were computed; the others were shared or cached.
+        rows: rows that this run has scored or found bad.
     """
 
     def __init__(self, shown: bool = True) -> None:
+        self.rows = 0
         self.prompt_tokens = self.computed_tokens = 0
         self._disable = None if shown else True  # None: unless it is no terminal
 

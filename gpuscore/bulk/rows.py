@@ -56,12 +56,13 @@ class Block(Protocol):
     def texts(self, columns: Sequence[str]) -> list[tuple[str, ...] | Problem]:
         """Return the texts of these columns for every row."""
 
-    def lines(self, keep: Sequence[int], scores: Float64Array) -> list[bytes]:
+    def lines(self, keep: Sequence[int], scores: Float64Array, name: str) -> list[bytes]:
         """Return rows as JSON, each with its scores added.
 
         Args:
             keep: numbers of the rows in this block.
             scores: [rows kept, labels].
+            name: of the field with the scores.
         """
 
     def table(self, keep: Sequence[int], schema: Any) -> Any:

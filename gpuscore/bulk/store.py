@@ -16,6 +16,7 @@ import numpy as np
 
 from gpuscore.arrays import Float64Array
 from gpuscore.bulk.rows import AnswerLine, BadTextRow, RowScoring, Settled
+from gpuscore.bulk.work import RESULTS, TEXTS
 
 SCORED, BAD, ANSWERED, FAILED = 1, 2, 3, 4  # kinds of a row's result; 0: none yet
 READ_ROWS = 4096
@@ -31,8 +32,8 @@ class ResultStore:
         self._values = 8 * width
         self._size = 1 + self._values + _CHECK.size
         flags = os.O_RDWR | os.O_CREAT
-        self._rows = os.open(folder / "results", flags, 0o666)
-        self._texts = os.open(folder / "texts", flags, 0o666)
+        self._rows = os.open(folder / RESULTS, flags, 0o666)
+        self._texts = os.open(folder / TEXTS, flags, 0o666)
         self._end = os.fstat(self._texts).st_size
 
     def put(self, settled: Settled) -> None:
@@ -116,6 +117,8 @@ class ResultStore:
         if len(head) < _TEXT_HEAD.size:
             return None
         row, length, check = _TEXT_HEAD.unpack(head)
+        if place + _TEXT_HEAD.size + length > self._end:  # memory is taken for what is asked for
+            return None
         text = os.pread(self._texts, length, place + _TEXT_HEAD.size)
         return text if (row, check) == (number, crc32(text)) else None
 

@@ -1,23 +1,32 @@
 """The last step of a job: the output, in the input's order."""
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
 from gpuscore.arrays import Float64Array
 from gpuscore.bulk.formats import read_blocks
-from gpuscore.bulk.inputs import InputFiles
+from gpuscore.bulk.inputs import InputFiles, sha256_of
 from gpuscore.bulk.options import JSON_LINES, BatchOptions
 from gpuscore.bulk.planning import output_schema
 from gpuscore.bulk.rows import Block
 from gpuscore.bulk.store import ANSWERED, BAD, FAILED, SCORED, ResultStore
-from gpuscore.bulk.work import WRITTEN, WorkFolder, sync_file, sync_folder
+from gpuscore.bulk.work import (
+    BAD_ROWS,
+    OUTPUT,
+    PlanState,
+    WorkFolder,
+    WrittenState,
+    sync_file,
+    sync_folder,
+)
 from gpuscore.errors import ConfigError
 
-OUTPUT, BAD_ROWS = "output.new", "bad.new"
 ANSWERS = (ANSWERED, FAILED)
 BUFFER = 2**20
 
@@ -36,11 +45,21 @@ class BatchOutcome:
     failed: int
     bad: int
 
+    @property
+    def rows(self) -> int:
+        """All rows of the input."""
+        return self.scored + self.bad
+
+    def too_bad(self, most: float) -> bool:
+        """Return True if all rows, or a larger share than this, are bad or failed."""
+        bad = self.bad + self.failed
+        return bad > 0 and (bad == self.rows or bad > most * self.rows)
+
 
 def write_output(
     inputs: InputFiles,
     options: BatchOptions,
-    rows: int,
+    plan: PlanState,
     store: ResultStore,
     work: WorkFolder,
     advance: Callable[[int], None],
@@ -52,7 +71,7 @@ def write_output(
     """
     start = failed = bad = 0
     with ExitStack() as stack:
-        output = _open(stack, inputs, options, store, work)
+        output = _open(stack, inputs, options, plan, store, work)
         bad_rows = stack.enter_context((work.path / BAD_ROWS).open("wb", BUFFER))
         for block in read_blocks(inputs, options, every_column=True):
             kinds, scores = store.scan(start, block.count)
@@ -62,24 +81,60 @@ def write_output(
             output(block, start, kinds, scores)
             start += block.count
             advance(block.count)
-    if start != rows:
-        raise ConfigError(f"--input {options.input} changed: it had {rows} rows and has {start}")
+    if start != plan.rows:
+        raise ConfigError(
+            f"--input {options.input} changed: it had {plan.rows} rows and has {start}"
+        )
     for name in (OUTPUT, BAD_ROWS):
         sync_file(work.path / name)
-    work.write(WRITTEN, {"scored": rows - bad, "failed": failed, "bad": bad})
+    digests = sha256_of(work.path / OUTPUT), sha256_of(work.path / BAD_ROWS)
+    work.write(WrittenState(start - bad, failed, bad, *digests))
+
+
+def check_written(options: BatchOptions, work: WorkFolder) -> None:
+    """Raise ConfigError unless the files are there which an earlier run has written."""
+    written = work.need(WrittenState)
+    for new, path, digest in _files(options, work, written):
+        place = new if new.exists() else path
+        if not place.is_file() or sha256_of(place) != digest:
+            what = "is not the one that was written" if place.exists() else "is missing"
+            raise work.damaged(f"{written.file} has {_rows(written)}, and {place} {what}")
 
 
 def publish(options: BatchOptions, work: WorkFolder) -> BatchOutcome:
-    """Give the files their names and remove the work folder; may be called again after a kill."""
-    outcome = BatchOutcome(**work.need(WRITTEN))
-    output, bad_rows = work.path / OUTPUT, work.path / BAD_ROWS
-    if bad_rows.exists() and outcome.bad:
-        bad_rows.rename(options.bad_rows)
-    if output.exists():
-        output.rename(options.output)
+    """Give the files their names and remove the work folder; may be called again after a kill.
+
+    Raises:
+        ConfigError: a file of that name has appeared meanwhile.
+    """
+    written = work.need(WrittenState)
+    files = [(new, path) for new, path, _ in _files(options, work, written) if new.exists()]
+    for _, path in files:
+        refuse_existing(path)
+    for new, path in files:
+        new.rename(path)
     sync_folder(options.output.absolute().parent)
     work.remove()
-    return outcome
+    return BatchOutcome(written.scored, written.failed, written.bad)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise ConfigError if a file of the output's name, or a link, is there."""
+    if os.path.lexists(path):
+        raise ConfigError(f"{path} exists already; remove it or choose another --output")
+
+
+def _files(
+    options: BatchOptions, work: WorkFolder, written: WrittenState
+) -> list[tuple[Path, Path, str]]:
+    """Return the file of each part of the output, the name it gets, and its SHA-256."""
+    output = (work.path / OUTPUT, options.output, written.output)
+    bad_rows = (work.path / BAD_ROWS, options.bad_rows, written.bad_rows)
+    return [bad_rows, output] if written.bad else [output]
+
+
+def _rows(written: WrittenState) -> str:
+    return f"{written.scored} scored rows and {written.bad} bad ones"
 
 
 Write = Callable[[Block, int, list[int], Float64Array], None]
@@ -89,6 +144,7 @@ def _open(
     stack: ExitStack,
     inputs: InputFiles,
     options: BatchOptions,
+    plan: PlanState,
     store: ResultStore,
     work: WorkFolder,
 ) -> Write:
@@ -102,13 +158,14 @@ def _open(
                 lines = [store.text(start + i) for i, kind in enumerate(kinds) if kind in ANSWERS]
             else:
                 keep = _scored(kinds)
-                lines = block.lines(keep, scores[keep])
+                lines = block.lines(keep, scores[keep], options.scores_column)
             file.writelines(line + b"\n" for line in lines)
 
         return write_lines
     from gpuscore.bulk.parquet import ParquetOutput
 
-    table = ParquetOutput(path, output_schema(inputs, options, work))
+    schema = output_schema(inputs, options, plan)
+    table = ParquetOutput(path, schema, options.scores_column)
     stack.callback(table.close)
 
     def write_table(block: Block, start: int, kinds: list[int], scores: Float64Array) -> None:
@@ -122,10 +179,7 @@ def _open(
 def _refuse_missing(kinds: list[int], start: int, work: WorkFolder) -> None:
     """Raise ConfigError if a row has no result; every row had one when scoring ended."""
     if 0 in kinds:
-        number = start + kinds.index(0) + 1
-        raise ConfigError(
-            f"row {number} of all has no result: {work.path} is damaged; remove it to begin anew"
-        )
+        raise work.damaged(f"row {start + kinds.index(0) + 1} of all has no result")
 
 
 def _scored(kinds: list[int]) -> list[int]:

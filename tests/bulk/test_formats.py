@@ -16,37 +16,22 @@ from support.batch_jobs import (
     check,
     make_rows,
     read_jsonl,
+    read_output,
     run,
-    write_csv,
+    write_input,
     write_jsonl,
 )
 
 ROWS = make_rows(111)
 
 
-def write(folder, kind, rows=ROWS):
-    path = folder / f"input.{kind}"
-    if kind == "jsonl":
-        return write_jsonl(path, rows)
-    if kind == "csv":
-        return write_csv(path, rows)
-    parquet.write_table(pa.Table.from_pylist(rows), path)
-    return path
-
-
-def read(path):
-    if path.suffix == ".jsonl":
-        return read_jsonl(path)
-    return parquet.read_table(path).to_pylist()
-
-
 @pytest.mark.parametrize("after", ["jsonl", "parquet"])
 @pytest.mark.parametrize("before", ["jsonl", "csv", "parquet"])
 def test_every_format_into_every_other(tmp_path, before, after):
     output = tmp_path / f"scored.{after}"
-    outcome = run(write(tmp_path, before), output)
+    outcome = run(write_input(tmp_path, before, ROWS), output)
     assert (outcome.scored, outcome.bad) == (111, 0)
-    found = read(output)
+    found = read_output(output)
     want = [{**row, "id": str(row["id"])} if before == "csv" else row for row in ROWS]
     assert [{k: v for k, v in row.items() if k != "scores"} for row in found] == want
     assert list(found[0]) == ["id", "query", "item", "scores"]
@@ -207,9 +192,9 @@ def test_probabilities_over_the_whole_vocabulary(tmp_path):
 
 REFUSED = {
     "no suffix": ("in.txt", "x", {}, "supported: files that end with"),
-    "no column": ("in.csv", "query,text\nq,i\n", {}, "has no column item: it has query, text"),
+    "no column": ("in.csv", "query,text\nq,i\n", {}, "has no column item; it has query, text"),
     "scores in CSV": ("in.csv", "query,item,scores\n", {}, "has a column scores"),
-    "scores in JSON": ("in.jsonl", '{"query":"q","item":"i","scores":1}', {}, "line 1: .* scores"),
+    "scores in JSON": ("in.jsonl", '{"query":"q","item":"i","scores":1}', {}, "a column scores"),
     "a name twice": ("in.csv", "query,item,item\n", {}, "a name twice"),
     "no header": ("in.csv", "", {}, "no header"),
     "no Parquet": ("in.parquet", "PAR1", {}, "cannot be read as Parquet"),
@@ -227,8 +212,8 @@ def test_refused_at_start(tmp_path, case):
 
 
 def test_tables_that_do_not_fit_together(tmp_path):
-    write(tmp_path, "csv")
-    write(tmp_path, "jsonl")
+    write_input(tmp_path, "csv", ROWS)
+    write_input(tmp_path, "jsonl", ROWS)
     with pytest.raises(ConfigError, match=r"mixes CSV and JSON lines"):
         run(tmp_path, tmp_path.parent / "out.jsonl")
     with pytest.raises(ConfigError, match="lies in the folder"):
@@ -250,5 +235,5 @@ def test_labels_are_checked_before_the_rows_are_read(tmp_path):
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     monkeypatch.setattr("gpuscore.bulk.formats.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'gpuscore\[batch\]'"):
-        run(write(tmp_path, "jsonl"), tmp_path / "out.parquet")
-    assert run(write(tmp_path, "jsonl"), tmp_path / "out.jsonl").scored == 111
+        run(write_input(tmp_path, "jsonl", ROWS), tmp_path / "out.parquet")
+    assert run(write_input(tmp_path, "jsonl", ROWS), tmp_path / "out.jsonl").scored == 111

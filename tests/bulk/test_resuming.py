@@ -258,7 +258,5 @@ def test_a_damaged_work_folder_is_refused(tmp_path, damage):
     """The bad row was found by the first run, which is not repeated."""
     source, output = unfinished(tmp_path)
     os.truncate(tmp_path / "out.jsonl.work" / damage, 3)
-    with pytest.raises(
-        ConfigError, match="row 4 of all has no result: .*work is damaged; remove it"
-    ):
+    with pytest.raises(ConfigError, match="work is damaged: row 4 of all has no result; remove it"):
         run(source, output)

@@ -68,7 +68,7 @@ def test_answers_are_those_of_the_server(demo, tmp_path):
     done = programs.run(
         "batch", "demo", "--requests", "--input", source, "--output", output, *QUICK
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
     found = read_jsonl(output)
     assert [line["custom_id"] for line in found] == [line["custom_id"] for line in lines]
     for line, (url, body) in zip(found, CALLS, strict=False):
@@ -84,6 +84,7 @@ def test_answers_are_those_of_the_server(demo, tmp_path):
     assert f"{len(lines)} rows in" in done.stdout
     failed = sum(line["response"]["status_code"] != 200 for line in found)
     assert f"{failed} of them answered with an error" in done.stdout
+    assert f"{failed + 3} of {len(lines) + 3} rows are bad" in done.stderr
     reasons = [row["reason"] for row in read_jsonl(tmp_path / "out.jsonl.bad.jsonl")]
     assert reasons[:2] == ["custom_id must be text", "body must be an object"]
     assert reasons[2].startswith("the line is not JSON")

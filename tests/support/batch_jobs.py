@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 import gpuscore
 from gpuscore.bulk.job import BatchJob, run_job
@@ -102,6 +104,24 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def write_input(folder: Path, kind: str, rows: Sequence[dict[str, Any]]) -> Path:
+    """Write rows in the format with this suffix."""
+    path = folder / f"input.{kind}"
+    if kind == "jsonl":
+        return write_jsonl(path, rows)
+    if kind == "csv":
+        return write_csv(path, rows)
+    parquet.write_table(pa.Table.from_pylist(list(rows)), path)
+    return path
+
+
+def read_output(path: Path) -> list[Any]:
+    if path.suffix == ".jsonl":
+        return read_jsonl(path)
+    rows: list[Any] = parquet.read_table(path).to_pylist()
+    return rows
 
 
 def read_jsonl(path: Path) -> list[Any]:
