@@ -1,7 +1,7 @@
 """`AsyncScorer`: scoring in this process, for asyncio."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,10 +20,10 @@ from gpuscore.item_errors import OnError
 from gpuscore.offline.calls import (
     Call,
     classify_call,
-    classify_input,
     pairs_call,
     rerank_call,
     score_call,
+    score_calls,
 )
 from gpuscore.offline.decisions import decide_call, system_one_call
 from gpuscore.offline.loaded import LoadedScorer
@@ -99,7 +99,7 @@ class AsyncScorer(LoadedScorer):
             on_error=on_error,
             logits=logits,
         )
-        calls = (score_call(self._prompts, query, items, options) for query, items in requests)
+        calls = score_calls(self._prompts, requests, options)
         most = AHEAD * self._backend.limits.max_tokens
         async for scores in iterated(in_order(calls, self._engine.score, most)):
             yield scores
@@ -107,7 +107,7 @@ class AsyncScorer(LoadedScorer):
     async def rerank(
         self,
         query: str,
-        documents: Sequence[str],
+        documents: Iterable[str],
         top_n: int | None = None,
         *,
         instruction: str | None = None,
@@ -124,7 +124,7 @@ class AsyncScorer(LoadedScorer):
 
     async def score_pairs(
         self,
-        pairs: Sequence[tuple[str, str]],
+        pairs: Iterable[tuple[str, str]],
         *,
         instruction: str | None = None,
         raw_scores: bool = False,
@@ -138,7 +138,7 @@ class AsyncScorer(LoadedScorer):
 
     async def classify(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         *,
         query: str | None = None,
         labels: Labels = None,
@@ -146,10 +146,13 @@ class AsyncScorer(LoadedScorer):
         truncate: bool = False,
     ) -> Classification:
         """See `Scorer.classify`."""
-        given = classify_input(texts, query, labels, max_tokens_per_doc, truncate)
-        return await self._run(partial(classify_call, self._prompts, given))
+        return await self._run(
+            partial(
+                classify_call, self._prompts, texts, query, labels, max_tokens_per_doc, truncate
+            )
+        )
 
-    async def decide(self, text: str, questions: Sequence[Question]) -> list[Decision]:
+    async def decide(self, text: str, questions: Iterable[Question]) -> list[Decision]:
         """See `Scorer.decide`."""
         return await self._run(partial(decide_call, self._prompts, text, questions))
 

@@ -89,11 +89,15 @@ def check_on_error(on_error: str | None) -> bool:
     return on_error == "null"
 
 
+def kind_of(value: object) -> str:
+    """Return the type of a wrong value, for errors."""
+    return "null" if value is None else f"of type {type(value).__name__}"
+
+
 def check_text(value: object, param: str) -> None:
     """Raise InvalidRequest for a value that is no text, or that no tokenizer can read."""
     if not isinstance(value, str):
-        kind = "null" if value is None else f"of type {type(value).__name__}"
-        raise InvalidRequest(f"{param} is {kind}; it must be a text", param=param)
+        raise InvalidRequest(f"{param} is {kind_of(value)}; it must be a text", param=param)
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gpuscore.arrays import BoolArray, Float32Array, Float64Array
 from gpuscore.item_errors import ItemError, spread
-from gpuscore.tables import Table
+from gpuscore.tables import Table, distinct
 
 Document: TypeAlias = str | Mapping[str, Any]
 
@@ -53,10 +53,9 @@ class Scores(Table):
     def columns(self) -> Mapping[str, Sequence[Any]]:
         width = self.scores.shape[1] if self.scores.ndim > 1 else 0
         names = self.labels or tuple(f"label {index}" for index in range(width))
-        found = {name: self.scores[:, i].tolist() for i, name in enumerate(names[:width])}
-        return (
-            found if self.label_mass is None else found | {"label_mass": self.label_mass.tolist()}
-        )
+        more = {} if self.label_mass is None else {"label_mass": self.label_mass.tolist()}
+        shown = enumerate(distinct(names[:width], more))
+        return {name: self.scores[:, i].tolist() for i, name in shown} | more
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,8 @@ class Classification(Table):
     cached_tokens: int
 
     def columns(self) -> Mapping[str, Sequence[Any]]:
-        columns = {name: self.probabilities[:, i].tolist() for i, name in enumerate(self.classes)}
+        names = enumerate(distinct(self.classes, ["class"]))
+        columns = {name: self.probabilities[:, i].tolist() for i, name in names}
         return {"class": self.best} | columns
 
 

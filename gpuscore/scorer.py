@@ -1,6 +1,6 @@
 """`Scorer`: scoring in this process, without the server."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from gpuscore.call_options import (
@@ -18,10 +18,10 @@ from gpuscore.item_errors import OnError
 from gpuscore.offline.calls import (
     Call,
     classify_call,
-    classify_input,
     pairs_call,
     rerank_call,
     score_call,
+    score_calls,
 )
 from gpuscore.offline.decisions import decide_call, system_one_call
 from gpuscore.offline.loaded import LoadedScorer
@@ -134,13 +134,13 @@ class Scorer(LoadedScorer):
             on_error=on_error,
             logits=logits,
         )
-        calls = (score_call(self._prompts, query, items, options) for query, items in requests)
+        calls = score_calls(self._prompts, requests, options)
         return in_order(calls, self._engine.score, AHEAD * self._backend.limits.max_tokens)
 
     def rerank(
         self,
         query: str,
-        documents: Sequence[str],
+        documents: Iterable[str],
         top_n: int | None = None,
         *,
         instruction: str | None = None,
@@ -171,7 +171,7 @@ class Scorer(LoadedScorer):
 
     def score_pairs(
         self,
-        pairs: Sequence[tuple[str, str]],
+        pairs: Iterable[tuple[str, str]],
         *,
         instruction: str | None = None,
         raw_scores: bool = False,
@@ -194,7 +194,7 @@ class Scorer(LoadedScorer):
 
     def classify(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         *,
         query: str | None = None,
         labels: Labels = None,
@@ -216,12 +216,10 @@ class Scorer(LoadedScorer):
             GpuscoreError: as over HTTP.
         """
         return self._run(
-            classify_call(
-                self._prompts, classify_input(texts, query, labels, max_tokens_per_doc, truncate)
-            )
+            classify_call(self._prompts, texts, query, labels, max_tokens_per_doc, truncate)
         )
 
-    def decide(self, text: str, questions: Sequence[Question]) -> list[Decision]:
+    def decide(self, text: str, questions: Iterable[Question]) -> list[Decision]:
         """Answer typed questions about one text, as POST /v1/decisions does.
 
         Args:

@@ -131,12 +131,14 @@ ALLOWED = {
         "torch",
     },
     "gpuscore.questions": set(),
-    "gpuscore.call_options": {"gpuscore.item_errors"},
+    "gpuscore.call_inputs": {"gpuscore.errors", "gpuscore.item_errors", "gpuscore.questions"},
+    "gpuscore.call_options": {"gpuscore.call_inputs", "gpuscore.item_errors"},
     "gpuscore.results": {"gpuscore.arrays", "gpuscore.item_errors", "gpuscore.tables"},
     "gpuscore.tables": {"gpuscore.errors"},
     "gpuscore.offline": {
         *DATA,
         "gpuscore.backends",
+        "gpuscore.call_inputs",
         "gpuscore.call_options",
         "gpuscore.config",
         "gpuscore.config.options",
@@ -288,9 +290,11 @@ ALLOWED = {
     # A machine that only sends requests needs neither torch nor the server.
     "gpuscore.client": {
         "gpuscore.arrays",
+        "gpuscore.call_inputs",
         "gpuscore.call_options",
         "gpuscore.client",
         "gpuscore.config",
+        "gpuscore.errors",
         "gpuscore.item_errors",
         "gpuscore.questions",
         "gpuscore.results",
@@ -384,7 +388,7 @@ ALLOWED = {
         "gpuscore.worker",
         "ray",
     },
-    "gpuscore.ray.columns": {"gpuscore.scorer"},
+    "gpuscore.ray.columns": {"gpuscore.call_inputs", "gpuscore.scorer"},
     "gpuscore.bulk.parquet": {"gpuscore.arrays", "gpuscore.bulk", "gpuscore.errors", "pyarrow"},
     "gpuscore.reports": {"gpuscore.errors"},
     # Measures and texts only; its `targets` open a model or a client, its `command` joins all.

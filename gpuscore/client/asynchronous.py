@@ -1,6 +1,6 @@
 """The client for asyncio."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuscore.call_options import (
@@ -74,7 +74,7 @@ class AsyncClient(AsyncSender):
     async def rerank(
         self,
         query: str,
-        documents: Sequence[Document],
+        documents: Iterable[Document],
         top_n: int | None = None,
         *,
         instruction: str | None = None,
@@ -98,7 +98,7 @@ class AsyncClient(AsyncSender):
 
     async def score_pairs(
         self,
-        pairs: Sequence[tuple[str, str]],
+        pairs: Iterable[tuple[str, str]],
         *,
         instruction: str | None = None,
         raw_scores: bool = False,
@@ -117,7 +117,7 @@ class AsyncClient(AsyncSender):
 
     async def classify(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         *,
         query: str | None = None,
         labels: Labels = None,
@@ -138,7 +138,7 @@ class AsyncClient(AsyncSender):
     async def decide(
         self,
         text: str,
-        questions: Sequence[Question],
+        questions: Iterable[Question],
         *,
         model: str | None = None,
         priority: int | None = None,
@@ -167,7 +167,7 @@ class AsyncClient(AsyncSender):
 
     async def completions(
         self,
-        prompts: str | Ids | Sequence[str] | Sequence[Ids],
+        prompts: str | Ids | Iterable[str] | Iterable[Ids],
         *,
         max_tokens: int = 0,
         echo: bool = True,

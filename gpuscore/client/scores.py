@@ -1,25 +1,21 @@
 """Calls of `score`, `rerank` and `score_pairs`."""
 
-from collections.abc import Sequence
-from numbers import Integral
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from gpuscore.call_options import (
-    FamilyOptions,
-    Ids,
-    Items,
-    LabelSequences,
-    ScoreOptions,
-    Text,
-)
+from gpuscore.call_inputs import listed, pairs_of, text_or_ids
+from gpuscore.call_options import FamilyOptions, Items, ScoreOptions, Text
 from gpuscore.client.calls import Answer, Answered, ClientCall, Common, ListCall
 from gpuscore.client.options import RequestOptions, given
 from gpuscore.client.results import PairsResponse, RerankResponse, ScoreResponse
-from gpuscore.client.split import Body, SplitLimits, as_json, text_or_ids, token_ids
+from gpuscore.client.split import Body, SplitLimits, as_json
+from gpuscore.item_errors import check_text
 from gpuscore.results import Document, rectangle
+
+ReadT = TypeVar("ReadT")
 
 
 class _Scores(Answer):
@@ -55,14 +51,16 @@ def score_call(
 
     Raises:
         ValueError: there are lists of labels, but not one for each item.
-        TypeError: a token id is not an integer.
+        InvalidRequest: the query or an item is neither text nor token ids.
     """
-    elements = [items] if isinstance(items, str) else items  # a text is one item, as over HTTP
-    lists = {"items": [as_json(None if one is None else text_or_ids(one)) for one in elements]}
+    # A text is one item, as over HTTP; the server says what is wrong with None.
+    elements = [items] if isinstance(items, str) else listed(items, "items")
+    read = (_or_null(text_or_ids, one, f"items[{i}]") for i, one in enumerate(elements))
+    lists = {"items": [as_json(one) for one in read]}
     asked = options.logprobs or None
-    shared = {"query": text_or_ids(query)} | given(
-        labels=options.labels if isinstance(options.labels, str | None) else list(options.labels),
-        label_sequences=_sequences(options.label_sequences),
+    shared = {"query": text_or_ids(query, "query")} | given(
+        labels=options.labels,
+        label_sequences=options.label_sequences,
         label_length_normalization=options.label_length_normalization,
         apply_softmax=options.apply_softmax,
         temperature=options.temperature,
@@ -72,14 +70,13 @@ def score_call(
         on_error=options.on_error,
     )
     if options.label_token_ids is not None:
-        labels = options.label_token_ids
-        lists_of_ids = [ids for ids in labels if not isinstance(ids, Integral)]
-        if not lists_of_ids:
-            shared["label_token_ids"] = token_ids(cast(Ids, labels))
-        elif {len(lists_of_ids)} != {len(labels), len(elements)}:
-            raise ValueError(f"{len(lists_of_ids)} lists of labels for {len(elements)} items")
+        labels = list(options.label_token_ids)
+        if not any(isinstance(ids, list) for ids in labels):
+            shared["label_token_ids"] = labels
+        elif len(labels) != len(elements):
+            raise ValueError(f"{len(labels)} lists of labels for {len(elements)} items")
         else:
-            lists["label_token_ids"] = [as_json(token_ids(cast(Ids, ids))) for ids in lists_of_ids]
+            lists["label_token_ids"] = [as_json(ids) for ids in labels]
     width = len(options.names)
 
     def join(found: Sequence[Answered[_Scores]], common: Common) -> ScoreResponse:
@@ -105,14 +102,14 @@ def score_call(
 def rerank_call(
     limits: SplitLimits,
     query: str,
-    documents: Sequence[Document],
+    documents: Iterable[Document],
     top_n: int | None,
     rank_fields: Sequence[str] | None,
     options: FamilyOptions,
     more: RequestOptions,
 ) -> ClientCall[RerankResponse]:
-    if isinstance(documents, str):
-        raise TypeError("documents is a text, not a list of them")
+    check_text(query, "query")
+    read = listed(documents, "documents")
     shared = {"query": query} | given(
         top_n=top_n,
         rank_fields=None if rank_fields is None else list(rank_fields),
@@ -122,7 +119,8 @@ def rerank_call(
         truncate=options.truncate,
         on_error=options.on_error,
     )
-    body = Body(shared | more.fields, {"documents": [as_json(_plain(d)) for d in documents]})
+    elements = [as_json(_plain(*one)) for one in enumerate(read)]
+    body = Body(shared | more.fields, {"documents": elements})
 
     def join(found: Sequence[Answered[_Ranking]], common: Common) -> RerankResponse:
         for one in found:
@@ -145,7 +143,7 @@ def rerank_call(
             indices=np.array(places, dtype=np.int64),
             scores=_numbers([score for _, score, _ in best]),
             truncated=np.array([cut for _, _, cut in best], dtype=np.bool_),
-            documents=tuple(documents[place] for place in places),
+            documents=tuple(read[place] for place in places),
             errors=tuple(error for one in found for error in one.errors),
             **common.of_result,
         )
@@ -155,12 +153,14 @@ def rerank_call(
 
 def pairs_call(
     limits: SplitLimits,
-    pairs: Sequence[tuple[str, str]],
+    pairs: Iterable[tuple[str, str]],
     options: FamilyOptions,
     more: RequestOptions,
 ) -> ClientCall[PairsResponse]:
-    if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
-        raise TypeError("pairs must be a list of pairs of a query and a document")
+    read = [
+        [_or_null(_text, one, f"pairs[{index}]") for one in both]
+        for index, both in enumerate(pairs_of(pairs))
+    ]
     shared = given(
         instruction=options.instruction,
         use_activation=False if options.raw_scores else None,
@@ -169,8 +169,8 @@ def pairs_call(
         on_error=options.on_error,
     )
     lists = {
-        "queries": [as_json(query) for query, _ in pairs],
-        "documents": [as_json(document) for _, document in pairs],
+        "queries": [as_json(query) for query, _ in read],
+        "documents": [as_json(document) for _, document in read],
     }
 
     def join(found: Sequence[Answered[_Pairs]], common: Common) -> PairsResponse:
@@ -188,14 +188,22 @@ def pairs_call(
     return ListCall("/v1/score", body, _Pairs, more).call(limits, join)
 
 
-def _sequences(given: LabelSequences) -> list[list[int]] | None:
-    return None if given is None else [token_ids(ids) for ids in given]
-
-
 def _numbers(values: Sequence[float | None]) -> Any:
     """Return float64 [n]; NaN for None."""
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _plain(document: Document) -> str | dict[str, Any] | None:
-    return document if isinstance(document, str | None) else dict(document)
+def _plain(index: int, document: Document | None) -> str | dict[str, Any] | None:
+    if isinstance(document, Mapping):
+        return dict(document)
+    return _or_null(_text, document, f"documents[{index}]")
+
+
+def _text(value: Any, param: str) -> str:
+    check_text(value, param)
+    return str(value)
+
+
+def _or_null(read: Callable[[Any, str], ReadT], value: Any, param: str) -> ReadT | None:
+    """Return the value as read; None for None, which the server can refuse alone."""
+    return None if value is None else read(value, param)

@@ -6,12 +6,8 @@ Every element is encoded once; a body is put together when it is sent.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any
 
-import numpy as np
-
-from gpuscore.call_options import Ids
 from gpuscore.config import RequestLimits
 
 MAX_ITEMS = RequestLimits().max_items
@@ -79,12 +75,3 @@ def as_json(value: object) -> bytes:
     """Encode as JSON; raise UnicodeEncodeError for a lone surrogate, ValueError for NaN."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode()
-
-
-def token_ids(ids: Ids) -> list[int]:
-    """Return a list or a NumPy array as plain integers; raise TypeError for other elements."""
-    return [index(i) for i in (ids.tolist() if isinstance(ids, np.ndarray) else ids)]
-
-
-def text_or_ids(value: str | Ids) -> str | list[int]:
-    return value if isinstance(value, str) else token_ids(value)

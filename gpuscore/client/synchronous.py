@@ -1,6 +1,6 @@
 """The blocking client."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuscore.call_options import (
@@ -98,7 +98,7 @@ class Client(Sender):
     def rerank(
         self,
         query: str,
-        documents: Sequence[Document],
+        documents: Iterable[Document],
         top_n: int | None = None,
         *,
         instruction: str | None = None,
@@ -132,7 +132,7 @@ class Client(Sender):
 
     def score_pairs(
         self,
-        pairs: Sequence[tuple[str, str]],
+        pairs: Iterable[tuple[str, str]],
         *,
         instruction: str | None = None,
         raw_scores: bool = False,
@@ -161,7 +161,7 @@ class Client(Sender):
 
     def classify(
         self,
-        texts: str | Sequence[str],
+        texts: str | Iterable[str],
         *,
         query: str | None = None,
         labels: Labels = None,
@@ -191,7 +191,7 @@ class Client(Sender):
     def decide(
         self,
         text: str,
-        questions: Sequence[Question],
+        questions: Iterable[Question],
         *,
         model: str | None = None,
         priority: int | None = None,
@@ -239,7 +239,7 @@ class Client(Sender):
 
     def completions(
         self,
-        prompts: str | Ids | Sequence[str] | Sequence[Ids],
+        prompts: str | Ids | Iterable[str] | Iterable[Ids],
         *,
         max_tokens: int = 0,
         echo: bool = True,

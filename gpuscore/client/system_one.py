@@ -6,12 +6,22 @@ from typing import Any
 
 import msgspec
 
+from gpuscore.call_inputs import named_questions
 from gpuscore.client.calls import Answer as ListAnswer
 from gpuscore.client.calls import Answered, ClientCall, Common, Details, ListCall, Usage
 from gpuscore.client.options import RequestOptions, given
 from gpuscore.client.split import Body, SplitLimits, as_json
 from gpuscore.config import RequestLimits
-from gpuscore.questions import Choice, Noul, Rating, TypedAnswer, TypedQuestion, levels_of
+from gpuscore.errors import InvalidRequest
+from gpuscore.item_errors import check_text
+from gpuscore.questions import (
+    Choice,
+    Noul,
+    Rating,
+    TypedAnswer,
+    TypedQuestion,
+    levels_of,
+)
 
 MAX_QUESTIONS = RequestLimits().max_questions
 
@@ -54,10 +64,17 @@ class _SystemOne(ListAnswer):
 def system_one_call(
     limits: SplitLimits,
     state: Any,
-    questions: Mapping[str, TypedQuestion],
+    asked_of: Mapping[str, TypedQuestion],
     instructions: str | None,
     more: RequestOptions,
 ) -> ClientCall[dict[str, TypedAnswer]]:
+    questions = named_questions(asked_of)
+    if instructions is not None:
+        check_text(instructions, "instructions")
+    try:
+        as_json(state)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"state is no value that JSON has: {error}", param="state") from error
     most = replace(limits, max_items=min(limits.max_items, MAX_QUESTIONS))
     names = list(questions)
     pairs = [

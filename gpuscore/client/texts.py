@@ -1,13 +1,14 @@
 """Calls of `classify`, `decide` and `completions`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from gpuscore.call_inputs import checked_questions, listed, text_or_ids, token_ids
+from gpuscore.call_inputs import texts as texts_of
 from gpuscore.call_options import Ids, Labels
 from gpuscore.client.calls import (
     Answer,
@@ -20,7 +21,8 @@ from gpuscore.client.calls import (
 )
 from gpuscore.client.options import RequestOptions, given
 from gpuscore.client.results import ClassifyResponse, Completion, CompletionsResponse
-from gpuscore.client.split import Body, SplitLimits, as_json, text_or_ids
+from gpuscore.client.split import Body, SplitLimits, as_json
+from gpuscore.item_errors import check_text
 from gpuscore.questions import Choice, Decision, Predicate, Question
 
 MAX_QUESTIONS = 400  # of one request, on the server
@@ -89,20 +91,22 @@ class _Completions(Answer):
 
 def classify_call(
     limits: SplitLimits,
-    texts: str | Sequence[str],
+    texts: str | Iterable[str],
     query: str | None,
     labels: Labels,
     max_tokens_per_doc: int | None,
     truncate: bool,
     more: RequestOptions,
 ) -> ClientCall[ClassifyResponse]:
+    if query is not None:
+        check_text(query, "query")
     shared = given(
         query=query,
-        labels=labels if isinstance(labels, str | None) else list(labels),
+        labels=None if labels is None else texts_of(labels, "labels"),
         max_tokens_per_doc=max_tokens_per_doc,
         truncate=truncate or None,
     )
-    elements = [texts] if isinstance(texts, str) else texts
+    elements = texts_of([texts] if isinstance(texts, str) else texts, "texts")
     body = Body(shared | more.fields, {"input": [as_json(text) for text in elements]})
 
     def join(found: Sequence[Answered[_Classes]], common: Common) -> ClassifyResponse:
@@ -121,8 +125,10 @@ def classify_call(
 
 
 def decide_call(
-    limits: SplitLimits, text: str, questions: Sequence[Question], more: RequestOptions
+    limits: SplitLimits, text: str, asked_of: Iterable[Question], more: RequestOptions
 ) -> ClientCall[list[Decision]]:
+    check_text(text, "text")
+    questions = checked_questions(asked_of)
     most = replace(limits, max_items=min(limits.max_items, MAX_QUESTIONS))
     asked = {"questions": [as_json(_question(question)) for question in questions]}
 
@@ -138,7 +144,7 @@ def decide_call(
 
 def completions_call(
     limits: SplitLimits,
-    prompts: str | Ids | Sequence[str] | Sequence[Ids],
+    prompts: str | Ids | Iterable[str] | Iterable[Ids],
     *,
     max_tokens: int,
     echo: bool,
@@ -149,7 +155,7 @@ def completions_call(
     shared = {"max_tokens": max_tokens, "echo": echo} | given(
         logprobs=logprobs, add_special_tokens=add_special_tokens
     )
-    elements = {"prompt": [as_json(text_or_ids(prompt)) for prompt in _prompts(prompts)]}
+    elements = {"prompt": [as_json(prompt) for prompt in _prompts(prompts)]}
 
     def join(found: Sequence[Answered[_Completions]], common: Common) -> CompletionsResponse:
         for one in found:
@@ -161,10 +167,14 @@ def completions_call(
     return ListCall("/v1/completions", body, _Completions, more).call(limits, join)
 
 
-def _prompts(given: str | Ids | Sequence[str] | Sequence[Ids]) -> Sequence[str | Ids]:
+def _prompts(given: str | Ids | Iterable[str] | Iterable[Ids]) -> list[str | list[int]]:
     """Return the prompts as a list, also if there is one text or one list of token ids."""
-    one = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], Integral))
-    return cast(Sequence[str | Ids], [given] if one else given)
+    if isinstance(given, str):
+        return [text_or_ids(given, "prompts")]
+    elements = listed(given, "prompts")
+    if elements and isinstance(elements[0], int | np.integer):
+        return [token_ids(elements, "prompts")]
+    return [text_or_ids(one, f"prompts[{index}]") for index, one in enumerate(elements)]
 
 
 def _question(question: Question) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 """Calls of `Scorer` and `AsyncScorer`: from arguments to a request, from its result to theirs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from gpuscore.arrays import BoolArray, Float32Array, Float64Array
+from gpuscore.call_inputs import check_list, listed, pair, pairs_of, text_or_ids
+from gpuscore.call_inputs import texts as texts_of
 from gpuscore.call_options import FamilyOptions, Items, Labels, ScoreOptions, Text
 from gpuscore.errors import InvalidRequest
 from gpuscore.item_errors import (
@@ -58,14 +60,14 @@ def score_call(
 ) -> Call[Scores]:
     check_temperature(options.temperature, options.apply_softmax)
     mean = _is_mean(options.label_length_normalization)
-    _no_single_text(options.labels, "labels")
     errors = ItemErrors() if check_on_error(options.on_error) else None
-    read = _items(items, query, errors)
+    asked = text_or_ids(query, "query")
+    read = _items(items, asked, errors)
     given = ScoreInput(
-        query=query if isinstance(query, str) else list(query),
+        query=asked,
         items=read,
-        labels=options.labels,
-        label_token_ids=options.label_token_ids,  # type: ignore[arg-type]  # arrays are sequences
+        labels=options.labels,  # type: ignore[arg-type]  # lists by now
+        label_token_ids=options.label_token_ids,  # type: ignore[arg-type]
         label_sequences=options.label_sequences,  # type: ignore[arg-type]
         item_first=options.item_first,
         need_lse=options.logprobs or not options.apply_softmax,
@@ -103,27 +105,38 @@ def score_call(
     return Call(request, finish)
 
 
+def score_calls(
+    prompts: ModelPrompts, requests: Iterable[tuple[Text, Items]], options: ScoreOptions
+) -> Iterator[Call[Scores]]:
+    """Return the calls of `score_many`, each made when it is asked for."""
+    check_list(requests, "requests")
+    for index, request in enumerate(requests):
+        query, items = pair(request, f"requests[{index}]", "a query and its items")
+        yield score_call(prompts, query, items, options)
+
+
 def rerank_call(
     prompts: ModelPrompts,
     query: str,
-    documents: Sequence[str],
+    documents: Iterable[str],
     top_n: int | None,
     options: FamilyOptions,
 ) -> Call[Ranking]:
-    _no_single_text(documents, "documents")
+    check_text(query, "query")
+    read = listed(documents, "documents")
     if top_n is not None and top_n < 1:
         raise InvalidRequest(f"top_n is {top_n}, it must be at least 1", param="top_n")
-    call = _family_call(prompts, query, documents, options, "documents")
+    call = _family_call(prompts, query, read, options, "documents")
 
     def finish(result: ScoreResult | None) -> Ranking:
         found = call.finish(result)
-        places = np.array(scored_places(found.errors, len(documents)), dtype=np.int64)
+        places = np.array(scored_places(found.errors, len(read)), dtype=np.int64)
         chosen = places[np.argsort(-found.scores[places], kind="stable")[:top_n]]
         return Ranking(
             indices=chosen,
             scores=found.scores[chosen],
             truncated=found.truncated[chosen],
-            documents=tuple(documents[index] for index in chosen.tolist()),
+            documents=tuple(read[index] for index in chosen.tolist()),
             prompt_tokens=found.prompt_tokens,
             cached_tokens=found.cached_tokens,
             errors=found.errors,
@@ -133,15 +146,10 @@ def rerank_call(
 
 
 def pairs_call(
-    prompts: ModelPrompts, pairs: Sequence[tuple[str, str]], options: FamilyOptions
+    prompts: ModelPrompts, pairs: Iterable[tuple[str, str]], options: FamilyOptions
 ) -> Call[PairScores]:
-    _no_single_text(pairs, "pairs")
-    for index, pair in enumerate(pairs):
-        if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise InvalidRequest(
-                f"pairs[{index}] must be a query and a document", param=f"pairs[{index}]"
-            )
-    queries, documents = [query for query, _ in pairs], [document for _, document in pairs]
+    read = pairs_of(pairs)
+    queries, documents = [query for query, _ in read], [document for _, document in read]
     return _family_call(prompts, queries, documents, options, "pairs")
 
 
@@ -162,8 +170,6 @@ def _family_call(
     else:
         if isinstance(query, list):
             checked_texts(query, name, None)
-        else:
-            check_text(query, "query")
         checked_texts(documents, name, None)
         built = family.build(given)
     failed, request = errors.listed(), None if built is None else built.request
@@ -182,7 +188,23 @@ def _family_call(
     return Call(request, finish)
 
 
-def classify_call(prompts: ModelPrompts, given: ClassifyInput) -> Call[Classification]:
+def classify_call(
+    prompts: ModelPrompts,
+    texts: str | Iterable[str],
+    query: str | None,
+    labels: Labels,
+    max_tokens_per_doc: int | None,
+    truncate: bool,
+) -> Call[Classification]:
+    if query is not None:
+        check_text(query, "query")
+    given = ClassifyInput(
+        texts_of([texts] if isinstance(texts, str) else texts, "texts"),
+        query,
+        None if labels is None else texts_of(labels, "labels"),
+        max_tokens_per_doc,
+        truncate,
+    )
     request, classes = build_classes(given, prompts.builder, prompts.family, prompts.head)
 
     def finish(result: ScoreResult | None) -> Classification:
@@ -190,18 +212,6 @@ def classify_call(prompts: ModelPrompts, given: ClassifyInput) -> Call[Classific
         return _classified(classes, request, result)
 
     return Call(request, finish)
-
-
-def classify_input(
-    texts: str | Sequence[str],
-    query: str | None,
-    labels: Labels,
-    max_tokens_per_doc: int | None,
-    truncate: bool,
-) -> ClassifyInput:
-    """Return the arguments of `Scorer.classify` as the prompts' input."""
-    given = [texts] if isinstance(texts, str) else texts
-    return ClassifyInput(given, query, labels, max_tokens_per_doc, truncate)
 
 
 def _classified(classes: Classes, request: ScoreRequest, result: ScoreResult) -> Classification:
@@ -230,32 +240,22 @@ def _usage(request: ScoreRequest | None, result: ScoreResult | None) -> TokenCou
     return {"prompt_tokens": tokens, "cached_tokens": max(0, tokens - result.computed_tokens)}
 
 
-def _items(items: Items, query: Text, errors: ItemErrors | None) -> list[str | list[int]]:
+def _items(
+    items: Items, query: str | list[int], errors: ItemErrors | None
+) -> list[str | list[int]]:
     """Return the items, with empty ones in the place of those that are neither text nor ids."""
-    if isinstance(items, str):
-        return [items]
-    text = any(isinstance(item, str) for item in items) or (isinstance(query, str) and query)
-    empty: str | list[int] = "" if text else []
+    given = [items] if isinstance(items, str) else listed(items, "items")
+    is_text = any(isinstance(item, str) for item in given) or (isinstance(query, str) and query)
     found: list[str | list[int]] = []
-    for index, item in enumerate(items):
-        if isinstance(item, str):
-            found.append(item)
-            continue
-        ids: object = item  # of a caller who may not check types
-        if isinstance(ids, Sequence | np.ndarray):
-            found.append(list(ids))
-        else:
-            kind = "null" if item is None else f"of type {type(item).__name__}"
-            _refuse(index, f"items[{index}] is {kind}; it must be a text or token ids", errors)
-            found.append(empty)
+    for index, item in enumerate(given):
+        try:
+            found.append(text_or_ids(item, f"items[{index}]"))
+        except InvalidRequest as error:
+            if errors is None:
+                raise
+            errors.add(index, error)
+            found.append("" if is_text else [])
     return found
-
-
-def _refuse(index: int, message: str, errors: ItemErrors | None) -> None:
-    error = InvalidRequest(message, param=f"items[{index}]")
-    if errors is None:
-        raise error
-    errors.add(index, error)
 
 
 def _is_mean(normalization: str) -> bool:
@@ -263,8 +263,3 @@ def _is_mean(normalization: str) -> bool:
         name = "label_length_normalization"
         raise InvalidRequest(f'{name} must be "none" or "mean"', param=name)
     return normalization == "mean"
-
-
-def _no_single_text(given: object, name: str) -> None:
-    if isinstance(given, str):  # would be taken for a sequence of texts of one character
-        raise InvalidRequest(f"{name} must be a list, not one text", param=name)

@@ -1,11 +1,13 @@
 """Calls of `decide` and `system_one`: from typed questions to a request, and to their answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gpuscore.call_inputs import checked_questions, named_questions
 from gpuscore.config import RequestLimits
 from gpuscore.decision_reads import ReadAnswer
 from gpuscore.errors import InvalidRequest
+from gpuscore.item_errors import check_text
 from gpuscore.offline.calls import Call
 from gpuscore.prompts.decision_texts import DecisionQuestion, choice, json_text, level, predicate
 from gpuscore.prompts.decisions import DecisionInput
@@ -31,8 +33,10 @@ from gpuscore.request import ScoreResult
 
 
 def decide_call(
-    prompts: ModelPrompts, text: str, questions: Sequence[Question]
+    prompts: ModelPrompts, text: str, given: Iterable[Question]
 ) -> Call[list[Decision]]:
+    check_text(text, "text")
+    questions = checked_questions(given)
     if not questions:
         raise InvalidRequest("questions must hold at least one question", param="questions")
     limits = prompts.questions.limits
@@ -50,9 +54,12 @@ def decide_call(
 def system_one_call(
     prompts: ModelPrompts,
     state: Any,
-    questions: Mapping[str, TypedQuestion],
+    asked_of: Mapping[str, TypedQuestion],
     instructions: str | None,
 ) -> Call[dict[str, TypedAnswer]]:
+    questions = named_questions(asked_of)
+    if instructions is not None:
+        check_text(instructions, "instructions")
     limits = prompts.questions.limits
     check_questions(len(questions), limits.max_questions)
     asked = [
@@ -60,8 +67,10 @@ def system_one_call(
         for number, question in enumerate(questions.values())
     ]
     is_text = isinstance(state, str)
+    told = state if is_text else _as_json(state)
+    check_text(told, "state")
     given = DecisionInput(
-        input=state if is_text else json_text(state),
+        input=told,
         questions=asked,
         instructions=instructions,
         is_json=not is_text,
@@ -76,6 +85,13 @@ def system_one_call(
         return {name: _typed_answer(question, answer) for (name, question), answer in found}
 
     return Call(made.request, finish)
+
+
+def _as_json(state: Any) -> str:
+    try:
+        return json_text(state)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"state is no value that JSON has: {error}", param="state") from error
 
 
 def _asked(question: Question, limits: RequestLimits, param: str) -> DecisionQuestion:

@@ -98,8 +98,12 @@ def check_count(count: int, least: int, most: int, what: str, param: str) -> Non
 
 
 def json_text(value: Any) -> str:
-    """Return a JSON value as the model reads it: on one line, without spaces."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """Return a JSON value as the model reads it: on one line, without spaces.
+
+    Raises:
+        TypeError, ValueError: JSON has no such value.
+    """
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _letters(count: int) -> tuple[tuple[str, ...], str]:

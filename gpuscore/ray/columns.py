@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuscore.call_inputs import texts
 from gpuscore.scorer import Scorer
 
 # A batch as Ray Data passes it with batch_format="numpy".
@@ -50,7 +51,8 @@ class ScoreBatches:
 
     def __call__(self, batch: Columns) -> Columns:
         """Return the batch with the scores; raise GpuscoreError if a row cannot be scored."""
-        pairs = list(zip(batch[self._query].tolist(), batch[self._item].tolist(), strict=True))
+        queries, items = (texts(batch[name], name) for name in (self._query, self._item))
+        pairs = list(zip(queries, items, strict=True))
         if self._labels is None:
             scores = self._scorer.score_pairs(pairs).scores
         else:

@@ -8,6 +8,7 @@ import pytest
 
 from client.conftest import KEY, WITH_KEY
 from gpuscore.client import Client, ConnectionFailed, StatusError
+from gpuscore.errors import InvalidRequest
 
 QUERY = "query: a blue lamp\nitem: "
 ITEMS = [f"{colour} {thing}" for colour in ("blue", "red", "grün") for thing in ("lamp", "rug", "")]
@@ -170,8 +171,8 @@ def test_the_server_learns_the_timeout(url, call):
     ("options", "error"),
     [
         ({"label_token_ids": [[1], [2], [3]]}, ValueError),
-        ({"label_token_ids": [[1], 2]}, ValueError),
-        ({"label_token_ids": [[1.5], [2]]}, TypeError),
+        ({"label_token_ids": [[1], 2]}, InvalidRequest),
+        ({"label_token_ids": [[1.5], [2]]}, InvalidRequest),
         ({"lables": ["yes"]}, TypeError),
     ],
 )

@@ -6,7 +6,7 @@ import inspect
 import random
 import typing
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -283,6 +283,16 @@ def test_results_are_tables(scorer):
     assert scores._repr_html_().count("<tr>") == 21
     ids = scorer.score([1], [[2], [3]], label_token_ids=[[5], [6, 7]])
     assert list(ids.columns()) == ["label 0", "label 1"]
+    again = scorer.score(
+        "q: ", ["a"], labels=["yes", "label_mass", "yes", "yes (2)"], logprobs=True
+    )
+    names = ["yes", "label_mass (2)", "yes (2)", "yes (2) (2)", "label_mass"]
+    assert list(again.columns()) == names
+    assert [again.columns()[name][0] for name in names[:4]] == again.scores[0].tolist()
+    classes = scorer.classify(["a"], labels=["yes", "no", "yes"])
+    named = replace(classes, classes=("yes", "class", "yes")).columns()
+    assert list(named) == ["class", "yes", "class (2)", "yes (2)"]
+    assert named["yes"] == named["yes (2)"] == classes.columns()["yes"]
     many = Ranking(*([np.arange(2)] * 3), ("a", "b"), 0, 0)
     pandas = pytest.importorskip("pandas")
     assert isinstance(many.to_pandas(), pandas.DataFrame)

@@ -1,0 +1,343 @@
+"""Promise: one rule says what is a list, a text and token ids, for every method in this process and
+of the clients: any ordered iterable gives the scores of the plain list bit for bit, and everything
+else is refused by name and place."""
+
+import asyncio
+from collections import deque
+from copy import copy
+
+import numpy as np
+import pytest
+
+from client.conftest import KEY, WITH_KEY
+from gpuscore import AsyncScorer, Choice, Noul, Predicate, Rating
+from gpuscore.client import AsyncClient, Client
+from gpuscore.errors import InvalidRequest
+from gpuscore.ray import ScoreBatches
+from support.slow import slow
+
+QUERY = "query: a blue lamp\nitem: "
+TEXTS = ["A red lamp.", "A blue lamp of steel.", "", "A green rug."]
+IDS = [[5, 6, 7], [8, 9, 10], [6, 6, 6]]
+LABELS = ["yes", "no"]
+TEXT = "I ordered a lamp and got a chair."
+
+
+class Series:
+    """A list that is indexed by labels of its own, like a Series of pandas."""
+
+    def __init__(self, values):
+        self._values = {7 * len(values) - 7 * n: value for n, value in enumerate(values)}
+
+    def __iter__(self):
+        return iter(self._values.values())
+
+    def __len__(self):
+        return len(self._values)
+
+    def __getitem__(self, label):
+        return self._values[label]
+
+
+def of_pandas(values):
+    pandas = pytest.importorskip("pandas")
+    return pandas.Series(list(values), index=range(7, 7 + len(values)))
+
+
+def objects(values):
+    made = np.empty(len(values), dtype=object)
+    made[:] = list(values)
+    return made
+
+
+LISTS = {
+    "tuple": tuple,
+    "generator": lambda values: (value for value in values),
+    "map": lambda values: map(copy, values),
+    "iterator": iter,
+    "deque": deque,
+    "values of a dict": lambda values: dict(enumerate(values)).values(),
+    "objects": objects,
+    "labelled": Series,
+    "Series of pandas": of_pandas,
+}
+OF_TEXTS = LISTS | {"array": np.array}
+OF_IDS = LISTS | {
+    "array [n, m]": np.array,
+    "array of int32": lambda rows: np.array(rows, dtype=np.int32),
+    "arrays": lambda rows: [np.array(row, dtype=np.uint16) for row in rows],
+    "tuples": lambda rows: [tuple(row) for row in rows],
+    "NumPy's integers": lambda rows: [[np.int64(one) for one in row] for row in rows],
+    "generator of arrays": lambda rows: (np.array(row) for row in rows),
+}
+
+
+@pytest.fixture(scope="session")
+def other():
+    opened = AsyncScorer("demo", threads=1, deterministic=True, max_batch_tokens=512)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def client(url):
+    with Client(url, KEY) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["Scorer", *slow("AsyncScorer"), *slow("Client"), "AsyncClient"])
+def ask(request, scorer):
+    """ask(method, *arguments, **options) calls the method here, or of a server."""
+    if request.param == "Scorer":
+        return lambda method, *given, **more: getattr(scorer, method)(*given, **more)
+    if request.param == "Client":
+        client = request.getfixturevalue("client")
+        return lambda method, *given, **more: getattr(client, method)(*given, **more)
+
+    def run(method, *given, **more):
+        async def wait():
+            if request.param == "AsyncScorer":
+                opened = request.getfixturevalue("other")
+                return await getattr(opened, method)(*given, **more)
+            async with AsyncClient(request.getfixturevalue("url"), **WITH_KEY) as opened:
+                return await getattr(opened, method)(*given, **more)
+
+        return asyncio.run(wait())
+
+    return run
+
+
+@pytest.fixture(params=["Scorer", "AsyncScorer"])
+def many(request, scorer, other):
+    """many(requests, **options) lists the scores of `score_many`."""
+    if request.param == "Scorer":
+        return lambda *given, **more: [one.scores for one in scorer.score_many(*given, **more)]
+
+    def run(*given, **more):
+        async def wait():
+            return [one.scores async for one in other.score_many(*given, **more)]
+
+        return asyncio.run(wait())
+
+    return run
+
+
+def same(found, expected):
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", OF_TEXTS)
+def test_lists_of_texts(ask, scorer, kind):
+    made = OF_TEXTS[kind]
+    expected = scorer.score(QUERY, TEXTS, labels=LABELS)
+    assert expected.scores.shape == (4, 2)
+    found = ask("score", QUERY, made(TEXTS), labels=made(LABELS))
+    same(found.scores, expected.scores)
+    assert found.labels == expected.labels
+    found, wanted = ask("rerank", "lamp", made(TEXTS)), scorer.rerank("lamp", TEXTS)
+    same(found.scores, wanted.scores)
+    assert found.indices.tolist() == wanted.indices.tolist()
+    assert found.documents == wanted.documents
+    prompts = [QUERY + text for text in TEXTS]
+    found = ask("classify", made(prompts), labels=made(LABELS))
+    same(found.probabilities, scorer.classify(prompts, labels=LABELS).probabilities)
+    assert found.classes == ("yes", "no")
+
+
+@pytest.mark.parametrize("kind", OF_IDS)
+def test_lists_of_ids(ask, scorer, kind):
+    made = OF_IDS[kind]
+    expected = scorer.score([1, 2], IDS, label_token_ids=[3, 4]).scores
+    assert expected.shape == (3, 2)
+    same(
+        ask("score", np.array([1, 2]), made(IDS), label_token_ids=np.array([3, 4])).scores, expected
+    )
+    expected = scorer.score([1, 2], IDS, label_token_ids=IDS).scores
+    same(ask("score", (1, 2), made(IDS), label_token_ids=made(IDS)).scores, expected)
+    expected = scorer.score([1, 2], IDS, label_sequences=IDS[:2])
+    found = ask("score", range(1, 3), made(IDS), label_sequences=made(IDS[:2]))
+    same(found.scores, expected.scores)
+    assert found.labels == expected.labels
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_lists_of_pairs_and_questions(ask, scorer, kind):
+    made = LISTS[kind]
+    pairs = [("a lamp", text) for text in TEXTS]
+    # Pairs of one query are cut elsewhere on a server, so bits may differ.
+    found = ask("score_pairs", made(pairs)).scores
+    np.testing.assert_allclose(found, scorer.score_pairs(pairs).scores, atol=1e-5)
+    names = ["lamp", "chair", "rug"]
+    questions = [Choice("What?", names), Rating("How large?", names), Predicate("It is red.")]
+    given = [Choice("What?", made(names)), Rating("How large?", made(names)), questions[2]]
+    answers = ask("decide", TEXT, made(given))
+    assert [one.answer for one in answers] == [one.answer for one in scorer.decide(TEXT, questions)]
+    assert list(answers[0].probabilities) == names
+    named = {"what": Choice("What?", made(names)), "size": Rating("How large?", made(names))}
+    answers = ask("system_one", TEXT, named)
+    assert list(answers["what"].probabilities) == names
+    assert len(answers["size"].probabilities) == 3
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_many_lists(many, scorer, kind):
+    made = LISTS[kind]
+    requests = [(QUERY, TEXTS), (QUERY, TEXTS[:1]), (QUERY, [])]
+    found = many(made([(query, made(items)) for query, items in requests]), labels=made(LABELS))
+    for scores, request in zip(found, requests, strict=True):
+        same(scores, scorer.score(*request, labels=LABELS).scores)
+    found = many(made([([1, 2], made(IDS)), ([1, 2], made(IDS))]), label_token_ids=made([3, 4]))
+    for scores in found:
+        same(scores, scorer.score([1, 2], IDS, label_token_ids=[3, 4]).scores)
+
+
+def test_columns_of_a_pipeline(scorer):
+    """The step for Ray Data refuses binary columns, by the row."""
+    settings = {"threads": 1, "deterministic": True, "max_batch_tokens": 512}
+    items, queries = np.array([*TEXTS, *TEXTS]), np.array(["a", "b"] * 4)
+    for labels in (LABELS, None):
+        step = ScoreBatches("demo", labels=labels, **settings)
+        found = step({"query": queries, "item": items})["scores"]
+        if labels:
+            alone = scorer.score("b", TEXTS[1::2], labels=labels, apply_softmax=True).scores
+            same(found[[1, 3]], alone)
+        for name, columns in (("item", (queries, objects([*TEXTS * 2][:7] + [b"a"]))),
+                              ("query", (objects([b"a"] * 8), items))):  # fmt: skip
+            place = 7 if name == "item" else 0
+            with pytest.raises(InvalidRequest, match=rf"^{name}\[{place}\] is of type bytes"):
+                step(dict(zip(("query", "item"), columns, strict=True)))
+
+
+def test_one_text_is_one_item(ask, many, scorer):
+    expected = scorer.score(QUERY, TEXTS[:1], labels=LABELS).scores
+    same(ask("score", QUERY, TEXTS[0], labels=LABELS).scores, expected)
+    same(many([(QUERY, TEXTS[0])], labels=LABELS)[0], expected)
+    assert len(ask("classify", QUERY, labels=LABELS).best) == 1
+
+
+NO_TEXTS = [b"lamp", bytearray(b"lamp"), memoryview(b"lamp"), 7, float("nan"), True, {"text": "a"}]
+NO_IDS = [[True], [1, False], [1.0], np.array([1.5]), np.array([True]), np.array([[1]]), ["1"]]
+NO_IDS += [[None], [1, b"2"], np.array(5), {1: 2}, {1, 2}, iter([1])]
+NO_IDS += [np.array(["2020"], "datetime64[ns]")]
+NO_LISTS = [b"ab", bytearray(b"ab"), memoryview(b"ab"), None, 7, {"a": 1}, {"a"}, frozenset("a")]
+NO_LISTS += [np.array("a"), np.array(5), True]
+NO_STATES = [b"a", {"a": b"b"}, {"a"}, float("nan"), [float("inf")]]
+NO_PROMPTS = [b"ab", [b"ab"], [True], [1, True], [1.5], None, 7, {"a": 1}]
+
+
+def refused(ask, place, method, *given, **more):
+    with pytest.raises(InvalidRequest, match=place) as caught:
+        ask(method, *given, **more)
+    assert caught.value.param
+
+
+@pytest.mark.parametrize("value", [*NO_TEXTS, ["a"]], ids=repr)
+def test_what_is_no_text(ask, value):
+    more = {"labels": LABELS}
+    if not isinstance(value, list):
+        refused(ask, r"^items\[1\]", "score", QUERY, ["a", value], **more)
+        refused(ask, "^query", "score", value, ["a"], **more)
+    refused(ask, r"^labels\[1\]", "score", QUERY, ["a"], labels=["yes", value])
+    refused(ask, "^query", "rerank", value, ["a"])
+    refused(ask, "^instruction", "rerank", "lamp", ["a"], instruction=value)
+    if not isinstance(value, dict):  # a server takes documents with fields
+        refused(ask, r"^documents\[1\]", "rerank", "lamp", ["a", value])
+    refused(ask, r"^pairs\[1\]", "score_pairs", [("a", "b"), ("a", value)])
+    refused(ask, r"^pairs\[0\]", "score_pairs", [(value, "b")])
+    refused(ask, r"^texts\[1\]", "classify", ["a", value], **more)
+    refused(ask, "^query", "classify", ["a"], query=value, **more)
+    refused(ask, r"^labels\[0\]", "classify", ["a"], labels=[value, "no"])
+    refused(ask, "^text", "decide", value, [Predicate("a")])
+    refused(ask, r"^questions\[0\]", "decide", TEXT, [value])
+    refused(ask, r"^questions\[1\].statement", "decide", TEXT, [Predicate("a"), Predicate(value)])
+    refused(ask, r"^questions\[0\].question", "decide", TEXT, [Choice(value, ["a", "b"])])
+    refused(ask, r"^questions\[0\].choices\[1\]", "decide", TEXT, [Choice("a", ["a", value])])
+    refused(ask, r"^questions\[0\].levels", "decide", TEXT, [Rating("a", {"a": value, "b": ""})])
+    noul = {"fits": Noul("Does it fit?")}
+    refused(ask, "^instructions", "system_one", TEXT, noul, instructions=value)
+    refused(ask, r"^questions\[0\]", "system_one", TEXT, {"a": value})
+    refused(ask, r"^questions\[0\].true", "system_one", TEXT, {"a": Noul(true=value)})
+    refused(ask, r"^questions\[0\].levels\[0\]", "system_one", TEXT, {"a": Rating("a", [value])})
+
+
+@pytest.mark.parametrize("value", NO_STATES, ids=repr)
+def test_what_is_no_state(ask, value):
+    refused(ask, "^state", "system_one", value, {"fits": Noul("Does it fit?")})
+
+
+@pytest.mark.parametrize("value", NO_IDS, ids=repr)
+def test_what_is_no_ids(ask, value):
+    more = {"label_token_ids": [3]}
+    refused(ask, r"^items\[1\]", "score", [1], [[1], value], **more)
+    refused(ask, "^query", "score", value, [[1]], **more)
+    refused(ask, r"^label_sequences\[1\]", "score", [1], [[1]], label_sequences=[[2], value])
+    refused(ask, r"^label_token_ids", "score", [1], [[1], [2]], label_token_ids=[[2], value])
+
+
+@pytest.mark.parametrize("value", NO_LISTS, ids=repr)
+def test_what_is_no_list(ask, value):
+    refused(ask, "^items", "score", QUERY, value, labels=LABELS)
+    refused(ask, "^documents", "rerank", "lamp", value)
+    refused(ask, "^pairs", "score_pairs", value)
+    refused(ask, "^texts", "classify", value, labels=LABELS)
+    refused(ask, "^questions", "decide", TEXT, value)
+    refused(ask, "^label_sequences", "score", [1], [[1]], label_sequences=value or 0)
+    refused(ask, "^label_token_ids", "score", [1], [[1]], label_token_ids=value or 0)
+    if not isinstance(value, dict):
+        refused(ask, "^questions", "system_one", TEXT, value)
+        refused(ask, "choices", "decide", TEXT, [Choice("a", value)])
+
+
+def test_what_many_refuses(many):
+    def refuse(place, requests, **more):
+        with pytest.raises(InvalidRequest, match=place):
+            many(requests, **more)
+
+    more = {"labels": LABELS}
+    for value in NO_TEXTS:
+        refuse(r"^items\[1\]", [(QUERY, ["a", value])], **more)
+    for value in NO_IDS:
+        refuse(r"^items\[0\]", [([1], [value])], label_token_ids=[3])
+    for value in NO_LISTS:
+        refuse("^requests", value, **more)
+        refuse("^items", [(QUERY, value)], **more)
+    refuse(r"^requests\[0\] must be a query and its items", ["ab"], **more)
+
+
+def test_a_text_is_no_list(ask):
+    refused(ask, "^labels", "score", QUERY, ["a"], labels="yes")
+    refused(ask, "^documents", "rerank", "lamp", "a lamp")
+    refused(ask, "^pairs", "score_pairs", "ab")
+    refused(ask, "choices", "decide", TEXT, [Choice("Which?", "abc")])
+
+
+@pytest.mark.parametrize("value", NO_TEXTS, ids=repr)
+def test_a_bad_item_alone(scorer, other, value):
+    """With `on_error="null"` it gets no score, also in a generator."""
+    more = {"labels": LABELS, "on_error": "null"}
+    alone = scorer.score(QUERY, ["a", "b"], labels=LABELS).scores
+    for found in (
+        scorer.score(QUERY, iter(["a", value, "b"]), **more),
+        asyncio.run(other.score(QUERY, iter(["a", value, "b"]), **more)),
+        *scorer.score_many([(QUERY, iter(["a", value, "b"]))], **more),
+    ):
+        same(found.scores[[0, 2]], alone)
+        assert [error.index for error in found.errors] == [1]
+    found = scorer.score([1], [[1], [2, True], [3]], label_token_ids=[4], on_error="null")
+    assert [error.message for error in found.errors] == [
+        "items[1][1] is of type bool; it must be an integer"
+    ]
+
+
+@pytest.mark.parametrize("prompts", [TEXTS[:2], IDS])
+@pytest.mark.parametrize("kind", LISTS)
+def test_completions(client, prompts, kind):
+    found = client.completions(LISTS[kind](prompts)).completions
+    for one, wanted in zip(found, client.completions(prompts).completions, strict=True):
+        same(one.logprobs, wanted.logprobs)
+
+
+@pytest.mark.parametrize("value", NO_PROMPTS, ids=repr)
+def test_no_completions(client, value):
+    with pytest.raises(InvalidRequest, match="^prompts"):
+        client.completions(value)
