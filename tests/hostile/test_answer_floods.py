@@ -26,10 +26,11 @@ pytestmark = [pytest.mark.hostile, pytest.mark.alone]
 
 FLOODER, VICTIM = "key-of-the-flooder", "key-of-the-victim"
 SECONDS = float(os.environ.get("FLOOD_SECONDS", "8"))
-WIDTH = 4  # connections of a flood
+WARM = 3  # seconds until there are answers
+WIDTH = 2  # connections of a flood
 FACTOR = 3
 ITEMS, LABELS = 10_000, 128
-PROMPTS, TOKENS = 1_000, 60
+PROMPTS, TOKENS = 1_000, 30
 TINY = {"query": "query: a lamp\nitem: ", "items": ["A lamp."], "labels": ["yes", "no"]}
 # A slow reader may hold the arrays of its answer (the logits in float32, rows of them as Python
 # objects, its items) and a piece; the answer itself has 53 MB, and Python numbers of it twice that.
@@ -54,7 +55,7 @@ def prompts_of(**fields: object) -> tuple[str, object]:
 FLOODS = {  # name -> the request with a large answer, and the one with a small answer
     "log-probabilities": (items_of(LABELS, return_label_logprobs=True), items_of(1)),
     "echoes": (
-        prompts_of(max_tokens=0, echo=True, logprobs=5),
+        prompts_of(max_tokens=0, echo=True, logprobs=10),
         prompts_of(max_tokens=1),
     ),
     "label lists": (lists_of(LABELS), lists_of(1)),
@@ -66,8 +67,9 @@ def server(tmp_path_factory) -> Iterator[RunningServer]:
     keys: Path = tmp_path_factory.mktemp("keys") / "keys"
     keys.write_text(f"{FLOODER}\n{VICTIM}\n")
     # All slow readers are let in at once: what they hold is measured, not how many there are.
-    flags = ("--threads", "1", "--api-key-file", str(keys), "--max-queued-bytes", str(2**31))
-    with serving("demo", *flags, "--no-log-requests", fork=False) as running:
+    limits = ("--max-queued-bytes", str(2**31), "--max-queue-seconds", "3600")
+    flags = ("--threads", "1", "--api-key-file", str(keys), "--no-log-requests", *limits)
+    with serving("demo", *flags, fork=False) as running:
         yield running
 
 
@@ -101,8 +103,8 @@ class Figures:
         self.answers = self.received = 0
 
     def measure(self, server: RunningServer, client: httpx.Client, request: Path) -> None:
-        flood = flooding(str(request), server.address, WIDTH, SECONDS + 1, 1e9)
-        time.sleep(1)
+        flood = flooding(str(request), server.address, WIDTH, SECONDS + WARM, 1e9)
+        time.sleep(WARM)
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             self.tiny.append(timed(lambda: client.post("/v1/score", json=TINY)))

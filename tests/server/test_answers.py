@@ -21,18 +21,18 @@ from gpuscore.server.api.dialects.table import DIALECT_OF, DIALECTS
 from gpuscore.server.api.dialects.tokens import DetokenizeAnswer, TokenizeAnswer
 from gpuscore.server.api.paths import GENERATING_PATHS
 from gpuscore.server.api.pieces import list_json, object_json, text_bytes, text_json, value_bytes
-from support.connections import Connection, check_error, connected, metric
+from support.connections import Connection, check_error, connected
 from support.error_table import covers
 from support.serving import serving, wait_until
 from support.tape_engine import HELD, MARK
-from support.tape_servers import JSON, body_of, let_go, tape_server
+from support.tape_servers import body_of, let_go, tape_server
 
 ODD = 'A "lamp"\n\t\\ \x01 é 中 \U0001f600 '  # characters of every length as JSON
 WORDS = ["a", "red", "steel", "lamp", "and", "a", "blue", "wooden", "chair", "for", "the", "garden"]
 
 
 def items(count, labels, width=3, **fields):
-    ids = [[(7 * i + j) % 500 for j in range(width)] for i in range(count)]
+    ids = [[(7 * i + j) % 300 for j in range(width)] for i in range(count)]
     return "/v1/score", {"items": ids, "label_token_ids": labels, **fields}
 
 
@@ -199,9 +199,9 @@ def test_pieces_are_one_encoding_within_the_bound(demo, refusing, name):
     answer = reply.content
     assert msgspec.json.encode(msgspec.json.decode(answer, type=kind)) == answer
     assert ("content-length" in reply.headers) == (len(answer) <= LARGE_ANSWER)
-    most = int(
-        re.search(r"the answer may have (\d+) bytes", refusing.post(path, json=body).text)[1]
-    )
+    told = refusing.post(path, json=body).json()["error"]
+    told = told if isinstance(told, str) else told["message"]  # TEI's, or ours
+    most = int(re.match(r"the answer may have (\d+) bytes", told)[1])
     assert len(answer) <= most <= 8 * len(answer) + 4096, (len(answer), most)
 
 
@@ -261,7 +261,6 @@ def large_body():
 
 
 def test_a_large_answer_keeps_the_connection(demo):
-    before = metric(demo, 'response_bytes_total{route="/v1/score",status="200"}') if False else None
     with Connection(demo, timeout=60) as connection:
         for _ in range(2):
             connection.request(body=large_body())
@@ -271,7 +270,6 @@ def test_a_large_answer_keeps_the_connection(demo):
             assert len(json.loads(reply.body)["scores"]) == 700
         connection.request("GET", "/health")
         assert connection.reply().status == 200
-    assert before is None
 
 
 def test_http_1_0_ends_a_large_answer_by_closing(demo):
@@ -299,7 +297,6 @@ def test_answers_count_with_the_bodies():
             wait_until(MARK.exists)
             message = check_error(client.post("/v1/score", json=wide), 429, "overloaded", None)
             assert re.search(r"bodies and answers of \d{4} bytes are in flight", message)
-            assert client.post("/v1/score", content=body_of(1), headers=JSON).status_code == 200
             assert let_go(held).status == 200
         assert client.post("/v1/score", json=wide).status_code == 200
 
@@ -318,7 +315,7 @@ def test_a_slow_reader_counts_until_it_leaves():
 
 def test_the_bytes_of_a_large_answer_are_recorded(watched):
     path, body = LARGE
-    reply = watched.client.post(path, json=body | {"label_token_ids": [*range(60)]})
+    reply = watched.client.post(path, json=body)
     assert reply.status_code == 200
     line = watched.line(reply.headers["x-request-id"])
     assert line["bytes_out"] == len(reply.content) > LARGE_ANSWER
