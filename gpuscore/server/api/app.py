@@ -165,7 +165,7 @@ async def _decode_large(
     service: ScoringService, dialect: Dialect[BodyT], received: bytes, call: RequestContext
 ) -> BodyT:
     async with service.large_bodies.turn(call.tenant):
-        return dialect.decode(received, call.record)
+        return await service.in_thread(call, partial(dialect.decode, received, call.record))
 
 
 async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float) -> AnswerT:

@@ -26,6 +26,7 @@ from gpuscore.server.api.dialects.pairs import (
     pairs_bytes,
 )
 from gpuscore.server.api.dialects.ranking import CheckedRanking, prepare_ranking
+from gpuscore.server.api.dialects.score_parts import decode_in_parts
 from gpuscore.server.api.dialects.score_types import Ids, ScoreAnswer, ScoreBody, Text
 from gpuscore.server.api.paths import SCORE_PATH
 from gpuscore.server.api.pieces import (
@@ -42,6 +43,7 @@ from gpuscore.server.api.schema import (
     decoding_errors,
     failed_items,
 )
+from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel
 from gpuscore.server.service import SMALL_ITEMS, SMALL_TOKENS
@@ -85,7 +87,8 @@ def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPa
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     try:
         with decoding_errors():
-            decoded = _decoder.decode(body)
+            decoded = decode_in_parts(body) if len(body) >= LARGE else None
+            decoded = decoded or _decoder.decode(body)
     except InvalidRequest:
         if not are_pairs(body):
             raise
