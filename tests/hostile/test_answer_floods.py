@@ -12,14 +12,15 @@ import socket
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from support.connections import Connection, canary, connected
+from support.connections import Connection, canary, connected, under_way
 from support.floods import flooding, sent_by
-from support.serving import RunningServer, serving
+from support.serving import RunningServer, serving, wait_until
 from support.vitals import MIB, Patient
 
 pytestmark = [pytest.mark.hostile, pytest.mark.alone]
@@ -106,14 +107,21 @@ class Figures:
         flood = flooding(str(request), server.address, WIDTH, SECONDS + WARM, 1e9)
         time.sleep(WARM)
         end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            self.tiny.append(timed(lambda: client.post("/v1/score", json=TINY)))
-            for _ in range(4):
-                self.health.append(timed(lambda: client.get("/health")))
-                time.sleep(0.005)
+        with ThreadPoolExecutor(1) as other:
+            probes = other.submit(self._probe, server, end)
+            while time.monotonic() < end:
+                self.tiny.append(timed(lambda: client.post("/v1/score", json=TINY)))
+        probes.result()
         sent = sent_by(flood)
         self.answers, self.received = self.answers + sent.answers, self.received + sent.received
-        time.sleep(1)  # what the flood left is dropped
+        wait_until(lambda: under_way(client) == 0, 60)
+        time.sleep(1)  # the engine ends its batch
+
+    def _probe(self, server: RunningServer, end: float) -> None:
+        with connected(server) as client:
+            while time.monotonic() < end:
+                self.health.append(timed(lambda: client.get("/health")))
+                time.sleep(0.01)
 
     @property
     def p99(self) -> float:
@@ -167,6 +175,7 @@ def test_slow_readers_hold_the_arrays_and_a_piece(server, record_property):
         held = patient.grew()
         for reader in readers:
             reader.close()
+        wait_until(lambda: under_way(client) == 0, 60)
         said = f"{READERS} slow readers: {held / MIB:.0f} MiB, {held / READERS / MIB:.1f} each"
         print("\n" + said)
         record_property("said", said)

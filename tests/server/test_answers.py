@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpuscore.server.api.dialects.classify import ClassifyAnswer
-from gpuscore.server.api.dialects.completion_answer import CompletionAnswer
+from gpuscore.server.api.dialects.completion_types import CompletionAnswer
 from gpuscore.server.api.dialects.decision_types import DecisionsAnswer
 from gpuscore.server.api.dialects.dialect import LARGE_ANSWER
 from gpuscore.server.api.dialects.pairs import PairsAnswer

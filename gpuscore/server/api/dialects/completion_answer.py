@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -13,42 +13,27 @@ from numpy.typing import NDArray
 from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.probabilities import PositionLogprobs, position_logprobs, top_logprobs
 from gpuscore.request import ScoreResult
-from gpuscore.server.api.fields import AnsweredModel, AnswerId, Created, about
-from gpuscore.server.api.pieces import HOLE, NUMBERS, ROWS, in_pieces, list_json, text_json
+from gpuscore.server.api.dialects.completion_types import (
+    CompletionAnswer,
+    CompletionChoice,
+    Logprobs,
+)
+from gpuscore.server.api.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    NUMBERS,
+    ROWS,
+    in_pieces,
+    list_json,
+    text_bytes,
+    text_json,
+)
 from gpuscore.server.api.schema import PromptTokensDetails, TokenUsage
 from gpuscore.text.tokenizer import TextEncoder
 
+_CHOICE_BYTES = 192  # the names of a choice's fields and its index
 About = tuple[str, int, str]  # id, time and model
-
-
-class Logprobs(msgspec.Struct):
-    tokens: Annotated[list[str], about("The text of each token.")]
-    token_logprobs: Annotated[
-        list[float | None], about("Natural logarithms; null for a prompt's first token.")
-    ]
-    top_logprobs: Annotated[
-        list[dict[str, float] | None] | None,
-        about("With `logprobs` over 0: each token and the most probable ones in its place."),
-    ]
-    text_offset: Annotated[list[int], about("Characters before each token.")]
-
-
-class CompletionChoice(msgspec.Struct):
-    index: Annotated[int, about("Number of the prompt in the request, from 0.")]
-    text: Annotated[str, about("The prompt, with `echo`, and the next token, with `max_tokens` 1.")]
-    logprobs: Annotated[Logprobs | None, about("If asked for.")]
-    finish_reason: Annotated[str, about("Always `length`.")] = "length"
-
-
-class CompletionAnswer(msgspec.Struct):
-    """Answer of POST /v1/completions."""
-
-    id: AnswerId
-    object: Annotated[str, about("Always `text_completion`.")]
-    created: Created
-    model: AnsweredModel
-    choices: Annotated[list[CompletionChoice], about("One per prompt, in the request's order.")]
-    usage: TokenUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +154,27 @@ def completion_json(
         yield b"]"
 
     yield from in_pieces(answer, choices())
+
+
+def most_bytes(
+    prompts: Sequence[Int32Array],
+    texts: Sequence[str] | None,
+    asked: CompletionOptions,
+    token: int,
+) -> int:
+    """Return the most bytes of the choices for these prompts, if a token takes `token` at most."""
+    tokens = sum(map(len, prompts))
+    count = (tokens if asked.every_position else 0) + (len(prompts) if asked.next_token else 0)
+    size = len(prompts) * (_CHOICE_BYTES + token)
+    if asked.logprobs is not None:
+        entry = token + NUMBER_BYTES
+        top = asked.logprobs and 3 + entry * (asked.logprobs + 1)
+        size += count * (entry + COUNT_BYTES + top)
+    if not asked.echo:
+        return size
+    if texts is not None:
+        return size + text_bytes(*texts)
+    return size + 2 * token * tokens  # in one text a token may take more than alone
 
 
 def _choice(index: int, text: str, entries: "_Entries") -> Iterator[bytes]:

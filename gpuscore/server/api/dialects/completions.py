@@ -17,17 +17,17 @@ from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.request import MAX_TOP, ScoreRequest
 from gpuscore.server.api.dialects.completion_answer import (
     AnsweredPrompts,
-    CompletionAnswer,
     CompletionOptions,
     TokenTexts,
     completion_json,
     following,
+    most_bytes,
 )
+from gpuscore.server.api.dialects.completion_types import CompletionAnswer
 from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.dialects.refused import SCORES_ONLY
 from gpuscore.server.api.fields import CacheSalt, ModelName, Priority, Unused, about, only
 from gpuscore.server.api.paths import COMPLETIONS_PATH
-from gpuscore.server.api.pieces import COUNT_BYTES, NUMBER_BYTES, text_bytes
 from gpuscore.server.api.schema import decoding_errors
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel
@@ -40,7 +40,6 @@ from gpuscore.text.turns import Turns
 MAX_GROUPS = 16
 # Of every token its own and the best tokens'. An answer takes about fifty bytes for each.
 MAX_ECHO_LOGPROBS = 2**19
-_CHOICE_BYTES = 192  # the names of a choice's fields and its index
 
 
 class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -246,20 +245,9 @@ def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
 
 def completion_bytes(body: CompletionBody, prepared: PreparedBody) -> int:
     prompts, encoder, vocab_rows = prepared.notes
-    asked, sent = body.asked, body.prompts
-    count = sum(map(len, prompts)) if asked.every_position else 0
-    count += len(prompts) if asked.next_token else 0
-    token = TokenTexts.longest(encoder, vocab_rows)
-    size = len(prompts) * (_CHOICE_BYTES + token)
-    if asked.logprobs is not None:
-        entry = token + NUMBER_BYTES
-        top = asked.logprobs and 3 + entry * (asked.logprobs + 1)
-        size += count * (entry + COUNT_BYTES + top)
-    if asked.echo and isinstance(sent[0], str):
-        size += text_bytes(*sent)
-    elif asked.echo:  # as one text tokens may take more than alone
-        size += 2 * token * sum(map(len, prompts))
-    return size
+    sent = body.prompts
+    texts = sent if isinstance(sent[0], str) else None
+    return most_bytes(prompts, texts, body.asked, TokenTexts.longest(encoder, vocab_rows))
 
 
 def encode_completion(scored: Scored[CompletionBody]) -> Iterator[bytes]:

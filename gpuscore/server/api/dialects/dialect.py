@@ -137,7 +137,7 @@ def nothing_more(body: object, model: LoadedModel | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class MadeAnswer:
     """An answer as JSON: its first bytes, and the pieces that follow if it is a large one."""
 
     first: bytes
@@ -208,7 +208,7 @@ def answered_name(served: ServedModel, body: CheckedBody) -> str:
 
 async def answer(
     service: ScoringService, dialect: Dialect[BodyT], body: BodyT, call: RequestContext
-) -> Answer:
+) -> MadeAnswer:
     """Return the answer to a body.
 
     Raises:
@@ -264,18 +264,18 @@ def _encoded(encode: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
 
 async def _begun(
     service: ScoringService, call: RequestContext, pieces: Iterator[bytes], size: int
-) -> Answer:
+) -> MadeAnswer:
     """Return the answer, whole up to LARGE_ANSWER; its size is at most `size`."""
     if size <= SMALL_ANSWER:
-        return Answer(b"".join(pieces))
+        return MadeAnswer(b"".join(pieces))
     made, length = list[bytes](), 0
     while length <= LARGE_ANSWER:
         part = await service.in_thread(call, partial(next_part, pieces))
         if part is None:
-            return Answer(b"".join(made))
+            return MadeAnswer(b"".join(made))
         made.append(part)
         length += len(part)
-    return Answer(b"".join(made), pieces)
+    return MadeAnswer(b"".join(made), pieces)
 
 
 async def _results(
