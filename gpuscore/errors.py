@@ -133,6 +133,16 @@ class TooManyTokens(GpuscoreError):
     status, code = 400, "too_many_tokens"
 
 
+class AnswerTooLarge(GpuscoreError):
+    """The answer could become larger than `--max-answer-bytes`; the message has both numbers.
+
+    Remedy: Send several requests, ask for less (`return_label_logprobs`, `echo`, `logprobs`), or
+    raise the limit.
+    """
+
+    status, code = 400, "answer_too_large"
+
+
 class InvalidApiKey(GpuscoreError):
     """The request has no valid API key, or several.
 

@@ -1,7 +1,7 @@
 """Errors of single items, in requests whose other items are scored all the same."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
@@ -128,10 +128,13 @@ def checked_texts(given: Sequence[object], name: str, errors: ItemErrors | None)
     return texts
 
 
-def spread(rows: Sequence[ItemT], errors: Sequence[ItemError], count: int) -> list[ItemT | None]:
-    """Return a row for each of `count` items, None for those with errors; `rows` has the others."""
+def spread(
+    rows: Iterable[ItemT], errors: Sequence[ItemError], count: int
+) -> Iterator[ItemT | None]:
+    """Yield a row for each of `count` items, None for those with errors; `rows` has the others."""
     left_out, remaining = {error.index for error in errors}, iter(rows)
-    return [None if index in left_out else next(remaining) for index in range(count)]
+    for index in range(count):
+        yield None if index in left_out else next(remaining)
 
 
 def scored_places(errors: Sequence[ItemError] | None, count: int | None) -> Sequence[int]:

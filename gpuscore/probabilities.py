@@ -122,17 +122,22 @@ def _by_rows(
     ]
 
 
-def label_mass(result: ScoreResult, request: ScoreRequest) -> Float64Array:
+def label_mass(
+    result: ScoreResult, request: ScoreRequest, items: slice = slice(None)
+) -> Float64Array:
     """Return per item the probability of all its labels together, at most 1.
 
     A label counts once, and not at all if another one is its beginning, whose probability contains
     its own.
+
+    Args:
+        result: of these items of the request alone.
     """
     columns: list[NDArray[Any]] = []
     if request.trie is None:
-        columns = [np.unique(ids, return_index=True)[1] for ids in request.label_ids]
+        columns = [np.unique(ids, return_index=True)[1] for ids in request.label_ids[items]]
     else:
-        columns = [request.trie.counted] * len(request.label_ids)
+        columns = [request.trie.counted] * len(result.label_logits)
     rows = zip(label_logprobs(result), columns, strict=True)
     masses = [np.exp(row[counted]).sum() for row, counted in rows]
     return np.minimum(np.array(masses, dtype=np.float64), 1.0)

@@ -1,6 +1,6 @@
 """A scoring request and its result, as the engine takes and returns them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -159,3 +159,13 @@ class ScoreResult:
     top_logits: Float32Array | None  # [N, num_top] ... and their logits, of those that `lse` sums
     computed_tokens: int
     timings: Timings
+
+    def part(self, items: slice) -> "ScoreResult":
+        """Return the result of some of the items, which are its rows."""
+        return replace(
+            self,
+            label_logits=self.label_logits[items],
+            lse=None if self.lse is None else self.lse[items],
+            top_ids=None if self.top_ids is None else self.top_ids[items],
+            top_logits=None if self.top_logits is None else self.top_logits[items],
+        )

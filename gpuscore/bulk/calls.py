@@ -149,7 +149,7 @@ def _answered(row: TextRow, call: _Call, result: ScoreResult | None) -> AnswerLi
     record = call.record
     scored = Scored(call.body, call.prepared, result, call.model, record.request_id, call.line.url)
     try:
-        body = call.dialect.encode(scored)
+        body = b"".join(call.dialect.encode(scored))
     except GpuscoreError as error:
         return _failed(row, call.line, call.dialect, record, error)
     return _line(row, call.line, OK, record, body)

@@ -260,9 +260,16 @@ class ServerConfig:
     max_inflight_per_key: int = option(
         256, "most requests in flight of one API key; more get 429", minimum=1
     )
+    max_answer_bytes: int = option(
+        256 * 2**20,
+        "largest answer, by what it can have at most; a request for a larger one gets 400",
+        minimum=1,
+        metavar="BYTES",
+    )
     max_queued_bytes: int = option(
         256 * 2**20,
-        "most bytes of request bodies in memory; more get 429 (one request is always admitted)",
+        "most bytes of request bodies, and of answers by what they can have at most, in flight; "
+        "more get 429 (one request is always admitted)",
         minimum=1,
         metavar="BYTES",
     )
@@ -421,6 +428,7 @@ RARE = frozenset(
         *("backend", "attention", "compile", "compile_cache", "kernels", "cuda_graph_tokens"),
         *("allow_degenerate", "max_body_bytes", "max_header_bytes", "max_headers"),
         *("max_connections", "max_inflight_per_key", "max_queued_bytes", "max_queue_seconds"),
+        "max_answer_bytes",
         *("header_timeout", "body_timeout", "send_timeout", "timing_headers"),
         *("metrics_port", "metrics_host", "vllm_metrics"),
         *("max_queued_requests", "max_queued_tokens", "max_queued_items"),

@@ -79,7 +79,7 @@ def score_call(
         raise InvalidRequest("labels of several tokens have no logits", param="logits")
 
     def table(rows: Sequence[Float64Array | Float32Array]) -> Float64Array:
-        return rectangle(spread(rows, failed, len(read)), len(options.names))
+        return rectangle([*spread(rows, failed, len(read))], len(options.names))
 
     def finish(result: ScoreResult | None) -> Scores:
         scores: Sequence[Float64Array] = ()

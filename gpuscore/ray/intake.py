@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
 from gpuscore.server.api.auth import ApiKeys
-from gpuscore.server.http.exchange import UNPACKED
+from gpuscore.server.http.exchange import MORE
 
 
 class Intake:
@@ -29,7 +29,7 @@ class Intake:
     def __init__(self, app: ASGIApp, config: ServerConfig, most: int, keys: ApiKeys) -> None:
         self._app, self._config, self._most, self._keys = app, config, most, keys
         self._tenants: Counter[str] = Counter()  # requests in flight
-        self._bytes = 0  # of their bodies
+        self._bytes = 0  # of their bodies and answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,7 +41,7 @@ class Intake:
             await self._app(scope, receive, send)
             return
         body = _Body(self, receive, self._refusal(tenant), self._config.body_timeout)
-        scope["state"][UNPACKED] = body.unpacked
+        scope["state"][MORE] = body.more
         self._tenants[tenant] += 1
         try:
             await self._app(scope, body.receive, send)
@@ -52,14 +52,15 @@ class Intake:
             self._bytes -= body.size
 
     def add(self, size: int, own: int) -> GpuscoreError | None:
-        """Count bytes of a body that has `own` already; return an error if there are too many."""
+        """Count bytes of a request that has `own`; return an error if there are too many."""
         others = self._bytes - own
         self._bytes += size
         limit = self._config.max_queued_bytes
         if not others or others + own + size <= limit:
             return None
         return Overloaded(
-            f"bodies of {others} bytes are in flight, the limit is {limit} bytes", retry_after=1
+            f"bodies and answers of {others} bytes are in flight, the limit is {limit} bytes",
+            retry_after=1,
         )
 
     def _refusal(self, tenant: str) -> GpuscoreError | None:
@@ -95,13 +96,13 @@ class _Body:
             late = f"the body was not complete after {self._seconds:g} seconds"
             raise RequestTimeout(late) from None
         self._complete = not message.get("more_body", False)
-        refusal = self.unpacked(len(message.get("body", b"")))
+        refusal = self.more(len(message.get("body", b"")))
         if refusal is not None:
             raise refusal
         return message
 
-    def unpacked(self, size: int) -> GpuscoreError | None:
-        """Count bytes, also those to which received ones were unpacked."""
+    def more(self, size: int) -> GpuscoreError | None:
+        """Count bytes, also of what received ones were unpacked to and of the answer."""
         refusal = self._intake.add(size, self.size)
         self.size += size
         return refusal

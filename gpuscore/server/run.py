@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
@@ -42,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 EXIT_OK, EXIT_ERROR = 0, 1
 EXIT_SIGNAL = 128  # plus the signal's number: ended with work in flight
+# Seconds for which the event loop, which needs the GIL anew in each round, waits for it while a
+# thread works on texts or answers; the interpreter itself would have it wait for 0.005.
+SWITCH = 0.0005
 LAST_READS = 2.0  # seconds, once nothing is in flight, for refusing what the kernel has received
 LAST_ANSWERS = 1.0  # seconds for writing answers once all are known
 FORCED_ANSWERS = 2.0  # seconds after a second signal for refusing all that is in flight
@@ -190,6 +194,7 @@ def serve(
         EngineFailed: an engine was lost at start, or all of them too often since.
     """
     return_large_blocks(LARGE)
+    sys.setswitchinterval(SWITCH)
     rounds = Rounds()
     pieces = partial(rounds.pieces, ANSWERS)
     fronts, counts, others = (

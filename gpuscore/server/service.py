@@ -45,12 +45,14 @@ class RequestContext:
         deadline: on time.monotonic's clock; work that has not begun by then is dropped.
         record: gets the sizes and the stages.
         path: the route.
+        reserve: counts the bytes that the answer has at most; raises AnswerTooLarge or Overloaded.
     """
 
     tenant: str
     deadline: float
     record: RequestRecord
     path: str
+    reserve: Callable[[int], None]
 
 
 class ScoringService:

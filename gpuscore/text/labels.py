@@ -52,12 +52,18 @@ class LabelReader:
             return self._trie(self._tokenised(given.labels, turns), len(given.items))
         ids = given.label_token_ids if given.label_token_ids is not None else default or ()
         if lists := lists_of(ids):
-            named = ((one, f"label_token_ids[{index}]") for index, one in enumerate(lists))
-            return tuple(self.array(*pair) for pair in named), None
+            return self._of_items(lists, turns), None
         return self.same(list(ids), len(given.items)), None  # type: ignore[arg-type]
 
     def same(self, ids: Sequence[int], num_items: int) -> Labels:
         return (self.array(ids, "label_token_ids"),) * num_items
+
+    def _of_items(self, lists: Sequence[Sequence[int]], turns: Turns) -> Labels:
+        found: list[Int32Array] = []
+        for index, ids in enumerate(lists):
+            turns.before(len(ids))  # an id takes about as long as a character
+            found.append(self.array(ids, f"label_token_ids[{index}]"))
+        return tuple(found)
 
     def array(self, ids: Sequence[int], param: str) -> Int32Array:
         self._check_count(len(ids), param)

@@ -154,14 +154,16 @@ def test_echo_alone(client):
 
 
 def test_tokens_that_say_the_same():
-    say = TokenTexts(None, np.array([3, 9, 3], np.int32), NO_TOKENS)
+    say = TokenTexts(None)
+    assert not any(say.add(np.array([3, 9, 3], np.int32), NO_TOKENS))
     assert say.values(3, -1.0, [9], [-0.5]) == {"token_id:3": -1.0, "token_id:9": -0.5}
 
     class Mute:
         def token_texts(self, ids):
             return ["�" if id else "" for id in ids]
 
-    say = TokenTexts(Mute(), np.array([[0, 3], [9, 4]], np.int32))  # type: ignore[arg-type]
+    say = TokenTexts(Mute())  # type: ignore[arg-type]
+    assert not any(say.add(np.array([[0, 3], [9, 4]], np.int32)))
     assert say(0) == "token_id:0"
     assert say.values(3, -1.0, [9], [-0.5]) == {"�": -1.0, "token_id:9": -0.5}
     assert say.values(3, -0.5, [3], [-0.5]) == {"�": -0.5}

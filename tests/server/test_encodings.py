@@ -168,12 +168,12 @@ def test_unpacked_bytes_count_until_the_request_ends():
     gate = Gate(ScoringService([model]), config, ApiKeys([]), Rounds())
     one, other = Body(), Body()
     assert gate.received(one, 10) is None
-    assert gate.unpacked(one, 600) is None
+    assert gate.more(one, 600) is None
     assert (gate.bytes, gate.size(one)) == (610, 10)
     assert gate.received(other, 10) is None
-    assert "bodies of 610 bytes" in gate.unpacked(other, 400).message
+    assert "bodies and answers of 610 bytes" in gate.more(other, 400).message
     gate.leave(one)
-    assert gate.unpacked(other, 400) is None
+    assert gate.more(other, 400) is None
     gate.leave(other)
     assert gate.bytes == 0
 

@@ -8,6 +8,7 @@ from support.serving import wait_until
 from support.tape_engine import HELD, MARK, SLOW
 from support.tape_servers import JSON, body_of, in_flight, let_go, tape_server
 
+ANSWER = 2105  # bytes that the answer to one item with one label has at most
 SCORE = ("POST", "/v1/score")
 
 
@@ -139,14 +140,14 @@ def narrow():
 
 
 def test_bodies_in_memory(narrow):
-    large = body_of(HELD).ljust(60_000)
+    large = body_of(HELD).ljust(60_000 - ANSWER)
     assert narrow.post("/v1/score", content=body_of(1).ljust(10**6), headers=JSON).is_success
     with Connection(narrow) as held, Connection(narrow) as other, Connection(narrow) as third:
         MARK.unlink(missing_ok=True)
         held.request(body=large)
         wait_until(MARK.exists)
         other.send(other.head(length=40_001))
-        refused(other, "bodies of 60000 bytes are in flight, the limit is 100000 bytes")
+        refused(other, "bodies and answers of 60000 bytes are in flight, the limit is 100000 bytes")
         third.send(third.head(length=40_000) + b" " * 20_000)  # there is room for it ...
         chunked = ("Content-Type: application/json", "Transfer-Encoding: chunked")
         with Connection(narrow) as fourth:

@@ -92,7 +92,16 @@ class Connection:
             name, value = line.split(":", 1)
             headers[name.strip().lower()] = value.strip()
         length = int(headers.get("content-length", "0")) if has_body else 0
-        return Reply(int(status[1]), headers, self._file.read(length))
+        body = self._chunks() if "transfer-encoding" in headers else self._file.read(length)
+        return Reply(int(status[1]), headers, body)
+
+    def _chunks(self) -> bytes:
+        chunks = []
+        while size := int(self._file.readline(), 16):
+            chunks.append(self._file.read(size))
+            assert self._file.read(2) == b"\r\n"
+        assert self._file.readline() == b"\r\n"
+        return b"".join(chunks)
 
     @property
     def closed(self) -> bool:

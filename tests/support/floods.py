@@ -2,6 +2,8 @@
 measuring process is not slowed down.
 
     python -P -m support.floods KIND HOST PORT CONNECTIONS SECONDS MEGABYTES
+
+KIND is one of KINDS, or a file with a request that each connection sends again and again.
 """
 
 import json
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 PIECE = 2**16
 CHUNKED = b"POST /v1/score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -31,11 +34,13 @@ class Sent:
         connections: opened connections, replacements included.
         sent: bytes.
         answers: heads of answers, roughly.
+        received: bytes.
     """
 
     connections: int = 0
     sent: int = 0
     answers: int = 0
+    received: int = 0
 
 
 class Flood:
@@ -45,8 +50,8 @@ class Flood:
     def __init__(self, kind: str, address: tuple[str, int], width: int, most: int) -> None:
         self.result = Sent()
         self._address, self._most = address, most
-        first, unit = KINDS[kind]
-        count = PIECE // len(unit)
+        first, unit = KINDS[kind] if kind in KINDS else (b"", Path(kind).read_bytes())
+        count = max(1, PIECE // len(unit))
         self._first, self._piece = first + unit * count, unit * count
         self._selector = selectors.DefaultSelector()
         self._left: dict[socket.socket, int] = {}  # bytes that each connection may still send
@@ -73,6 +78,7 @@ class Flood:
             if events & selectors.EVENT_READ:
                 received = connection.recv(2**18)
                 self.result.answers += received.count(b"HTTP/1.1 ")
+                self.result.received += len(received)
                 if not received:
                     raise ConnectionError
             if events & selectors.EVENT_WRITE:

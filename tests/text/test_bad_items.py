@@ -238,7 +238,7 @@ def test_errors_keep_no_text_in_memory():
 
 def test_places():
     errors = [ItemError(0, "a", ""), ItemError(3, "b", "")]
-    assert spread([1, 2], errors, 4) == [None, 1, 2, None]
+    assert list(spread([1, 2], errors, 4)) == [None, 1, 2, None]
     error = renumbered(InvalidRequest("items[1] is bad", param="items[1]"), range(4, 9))
     assert (error.message, error.param) == ("items[5] is bad", "items[5]")
     whole = InvalidRequest("query is bad", param="query")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gpuscore import __version__
 from gpuscore.config import ServerConfig
 from gpuscore.errors import (
+    AnswerTooLarge,
     DeadlineExceeded,
     GpuscoreError,
     InternalError,
@@ -24,9 +26,9 @@ from gpuscore.errors import (
     MethodNotAllowed,
     NotFound,
 )
-from gpuscore.server.api.answers import error_response
+from gpuscore.server.api.answers import LongResponse, error_response
 from gpuscore.server.api.auth import ApiKeys, AuthMiddleware
-from gpuscore.server.api.body import check_content_type, read_body
+from gpuscore.server.api.body import check_content_type, count, read_body
 from gpuscore.server.api.cors import read_origins
 from gpuscore.server.api.dialects.dialect import BodyT, Dialect, answer
 from gpuscore.server.api.dialects.table import DIALECTS
@@ -126,7 +128,11 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
             received = await read_body(request, config)
             deadline = monotonic() + seconds
             call = RequestContext(
-                scope["state"]["tenant"], deadline, record_of(scope), scope["path"]
+                scope["state"]["tenant"],
+                deadline,
+                record_of(scope),
+                scope["path"],
+                partial(_reserve, scope, config.max_answer_bytes),
             )
             size = len(received)
             try:
@@ -137,8 +143,10 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
                     body = await _in_time(decoding, deadline, seconds)
                 del received  # it may be large, and `body` has the text
                 running = answer(service, dialect, body, call)
-                content = await _in_time(running, deadline, seconds)
-                return Response(content, media_type="application/json")
+                made = await _in_time(running, deadline, seconds)
+                if made.rest is not None:
+                    return LongResponse(service, call, made.first, made.rest)
+                return Response(made.first, media_type="application/json")
             finally:
                 ids = BYTES_PER_ID * (call.record.prompt_tokens or 0)
                 service.memory.used(max(size, ids))
@@ -146,11 +154,18 @@ def _endpoint(dialect: Dialect[Any], service: ScoringService, config: ServerConf
     return answered
 
 
+def _reserve(scope: Scope, limit: int, size: int) -> None:
+    """Count an answer that may have `size` bytes; raise AnswerTooLarge or Overloaded."""
+    if size > limit:
+        raise AnswerTooLarge(f"the answer may have {size} bytes, the limit is {limit}")
+    count(scope, size)
+
+
 async def _decode_large(
     service: ScoringService, dialect: Dialect[BodyT], received: bytes, call: RequestContext
 ) -> BodyT:
     async with service.large_bodies.turn(call.tenant):
-        return dialect.decode(received, call.record)
+        return await service.in_thread(call, partial(dialect.decode, received, call.record))
 
 
 async def _in_time(work: Coroutine[Any, Any, AnswerT], deadline: float, seconds: float) -> AnswerT:

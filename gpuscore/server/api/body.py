@@ -3,11 +3,12 @@
 import asyncio
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import BodyTooLarge, UnsupportedMediaType
 from gpuscore.server.api.encodings import PIECE, check_encoding, check_ended, unpacker
-from gpuscore.server.http.exchange import UNPACKED
+from gpuscore.server.http.exchange import MORE
 
 
 def check_content_type(request: Request) -> None:
@@ -52,7 +53,7 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
             size += len(piece)
             if size > limit:
                 raise BodyTooLarge(f"the unpacked body is over {limit} bytes")
-            _count_unpacked(request, len(piece))
+            count(request.scope, len(piece))
             parts.append(piece)
             if len(piece) == PIECE:
                 await asyncio.sleep(0)
@@ -60,8 +61,8 @@ async def read_body(request: Request, config: ServerConfig) -> bytes:
     return b"".join(parts)
 
 
-def _count_unpacked(request: Request, size: int) -> None:
-    """Count bytes that the connection cannot see; raise Overloaded if there are too many."""
-    refusal = request.scope["state"].get(UNPACKED, lambda _: None)(size)
+def count(scope: Scope, size: int) -> None:
+    """Count bytes that the connection does not see; raise Overloaded if there are too many."""
+    refusal = scope["state"].get(MORE, lambda _: None)(size)
     if refusal is not None:
         raise refusal

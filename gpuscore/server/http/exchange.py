@@ -14,7 +14,8 @@ from gpuscore.server.http.parser import RequestHead
 logger = logging.getLogger(__name__)
 
 HIGH_WATER = 2**16  # bytes of a body that the application has not read yet, before reading pauses
-UNPACKED = "unpacked"  # in the scope's state: counts bytes of a body that were unpacked
+MORE = "more"  # in the scope's state: counts bytes that the connection does not see (`Gate.more`)
+LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 CLOSE = (b"connection", b"close")
 
@@ -56,6 +57,10 @@ def scope_of(head: RequestHead, addresses: tuple[Any, Any]) -> Scope:
     }
 
 
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
 class Channel(Protocol):
     """The methods of a connection that its exchange calls."""
 
@@ -95,7 +100,7 @@ class Exchange:
         *("scope", "keep_alive", "scoring", "tenant"),
         *("complete", "begun", "gone", "over", "written", "task", "_expects_continue"),
         *("_channel", "_loop", "_parts", "_unread", "_proceeds", "_delivered", "_error"),
-        *("_waiter", "_start", "_running"),
+        *("_waiter", "_start", "_running", "_chunked"),
     )
 
     def __init__(
@@ -125,6 +130,7 @@ class Exchange:
         self._error: GpuscoreError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._start: Message | None = None
+        self._chunked = False  # the answer's length is not known when it begins
         self._expects_continue = expects_continue
         self._running = False
 
@@ -209,12 +215,15 @@ class Exchange:
             self._start = message
             return
         body, more = message.get("body", b""), message.get("more_body", False)
+        head = b""
+        if self._start is not None:
+            head = self._head(self._start, more)
+            self._start, self.written = None, True
         if self.scope["method"] == "HEAD":
             body = b""
-        if self._start is not None:
-            body = self._head(self._start, more) + body
-            self._start, self.written = None, True
-        self._channel.write(body)
+        elif self._chunked:
+            body = _chunk(body) + (b"" if more else LAST_CHUNK)
+        self._channel.write(head + body)
         if not more:
             self.over = True
             self._wake()
@@ -223,7 +232,11 @@ class Exchange:
     def _head(self, start: Message, more: bool) -> bytes:
         fields = list(start.get("headers", ()))
         if more and all(name != b"content-length" for name, _ in fields):
-            self.keep_alive = False  # the body ends where the connection ends
+            if self.scope["http_version"] == "1.0":
+                self.keep_alive = False  # the body ends where the connection ends
+            else:
+                self._chunked = True
+                fields.append((b"transfer-encoding", b"chunked"))
         if CLOSE in fields:
             self.keep_alive = False
         elif not self.keep_alive:

@@ -24,16 +24,16 @@ from gpuscore.server.service import ScoringService
 STARTS, START_BYTES = 8, 2**18
 BEHIND = 0.5  # seconds; a loop that is this late admits no more requests
 BYTES_PER_TOKEN = 4  # of a body, roughly; to estimate the wait of a request that was not read yet
-# Places of a gate's counts: open connections, requests in flight, bytes of bodies.
+# Places of a gate's counts: open connections, requests in flight, bytes of bodies and answers.
 _CONNECTIONS, REQUESTS, _BYTES = range(3)
 PLACES = 3
 
 
 class Gate:
-    """The counts of connections, of scoring requests in flight and of the bytes of their bodies.
+    """The counts of connections, of scoring requests in flight and of their bytes.
 
-    A request counts from its complete body to the end of its answer; its bytes count from the first
-    one received.
+    A request counts from its complete body to the end of its answer. The bytes of its body count
+    from the first one received, and those that its answer has at most once it is prepared.
 
     Args:
         counts: of PLACES places, which the fronts of one server share. None = of this process
@@ -53,7 +53,7 @@ class Gate:
         self._tenants: Counter[str] = Counter()  # requests in flight of each tenant
         self._entered: set[Exchange] = set()  # requests in flight
         self._sizes: Counter[Exchange] = Counter()  # bytes of bodies
-        self._unpacked: Counter[Exchange] = Counter()  # bytes to which they were unpacked
+        self._more: Counter[Exchange] = Counter()  # bytes of bodies unpacked, and of answers
         self._service, self._config, self._rounds = service, config, rounds
         self._turns: deque[tuple[Exchange, Callable[[], None]]] = deque()
         # Once there are too many requests, every further one in the same round gets this refusal.
@@ -72,7 +72,7 @@ class Gate:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the bodies of requests in flight."""
+        """Bytes of the bodies and answers of requests in flight."""
         return self._counts.total(_BYTES)
 
     @property
@@ -124,13 +124,9 @@ class Gate:
             return Overloaded(
                 f"{self._tenants[tenant]} requests of this API key are in flight", retry_after=1
             )
-        others, limit = self.bytes - own, self._config.max_queued_bytes
-        if others and others + own + announced > limit:
-            return Overloaded(
-                f"{requests} requests and bodies of {others} bytes are in flight, the limit is "
-                f"{limit} bytes",
-                retry_after=_retry_after(backlogs),
-            )
+        crowded = self._crowded(own, announced)
+        if crowded is not None:
+            return crowded
         if self._rounds.age > BEHIND:
             return Overloaded(f"the server is {self._rounds.age:.1f} seconds late", retry_after=1)
         seconds = min(self._config.max_queue_seconds, self._config.request_timeout)
@@ -146,13 +142,26 @@ class Gate:
         full = self.bytes > self._config.max_queued_bytes
         return self.refusal(exchange.tenant, 0, self._sizes[exchange]) if full else None
 
-    def unpacked(self, exchange: Exchange, size: int) -> Overloaded | None:
-        """Count bytes to which a part of a body was unpacked; return errors as `received`."""
+    def more(self, exchange: Exchange, size: int) -> Overloaded | None:
+        """Count bytes that the connection does not see, as `received` does those that it does.
+
+        They are those to which a part of a body was unpacked, or that the answer has at most.
+        """
         self._counts.add(_BYTES, size)
-        self._unpacked[exchange] += size
-        full = self.bytes > self._config.max_queued_bytes
-        own = self._sizes[exchange] + self._unpacked[exchange]
-        return self.refusal(exchange.tenant, 0, own) if full else None
+        self._more[exchange] += size
+        return self._crowded(self._sizes[exchange] + self._more[exchange], 0)
+
+    def _crowded(self, own: int, announced: int) -> Overloaded | None:
+        """Return an error if there are others' bytes, and with `own` and `announced` too many."""
+        others, limit = self.bytes - own, self._config.max_queued_bytes
+        if not others or others + own + announced <= limit:
+            return None
+        backlogs = [model.engine.backlog for model in self._service.models.alive]
+        return Overloaded(
+            f"{self.requests} requests with bodies and answers of {others} bytes are in flight, "
+            f"the limit is {limit} bytes",
+            retry_after=_retry_after(backlogs),
+        )
 
     def size(self, exchange: Exchange) -> int:
         """Return the bytes of its body that have arrived."""
@@ -182,7 +191,7 @@ class Gate:
             self._tenants[exchange.tenant] -= 1
             if not self._tenants[exchange.tenant]:
                 del self._tenants[exchange.tenant]
-        both = self._sizes.pop(exchange, 0) + self._unpacked.pop(exchange, 0)
+        both = self._sizes.pop(exchange, 0) + self._more.pop(exchange, 0)
         self._counts.add(_BYTES, -both)
 
     def _next(self) -> None:
@@ -204,4 +213,4 @@ class Gate:
 
 def _retry_after(backlogs: Sequence[Backlog]) -> int:
     """Return whole seconds until one of the models may have time."""
-    return min(backlog.retry_after for backlog in backlogs)
+    return min((backlog.retry_after for backlog in backlogs), default=1)

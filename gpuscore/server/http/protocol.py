@@ -16,7 +16,7 @@ from gpuscore.server.api.answers import error_answer
 from gpuscore.server.api.cors import Origins
 from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.http.deadline import Deadline
-from gpuscore.server.http.exchange import CLOSE, UNPACKED, Exchange, Fields, head_of, scope_of
+from gpuscore.server.http.exchange import CLOSE, MORE, Exchange, Fields, head_of, scope_of
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.headers import head_refusal
 from gpuscore.server.http.leaving import Departure
@@ -170,9 +170,8 @@ class ScoreProtocol(asyncio.BufferedProtocol):
             scoring=scoring,
             tenant=tenant or "",
         )
-        if any(name == b"content-encoding" for name, _ in head.fields):
-            count = partial(self._gate.unpacked, self._exchange)
-            self._exchange.scope["state"][UNPACKED] = count
+        if scoring:
+            self._exchange.scope["state"][MORE] = partial(self._gate.more, self._exchange)
         self._deadline.set(self._config.body_timeout)
 
     def on_part(self, data: bytes) -> None:

@@ -4,6 +4,7 @@ A guard's texts are put into its prompt. If the model has classes, or the body n
 text is a prompt of its own.
 """
 
+from collections.abc import Iterator
 from time import time
 from typing import Annotated
 
@@ -27,6 +28,16 @@ from gpuscore.server.api.fields import (
     about,
 )
 from gpuscore.server.api.paths import CLASSIFY_PATHS
+from gpuscore.server.api.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    NUMBERS,
+    ROWS,
+    in_pieces,
+    list_json,
+    text_bytes,
+)
 from gpuscore.server.api.schema import ShortUsage, check_not_negative, decoding_errors, short_usage
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel
@@ -105,6 +116,7 @@ class ClassifyAnswer(msgspec.Struct):
     usage: ShortUsage
 
 
+_TEXT_BYTES = 96 + 2 * COUNT_BYTES  # names, index, number of classes, a mark
 _decoder = msgspec.json.Decoder(ClassifyBody)
 
 
@@ -139,20 +151,34 @@ def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> Pr
     return PreparedBody.of(request, body.cache_salt, classes)
 
 
-def encode_classify(scored: Scored[ClassifyBody]) -> bytes:
-    body, result, classes = scored.body, scored.scores, scored.prepared.notes
-    logits = np.stack(result.label_logits).astype(np.float64)
-    best = logits.argmax(axis=1).tolist()
-    raw = body.use_activation is False
-    rows = logits if raw else classes.probabilities(logits)
-    masses = [None] * len(best)
-    if body.return_label_mass:
-        masses = label_mass(result, scored.request).tolist()
-    cut, labels = set(classes.truncated), classes.labels
-    data = [
-        ClassifiedText(i, labels[best[i]], probs, len(labels), mass, i in cut)
-        for i, (probs, mass) in enumerate(zip(rows.tolist(), masses, strict=True))
-    ]
+def classify_bytes(body: ClassifyBody, prepared: PreparedBody) -> int:
+    labels = prepared.notes.labels
+    longest = max(map(text_bytes, labels), default=0)
+    row = _TEXT_BYTES + longest + NUMBER_BYTES * (len(labels) + 1)
+    return row * body.num_items + text_bytes(*labels)
+
+
+def encode_classify(scored: Scored[ClassifyBody]) -> Iterator[bytes]:
+    classes, result, count = scored.prepared.notes, scored.scores, scored.body.num_items
+    raw, labels = scored.body.use_activation is False, classes.labels
+    request = scored.request if scored.body.return_label_mass else None
+    cut, step = set(classes.truncated), max(1, NUMBERS // len(labels))
+
+    def data() -> Iterator[ClassifiedText]:
+        for start in range(0, count, step):
+            items = slice(start, start + step)
+            part = result.part(items)
+            logits = np.stack(part.label_logits).astype(np.float64)
+            best = logits.argmax(axis=1).tolist()
+            rows = logits if raw else classes.probabilities(logits)
+            masses = [None] * len(best)
+            if request is not None:
+                masses = label_mass(part, request, items).tolist()
+            found = zip(best, rows.tolist(), masses, strict=True)
+            for index, (first, probs, mass) in enumerate(found, start):
+                truncated = index in cut
+                yield ClassifiedText(index, labels[first], probs, len(labels), mass, truncated)
+
     tokens = scored.prompt_tokens
     answer = ClassifyAnswer(
         scored.request_id,
@@ -160,10 +186,10 @@ def encode_classify(scored: Scored[ClassifyBody]) -> bytes:
         int(time()),
         scored.model,
         labels,
-        data,
+        HOLE,
         short_usage(tokens, scored.cached_tokens),
     )
-    return msgspec.json.encode(answer)
+    return in_pieces(answer, list_json(data(), min(step, ROWS)))
 
 
 CLASSIFY = Dialect(
@@ -175,6 +201,7 @@ CLASSIFY = Dialect(
     decode=decode_classify,
     prepare=prepare_classify,
     encode=encode_classify,
+    answer_bytes=classify_bytes,
     example={
         "input": ["query: blue lamp\nitem: A red steel lamp.", "query: lamp\nitem: A lamp."],
         "labels": ["yes", "no"],

@@ -1,50 +1,39 @@
-"""The answer of /v1/completions, made one prompt at a time."""
+"""The answer of /v1/completions, made one prompt and a few positions at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
+from functools import lru_cache
+from itertools import islice
+from typing import Any, cast
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.probabilities import PositionLogprobs, position_logprobs, top_logprobs
 from gpuscore.request import ScoreResult
-from gpuscore.server.api.fields import AnsweredModel, AnswerId, Created, about
+from gpuscore.server.api.dialects.completion_types import (
+    CompletionAnswer,
+    CompletionChoice,
+    Logprobs,
+)
+from gpuscore.server.api.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    NUMBERS,
+    ROWS,
+    in_pieces,
+    list_json,
+    text_bytes,
+    text_json,
+)
 from gpuscore.server.api.schema import PromptTokensDetails, TokenUsage
 from gpuscore.text.tokenizer import TextEncoder
 
+_CHOICE_BYTES = 192  # the names of a choice's fields and its index
 About = tuple[str, int, str]  # id, time and model
-
-
-class Logprobs(msgspec.Struct):
-    tokens: Annotated[list[str], about("The text of each token.")]
-    token_logprobs: Annotated[
-        list[float | None], about("Natural logarithms; null for a prompt's first token.")
-    ]
-    top_logprobs: Annotated[
-        list[dict[str, float] | None] | None,
-        about("With `logprobs` over 0: each token and the most probable ones in its place."),
-    ]
-    text_offset: Annotated[list[int], about("Characters before each token.")]
-
-
-class CompletionChoice(msgspec.Struct):
-    index: Annotated[int, about("Number of the prompt in the request, from 0.")]
-    text: Annotated[str, about("The prompt, with `echo`, and the next token, with `max_tokens` 1.")]
-    logprobs: Annotated[Logprobs | None, about("If asked for.")]
-    finish_reason: Annotated[str, about("Always `length`.")] = "length"
-
-
-class CompletionAnswer(msgspec.Struct):
-    """Answer of POST /v1/completions."""
-
-    id: AnswerId
-    object: Annotated[str, about("Always `text_completion`.")]
-    created: Created
-    model: AnsweredModel
-    choices: Annotated[list[CompletionChoice], about("One per prompt, in the request's order.")]
-    usage: TokenUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +65,32 @@ class AnsweredPrompts:
     result: ScoreResult
 
 
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """The returned tokens of one prompt, with log-probabilities; its first token has none."""
-
-    ids: list[int]
-    logprobs: list[float | None]
-    top_ids: list[list[int] | None]
-    top: list[list[float] | None]
-
-
 class TokenTexts:
     """The text of each token by itself; `token_id:N` for a token without text."""
 
-    def __init__(self, encoder: TextEncoder | None, *parts: Int32Array) -> None:
+    def __init__(self, encoder: TextEncoder | None) -> None:
+        self._encoder = encoder
+        self._texts: dict[int, str] = {}
+
+    def add(self, *parts: Int32Array) -> Iterator[bytes]:
+        """Read the texts of all tokens in these arrays; yields pauses of this work."""
         ids = np.unique(np.concatenate([part.reshape(-1) for part in parts])).tolist()
-        texts = [""] * len(ids) if encoder is None else encoder.token_texts(ids)
-        self._texts = dict(zip(ids, texts, strict=True))
+        for start in range(0, len(ids), ROWS):
+            some = ids[start : start + ROWS]
+            texts = [""] * len(some) if self._encoder is None else self._encoder.token_texts(some)
+            self._texts.update(zip(some, texts, strict=True))
+            yield b""
+
+    @staticmethod
+    @lru_cache(maxsize=8)
+    def longest(encoder: TextEncoder | None, vocab_rows: int) -> int:
+        """Return the most bytes of JSON that a token takes, with a comma."""
+        most = len(TokenTexts.name(vocab_rows)) + 3
+        for start in range(0, vocab_rows if encoder else 0, NUMBERS):
+            some = range(start, min(start + NUMBERS, vocab_rows))
+            texts = encoder.token_texts(some) if encoder else []
+            most = max(most, *(len(msgspec.json.encode(text)) + 1 for text in texts))
+        return most
 
     def __call__(self, id: int) -> str:
         return self._texts[id] or self.name(id)
@@ -124,8 +122,8 @@ def completion_json(
     encoder: TextEncoder | None,
     cached_tokens: int,
     about: About,
-) -> bytes:
-    """Return the answer as JSON.
+) -> Iterator[bytes]:
+    """Yield the answer as JSON, in pieces.
 
     Args:
         prompts: token ids of the prompts.
@@ -137,23 +135,118 @@ def completion_json(
         about: the answer's id, time and model.
     """
     rows = _rows(prompts, answered, asked.every_position)
-    say = TokenTexts(encoder, *(part.top_ids for part in rows), *prompts)
-    choices = []
-    for index, prompt in enumerate(prompts):
-        entries = _entries(prompt, rows[index], asked)
-        text = ""
-        if asked.echo:
-            text = texts[index] if texts is not None else _text(prompt, encoder, say)
-        if asked.next_token:
-            text += say(entries.ids[-1])
-        shown = None if asked.logprobs is None else _logprobs(entries, say, asked.logprobs)
-        choices.append(msgspec.Raw(msgspec.json.encode(CompletionChoice(index, text, shown))))
+    del answered  # `rows` has copies
+    yield b""
+    say = TokenTexts(encoder)
+    yield from say.add(*(part.top_ids for part in rows), *prompts)
     total, new = sum(map(len, prompts)), len(prompts) if asked.next_token else 0
     usage = TokenUsage(total, total + new, new, PromptTokensDetails(cached_tokens))
     id, created, model = about
-    encoded = cast(list[CompletionChoice], choices)  # encoded one by one to save memory
-    answer = CompletionAnswer(id, "text_completion", created, model, encoded, usage)
-    return msgspec.json.encode(answer)
+    answer = CompletionAnswer(id, "text_completion", created, model, HOLE, usage)
+
+    def choices() -> Iterator[bytes]:
+        for index, prompt in enumerate(prompts):
+            yield b"," if index else b"["
+            text = None
+            if asked.echo:
+                text = texts[index] if texts is not None else _text(prompt, encoder, say)
+            yield from _choice(index, text or "", _Entries(prompt, rows[index], asked, say))
+        yield b"]"
+
+    yield from in_pieces(answer, choices())
+
+
+def most_bytes(
+    prompts: Sequence[Int32Array],
+    texts: Sequence[str] | None,
+    asked: CompletionOptions,
+    token: int,
+) -> int:
+    """Return the most bytes of the choices for these prompts, if a token takes `token` at most."""
+    tokens = sum(map(len, prompts))
+    count = (tokens if asked.every_position else 0) + (len(prompts) if asked.next_token else 0)
+    size = len(prompts) * (_CHOICE_BYTES + token)
+    if asked.logprobs is not None:
+        entry = token + NUMBER_BYTES
+        top = asked.logprobs and 3 + entry * (asked.logprobs + 1)
+        size += count * (entry + COUNT_BYTES + top)
+    if not asked.echo:
+        return size
+    if texts is not None:
+        return size + text_bytes(*texts)
+    return size + 2 * token * tokens  # in one text a token may take more than alone
+
+
+def _choice(index: int, text: str, entries: "_Entries") -> Iterator[bytes]:
+    asked = entries.asked
+    texts = [text, entries.say(int(entries.rows.best_ids[-1]))] if asked.next_token else [text]
+    shown = None if asked.logprobs is None else Logprobs(HOLE, HOLE, HOLE, HOLE)
+    lists: list[Iterator[bytes]] = []
+    if asked.logprobs is not None:
+        top = list_json(entries.top(), max(1, NUMBERS // (1 + asked.logprobs)))
+        lists = [
+            list_json(map(entries.say, entries.ids())),
+            list_json(entries.logprobs()),
+            top if asked.logprobs else iter([b"null"]),
+            list_json(entries.offsets()),
+        ]
+    return in_pieces(CompletionChoice(index, HOLE, shown), text_json(*texts), *lists)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """The returned tokens of one prompt, with log-probabilities; its first token has none.
+
+    Args:
+        prompt: its token ids.
+        rows: of all its positions, or of its end alone.
+        asked: the parts that the request asks for.
+        say: the tokens' texts.
+    """
+
+    prompt: Int32Array
+    rows: PositionLogprobs
+    asked: CompletionOptions
+    say: TokenTexts
+
+    def ids(self) -> Iterator[int]:
+        if self.asked.every_position:
+            yield from _numbers(self.prompt)
+        if self.asked.next_token:
+            yield int(self.rows.best_ids[-1])
+
+    def logprobs(self) -> Iterator[float | None]:
+        if self.asked.every_position:
+            yield None
+            yield from _numbers(self.rows.label[:-1])
+        if self.asked.next_token:
+            yield float(self.rows.best[-1])
+
+    def top(self) -> Iterator[dict[str, float] | None]:
+        """Yield the most probable tokens in the place of each token, and that token's own."""
+        every, rows = self.asked.every_position, self.rows
+        if every:
+            yield None
+        first = 0 if every else max(0, len(rows.top) - 1)
+        last = len(rows.top) if self.asked.next_token else len(rows.top) - 1
+        own = islice(zip(self.ids(), self.logprobs(), strict=True), int(every), None)
+        pairs = zip(_numbers(rows.top_ids[first:last]), _numbers(rows.top[first:last]), strict=True)
+        for (id, value), (top_ids, top) in zip(own, pairs, strict=True):
+            yield self.say.values(id, cast(float, value), top_ids, top)
+
+    def offsets(self) -> Iterator[int]:
+        """Yield the characters before each token."""
+        before = 0
+        for id in self.ids():
+            yield before
+            before += len(self.say(id))
+
+
+def _numbers(values: NDArray[Any]) -> Iterator[Any]:
+    """Yield an array's rows as Python's numbers or lists, of which few exist at a time."""
+    step = max(1, NUMBERS // (values.shape[1] if values.ndim > 1 else 1))
+    for start in range(0, len(values), step):
+        yield from values[start : start + step].tolist()
 
 
 def _rows(
@@ -180,40 +273,6 @@ def _rows(
 def following(prompt: Int32Array) -> Int32Array:
     """Return the token that follows each token; the last one's value is not used."""
     return np.append(prompt[1:], prompt[:1])
-
-
-def _entries(prompt: Int32Array, rows: PositionLogprobs, asked: CompletionOptions) -> Entries:
-    """Return the entries that were asked for: of the prompt's tokens and of the best next token."""
-    top, ids = rows.top.tolist(), rows.top_ids.tolist()
-    best, best_ids = [row[0] for row in top[-1:]], [row[0] for row in ids[-1:]]
-    entries = Entries(best_ids, best, ids[-1:], top[-1:])
-    if asked.every_position:
-        entries = Entries(
-            [*prompt.tolist(), *best_ids],
-            [None, *rows.label.tolist()[:-1], *best],
-            [None, *ids],
-            [None, *top],
-        )
-    if asked.next_token:
-        return entries
-    parts = (entries.ids, entries.logprobs, entries.top_ids, entries.top)
-    return Entries(*(part[:-1] for part in parts))  # type: ignore[arg-type]
-
-
-def _logprobs(entries: Entries, say: TokenTexts, count: int) -> Logprobs:
-    tokens = [say(id) for id in entries.ids]
-    offsets = np.cumsum([0, *map(len, tokens)])[:-1].tolist()
-    top: list[dict[str, float] | None] | None = None
-    if count:
-        top = [
-            None
-            if own is None or top_ids is None or values is None
-            else say.values(id, own, top_ids, values)
-            for id, own, top_ids, values in zip(
-                entries.ids, entries.logprobs, entries.top_ids, entries.top, strict=True
-            )
-        ]
-    return Logprobs(tokens, entries.logprobs, top, offsets)
 
 
 def _text(prompt: Int32Array, encoder: TextEncoder | None, say: TokenTexts) -> str:

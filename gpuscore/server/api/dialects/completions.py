@@ -5,7 +5,7 @@ decoding. Fields of generation that clients send by habit are accepted at values
 nothing; other values are refused, and the error names the field.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import time
 from typing import Annotated, Any
@@ -17,12 +17,14 @@ from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.request import MAX_TOP, ScoreRequest
 from gpuscore.server.api.dialects.completion_answer import (
     AnsweredPrompts,
-    CompletionAnswer,
     CompletionOptions,
+    TokenTexts,
     completion_json,
     following,
+    most_bytes,
 )
-from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored, never
+from gpuscore.server.api.dialects.completion_types import CompletionAnswer
+from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.dialects.refused import SCORES_ONLY
 from gpuscore.server.api.fields import CacheSalt, ModelName, Priority, Unused, about, only
 from gpuscore.server.api.paths import COMPLETIONS_PATH
@@ -174,7 +176,7 @@ def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -
         raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
     builder, special = model.prompts.builder, body.add_special_tokens is not False
     prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
-    total, notes = sum(map(len, prompts)), (prompts, builder.encoder)
+    total, notes = sum(map(len, prompts)), (prompts, builder.encoder, builder.backend.vocab_rows)
     if not body.asked.every_position:
         request = _next_token(builder, body, prompts, turns) if body.max_tokens else None
         return PreparedBody(request, body.cache_salt, total, notes)
@@ -241,9 +243,16 @@ def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
     return min(max(1, body.logprobs or 0), builder.backend.vocab_rows)
 
 
-def encode_completion(scored: Scored[CompletionBody]) -> bytes:
-    """Return the answer as JSON, made one prompt at a time."""
-    (prompts, encoder), prepared = scored.prepared.notes, scored.prepared
+def completion_bytes(body: CompletionBody, prepared: PreparedBody) -> int:
+    prompts, encoder, vocab_rows = prepared.notes
+    sent = body.prompts
+    texts = sent if isinstance(sent[0], str) else None
+    return most_bytes(prompts, texts, body.asked, TokenTexts.longest(encoder, vocab_rows))
+
+
+def encode_completion(scored: Scored[CompletionBody]) -> Iterator[bytes]:
+    """Return the answer as JSON, made a few positions at a time."""
+    (prompts, encoder, _), prepared = scored.prepared.notes, scored.prepared
     sent, places = scored.body.prompts, prepared.places
     asked, results = prepared.parts, scored.parts
     if scored.result is not None:  # of the undivided request
@@ -271,7 +280,7 @@ COMPLETIONS = Dialect(
     decode=decode_completion,
     prepare=prepare_completion,
     encode=encode_completion,
-    has_small_answer=never,
+    answer_bytes=completion_bytes,
     example={
         "prompt": "query: a red lamp\nitem: A red steel lamp.",
         "max_tokens": 0,

@@ -1,5 +1,7 @@
 """The dialect of /v1/decisions: OpenAI's typed questions about one shared input."""
 
+from collections.abc import Iterator
+
 import msgspec
 
 from gpuscore.config import RequestLimits
@@ -34,6 +36,14 @@ from gpuscore.server.api.dialects.decision_types import (
 )
 from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.paths import DECISIONS_PATH
+from gpuscore.server.api.pieces import (
+    HOLE,
+    NUMBER_BYTES,
+    QUESTIONS,
+    in_pieces,
+    list_json,
+    text_bytes,
+)
 from gpuscore.server.api.schema import decoding_errors
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel
@@ -133,13 +143,28 @@ def _part(part: ContentPart, param: str) -> str:
     raise InvalidRequest(f"{param} must be text or JSON", param=param)
 
 
-def encode_decisions(scored: Scored[DecisionsBody]) -> bytes:
+def decisions_bytes(body: DecisionsBody, prepared: PreparedBody) -> int:
+    return sum(map(_question_bytes, body.questions))
+
+
+def _question_bytes(question: Question) -> int:
+    """Return the most bytes of a question's answer, which shows its best option twice."""
+    shown = [""]
+    if isinstance(question, ChoiceQuestion):
+        shown = [_shown(option.value) for option in question.choices]
+    elif not isinstance(question, PredicateQuestion):
+        shown = [level.label for level in question.levels]
+    name = text_bytes(question.name, max(shown, key=len))
+    return 128 + name + (64 + 2 * NUMBER_BYTES) * (len(shown) + 1) + text_bytes(*shown)
+
+
+def encode_decisions(scored: Scored[DecisionsBody]) -> Iterator[bytes]:
     reads: DecisionReads = scored.prepared.notes
     found = reads.answers(scored.scores)
-    answers = [_answer(*pair) for pair in zip(scored.body.questions, found, strict=True)]
+    answers = (_answer(*pair) for pair in zip(scored.body.questions, found, strict=True))
     tokens = scored.prompt_tokens
     usage = DecisionsUsage(tokens, InputDetails(scored.cached_tokens), tokens)
-    return msgspec.json.encode(DecisionsAnswer(scored.model, answers, usage))
+    return in_pieces(DecisionsAnswer(scored.model, HOLE, usage), list_json(answers, QUESTIONS))
 
 
 def _answer(question: Question, found: ReadAnswer) -> PredicateAnswer | ChoiceAnswer | LevelAnswer:
@@ -170,6 +195,7 @@ DECISIONS = Dialect(
     decode=decode_decisions,
     prepare=prepare_decisions,
     encode=encode_decisions,
+    answer_bytes=decisions_bytes,
     example={
         "input": "Small crimson lantern made of steel.",
         "questions": [

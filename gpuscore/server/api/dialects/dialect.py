@@ -1,7 +1,7 @@
 """The interface of a dialect, and the steps that answer every dialect's requests."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -12,10 +12,14 @@ from gpuscore.errors import GpuscoreError, NonfiniteScore
 from gpuscore.item_errors import ItemError, renumbered, scored_places
 from gpuscore.request import ScoreRequest, ScoreResult
 from gpuscore.server.api.errors import ErrorAnswer, encode_error
+from gpuscore.server.api.pieces import FRAME_BYTES, next_part, text_bytes
 from gpuscore.server.observe.record import RESPOND, TOKENIZE, RequestRecord
 from gpuscore.server.served import LoadedModel, ModelTable, ServedModel
-from gpuscore.server.service import SMALL_ITEMS, RequestContext, ScoringService
+from gpuscore.server.service import RequestContext, ScoringService
 from gpuscore.text.turns import ALONE, Turns
+
+SMALL_ANSWER = 2**16  # bytes; up to here an answer is encoded on the event loop
+LARGE_ANSWER = 10**6  # bytes; a larger answer is sent while it is made
 
 
 class CheckedBody(Protocol):
@@ -132,8 +136,12 @@ def nothing_more(body: object, model: LoadedModel | None) -> None:
     """Check nothing, for dialects whose `decode` checks everything."""
 
 
-def has_few_items(scored: Scored[Any]) -> bool:
-    return (scored.body.num_items or 0) <= SMALL_ITEMS
+@dataclass(frozen=True, slots=True)
+class MadeAnswer:
+    """An answer as JSON: its first bytes, and the pieces that follow if it is a large one."""
+
+    first: bytes
+    rest: Iterator[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,7 @@ class Dialect(Generic[BodyT]):
     """The paths of a dialect, and the functions that read and answer its bodies.
 
     `decode`, `check`, `prepare` and `encode` are called in this order, the last three by `answer`.
-    Small bodies are prepared and encoded on the event loop, all others in a thread.
+    Small bodies are prepared, and small answers encoded, on the event loop, others in a thread.
 
     Args:
         paths: the routes of the dialect.
@@ -156,9 +164,12 @@ class Dialect(Generic[BodyT]):
             loads, and come before that of the model's name. Raises GpuscoreError.
         prepare: makes the engine's request; calls `Turns.before` before each piece of work on text.
             Raises GpuscoreError.
-        encode: returns the answer as JSON.
+        encode: returns the answer as JSON, in pieces that each take about a millisecond to make
+            (`pieces`). Only what comes before the first one may fail, and the pieces hold no more
+            of the request than they need, because a client may take long to read them.
+        answer_bytes: returns the most bytes that the answer can have, besides FRAME_BYTES and the
+            model's name, for a body that is prepared.
         is_small: returns True if `prepare` takes no longer than handing the body to a thread.
-        has_small_answer: returns True if `encode` takes no longer than that.
         errors: types of the error bodies, for /docs.
         encode_error: returns an error as JSON, for the record's `variant`.
     """
@@ -171,10 +182,10 @@ class Dialect(Generic[BodyT]):
     example: dict[str, Any]
     decode: Callable[[bytes, RequestRecord], BodyT]
     prepare: Callable[[LoadedModel, BodyT, Turns], PreparedBody]
-    encode: Callable[[Scored[BodyT]], bytes]
+    encode: Callable[[Scored[BodyT]], Iterator[bytes]]
+    answer_bytes: Callable[[BodyT, PreparedBody], int]
     check: Callable[[BodyT, LoadedModel | None], None] = nothing_more
     is_small: Callable[[BodyT], bool] = never
-    has_small_answer: Callable[[Scored[BodyT]], bool] = has_few_items
     errors: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,)
     encode_error: Callable[[GpuscoreError, str], bytes] = encode_error
 
@@ -197,8 +208,8 @@ def answered_name(served: ServedModel, body: CheckedBody) -> str:
 
 async def answer(
     service: ScoringService, dialect: Dialect[BodyT], body: BodyT, call: RequestContext
-) -> bytes:
-    """Return the answer to a body as JSON.
+) -> MadeAnswer:
+    """Return the answer to a body.
 
     Raises:
         GpuscoreError: the request is refused or has failed; each subclass is one code.
@@ -210,9 +221,13 @@ async def answer(
     model = served.ready()
     with record.stage(TOKENIZE):
         if dialect.is_small(body):
-            prepared = dialect.prepare(model, body, ALONE)
+            prepared, size = _prepared(model, dialect, body, ALONE)
         else:
-            prepared = await service.in_turns(call, partial(dialect.prepare, model, body))
+            work = partial(_prepared, model, dialect, body)
+            prepared, size = await service.in_turns(call, work)
+    name = answered_name(served, body)
+    size += FRAME_BYTES + text_bytes(name)
+    call.reserve(size)
     result, parts = None, list[ScoreResult]()
     if prepared.parts:
         parts = await _results(service, model, prepared, call)
@@ -221,17 +236,46 @@ async def answer(
             result = await service.run(model, prepared.request, prepared.salt, call)
         except NonfiniteScore as error:
             raise renumbered(error, scored_places(prepared.errors, body.num_items)) from error
-    name = answered_name(served, body)
     scored = Scored(body, prepared, result, name, record.request_id, call.path, parts)
+    pieces = _encoded(partial(dialect.encode, scored))
     if prepared.prompt_tokens is None:
-        return dialect.encode(scored)
+        return await _begun(service, call, pieces, size)
     with record.stage(RESPOND):
         record.prompt_tokens, record.cached_tokens = scored.prompt_tokens, scored.cached_tokens
         if prepared.request is not None:
             record.label_tokens = prepared.request.num_label_tokens + prepared.label_tokens
-        if dialect.has_small_answer(scored):
-            return dialect.encode(scored)
-        return await service.in_thread(call, partial(dialect.encode, scored))
+        del prepared, result, parts, scored
+        return await _begun(service, call, pieces, size)
+
+
+def _prepared(
+    model: LoadedModel, dialect: Dialect[BodyT], body: BodyT, turns: Turns
+) -> tuple[PreparedBody, int]:
+    prepared = dialect.prepare(model, body, turns)
+    return prepared, dialect.answer_bytes(body, prepared)
+
+
+def _encoded(encode: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+    """Yield the pieces of an answer; the first one is asked for where the work is to be done."""
+    pieces = encode()
+    del encode  # it has the body
+    yield from pieces
+
+
+async def _begun(
+    service: ScoringService, call: RequestContext, pieces: Iterator[bytes], size: int
+) -> MadeAnswer:
+    """Return the answer, whole up to LARGE_ANSWER; its size is at most `size`."""
+    if size <= SMALL_ANSWER:
+        return MadeAnswer(b"".join(pieces))
+    made, length = list[bytes](), 0
+    while length <= LARGE_ANSWER:
+        part = await service.in_thread(call, partial(next_part, pieces))
+        if part is None:
+            return MadeAnswer(b"".join(made))
+        made.append(part)
+        length += len(part)
+    return MadeAnswer(b"".join(made), pieces)
 
 
 async def _results(

@@ -1,5 +1,6 @@
 """vLLM's bodies at /v1/score: pairs of texts, each scored in the model's own prompt."""
 
+from collections.abc import Iterator
 from time import time
 from typing import Annotated, Any, TypeAlias
 
@@ -8,7 +9,7 @@ import msgspec
 from gpuscore.errors import InvalidRequest
 from gpuscore.item_errors import ItemErrors, spread
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.server.api.dialects.dialect import Scored
+from gpuscore.server.api.dialects.dialect import PreparedBody, Scored
 from gpuscore.server.api.dialects.ranking import CheckedRanking, present_texts, ranking_of
 from gpuscore.server.api.fields import (
     AnsweredModel,
@@ -24,6 +25,15 @@ from gpuscore.server.api.fields import (
     Unused,
     about,
     refused,
+)
+from gpuscore.server.api.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    ROWS,
+    error_bytes,
+    in_pieces,
+    list_json,
 )
 from gpuscore.server.api.schema import (
     FailedItems,
@@ -129,6 +139,8 @@ class _Keys(msgspec.Struct):
     data_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
+# Names, an index, a score, a mark.
+_PAIR_BYTES = 64 + COUNT_BYTES + NUMBER_BYTES
 _UNSUPPORTED = ("max_tokens_per_query", "mm_processor_kwargs", "chat_template_kwargs")
 _keys = msgspec.json.Decoder(_Keys)
 _decoder = msgspec.json.Decoder(PairsBody)
@@ -192,7 +204,11 @@ def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
     return given[0]
 
 
-def encode_pairs(scored: Scored[CheckedPairs]) -> bytes:
+def pairs_bytes(body: CheckedPairs, prepared: PreparedBody) -> int:
+    return _PAIR_BYTES * body.num_items + error_bytes(prepared.errors)
+
+
+def encode_pairs(scored: Scored[CheckedPairs]) -> Iterator[bytes]:
     ranking, tokens = ranking_of(scored), scored.prompt_tokens
     scores = spread(ranking.scores.tolist(), scored.errors, scored.body.num_items)
     cut = set(ranking.truncated)
@@ -201,8 +217,9 @@ def encode_pairs(scored: Scored[CheckedPairs]) -> bytes:
         "list",
         int(time()),
         scored.model,
-        [PairScore(i, "score", score, i in cut) for i, score in enumerate(scores)],
+        HOLE,
         short_usage(tokens, scored.cached_tokens),
         failed_items(scored.prepared.errors),
     )
-    return msgspec.json.encode(answer)
+    rows = (PairScore(i, "score", score, i in cut) for i, score in enumerate(scores))
+    return in_pieces(answer, list_json(rows, ROWS))

@@ -44,5 +44,6 @@ GENERATING = Dialect(
     decode=_refuse,
     prepare=_never,
     encode=_never,
+    answer_bytes=_never,
     example={"model": "default"},
 )

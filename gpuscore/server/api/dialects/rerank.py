@@ -5,7 +5,7 @@
 accepted at values that change nothing; other values are refused, and the error names the field.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import time
 from typing import Annotated, Any, TypeAlias
 
@@ -16,17 +16,19 @@ from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.item_errors import ItemErrors
 from gpuscore.probabilities import label_mass
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.server.api.dialects.dialect import Dialect, Scored
+from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.dialects.ranking import CheckedRanking, prepare_ranking, ranking_of
 from gpuscore.server.api.dialects.rerank_documents import shown, texts_of
+from gpuscore.server.api.dialects.rerank_types import (
+    RankedDocument,
+    RankedText,
+    RerankAnswer,
+    TeiError,
+)
 from gpuscore.server.api.errors import ErrorAnswer, error_body
 from gpuscore.server.api.fields import (
-    AnsweredModel,
-    AnswerId,
     CacheSalt,
-    Created,
     ErrorMode,
-    Index,
     Instruction,
     ModelName,
     MostTokens,
@@ -34,15 +36,23 @@ from gpuscore.server.api.fields import (
     RawFlag,
     ReturnMass,
     Truncate,
-    Truncated,
     Unused,
     about,
     refused,
 )
 from gpuscore.server.api.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
+from gpuscore.server.api.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    ROWS,
+    error_bytes,
+    in_pieces,
+    list_json,
+    text_bytes,
+    value_bytes,
+)
 from gpuscore.server.api.schema import (
-    FailedItems,
-    ShortUsage,
     check_not_negative,
     decoding_errors,
     failed_items,
@@ -118,57 +128,9 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 CheckedRerank: TypeAlias = CheckedRanking[RerankBody]
-LabelMass = Annotated[float | None, about("The probability of all labels together, if asked for.")]
-
-
-class RankedDocument(msgspec.Struct, omit_defaults=True):
-    index: Index
-    relevance_score: Annotated[float, about("From 0 to 1, or the raw score if asked for.")]
-    document: Annotated[
-        dict[str, Any] | str | None,
-        about('The document, if asked for: an object, a text as `{"text": ...}`.'),
-    ] = None
-    truncated: Truncated = False
-    label_mass: LabelMass = None
-
-
-class RerankAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer to `documents`."""
-
-    id: AnswerId
-    object: Annotated[str, about("`rerank`; `list` at /v1/rerank, as Jina's clients expect.")]
-    created: Created
-    model: AnsweredModel
-    results: Annotated[
-        list[RankedDocument],
-        about("Best first; equal scores keep the request's order. Those in `errors` are left out."),
-    ]
-    usage: ShortUsage
-    meta: Annotated[
-        dict[str, Any],
-        about("Cohere's metadata: version, units, tokens, and warnings of truncated documents."),
-    ]
-    errors: FailedItems = None
-
-
-class RankedText(msgspec.Struct, omit_defaults=True):
-    """A document in TEI's answer to `texts`, which lists the best first."""
-
-    index: Index
-    score: Annotated[float, about("From 0 to 1, or the raw score if asked for.")]
-    text: Annotated[str | None, about("The document, if asked for.")] = None
-    truncated: Truncated = False
-    label_mass: LabelMass = None
-
-
-class TeiError(msgspec.Struct):
-    """TEI's error, for a body with `texts`."""
-
-    error: str
-    error_type: str
-
-
 TEI = "tei"  # the variant of a request whose body is TEI's
+# Names, an index, a score, a mass, a mark.
+_RANKED_BYTES = 96 + COUNT_BYTES + 2 * NUMBER_BYTES
 _TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
 _decoder = msgspec.json.Decoder(RerankBody)
 
@@ -222,7 +184,15 @@ _UNSUPPORTED = (
 )
 
 
-def encode_rerank(scored: Scored[CheckedRerank]) -> bytes:
+def rerank_bytes(body: CheckedRerank, prepared: PreparedBody) -> int:
+    fields, size = body.fields, _RANKED_BYTES * body.num_items + error_bytes(prepared.errors)
+    if fields.wants_documents:
+        # Infinity's clients get texts, which may have names of fields before each value.
+        size += sum(map(value_bytes, fields.documents or ())) + text_bytes(*body.given.documents)
+    return size
+
+
+def encode_rerank(scored: Scored[CheckedRerank]) -> Iterator[bytes]:
     """Return the answer as JSON, best first; equal scores keep the order of the request."""
     fields, ranking = scored.body.fields, ranking_of(scored)
     order = np.argsort(-ranking.scores, kind="stable")
@@ -230,18 +200,19 @@ def encode_rerank(scored: Scored[CheckedRerank]) -> bytes:
     scores, cut = ranking.scores.tolist(), set(ranking.truncated)
     wanted = fields.return_label_mass and scores
     masses = label_mass(scored.scores, scored.request).tolist() if wanted else [None] * len(scores)
-    chosen = [(ranking.places[number], scores[number], masses[number]) for number in best]
+    chosen = ((ranking.places[number], scores[number], masses[number]) for number in best)
     document = _document_of(scored)
-    rows = [(i, score, document(i), i in cut, mass) for i, score, mass in chosen]
+    rows = ((i, score, document(i), i in cut, mass) for i, score, mass in chosen)
+    step = 1 if fields.wants_documents else ROWS  # a document may be long
     if fields.is_tei:
-        return msgspec.json.encode([RankedText(*row) for row in rows])
-    results = [RankedDocument(*row) for row in rows]
+        return list_json((RankedText(*row) for row in rows), step)
+    results = list_json((RankedDocument(*row) for row in rows), step)
     tokens = scored.prompt_tokens
     kind = "list" if scored.path == JINA_RERANK_PATH else "rerank"
     usage, meta = short_usage(tokens, scored.cached_tokens), _meta(len(order), tokens, len(cut))
     errors = failed_items(scored.prepared.errors)
     about_it = scored.request_id, kind, int(time()), scored.model
-    return msgspec.json.encode(RerankAnswer(*about_it, results, usage, meta, errors))
+    return in_pieces(RerankAnswer(*about_it, HOLE, usage, meta, errors), results)
 
 
 def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
@@ -291,6 +262,7 @@ RERANK = Dialect(
     decode=decode_rerank,
     prepare=prepare_ranking,
     encode=encode_rerank,
+    answer_bytes=rerank_bytes,
     errors=(ErrorAnswer, TeiError),
     encode_error=encode_rerank_error,
     example={

@@ -3,15 +3,18 @@
 docs/dialects/score.md describes it. Bodies in pairs are vLLM's (`pairs`).
 """
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from gpuscore.arrays import Float64Array
 from gpuscore.errors import InvalidRequest
 from gpuscore.item_errors import ItemErrors, spread
 from gpuscore.label_nodes import per_token
 from gpuscore.probabilities import check_temperature, label_logprobs, label_mass, label_scores
+from gpuscore.request import ScoreResult
 from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.dialects.pairs import (
     CheckedPairs,
@@ -20,16 +23,27 @@ from gpuscore.server.api.dialects.pairs import (
     are_pairs,
     decode_pairs,
     encode_pairs,
+    pairs_bytes,
 )
 from gpuscore.server.api.dialects.ranking import CheckedRanking, prepare_ranking
+from gpuscore.server.api.dialects.score_parts import decode_in_parts
 from gpuscore.server.api.dialects.score_types import Ids, ScoreAnswer, ScoreBody, Text
 from gpuscore.server.api.paths import SCORE_PATH
+from gpuscore.server.api.pieces import (
+    HOLE,
+    NUMBER_BYTES,
+    NUMBERS,
+    error_bytes,
+    in_pieces,
+    list_json,
+)
 from gpuscore.server.api.schema import (
     PromptTokensDetails,
     TokenUsage,
     decoding_errors,
     failed_items,
 )
+from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel
 from gpuscore.server.service import SMALL_ITEMS, SMALL_TOKENS
@@ -73,7 +87,8 @@ def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPa
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     try:
         with decoding_errors():
-            decoded = _decoder.decode(body)
+            decoded = decode_in_parts(body) if len(body) >= LARGE else None
+            decoded = decoded or _decoder.decode(body)
     except InvalidRequest:
         if not are_pairs(body):
             raise
@@ -153,35 +168,69 @@ def _is_small(body: CheckedScore | CheckedPairs) -> bool:
     return len(given.query) + sum(map(len, given.items)) + labels <= SMALL_TOKENS
 
 
-def encode_score(scored: Scored[Any]) -> bytes:
+def score_bytes(body: CheckedScore | CheckedPairs, prepared: PreparedBody) -> int:
+    if isinstance(body, CheckedRanking):
+        return pairs_bytes(body, prepared)
+    fields, request, rows = body.fields, prepared.request, body.num_items
+    labels = 0
+    if request is not None:
+        same = request.trie and len(request.trie.sequences) * len(request.label_ids)
+        labels = same or sum(map(len, request.label_ids))
+    tables = 2 if fields.return_label_logprobs else 1
+    masses = NUMBER_BYTES * rows if fields.return_label_mass else 0
+    return tables * (NUMBER_BYTES * labels + 5 * rows) + masses + error_bytes(prepared.errors)
+
+
+def encode_score(scored: Scored[Any]) -> Iterator[bytes]:
     """Return the scores as JSON; for pairs, vLLM's answer."""
     if isinstance(scored.body, CheckedRanking):
         return encode_pairs(scored)
     body: ScoreBody = scored.body.fields
-    rows: list[list[float]] = []
-    logprobs: list[list[float]] = []
-    mass: list[float] = []
-    if scored.result is not None:  # there are items
-        result, softmax, temperature = scored.result, body.softmax, _temperature(body)
-        mean = body.label_length_normalization == "mean"
-        shown = per_token(result, scored.request.trie) if mean else result
-        found = label_scores(shown, apply_softmax=softmax, temperature=temperature)
-        rows = [row.tolist() for row in found]
-        if body.return_label_logprobs:
-            logprobs = [row.tolist() for row in label_logprobs(result)]
-        if body.return_label_mass:
-            mass = label_mass(result, scored.request).tolist()
-    errors, count, tokens = scored.errors, scored.body.num_items, scored.prompt_tokens
+    result, errors, count = scored.result, scored.errors, scored.body.num_items
+    request, softmax, temperature = scored.prepared.request, body.softmax, _temperature(body)
+    divisor = request.trie if request and body.label_length_normalization == "mean" else None
+    widest = 1 if result is None else max(map(len, result.label_logits))
+
+    def scores(part: ScoreResult, _: slice) -> Iterable[Float64Array]:
+        shown = per_token(part, divisor)
+        return label_scores(shown, apply_softmax=softmax, temperature=temperature)
+
+    def masses(part: ScoreResult, items: slice) -> Iterable[Float64Array]:
+        assert request is not None  # noqa: S101  (it has a result)
+        return label_mass(part, request, items)
+
+    def listed(compute: Callable[[ScoreResult, slice], Iterable[Float64Array]]) -> Iterator[bytes]:
+        rows = () if result is None else _rows(result, max(1, NUMBERS // widest), compute)
+        return list_json(spread(rows, errors, count), max(1, NUMBERS // widest))
+
+    tables = [listed(scores)]
+    if body.return_label_logprobs:
+        tables.append(listed(lambda part, _: label_logprobs(part)))
+    if body.return_label_mass:
+        tables.append(listed(masses))
+    tokens = scored.prompt_tokens
     answer = ScoreAnswer(
-        scores=spread(rows, errors, count),
+        scores=HOLE,
         model=scored.model,
         usage=TokenUsage(tokens, tokens, 0, PromptTokensDetails(scored.cached_tokens)),
         object="scoring",
-        label_logprobs=spread(logprobs, errors, count) if body.return_label_logprobs else None,
-        label_mass=spread(mass, errors, count) if body.return_label_mass else None,
+        label_logprobs=HOLE if body.return_label_logprobs else None,
+        label_mass=HOLE if body.return_label_mass else None,
         errors=failed_items(scored.prepared.errors),
     )
-    return msgspec.json.encode(answer)
+    return in_pieces(answer, *tables)
+
+
+def _rows(
+    result: ScoreResult,
+    step: int,
+    compute: Callable[[ScoreResult, slice], Iterable[Float64Array]],
+) -> Iterator[Any]:
+    """Yield what `compute` returns for `step` items at a time, as Python's numbers or lists."""
+    for start in range(0, len(result.label_logits), step):
+        items = slice(start, start + step)
+        for row in compute(result.part(items), items):
+            yield row.tolist()
 
 
 def _temperature(body: ScoreBody) -> float:
@@ -197,6 +246,7 @@ SCORE = Dialect(
     decode=decode_score,
     prepare=prepare_score,
     encode=encode_score,
+    answer_bytes=score_bytes,
     check=check_score,
     is_small=_is_small,
     example={

@@ -1,6 +1,7 @@
 """The dialect of /v1/systemone: System One's typed questions about one state."""
 
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -34,6 +35,17 @@ from gpuscore.server.api.dialects.system_one_types import (
 )
 from gpuscore.server.api.errors import ErrorAnswer, error_body
 from gpuscore.server.api.paths import SYSTEM_ONE_PATH
+from gpuscore.server.api.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    QUESTIONS,
+    ROWS,
+    in_pieces,
+    object_json,
+    text_bytes,
+    value_bytes,
+)
 from gpuscore.server.api.schema import PromptTokensDetails, decoding_errors
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel
@@ -106,18 +118,44 @@ def _asked(question: SystemOneQuestion, limits: RequestLimits, param: str) -> De
     return score_question(instructions, question.criteria, limits, param)
 
 
-def encode_system_one(scored: Scored[SystemOneBody]) -> bytes:
+def system_one_bytes(body: SystemOneBody, prepared: PreparedBody) -> int:
+    diagnostics = 64 + NUMBER_BYTES
+    return sum(
+        2 * text_bytes(name) + diagnostics + _question_bytes(question)
+        for name, question in body.questions.items()
+    )
+
+
+def _question_bytes(question: SystemOneQuestion) -> int:
+    """Return the most bytes of a question's answer, which shows its best option twice."""
+    size = 128 + 3 * NUMBER_BYTES
+    if isinstance(question, NamedChoiceQuestion):
+        names = [*question.criteria]
+        longest = max(map(text_bytes, names), default=0)
+        return size + longest + NUMBER_BYTES * len(names) + text_bytes(*names)
+    if isinstance(question, ScoreQuestion):
+        levels = (COUNT_BYTES + NUMBER_BYTES) * 2 * len(question.criteria)
+        return size + levels + sum(map(value_bytes, question.criteria))
+    return size
+
+
+def encode_system_one(scored: Scored[SystemOneBody]) -> Iterator[bytes]:
     reads: DecisionReads = scored.prepared.notes
     found = dict(zip(scored.body.questions, reads.answers(scored.scores), strict=True))
     answer = SystemOneAnswer(
         scored.request_id,
         int(time.time()),
         scored.model,
-        {name: _answer(one, found[name]) for name, one in scored.body.questions.items()},
+        HOLE,
         SystemOneUsage(scored.prompt_tokens, PromptTokensDetails(scored.cached_tokens)),
-        {name: Diagnostics(one.label_mass, one.argmax_is_label) for name, one in found.items()},
+        HOLE,
     )
-    return msgspec.json.encode(answer)
+    questions = scored.body.questions
+    answers = ((name, _answer(one, found[name])) for name, one in questions.items())
+    diagnostics = (
+        (name, Diagnostics(one.label_mass, one.argmax_is_label)) for name, one in found.items()
+    )
+    return in_pieces(answer, object_json(answers, QUESTIONS), object_json(diagnostics, ROWS))
 
 
 def _answer(
@@ -153,6 +191,7 @@ SYSTEM_ONE = Dialect(
     decode=decode_system_one,
     prepare=prepare_system_one,
     encode=encode_system_one,
+    answer_bytes=system_one_bytes,
     encode_error=encode_system_one_error,
     example={
         "state": {"query": "a red bedroom lamp", "item": "Small crimson lantern made of steel."},

@@ -1,6 +1,7 @@
 """The dialects of /tokenize and /detokenize, with vLLM's bodies and answers."""
 
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
 
@@ -8,6 +9,16 @@ from gpuscore.errors import InvalidRequest, TooManyTokens
 from gpuscore.server.api.dialects.dialect import Dialect, PreparedBody, Scored
 from gpuscore.server.api.fields import ModelName, about
 from gpuscore.server.api.paths import DETOKENIZE_PATH, TOKENIZE_PATH
+from gpuscore.server.api.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBERS,
+    ROWS,
+    in_pieces,
+    list_json,
+    text_bytes,
+    text_json,
+)
 from gpuscore.server.api.schema import decoding_errors
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel
@@ -91,10 +102,9 @@ def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> Pr
             f"at least {over.least} tokens, the limit is {limit}", param="prompt"
         ) from None
     _check_count(len(ids), "prompt", model.prompts.builder)
-    tokens = ids.tolist()
-    names = [encoder.token_name(id) for id in tokens] if body.return_token_strs else None
-    answer = TokenizeAnswer(len(tokens), model.engine.limits.max_model_len, tokens, names)
-    return PreparedBody(None, notes=msgspec.json.encode(answer))
+    names = HOLE if body.return_token_strs else None
+    answer = TokenizeAnswer(len(ids), model.engine.limits.max_model_len, HOLE, names)
+    return PreparedBody(None, notes=(answer, ids, encoder))
 
 
 def prepare_detokenize(model: LoadedModel, body: DetokenizeBody, turns: Turns) -> PreparedBody:
@@ -109,14 +119,31 @@ def prepare_detokenize(model: LoadedModel, body: DetokenizeBody, turns: Turns) -
     if model.prompts.builder.encoder is None:
         raise InvalidRequest("this model has no tokenizer", param="tokens")
     ids = model.prompts.builder.checks.ids(body.tokens, "tokens")
-    answer = DetokenizeAnswer(model.prompts.builder.encoder.text(ids.tolist()))
-    return PreparedBody(None, notes=msgspec.json.encode(answer))
+    return PreparedBody(None, notes=model.prompts.builder.encoder.text(ids.tolist()))
 
 
-def _encoded(scored: Scored[Any]) -> bytes:
-    """Return the answer that `prepare` has made; the engine is not asked."""
-    answer: bytes = scored.prepared.notes
-    return answer
+def tokenize_bytes(body: TokenizeBody, prepared: PreparedBody) -> int:
+    _, ids, encoder = prepared.notes
+    names = map(encoder.token_name, ids.tolist()) if body.return_token_strs else ()
+    return COUNT_BYTES * len(ids) + text_bytes(*names)
+
+
+def detokenize_bytes(body: DetokenizeBody, prepared: PreparedBody) -> int:
+    return text_bytes(prepared.notes)
+
+
+def encode_tokenize(scored: Scored[TokenizeBody]) -> Iterator[bytes]:
+    """Return the ids that `prepare` has made; the engine is not asked."""
+    answer, ids, encoder = scored.prepared.notes
+    starts = range(0, len(ids), NUMBERS)
+    tokens = (id for start in starts for id in ids[start : start + NUMBERS].tolist())
+    names = [list_json(map(encoder.token_name, ids.tolist()), ROWS)] if answer.token_strs else []
+    return in_pieces(answer, list_json(tokens), *names)
+
+
+def encode_detokenize(scored: Scored[DetokenizeBody]) -> Iterator[bytes]:
+    """Return the text that `prepare` has made; the engine is not asked."""
+    return in_pieces(DetokenizeAnswer(HOLE), text_json(scored.prepared.notes))
 
 
 def _check_count(count: int, param: str, builder: PromptBuilder) -> None:
@@ -133,7 +160,8 @@ TOKENIZE_TEXT = Dialect(
     answers=(TokenizeAnswer,),
     decode=decode_tokenize,
     prepare=prepare_tokenize,
-    encode=_encoded,
+    encode=encode_tokenize,
+    answer_bytes=tokenize_bytes,
     example={"prompt": "A red steel lamp."},
 )
 DETOKENIZE = Dialect(
@@ -144,6 +172,7 @@ DETOKENIZE = Dialect(
     answers=(DetokenizeAnswer,),
     decode=decode_detokenize,
     prepare=prepare_detokenize,
-    encode=_encoded,
+    encode=encode_detokenize,
+    answer_bytes=detokenize_bytes,
     example={"tokens": [32, 33]},
 )

@@ -1,0 +1,321 @@
+"""Promise: an answer's size is known before it is computed, and a large answer is sent in pieces
+that are together what one encoding of it would be."""
+
+import json
+import random
+import re
+import time
+
+import msgspec
+import pytest
+
+from gpuscore.server.api.dialects.classify import ClassifyAnswer
+from gpuscore.server.api.dialects.completion_types import CompletionAnswer
+from gpuscore.server.api.dialects.decision_types import DecisionsAnswer
+from gpuscore.server.api.dialects.dialect import LARGE_ANSWER
+from gpuscore.server.api.dialects.pairs import PairsAnswer
+from gpuscore.server.api.dialects.rerank_types import RankedText, RerankAnswer
+from gpuscore.server.api.dialects.score_types import ScoreAnswer
+from gpuscore.server.api.dialects.system_one_types import SystemOneAnswer
+from gpuscore.server.api.dialects.table import DIALECT_OF, DIALECTS
+from gpuscore.server.api.dialects.tokens import DetokenizeAnswer, TokenizeAnswer
+from gpuscore.server.api.paths import GENERATING_PATHS
+from gpuscore.server.api.pieces import list_json, object_json, text_bytes, text_json, value_bytes
+from support.connections import Connection, check_error, connected
+from support.error_table import covers
+from support.serving import serving, wait_until
+from support.tape_engine import HELD, MARK
+from support.tape_servers import body_of, let_go, tape_server
+
+ODD = 'A "lamp"\n\t\\ \x01 é 中 \U0001f600 '  # characters of every length as JSON
+WORDS = ["a", "red", "steel", "lamp", "and", "a", "blue", "wooden", "chair", "for", "the", "garden"]
+
+
+def items(count, labels, width=3, **fields):
+    ids = [[(7 * i + j) % 300 for j in range(width)] for i in range(count)]
+    return "/v1/score", {"items": ids, "label_token_ids": labels, **fields}
+
+
+def texts(count, text="{} lamp"):
+    return [text.format(i) for i in range(count)]
+
+
+QUESTION = {"type": "choice", "criteria": {f"{ODD}{i}": None for i in range(20)}}
+BODIES = {  # name -> the type of the answer, and a request
+    "score": (ScoreAnswer, items(700, [*range(60)], return_label_logprobs=True)),
+    "mass": (ScoreAnswer, items(2000, [1, 2, 2], apply_softmax=True, return_label_mass=True)),
+    "lists": (ScoreAnswer, items(900, [[*range(1 + i % 63)] for i in range(900)])),
+    "sequences": (
+        ScoreAnswer,
+        ("/v1/score", {"items": texts(70), "labels": ["yes it is", "no", "yes"], "query": "q"}),
+    ),
+    "mean of tokens": (
+        ScoreAnswer,
+        (
+            "/v1/score",
+            {
+                "items": texts(70),
+                "labels": ["yes it is", "no"],
+                "label_length_normalization": "mean",
+                "return_label_logprobs": True,
+                "return_label_mass": True,
+            },
+        ),
+    ),
+    "errors": (
+        ScoreAnswer,
+        (
+            "/v1/score",
+            {
+                "items": [None if i % 7 == 1 else [i % 400] for i in range(8000)],
+                "label_token_ids": [*range(9)],
+                "return_label_logprobs": True,
+                "return_label_mass": True,
+                "on_error": "null",
+            },
+        ),
+    ),
+    "no item": (ScoreAnswer, items(0, [1], return_label_mass=True)),
+    "all errors": (
+        ScoreAnswer,
+        ("/v1/score", {"items": [None], "labels": ["a"], "on_error": "null"}),
+    ),
+    "pairs": (PairsAnswer, ("/v1/score", {"queries": "a", "documents": texts(200)})),
+    "pairs with errors": (
+        PairsAnswer,
+        ("/v1/score", {"queries": "a", "documents": [None, *texts(90)], "on_error": "null"}),
+    ),
+    "classify": (
+        ClassifyAnswer,
+        ("/v1/classify", {"input": texts(150), "labels": ["yes", "no"], "return_label_mass": True}),
+    ),
+    "logits": (
+        ClassifyAnswer,
+        ("/v1/classify", {"input": ODD, "labels": ["yes", "no"], "use_activation": False}),
+    ),
+    "rerank": (
+        RerankAnswer,
+        ("/v1/rerank", {"query": "q", "documents": texts(150), "return_label_mass": True}),
+    ),
+    "rerank with documents": (
+        RerankAnswer,
+        (
+            "/rerank",
+            {
+                "query": "q",
+                "documents": [*texts(70, ODD + "{}"), {"text": "a", ODD: [1e300, True, {ODD: 7}]}],
+                "return_documents": True,
+                "on_error": "null",
+            },
+        ),
+    ),
+    "texts": (
+        list[RankedText],
+        ("/rerank", {"query": "q", "texts": texts(80, ODD + "{}"), "return_text": True}),
+    ),
+    "echo": (
+        CompletionAnswer,
+        (
+            "/v1/completions",
+            {
+                "prompt": [[(7 * i + j) % 500 for j in range(40)] for i in range(60)],
+                "max_tokens": 0,
+                "echo": True,
+                "logprobs": 20,
+            },
+        ),
+    ),
+    "echo of texts": (
+        CompletionAnswer,
+        (
+            "/v1/completions",
+            {"prompt": texts(30, ODD + "{}"), "max_tokens": 1, "echo": True, "logprobs": 0},
+        ),
+    ),
+    "next token": (
+        CompletionAnswer,
+        ("/v1/completions", {"prompt": texts(70), "max_tokens": 1, "logprobs": 3}),
+    ),
+    "echo alone": (
+        CompletionAnswer,
+        ("/v1/completions", {"prompt": [[7, 300, 2]], "max_tokens": 0, "echo": True}),
+    ),
+    "decisions": (
+        DecisionsAnswer,
+        (
+            "/v1/decisions",
+            {
+                "input": "A lamp.",
+                "questions": [
+                    {"type": "predicate", "instructions": "It is red.", "name": ODD},
+                    {
+                        "type": "choice",
+                        "instructions": "What is it?",
+                        "choices": [{"value": True}, {"value": ODD}],
+                    },
+                ]
+                * 10,
+            },
+        ),
+    ),
+    "systemone": (
+        SystemOneAnswer,
+        (
+            "/v1/systemone",
+            {
+                "state": "A lamp.",
+                "questions": {
+                    **{f"{ODD} {i}": QUESTION for i in range(12)},
+                    "size": {"type": "score", "criteria": ["small", {"a": ODD}, ODD]},
+                    "fits": {"type": "noul", "instructions": "Is it red?"},
+                },
+            },
+        ),
+    ),
+    "tokenize": (TokenizeAnswer, ("/tokenize", {"prompt": " ".join(WORDS * 3000)})),
+    "tokenize with names": (
+        TokenizeAnswer,
+        ("/tokenize", {"prompt": ODD * 300, "return_token_strs": True}),
+    ),
+    "detokenize": (DetokenizeAnswer, ("/detokenize", {"tokens": [i % 500 for i in range(9000)]})),
+}
+
+
+@pytest.fixture(scope="module")
+def refusing():
+    """A client of the demo model, on a server whose answers may have one byte."""
+    with (
+        serving("demo", "--threads", "1", "--max-answer-bytes", "1") as running,
+        connected(running) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_pieces_are_one_encoding_within_the_bound(demo, refusing, name):
+    kind, (path, body) = BODIES[name]
+    reply = demo.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    answer = reply.content
+    assert msgspec.json.encode(msgspec.json.decode(answer, type=kind)) == answer
+    assert ("content-length" in reply.headers) == (len(answer) <= LARGE_ANSWER)
+    told = refusing.post(path, json=body).json()["error"]
+    told = told if isinstance(told, str) else told["message"]  # TEI's, or ours
+    most = int(re.match(r"the answer may have (\d+) bytes", told)[1])
+    assert len(answer) <= most <= 8 * len(answer) + 4096, (len(answer), most)
+
+
+def test_every_dialect_is_tried():
+    tried = {path for _, (path, _) in BODIES.values()}
+    assert all(
+        tried & {*dialect.paths} for dialect in DIALECTS if dialect.paths != GENERATING_PATHS
+    )
+
+
+@covers("answer_too_large")
+@pytest.mark.parametrize("path", sorted(set(DIALECT_OF) - set(GENERATING_PATHS)))
+def test_a_large_answer_is_refused(refusing, path):
+    reply = refusing.post(path, json=DIALECT_OF[path].example)
+    message = check_error(reply, 400, "answer_too_large", None)
+    assert re.fullmatch(r"the answer may have \d+ bytes, the limit is 1", message)
+
+
+def test_a_large_answer_is_refused_in_teis_shape(refusing):
+    reply = refusing.post("/rerank", json={"query": "q", "texts": ["a"]})
+    assert (reply.status_code, reply.json()["error_type"]) == (400, "Validation")
+    assert "the limit is 1" in reply.json()["error"]
+
+
+def test_pieces_of_lists_objects_and_texts():
+    rng = random.Random(7)
+    for size in (0, 1, 2, 5, 511, 512, 513):
+        rows = [[rng.random()] * rng.randrange(3) for _ in range(size)]
+        named = {f"{i}{ODD}": row for i, row in enumerate(rows)}
+        text = "".join(rng.choice(ODD) for _ in range(size * 300))
+        for step in (1, 2, 512):
+            assert b"".join(list_json(rows, step)) == msgspec.json.encode(rows)
+            assert b"".join(object_json(named.items(), step)) == msgspec.json.encode(named)
+        assert b"".join(text_json(text, "", text)) == msgspec.json.encode(text + text)
+        assert len(msgspec.json.encode(text)) <= text_bytes(text)
+    values = [
+        None,
+        True,
+        10**40,
+        -(2**63),
+        -2.2250738585072014e-308,
+        ODD,
+        [],
+        {},
+        [[ODD]],
+        {ODD: [1]},
+    ]
+    for value in (*values, values):
+        assert len(msgspec.json.encode(value)) < value_bytes(value)
+
+
+LARGE = items(700, [*range(60)], return_label_logprobs=True)
+
+
+def large_body():
+    return json.dumps(LARGE[1]).encode()
+
+
+def test_a_large_answer_keeps_the_connection(demo):
+    with Connection(demo, timeout=60) as connection:
+        for _ in range(2):
+            connection.request(body=large_body())
+            reply = connection.reply()
+            assert (reply.status, reply.headers["transfer-encoding"]) == (200, "chunked")
+            assert "connection" not in reply.headers
+            assert len(json.loads(reply.body)["scores"]) == 700
+        connection.request("GET", "/health")
+        assert connection.reply().status == 200
+
+
+def test_http_1_0_ends_a_large_answer_by_closing(demo):
+    with Connection(demo, timeout=60) as connection:
+        head = connection.head(body=large_body()).replace(b"HTTP/1.1", b"HTTP/1.0")
+        connection.send(head + large_body())
+        data = b""
+        while part := connection.socket.recv(2**16):
+            data += part
+    head, body = data.split(b"\r\n\r\n", 1)
+    assert b"chunked" not in head
+    assert b"content-length" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert len(json.loads(body)["scores"]) == 700
+
+
+def test_answers_count_with_the_bodies():
+    """While one request is computed, what its answer may have is taken; then it is free again."""
+    wide = {"items": [[1]] * 400, "label_token_ids": [*range(100)]}  # a million bytes at most
+    with tape_server(server={"max_queued_bytes": 1_000_000}) as (_, client):
+        assert client.post("/v1/score", json=wide).status_code == 200  # alone
+        with Connection(client) as held:
+            MARK.unlink(missing_ok=True)
+            held.request(body=body_of(HELD))
+            wait_until(MARK.exists)
+            message = check_error(client.post("/v1/score", json=wide), 429, "overloaded", None)
+            assert re.search(r"bodies and answers of \d{4} bytes are in flight", message)
+            assert let_go(held).status == 200
+        assert client.post("/v1/score", json=wide).status_code == 200
+
+
+def test_a_slow_reader_counts_until_it_leaves():
+    wide = json.dumps({"items": [[1]] * 9000, "label_token_ids": [*range(100)]}).encode()
+    other = {"items": [[1]] * 400, "label_token_ids": [*range(100)]}
+    with tape_server(server={"max_queued_bytes": 23_000_000}) as (_, client):
+        with Connection(client) as slow:
+            slow.request(body=wide)
+            slow.socket.recv(1)
+            time.sleep(0.2)
+            check_error(client.post("/v1/score", json=other), 429, "overloaded", None)
+        wait_until(lambda: client.post("/v1/score", json=other).status_code == 200)
+
+
+def test_the_bytes_of_a_large_answer_are_recorded(watched):
+    path, body = LARGE
+    reply = watched.client.post(path, json=body)
+    assert reply.status_code == 200
+    line = watched.line(reply.headers["x-request-id"])
+    assert line["bytes_out"] == len(reply.content) > LARGE_ANSWER
