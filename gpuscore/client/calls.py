@@ -17,6 +17,9 @@ from gpuscore.item_errors import ItemError
 ResultT = TypeVar("ResultT", covariant=True)
 AnswerT = TypeVar("AnswerT", bound="Answer")
 CardsT = TypeVar("CardsT")
+# Of one answer. "0," becomes 32 bytes, so a limit on bytes alone does not bound memory. Scores of
+# 16 digits come to fewer values in 256 MiB.
+MOST_VALUES = 2**24
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -208,6 +211,9 @@ def new_id() -> str:
 
 
 def decode(reply: Reply, kind: type[CardsT]) -> CardsT:
+    values = reply.content.count(b",")
+    if values > MOST_VALUES:
+        raise bad_answer(reply, f"{values} values, the limit is {MOST_VALUES}")
     try:
         return msgspec.json.decode(reply.content, type=kind)
     except UNREADABLE as error:  # which may quote the server

@@ -12,6 +12,7 @@ import pytest
 
 from gpuscore import Noul
 from gpuscore.client import BadAnswer, Client, ClientError, ConnectionFailed, StatusError
+from gpuscore.client.calls import MOST_VALUES
 from gpuscore.client.errors import LONGEST_TEXT, REQUEST_ID
 from gpuscore.client.options import MAX_ANSWER_BYTES
 from gpuscore.server.observe import record
@@ -76,6 +77,16 @@ def test_codings_that_nobody_asked_for(call):
     whole = head("Content-Encoding: br", "Content-Length: 1") + b"x"
     with answering(lambda: [whole]) as server, pytest.raises(BadAnswer, match="Content-Encoding"):
         score(call, server)
+
+
+def test_short_values(call):
+    """They would take many times their bytes in memory."""
+    content = b'{"scores": [[' + b"0," * (MOST_VALUES + 1) + b"0]]}"
+    whole = head(f"Content-Length: {len(content)}") + content
+    with answering(lambda: [whole]) as server:
+        with pytest.raises(BadAnswer, match=f"{MOST_VALUES + 1} values, the limit is"):
+            score(call, server)
+        assert server.requests == 1
 
 
 TRICKLES = {
