@@ -99,7 +99,7 @@ def pair(given: Any, param: str, what: str) -> tuple[Any, Any]:
     return given[0], given[1]
 
 
-def _is_sequence(given: object) -> TypeGuard[Sequence[Any]]:
+def _is_sequence(given: object) -> TypeGuard[Any]:
     return isinstance(given, Sequence | np.ndarray) and not isinstance(given, (str, *_BYTES))
 
 

@@ -1,8 +1,8 @@
 """Client calls as data: the requests to send, and a function that joins their answers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -10,13 +10,17 @@ import msgspec
 from gpuscore.client.errors import BadAnswer, StatusError
 from gpuscore.client.options import RequestOptions
 from gpuscore.client.results import Model
-from gpuscore.client.retries import Reply
+from gpuscore.client.retries import UNREADABLE, Reply
 from gpuscore.client.split import Body, SplitLimits
 from gpuscore.item_errors import ItemError
 
 ResultT = TypeVar("ResultT", covariant=True)
 AnswerT = TypeVar("AnswerT", bound="Answer")
 CardsT = TypeVar("CardsT")
+# Of one answer. "0," becomes 32 bytes, so a limit on bytes alone does not bound memory. Scores of
+# 16 digits come to fewer values in 256 MiB.
+MOST_VALUES = 2**24
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +52,13 @@ class ClientCall(Generic[ResultT]):
 class Details(msgspec.Struct):
     """The usage's part about the prefix cache."""
 
-    cached_tokens: int = 0
+    cached_tokens: Count = 0
 
 
 class Usage(msgspec.Struct):
     """An answer's usage."""
 
-    prompt_tokens: int
+    prompt_tokens: Count
     prompt_tokens_details: Details = msgspec.field(default_factory=Details)
 
 
@@ -92,14 +96,30 @@ class Answered(Generic[AnswerT]):
         if not right:
             raise bad_answer(self.reply, f"{what} for {self.count} elements")
 
+    @property
+    def failed(self) -> list[int]:
+        """The places of the elements with errors."""
+        return [error.index for error in self.answer.errors or ()]
+
+    def check_errors(self, asked: bool) -> None:
+        """Raise BadAnswer for errors that nobody asked for, or that do not belong to elements."""
+        places = sorted(set(self.failed) & set(range(self.count if asked else 0)))
+        self.check(self.failed == places, f"errors at {self.failed[:9]}")
+
     def check_rows(self, rows: Sequence[object] | None) -> None:
         """Raise BadAnswer unless there is a row for each element without an error."""
-        if rows is None:
-            return
-        self.check(len(rows) == self.count, f"{len(rows)} rows")
-        missing = [index for index, row in enumerate(rows) if row is None]
-        failed = [error.index for error in self.answer.errors or ()]
-        self.check(missing == failed, f"{len(missing)} empty rows and {len(failed)} errors")
+        self.check(rows is not None and len(rows) == self.count, f"{len(rows or ())} rows")
+        missing = [index for index, row in enumerate(rows or ()) if row is None]
+        what = f"{len(missing)} empty rows and {len(self.failed)} errors"
+        self.check(missing == self.failed, what)
+
+    def check_table(self, rows: Sequence[Sized | None] | None, widths: Sequence[int]) -> None:
+        """Raise BadAnswer unless each row has as many columns as its element has labels."""
+        self.check_rows(rows)
+        for index, (row, width) in enumerate(zip(rows or (), widths, strict=True)):
+            if row is not None and len(row) != width:
+                what = f"row {index} has {len(row)} columns for {width} labels"
+                raise bad_answer(self.reply, what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +150,9 @@ class ListCall(Generic[AnswerT]):
                 Answered(decode(reply, self.kind), reply, *bounds)
                 for reply, bounds in zip(replies, ranges, strict=True)
             ]
+            asked = self.body.shared.get("on_error") == "null"
+            for one in found:
+                one.check_errors(asked)
             return join(found, _common(found))
 
         return ClientCall(self._posts(ranges), join_replies)
@@ -188,10 +211,13 @@ def new_id() -> str:
 
 
 def decode(reply: Reply, kind: type[CardsT]) -> CardsT:
+    values = reply.content.count(b",")
+    if values > MOST_VALUES:
+        raise bad_answer(reply, f"{values} values, the limit is {MOST_VALUES}")
     try:
         return msgspec.json.decode(reply.content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_answer(reply, str(error)) from error
+    except UNREADABLE as error:  # which may quote the server
+        raise bad_answer(reply, str(error)) from None
 
 
 def bad_answer(reply: Reply, message: str) -> BadAnswer:

@@ -2,11 +2,27 @@
 
 import re
 
+# The ids that a server takes and makes.
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+LONGEST_TEXT = 1000  # characters of a server's text in an error
 _ELEMENT = re.compile(r"(\w+)\[(\d+)\]")  # of a list
 
 
+def plain(text: str) -> str:
+    """Return a server's text for an error: at most LONGEST_TEXT characters, all printable."""
+    shown = text[:LONGEST_TEXT]
+    if not shown.isprintable():
+        shown = "".join(
+            one if one.isprintable() else one.encode("unicode_escape").decode() for one in shown
+        )
+    if max(len(text), len(shown)) <= LONGEST_TEXT:
+        return shown
+    more = f"... ({len(text)} characters)"
+    return shown[: LONGEST_TEXT - len(more)] + more
+
+
 class ClientError(Exception):
-    """The base of all client errors.
+    """The base of all client errors. What a server wrote is cut and its control characters escaped.
 
     Attributes:
         message: what happened, without the request's id.
@@ -14,9 +30,9 @@ class ClientError(Exception):
     """
 
     def __init__(self, message: str, request_id: str) -> None:
-        super().__init__(f"{message} (request {request_id})")
-        self.message = message
-        self.request_id = request_id
+        self.message = plain(message)
+        self.request_id = plain(request_id)
+        super().__init__(f"{self.message} (request {self.request_id})")
 
 
 class StatusError(ClientError):
@@ -44,9 +60,9 @@ class StatusError(ClientError):
     ) -> None:
         super().__init__(f"{status} {code or 'error'}: {message}", request_id)
         self.status = status
-        self.code = code
-        self.param = param
-        self.message = message
+        self.code = None if code is None else plain(code)
+        self.param = None if param is None else plain(param)
+        self.message = plain(message)
         self.retry_after = retry_after
 
     def moved(self, by: int) -> "StatusError":

@@ -5,10 +5,12 @@ from typing import Any, TypedDict
 
 import httpx
 
-from gpuscore.client.retries import Policy, Reply
+from gpuscore.client.retries import Policy
 from gpuscore.client.split import MAX_BYTES, MAX_ITEMS, SplitLimits
 
 LATE = (httpx.ReadTimeout, httpx.WriteTimeout)  # the attempt's time is over; not retried
+
+MAX_ANSWER_BYTES = 2**28
 
 
 class ClientOptions(TypedDict, total=False):
@@ -16,11 +18,13 @@ class ClientOptions(TypedDict, total=False):
 
     Attributes:
         timeout: seconds of one attempt, which the server is told; None: the server's own limit.
-        deadline: seconds of a whole call with its retries; 600 by default.
+        deadline: seconds of a whole call with its retries and waits; 600 by default.
         max_attempts: attempts of one request; 5 by default.
         max_items_per_request: items of one request; 10,000 by default, as on the server.
         max_bytes_per_request: bytes of one body; 1 MiB by default.
         max_concurrent_requests: requests of one split call at a time; 4 by default.
+        max_answer_bytes: bytes of one unpacked answer; 256 MiB by default. A larger one is a
+            BadAnswer.
     """
 
     timeout: float | None
@@ -29,6 +33,7 @@ class ClientOptions(TypedDict, total=False):
     max_items_per_request: int
     max_bytes_per_request: int
     max_concurrent_requests: int
+    max_answer_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class ClientSettings:
     policy: Policy
     limits: SplitLimits
     concurrency: int
+    max_answer_bytes: int
 
     def request(
         self, method: str, path: str, fields: dict[str, str], seconds: float, content: bytes | None
@@ -110,22 +116,20 @@ def settings_of(
     max_items_per_request: int = MAX_ITEMS,
     max_bytes_per_request: int = MAX_BYTES,
     max_concurrent_requests: int = 4,
+    max_answer_bytes: int = MAX_ANSWER_BYTES,
 ) -> ClientSettings:
     """Return the settings; raise ValueError for values out of range and for an invalid URL."""
     if not url.startswith(("http://", "https://")) or not httpx.URL(url).host:
         raise ValueError("url must begin with http:// or https:// and name a host")
     if max_concurrent_requests < 1:
         raise ValueError("max_concurrent_requests must be at least 1")
+    if max_answer_bytes < 1:
+        raise ValueError("max_answer_bytes must be at least 1")
     return ClientSettings(
         url.rstrip("/"),
         None if api_key is None else api_key.encode(),
         Policy(timeout, deadline, max_attempts),
         SplitLimits(max_items_per_request, max_bytes_per_request),
         max_concurrent_requests,
+        max_answer_bytes,
     )
-
-
-def reply_of(answer: httpx.Response, request_id: str) -> Reply:
-    """Return the reply of an answer whose body has been read."""
-    found = answer.headers.get("x-request-id", request_id)
-    return Reply(answer.status_code, answer.headers, answer.content, found)

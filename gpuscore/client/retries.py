@@ -19,6 +19,8 @@ RETRIED = (429, 502, 503)
 FIRST_BACKOFF = 0.25  # seconds; doubles with every attempt
 LONGEST_BACKOFF = 15.0  # seconds
 GRACE = 5.0  # seconds for an answer, such as the server's own 504, to arrive after the timeout
+# Raised for bytes that are no JSON of the wanted shape, or nested too deep.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SHOWN = 200  # characters of an answer that is not a gpuscore error
 
 
@@ -49,7 +51,7 @@ class Reply:
 
     status: int
     headers: Mapping[str, str]
-    content: bytes
+    content: bytes | bytearray
     request_id: str
 
 
@@ -126,7 +128,7 @@ class _ErrorAnswer(msgspec.Struct):
 def status_error(reply: Reply) -> StatusError:
     try:
         error = msgspec.json.decode(reply.content, type=_ErrorAnswer).error
-    except (msgspec.DecodeError, UnicodeDecodeError):  # not gpuscore's, maybe a proxy's
+    except UNREADABLE:  # not gpuscore's, maybe a proxy's
         error = _Error(reply.content[:_SHOWN].decode(errors="replace"))
     return StatusError(
         reply.status,

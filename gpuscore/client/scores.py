@@ -80,9 +80,13 @@ def score_call(
     width = len(options.names)
 
     def join(found: Sequence[Answered[_Scores]], common: Common) -> ScoreResponse:
+        widths = _widths(found, options, len(elements))
         for one in found:
-            for rows in (one.answer.scores, one.answer.label_logprobs, one.answer.label_mass):
-                one.check_rows(rows)
+            own = widths[one.start : one.stop]
+            one.check_table(one.answer.scores, own)
+            if options.logprobs:
+                one.check_table(one.answer.label_logprobs, own)
+                one.check_rows(one.answer.label_mass)
         answers = [one.answer for one in found]
         logprobs = [row for answer in answers for row in answer.label_logprobs or ()]
         mass = [value for answer in answers for value in answer.label_mass or ()]
@@ -125,10 +129,11 @@ def rerank_call(
     def join(found: Sequence[Answered[_Ranking]], common: Common) -> RerankResponse:
         for one in found:
             indices = [result.index for result in one.answer.results]
-            indices += [error.index for error in one.answer.errors or ()]
-            own = set(indices)
-            fits = len(own) == len(indices) and own <= set(range(one.count))
-            one.check(fits, "results that do not belong to them")
+            own = set(indices) - set(one.failed)
+            most = one.count - len(one.failed)
+            fits = len(own) == len(indices) == min(most, top_n or most)
+            what = f"{len(indices)} results and {len(one.failed)} errors"
+            one.check(fits and own <= set(range(one.count)), f"{what}, or wrong places,")
         # The first `top_n` of each part are enough, because no other document can be among the
         # first `top_n` of all. Equal scores are ordered by place.
         ranked = [
@@ -176,6 +181,8 @@ def pairs_call(
     def join(found: Sequence[Answered[_Pairs]], common: Common) -> PairsResponse:
         for one in found:
             one.check_rows([pair.score for pair in one.answer.data])
+            right = all(index == pair.index for index, pair in enumerate(one.answer.data))
+            one.check(right, "results in another order")
         pairs = [pair for one in found for pair in one.answer.data]
         return PairsResponse(
             scores=_numbers([pair.score for pair in pairs]),
@@ -186,6 +193,16 @@ def pairs_call(
 
     body = Body(shared | more.fields, lists)
     return ListCall("/v1/score", body, _Pairs, more).call(limits, join)
+
+
+def _widths(found: Sequence[Answered[_Scores]], options: ScoreOptions, count: int) -> Sequence[int]:
+    """Return each item's number of labels; the first row's, if the server chose the labels."""
+    if options.names:
+        return [len(options.names)] * count
+    if options.label_token_ids is not None:
+        return [len(ids) for ids in options.label_token_ids]  # type: ignore[arg-type]  # lists
+    rows = (row for one in found for row in one.answer.scores if row is not None)
+    return [max(1, len(next(rows, ())))] * count
 
 
 def _numbers(values: Sequence[float | None]) -> Any:

@@ -10,8 +10,9 @@ from typing import Self, TypeVar, Unpack
 import httpx
 
 from gpuscore.client.calls import ClientCall, Post, models_of, new_id
-from gpuscore.client.errors import ClientError, StatusError
-from gpuscore.client.options import LATE, ClientOptions, reply_of, settings_of
+from gpuscore.client.errors import BadAnswer, ClientError, StatusError
+from gpuscore.client.options import LATE, ClientOptions, settings_of
+from gpuscore.client.receiving import received, received_async
 from gpuscore.client.results import Model
 from gpuscore.client.retries import Attempts, Reply
 
@@ -43,11 +44,12 @@ class Sender:
         request_id = new_id()
         seconds = self._settings.policy.deadline
         fields = {"X-Request-Id": request_id}
+        request = self._settings.request("GET", "/ready", fields, seconds, None)
         try:
-            answer = self._http.send(self._settings.request("GET", "/ready", fields, seconds, None))
-        except httpx.RequestError:
+            reply = self._exchange(request, request_id, seconds)
+        except (httpx.RequestError, BadAnswer):
             return False
-        return answer.status_code == 200
+        return reply.status == 200
 
     def close(self) -> None:
         """Close the connections, except those of the caller's own httpx.Client."""
@@ -103,18 +105,21 @@ class Sender:
         waiting = given_up or threading.Event()
         seconds = 0.0
         while not waiting.wait(seconds):
-            request = self._settings.request(method, path, *call.begin(monotonic()), content)
+            fields, most = call.begin(monotonic())
+            request = self._settings.request(method, path, fields, most, content)
             try:
-                answer = self._http.send(request)
+                reply = self._exchange(request, request_id, most)
             except httpx.RequestError as error:
                 seconds = call.failed(error, monotonic(), late=isinstance(error, LATE))
             else:
-                reply = reply_of(answer, request_id)
                 pause = call.answered(reply, monotonic())
                 if pause is None:
                     return reply
                 seconds = pause
         raise ClientError("given up, because another part of the call failed", request_id)
+
+    def _exchange(self, request: httpx.Request, request_id: str, seconds: float) -> Reply:
+        return received(self._http, request, request_id, seconds, self._settings.max_answer_bytes)
 
 
 class AsyncSender:
@@ -144,10 +149,10 @@ class AsyncSender:
         fields = {"X-Request-Id": request_id}
         request = self._settings.request("GET", "/ready", fields, seconds, None)
         try:
-            answer = await self._http.send(request)
-        except httpx.RequestError:
+            reply = await self._exchange(request, request_id, seconds)
+        except (httpx.RequestError, BadAnswer):
             return False
-        return answer.status_code == 200
+        return reply.status == 200
 
     async def aclose(self) -> None:
         """Close the connections, except those of the caller's own httpx.AsyncClient."""
@@ -190,15 +195,19 @@ class AsyncSender:
     ) -> Reply:
         call = Attempts(self._settings.policy, request_id, until)
         while True:
-            request = self._settings.request(method, path, *call.begin(monotonic()), content)
+            fields, most = call.begin(monotonic())
+            request = self._settings.request(method, path, fields, most, content)
             try:
-                answer = await self._http.send(request)
+                reply = await self._exchange(request, request_id, most)
             except httpx.RequestError as error:
                 seconds = call.failed(error, monotonic(), late=isinstance(error, LATE))
             else:
-                reply = reply_of(answer, request_id)
                 pause = call.answered(reply, monotonic())
                 if pause is None:
                     return reply
                 seconds = pause
             await asyncio.sleep(seconds)
+
+    async def _exchange(self, request: httpx.Request, request_id: str, seconds: float) -> Reply:
+        most = self._settings.max_answer_bytes
+        return await received_async(self._http, request, request_id, seconds, most)

@@ -88,6 +88,8 @@ def system_one_call(
             asked = names[one.start : one.stop]
             answers, known = one.answer.answers, one.answer.diagnostics
             one.check(list(answers) == asked and set(known) == set(asked), "other answers")
+            right = all(_fits(questions[name], answers[name]) for name in asked)
+            one.check(right, "answers of other types or with other options")
             made |= {name: _answer(answers[name], known[name]) for name in asked}
         return made
 
@@ -107,6 +109,18 @@ def _question(question: TypedQuestion) -> dict[str, Any]:
     assert isinstance(question, Rating)  # noqa: S101  (there is no fourth)
     criteria_list = levels_of(question)
     return {"type": "score", "instructions": question.question, "criteria": criteria_list}
+
+
+def _fits(question: TypedQuestion, answer: _Noul | _Choice | _Score) -> bool:
+    """Return True if the answer is one to this question."""
+    if isinstance(question, Noul):
+        return isinstance(answer, _Noul)
+    if isinstance(question, Choice):
+        names = set(question.choices)
+        right = isinstance(answer, _Choice) and answer.choice in names
+        return right and set(answer.probabilities) == names  # type: ignore[union-attr]
+    levels = set(map(str, range(len(question.levels))))
+    return isinstance(answer, _Score) and set(answer.probabilities) == levels
 
 
 def _answer(answer: _Noul | _Choice | _Score, told: _Diagnostics) -> TypedAnswer:

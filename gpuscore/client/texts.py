@@ -110,8 +110,12 @@ def classify_call(
     body = Body(shared | more.fields, {"input": [as_json(text) for text in elements]})
 
     def join(found: Sequence[Answered[_Classes]], common: Common) -> ClassifyResponse:
+        classes = shared.get("labels", found[0].answer.labels)
         for one in found:
-            one.check(len(one.answer.data) == one.count, f"{len(one.answer.data)} results")
+            told = one.answer
+            one.check_table([text.probs for text in told.data], [len(classes)] * one.count)
+            right = told.labels == classes and all(text.label in classes for text in told.data)
+            one.check(right, f"{len(told.labels)} other classes than the {len(classes)} asked for")
         data = [text for one in found for text in one.answer.data]
         return ClassifyResponse(
             classes=tuple(found[0].answer.labels),
@@ -134,7 +138,10 @@ def decide_call(
 
     def join(found: Sequence[Answered[_Decisions]], common: Common) -> list[Decision]:
         for one in found:
-            one.check(len(one.answer.answers) == one.count, f"{len(one.answer.answers)} answers")
+            given = one.answer.answers
+            one.check(len(given) == one.count, f"{len(given)} answers")
+            right = all(map(_fits, questions[one.start : one.stop], given))
+            one.check(right, "answers of other types or with other options")
         answers = [answer for one in found for answer in one.answer.answers]
         return [_decision(*pair) for pair in zip(questions, answers, strict=True)]
 
@@ -160,6 +167,8 @@ def completions_call(
     def join(found: Sequence[Answered[_Completions]], common: Common) -> CompletionsResponse:
         for one in found:
             one.check(len(one.answer.choices) == one.count, f"{len(one.answer.choices)} choices")
+            right = all(_is_whole(choice, logprobs) for choice in one.answer.choices)
+            one.check(right, "lists of tokens and log-probabilities of different lengths")
         choices = [choice for one in found for choice in one.answer.choices]
         return CompletionsResponse(tuple(map(_completion, choices)), **common.of_result)
 
@@ -193,6 +202,17 @@ def _options(given: Sequence[str] | Mapping[str, str], name: str) -> list[dict[s
     return [{name: one} for one in given]
 
 
+def _fits(question: Question, answer: _Predicate | _Choice | _Level) -> bool:
+    """Return True if the answer is one to this question."""
+    if isinstance(question, Predicate):
+        return isinstance(answer, _Predicate)
+    if isinstance(question, Choice):
+        names = list(question.choices)
+        right = isinstance(answer, _Choice) and answer.choice in names
+        return right and len(answer.probabilities) == len(names)  # type: ignore[union-attr]
+    return isinstance(answer, _Level) and len(answer.probabilities) == len(question.levels)
+
+
 def _decision(question: Question, answer: _Predicate | _Choice | _Level) -> Decision:
     if isinstance(answer, _Predicate):
         yes = answer.probability
@@ -204,6 +224,18 @@ def _decision(question: Question, answer: _Predicate | _Choice | _Level) -> Deci
     named = dict(zip(names, (one.probability for one in answer.probabilities), strict=True))
     value = answer.choice if isinstance(answer, _Choice) else answer.score
     return Decision(value, answer.confidence, named, answer.label_mass)
+
+
+def _is_whole(choice: _CompletedPrompt, asked: int | None) -> bool:
+    """Return True if each token has a log-probability, and with `asked` over 0 the best ones."""
+    found = choice.logprobs
+    if found is None:
+        return asked is None
+    best = found.top_logprobs
+    lengths = {len(found.tokens), len(found.token_logprobs)}
+    return len(lengths | ({len(best)} if best is not None else set())) == 1 and (
+        best is not None or not asked
+    )
 
 
 def _completion(choice: _CompletedPrompt) -> Completion:

@@ -1,0 +1,212 @@
+"""Promise: the clients take no answer whose shape or numbers do not belong to the request."""
+
+import json
+
+import pytest
+
+from gpuscore import Choice, Noul, Predicate, Rating
+from gpuscore.client import BadAnswer
+from support.scripted_server import Step, scripted
+
+USAGE = {"prompt_tokens": 2, "total_tokens": 2, "input_tokens": 2}
+
+
+def answer(**fields):
+    return {"model": "m", "usage": USAGE} | fields
+
+
+ERROR = {"index": 0, "code": "a", "message": "b"}
+ROW, ROWS = {"labels": ["yes", "no"]}, {"labels": ["yes", "no"], "logprobs": True}
+TWO = ("q", ["a", "b"])
+LISTS = {"label_token_ids": [[1], [2, 3]]}
+GOOD_ROWS = [[0.5, 0.5]] * 2
+HUGE = float("inf")
+WRONG_SCORES = [
+    (ROW, {"scores": [[0.5, 0.5]]}),
+    (ROW, {"scores": [[0.5, 0.5]] * 3}),
+    (ROW, {"scores": [[0.5, 0.5, 0.5]] * 2}),
+    (ROW, {"scores": [[0.5]] * 2}),
+    (ROW, {"scores": [[0.5, 0.5], []]}),
+    (ROW, {"scores": [["0.5", "0.5"]] * 2}),
+    (ROW, {"scores": [[0.5, HUGE]] * 2}),
+    (ROW, {"scores": [[0.5, None]] * 2}),
+    (ROW, {"scores": {"a": 1}}),
+    (ROW, {"scores": [None, [0.5, 0.5]]}),
+    (ROW, {"scores": [None, [0.5, 0.5]], "errors": [ERROR]}),  # nobody asked for it
+    (ROW | {"on_error": "null"}, {"scores": GOOD_ROWS, "errors": [ERROR]}),
+    (ROW | {"on_error": "null"}, {"scores": [None] * 2, "errors": [ERROR] * 2}),
+    (ROW | {"on_error": "null"}, {"scores": [None] * 2, "errors": [ERROR | {"index": -1}, ERROR]}),
+    (LISTS, {"scores": GOOD_ROWS}),
+    (LISTS, {"scores": [[0.5, 0.5], [0.5]]}),
+    ({}, {"scores": [[0.5], [0.5, 0.5]]}),
+    ({}, {"scores": [[], []]}),
+    (ROWS, {"scores": GOOD_ROWS}),
+    (ROWS, {"scores": GOOD_ROWS, "label_logprobs": GOOD_ROWS}),
+    (ROWS, {"scores": GOOD_ROWS, "label_mass": [0.5, 0.5]}),
+    (ROWS, {"scores": GOOD_ROWS, "label_logprobs": GOOD_ROWS[:1], "label_mass": [0.5, 0.5]}),
+    (ROWS, {"scores": GOOD_ROWS, "label_logprobs": [[-1.0]] * 2, "label_mass": [0.5, 0.5]}),
+    (ROWS, {"scores": GOOD_ROWS, "label_logprobs": GOOD_ROWS, "label_mass": [0.5]}),
+    (ROWS, {"scores": GOOD_ROWS, "label_logprobs": GOOD_ROWS, "label_mass": [[0.5], [0.5]]}),
+    (ROW, {"scores": GOOD_ROWS, "usage": {"prompt_tokens": -1}}),
+    (ROW, {"scores": GOOD_ROWS, "usage": {"prompt_tokens": 1.5}}),
+    (ROW, {"scores": GOOD_ROWS, "model": 5}),
+]
+
+
+def wrong(call, body, method, *arguments, **options):
+    text = body if isinstance(body, str) else json.dumps(body).replace("Infinity", "1e999")
+    with scripted([Step(200, text)]) as server:
+        with pytest.raises(BadAnswer, match="an answer that cannot be used: ") as caught:
+            call(server.url, method, *arguments, **options)
+        assert len(server.requests) == 1
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("options", "fields"), WRONG_SCORES)
+def test_wrong_scores(call, options, fields):
+    wrong(call, answer(**fields), "score", *TWO, **options)
+
+
+def test_the_error_has_numbers(call):
+    said = wrong(call, answer(scores=[[0.5] * 3]), "score", "q", ["a"], labels=["yes"])
+    assert "3 columns" in said
+    assert "1 label" in said
+
+
+def ranked(*indices, **more):
+    return answer(results=[{"index": i, "relevance_score": 0.5} for i in indices], **more)
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        (ranked(0), {}),
+        (ranked(), {}),
+        (ranked(0, 1), {"top_n": 1}),
+        (ranked(), {"top_n": 1}),
+        (ranked(1, errors=[ERROR]), {}),
+        (ranked(0, errors=[ERROR]), {"on_error": "null"}),
+        (ranked(1, errors=[ERROR] * 2), {"on_error": "null"}),
+        (answer(results=[{"index": i, "relevance_score": HUGE} for i in (0, 1)]), {}),
+        (answer(results=[{"index": i, "relevance_score": None} for i in (0, 1)]), {}),
+        (answer(results=[{"index": float(i), "relevance_score": "1"} for i in (0, 1)]), {}),
+    ],
+)
+def test_wrong_rankings(call, body, options):
+    wrong(call, body, "rerank", *TWO, **options)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [{"index": 0, "score": 0.5}],
+        [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.5}],
+        [{"index": 0, "score": 0.5}] * 2,
+        [{"index": 0, "score": 0.5}, {"index": 1, "score": None}],
+        [{"index": 0, "score": 0.5}, {"index": 1, "score": HUGE}],
+        [{"index": 0, "score": 0.5}, {"index": 1, "score": [0.5]}],
+    ],
+)
+def test_wrong_pairs(call, data):
+    wrong(call, answer(data=data), "score_pairs", [("q", "a"), ("q", "b")])
+
+
+CLASS = {"label": "yes", "probs": [0.7, 0.3]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"labels": ["yes", "no"], "data": []},
+        {"labels": ["yes", "no"], "data": [CLASS] * 2},
+        {"labels": ["yes"], "data": [CLASS]},
+        {"labels": ["no", "yes"], "data": [CLASS]},
+        {"labels": ["yes", "no"], "data": [CLASS | {"probs": [0.5]}]},
+        {"labels": ["yes", "no"], "data": [CLASS | {"probs": [0.5, HUGE]}]},
+        {"labels": ["yes", "no"], "data": [CLASS | {"label": "maybe"}]},
+    ],
+)
+def test_wrong_classes(call, fields):
+    wrong(call, answer(**fields), "classify", ["a"], labels=["yes", "no"])
+
+
+QUESTIONS = [Predicate("It is red."), Choice("What?", ["a", "b"]), Rating("How?", ["low", "high"])]
+SHARES = [{"probability": 0.5}] * 2
+BASE = {"confidence": 0.5, "label_mass": 0.5}
+YES = {"type": "predicate", "probability": 0.5, "label_mass": 0.5}
+WHICH = BASE | {"type": "choice", "choice": "a", "probabilities": SHARES}
+HOW = BASE | {"type": "score", "score": 0.5, "probabilities": SHARES}
+
+
+def test_right_decisions_are_right(call):
+    with scripted([Step(200, answer(answers=[YES, WHICH, HOW]))]) as server:
+        assert [one.answer for one in call(server.url, "decide", "t", QUESTIONS)] == [0.5, "a", 0.5]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [YES, WHICH],
+        [WHICH, YES, HOW],
+        [YES, HOW, WHICH],
+        [YES, WHICH | {"probabilities": SHARES * 2}, HOW],
+        [YES, WHICH, HOW | {"probabilities": SHARES[:1]}],
+        [YES, WHICH | {"choice": "c"}, HOW],
+        [YES | {"label_mass": HUGE}, WHICH, HOW],
+        [YES, WHICH, HOW | {"score": "1"}],
+    ],
+)
+def test_wrong_decisions(call, answers):
+    wrong(call, answer(answers=answers), "decide", "t", QUESTIONS)
+
+
+NAMED = {"yes": Noul("Red?"), "what": Choice("What?", ["a", "b"]), "how": Rating("?", ["x", "y"])}
+NOUL = {"type": "noul", "noul": 0.5, "confidence": 0.5}
+ONE = {"type": "choice", "choice": "a", "confidence": 0.5, "probabilities": {"a": 0.5, "b": 0.5}}
+LEVEL = {"type": "score", "score": 0.5, "confidence": 0.5, "probabilities": {"0": 0.5, "1": 0.5}}
+TOLD = {name: {"label_mass": 0.5} for name in NAMED}
+
+
+def typed(yes=NOUL, what=ONE, how=LEVEL, told=TOLD):
+    return answer(answers={"yes": yes, "what": what, "how": how}, diagnostics=told)
+
+
+def test_right_typed_answers_are_right(call):
+    with scripted([Step(200, typed())]) as server:
+        assert call(server.url, "system_one", "t", NAMED)["what"].answer == "a"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        typed(what=LEVEL),
+        typed(yes=ONE),
+        typed(how=NOUL),
+        typed(what=ONE | {"choice": "c"}),
+        typed(what=ONE | {"probabilities": {"a": 0.5}}),
+        typed(what=ONE | {"probabilities": {"a": 0.5, "b": 0.2, "c": 0.3}}),
+        typed(how=LEVEL | {"probabilities": {"0": 1.0}}),
+        typed(yes=NOUL | {"noul": HUGE}),
+        typed(told={"yes": {"label_mass": 0.5}}),
+    ],
+)
+def test_wrong_typed_answers(call, body):
+    wrong(call, body, "system_one", "t", NAMED)
+
+
+TOKENS = {"tokens": ["a", "b"], "token_logprobs": [None, -1.0]}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        [],
+        [{"text": "a"}],
+        [{"text": "a", "logprobs": TOKENS | {"token_logprobs": [None]}}],
+        [{"text": "a", "logprobs": TOKENS | {"token_logprobs": [None, HUGE]}}],
+        [{"text": "a", "logprobs": TOKENS | {"top_logprobs": [None]}}],
+        [{"text": "a", "logprobs": TOKENS | {"top_logprobs": [None, {"b": HUGE}]}}],
+    ],
+)
+def test_wrong_completions(call, choices):
+    wrong(call, answer(choices=choices), "completions", ["ab"])

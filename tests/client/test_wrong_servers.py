@@ -1,0 +1,214 @@
+"""Promise: a server that misbehaves costs a client's caller neither its memory nor its time nor its
+terminal: answers are limited, deadlines hold, shapes are checked, and errors hold plain text."""
+
+import gzip
+import json
+import threading
+import time
+from dataclasses import replace
+from itertools import chain, repeat
+
+import pytest
+
+from gpuscore import Noul
+from gpuscore.client import BadAnswer, Client, ClientError, ConnectionFailed, StatusError
+from gpuscore.client.calls import MOST_VALUES
+from gpuscore.client.errors import LONGEST_TEXT, REQUEST_ID
+from gpuscore.client.options import MAX_ANSWER_BYTES
+from gpuscore.server.observe import record
+from support.raw_server import NAME, answering, slowly
+
+MB = 2**20
+CHUNK = b"10000\r\n" + b" " * 2**16 + b"\r\n"
+ZEROS = gzip.compress(bytes(64 * MB))
+USAGE = {"prompt_tokens": 2, "total_tokens": 2, "input_tokens": 2}
+OPTIONS = {"max_answer_bytes": MB}
+
+
+def head(*fields, status="200 OK"):
+    lines = [f"HTTP/1.1 {status}", *fields, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+ENDLESS = {
+    "chunks": lambda: chain([head("Transfer-Encoding: chunked")], repeat(CHUNK)),
+    "until the end": lambda: chain([head()], repeat(bytes(2**16))),
+    "a length": lambda: chain([head(f"Content-Length: {2**50}")], repeat(bytes(2**16))),
+    "gzip": lambda: chain(
+        [head("Transfer-Encoding: chunked", "Content-Encoding: gzip")],
+        repeat(b"%x\r\n%b\r\n" % (len(ZEROS), ZEROS)),
+    ),
+    "an error": lambda: chain([head(status="500 No")], repeat(bytes(2**16))),
+    "a busy server": lambda: chain([head(status="429 No")], repeat(bytes(2**16))),
+}
+
+
+def score(call, server, **more):
+    return call(server.url, "score", "q", ["a"], labels=["yes"], **more)
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_endless_answers(call, kind):
+    with answering(ENDLESS[kind]) as server:
+        with pytest.raises(BadAnswer, match=f"at least [0-9]+ bytes, the limit is {MB}") as caught:
+            score(call, server, client=OPTIONS)
+        assert "max_answer_bytes" in str(caught.value)
+        assert server.requests == 1
+        with pytest.raises(BadAnswer, match="the limit is"):
+            call(server.url, "models", client=OPTIONS)
+        assert not call(server.url, "ready", client=OPTIONS)
+        assert server.sent < 64 * MB  # what the machine holds between the two
+    assert MAX_ANSWER_BYTES == 256 * MB
+
+
+def test_an_answer_at_the_limit(call):
+    body = json.dumps({"scores": [[0.5]], "model": "m", "usage": USAGE}).encode()
+    for content, more in ((body, ()), (gzip.compress(body), ["Content-Encoding: gzip"])):
+        whole = head(f"Content-Length: {len(content)}", *more) + content
+        with answering(lambda whole=whole: [whole]) as server:
+            assert score(call, server, client={"max_answer_bytes": len(body)}).scores == 0.5
+            with pytest.raises(BadAnswer, match=f"the limit is {len(body) - 1}"):
+                score(call, server, client={"max_answer_bytes": len(body) - 1})
+    with pytest.raises(ValueError, match="max_answer_bytes"):
+        call("http://127.0.0.1:9", "ready", client={"max_answer_bytes": 0})
+
+
+def test_codings_that_nobody_asked_for(call):
+    whole = head("Content-Encoding: br", "Content-Length: 1") + b"x"
+    with answering(lambda: [whole]) as server, pytest.raises(BadAnswer, match="Content-Encoding"):
+        score(call, server)
+
+
+def test_short_values(call):
+    """They would take many times their bytes in memory."""
+    content = b'{"scores": [[' + b"0," * (MOST_VALUES + 1) + b"0]]}"
+    whole = head(f"Content-Length: {len(content)}") + content
+    with answering(lambda: [whole]) as server:
+        with pytest.raises(BadAnswer, match=f"{MOST_VALUES + 1} values, the limit is"):
+            score(call, server)
+        assert server.requests == 1
+
+
+TRICKLES = {
+    "body": lambda: chain([head("Content-Length: 1000000")], slowly(repeat(b" "))),
+    "chunks": lambda: chain([head("Transfer-Encoding: chunked")], slowly(repeat(b"1\r\n \r\n"))),
+    "head": lambda: chain([b"HTTP/1.1 200 OK\r\nX: "], slowly(repeat(b"a"))),
+    "status": lambda: slowly(repeat(head(status="100 Continue"))),
+    "retries": lambda: slowly([head("Content-Length: 0", "Retry-After: 0", status="503 No")]),
+    "a slow error": lambda: chain(
+        [head("Content-Length: 1000000", status="503 No")], slowly(repeat(b" "))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TRICKLES)
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_deadline_holds(call, kind, parts):
+    """Every read gets a byte in time, so only a limit on the whole call ends it."""
+    client = {"deadline": 0.6, "max_items_per_request": 1, "max_attempts": 10**6}
+    with answering(TRICKLES[kind]) as server:
+        start = time.monotonic()
+        with pytest.raises(ClientError) as caught:
+            call(server.url, "score", "q", ["a"] * parts, labels=["yes"], client=client)
+        assert 0.3 < time.monotonic() - start < 10  # a machine may be busy
+        if kind == "retries":
+            assert server.requests > 1
+        else:
+            assert isinstance(caught.value, ConnectionFailed)
+    assert {thread.name for thread in threading.enumerate()} <= {"MainThread", NAME} | BEFORE
+
+
+BEFORE = {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("options", [{"deadline": 0.6}, {"timeout": 0.1}])
+def test_a_server_that_reads_slowly(call, options):
+    with answering(list, read=False) as server:
+        start = time.monotonic()
+        with pytest.raises(ConnectionFailed):
+            call(server.url, "score", "q", ["a" * 24 * MB], labels=["yes"], client=options)
+        assert time.monotonic() - start < 20
+
+
+def test_a_connection_serves_later_calls(call):
+    """The deadline of one call is not that of the next on the same connection."""
+    body = json.dumps({"data": [{"id": "m"}]}).encode()
+    whole = head(f"Content-Length: {len(body)}") + body
+    with answering(lambda: slowly([whole], 0.2)) as server, Client(server.url) as client:
+        for _ in range(3):
+            client._settings = replace(
+                client._settings, policy=replace(client._settings.policy, deadline=5.0)
+            )
+            assert client.models()[0].id == "m"
+        assert server.requests == 3
+
+
+def failure(call, pieces, kind, **more):
+    with answering(lambda: pieces) as server, pytest.raises(kind) as caught:
+        score(call, server, **more)
+    return caught.value
+
+
+def sent(status, content):
+    raw = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+    return [head(f"Content-Length: {len(raw)}", status=f"{status} -") + raw]
+
+
+@pytest.mark.parametrize(
+    "body", ["[" * 10**6, '{"x":' * 10**5, '{"scores": [[0.5]], "x": ' + "[" * 10**6, "\ud800", ""]
+)
+def test_what_is_no_answer(call, body):
+    raw = body.encode(errors="surrogatepass")
+    failure(call, [head(f"Content-Length: {len(raw)}") + raw], BadAnswer)
+
+
+EVIL = "\x1b[31mred\x1b[0m\r\n\x07\u202e\x9b"
+
+
+def plain(error):
+    for text in (str(error), error.request_id, repr(error)):
+        assert text.isprintable(), text
+        assert len(text) < 4 * LONGEST_TEXT
+    while error is not None:  # also those that a traceback shows
+        assert str(error).isprintable()
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+@pytest.mark.parametrize("bad", ["\x1b[31mred", "a" * 129, "a b", "", "grün", "<b>"])
+def test_only_checked_ids_are_shown(call, bad):
+    fields = [f"X-Request-Id: {bad}", "Content-Length: 2"]
+    for status, error in (("200 OK", BadAnswer), ("400 No", StatusError)):
+        found = failure(call, [head(*fields, status=status) + b"{}"], error, request_id="mine")
+        assert found.request_id == "mine"
+        plain(found)
+    good = ["X-Request-Id: theirs.-_9", "Content-Length: 2"]
+    found = failure(call, [head(*good, status="400 No") + b"{}"], StatusError, request_id="mine")
+    assert found.request_id == "theirs.-_9"
+    assert REQUEST_ID.pattern.encode() == record._REQUEST_ID.pattern
+
+
+@pytest.mark.parametrize("size", [1, 10**4])
+def test_errors_hold_plain_text(call, size):
+    text = EVIL * size
+    error = {"message": text, "code": text, "param": text}
+    once = {"client": {"max_attempts": 1}}
+    for status in (400, 503):
+        found = failure(call, sent(status, {"error": error}), StatusError, **once)
+        plain(found)
+        for shown in (found.message, found.code, found.param):
+            assert shown.startswith("\\x1b[31mred")
+            assert shown.isprintable()
+        plain(failure(call, sent(status, text), StatusError, **once))
+    plain(failure(call, [text.encode() + b"\r\n\r\n"], ConnectionFailed, **once))
+    for answers in ({"a": {"type": text}}, {"a": {text: 1}}, {text: {}}):
+        whole = sent(200, {"answers": answers, "model": "m", "usage": USAGE, "diagnostics": {}})
+        with answering(lambda whole=whole: whole) as server, pytest.raises(BadAnswer) as caught:
+            call(server.url, "system_one", "t", {"a": Noul("Red?")})
+        plain(caught.value)
+
+
+@pytest.mark.parametrize("when", ["9" * 400, "Mon, 01 Jan 0001 00:00:00 +2359", "-1", "x"])
+def test_absurd_times_to_wait(call, when):
+    fields = [f"Retry-After: {when}", "Content-Length: 0"]
+    client = {"max_attempts": 2, "deadline": 5}
+    failure(call, [head(*fields, status="429 No")], StatusError, client=client)
