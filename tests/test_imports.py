@@ -15,6 +15,7 @@ HEAVY |= {"prometheus_client", "opentelemetry", "httpx", "pyarrow", "scipy", "ir
 DATA = {
     "gpuscore.arrays",
     "gpuscore.batch",
+    "gpuscore.distinct",
     "gpuscore.errors",
     "gpuscore.item_errors",
     "gpuscore.label_nodes",
@@ -31,6 +32,7 @@ ALLOWED = {
     "gpuscore.__main__": {"gpuscore.cli"},
     "gpuscore.arrays": set(),
     "gpuscore.batch": {"gpuscore.arrays"},
+    "gpuscore.distinct": {"gpuscore.arrays", "gpuscore.request"},
     "gpuscore.errors": set(),
     "gpuscore.item_errors": {"gpuscore.errors"},
     "gpuscore.label_nodes": DATA,

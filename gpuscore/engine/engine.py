@@ -10,6 +10,7 @@ from time import monotonic
 
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
+from gpuscore.distinct import distinct_items
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
 from gpuscore.engine.collapse import check_collapse
 from gpuscore.engine.rate import Rate
@@ -129,16 +130,21 @@ class Engine:
     ) -> "list[Future[ScoreResult] | GpuscoreError]":
         outcomes: list[Future[ScoreResult] | GpuscoreError] = []
         arrived = self.clock()
-        forms = [with_nodes(request, self.limits) for request in requests]
+        distinct = [distinct_items(request) for request in requests]
+        forms = [
+            with_nodes(request if made is None else made.request, self.limits)
+            for request, made in zip(requests, distinct, strict=True)
+        ]
         with self._condition:
-            for request, form in zip(requests, forms, strict=True):
+            for request, form, made in zip(requests, forms, distinct, strict=True):
                 try:
                     self._admit(request, form)
                 except GpuscoreError as error:
                     outcomes.append(error)
                     continue
                 future: Future[ScoreResult] = Future()
-                ticket = Ticket(form, future, progress, arrived, trie=request.trie)
+                trie = request.trie
+                ticket = Ticket(form, future, progress, arrived, trie=trie, distinct=made)
                 self._inbox.append(ticket)
                 outcomes.append(future)
             self._condition.notify()

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpuscore.arrays import BoolArray, Float32Array, Int32Array
 from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.distinct import DistinctItems
 from gpuscore.engine.jobs import QUERY, Share
 from gpuscore.engine.pages import PageRows
 from gpuscore.engine.positions import Places, Positions
@@ -26,7 +27,8 @@ NOTHING: Float32Array = np.empty(0, dtype=np.float32)
 class Ticket:
     """A request in the engine: its future, its times, and the rows that have arrived.
 
-    With `trie` some of the request's items are nodes of its labels (`label_nodes`).
+    With `trie` some of the request's items are nodes of its labels (`label_nodes`). With `distinct`
+    the caller's request has items that are equal, and `request` the first of each.
     """
 
     request: ScoreRequest
@@ -37,6 +39,7 @@ class Ticket:
     launched: float | None = None
     shared: SharedItems | None = None  # the tree that is computed in place of the request's items
     trie: LabelTrie | None = None
+    distinct: DistinctItems | None = None
     computed_tokens: int = 0
     rows_left: int = field(init=False)
     label_logits: list[Float32Array] = field(init=False)
@@ -116,11 +119,17 @@ class Ticket:
 
     def callers_item(self, computed: int) -> int:
         """Return the caller's item of an item of `computed`, which may be a node below it."""
-        return self.item_of(computed) // self._rows_per_item
+        item = self.item_of(computed) // self._rows_per_item
+        return item if self.distinct is None else self.distinct.first(item)
 
     @property
     def done(self) -> int:
-        """Number of rows that have arrived; with a trie, of the caller's items."""
+        """Number of rows that have arrived; with a trie, of the caller's items.
+
+        Items that are equal to others arrive with the last one.
+        """
+        if self.distinct is not None and self.rows_left == 0:
+            return len(self.distinct.places)
         return (self.request.num_rows - self.rows_left) // self._rows_per_item
 
     @property
@@ -180,10 +189,10 @@ class Ticket:
                 device=done - launched,
             ),
         )
-        if self.trie is None:
-            return result
-        prompts = max(0, self.computed_tokens - self._label_tokens(self.trie))
-        return added_up(replace(result, computed_tokens=prompts), self.trie)
+        if self.trie is not None:
+            prompts = max(0, self.computed_tokens - self._label_tokens(self.trie))
+            result = added_up(replace(result, computed_tokens=prompts), self.trie)
+        return result if self.distinct is None else self.distinct.spread(result)
 
     def _label_tokens(self, trie: LabelTrie) -> int:
         """Return the tokens of `computed` that are none of a prompt's: those of nodes.

@@ -16,7 +16,7 @@ from gpuscore.item_errors import renumbered
 from gpuscore.limits import BackendLimits
 from gpuscore.replicas.flight import Flight, Part
 from gpuscore.replicas.in_flight import InFlight
-from gpuscore.replicas.parts import join, split
+from gpuscore.replicas.parts import split
 from gpuscore.replicas.replica import Replica
 from gpuscore.replicas.router import Load, Router
 from gpuscore.request import ScoreRequest, ScoreResult
@@ -155,8 +155,8 @@ class Replicas:
                 loads = self._loads()
                 if not loads:
                     continue
-                shares = self._router_here().divide(flight.request, loads)
-                requests = split(flight.request, [size for _, size in shares])
+                shares = self._router_here().divide(flight.divided, loads)
+                requests = split(flight.divided, [size for _, size in shares])
                 first = 0
                 for request, (load, _) in zip(requests, shares, strict=False):
                     tokens = self._router_here().sent(request, load.replica)
@@ -214,8 +214,7 @@ class Replicas:
         elif isinstance(error, Unavailable):
             self._lost(part, error)
         elif isinstance(error, GpuscoreError):
-            places = range(part.first, part.first + len(part.request.item_ids))
-            self._end(part.flight, renumbered(error, places))
+            self._end(part.flight, renumbered(error, part.places))
         else:
             self._end(part.flight, InternalError("the engine's client has a bug"))
 
@@ -224,7 +223,7 @@ class Replicas:
             part.result = result
             results = part.flight.results
         if results is not None:
-            resolve(part.flight.future, join(results))
+            resolve(part.flight.future, part.flight.whole(results))
 
     def _lost(self, part: Part, error: Unavailable) -> None:
         """Run a part again that was in flight when its replica was lost."""

@@ -25,7 +25,7 @@ PATIENCE = Patience(stopped=4.0, first_delay=0.3, forgiven=0.0)
 
 
 def request_of(*tokens, items=1, query=3):
-    rows = tuple(np.array([i % 800, *tokens], dtype=np.int32) for i in range(items))
+    rows = tuple(np.array([i % 800, i // 800, *tokens], dtype=np.int32) for i in range(items))
     return ScoreRequest(np.arange(query, dtype=np.int32) % 800, rows, (LABELS,) * items, True)
 
 
@@ -113,11 +113,24 @@ def test_a_long_list_is_divided_and_comes_back_in_order(replicas):
     assert result.computed_tokens == request.num_tokens + 11, "two parts computed the query"
 
 
+def test_equal_items_are_scored_once_by_all_replicas_together(replicas):
+    """A list that is divided has equal items far from each other."""
+    request = request_of(4, 8, 9, items=9_000, query=11)
+    twice = replace(request, item_ids=request.item_ids * 2, label_ids=request.label_ids * 2)
+    (future,) = replicas.score_all([twice])
+    result = future.result(timeout=60)
+    assert result.computed_tokens == request.num_tokens + 11
+    assert [*map(list, result.label_logits[:9_000])] == [*map(list, result.label_logits[9_000:])]
+    check(request, replace(result, label_logits=result.label_logits[9_000:]))
+
+
 def test_an_error_names_the_item_by_its_place_in_the_whole_list(replicas):
     request = request_of(*range(600), items=60, query=11)
     broken = np.append(request.item_ids[50], np.int32(tape_child.NO_NUMBER))
-    items = (*request.item_ids[:50], broken, *request.item_ids[51:])
-    (future,) = replicas.score_all([replace(request, item_ids=items)])
+    repeated = request.item_ids[:10]
+    items = (*repeated, *request.item_ids[:40], broken, *request.item_ids[51:], *repeated)
+    given = replace(request, item_ids=items, label_ids=request.label_ids[:1] * len(items))
+    (future,) = replicas.score_all([given])
     with pytest.raises(NonfiniteScore) as raised:
         future.result(timeout=60)
     assert raised.value.param == "items[50]"

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gpuscore.replicas import parts, replicas
+from gpuscore.replicas import flight, parts, replicas
 from gpuscore.replicas.replicas import Replicas
 from support.replica_worlds import ReplicaWorld
 from support.slow import slow
@@ -56,7 +56,7 @@ def test_the_worlds_hold_divided_requests_and_second_losses(monkeypatch, caplog)
 
 
 def results_in_the_order_of_arrival(monkeypatch):
-    monkeypatch.setattr(replicas, "join", lambda results: parts.join(results[::-1]))
+    monkeypatch.setattr(flight, "join", lambda results: parts.join(results[::-1]))
 
 
 def a_lost_request_is_not_run_again(monkeypatch):
