@@ -13,7 +13,7 @@ from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong
 from gpuscore.item_errors import ItemErrors, ItemsRefused
 from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, QUERY, PromptFamily, fields_of, filled
 from gpuscore.prompts.rerank_input import Rerank, RerankInput
-from gpuscore.prompts.room import Room
+from gpuscore.prompts.room import DocumentRoom
 from gpuscore.prompts.templates import DocumentTemplate, QueryGroup, prompts_of, refused_group
 from gpuscore.request import ScoreResult
 from gpuscore.text.controls import ControlToken, refused_controls
@@ -329,7 +329,7 @@ class FamilyPrompts:
         if not given.fit:
             return documents
         with refused_controls(given.query_name):
-            room = Room(self._foreign, *texts, self._limit - around, turns)
+            room = DocumentRoom(self._foreign, *texts, self._limit - around, turns)
         found = [short for text in documents if (short := room.cut(text)) is not None]
         if len(found) < len(documents):
             raise PromptTooLong(

@@ -8,7 +8,7 @@ from gpuscore.text.turns import Turns
 SURE = 8  # tokens: a document that leaves so many free fits, however it merges with its neighbours
 
 
-class Room:
+class DocumentRoom:
     """The place of a document in the prompts of one query.
 
     Args:

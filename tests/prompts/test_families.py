@@ -186,29 +186,6 @@ def test_only_documents_are_cut_and_only_if_asked(prompts_of, tokenizer):
         prompts.build(RerankInput(long, [short], fit=True))
 
 
-@pytest.mark.parametrize("query", ["q", "what is the best? ", "x\n"])
-def test_only_what_is_too_long_is_cut_and_fills_the_limit(prompts_of, query):
-    """At every length around the limit, and with texts that merge with the prompt's."""
-    family, texts = (
-        registry.ZERANK,
-        ["the" * 60, "yes no " * 40, "\u00e9\u4f60" * 40, "12 the\n" * 30],
-    )
-    whole = prompts_of(family)
-    for text in texts:
-        documents = [text[:end] for end in range(len(text) + 1)]
-        lengths = [len(ids) for ids in ids_of(whole.build(RerankInput(query, documents)))]
-        limit = lengths[len(documents) // 2]
-        limits = BackendLimits(512, 16, 400, limit, 2000)
-        built = prompts_of(family, limits).build(RerankInput(query, documents, fit=True))
-        long = tuple(i for i, length in enumerate(lengths) if length > limit)
-        assert built.truncated == long
-        cut = ids_of(built)
-        assert [len(cut[i]) for i in range(len(cut)) if i not in long] == [
-            length for length in lengths if length <= limit
-        ]
-        assert {len(cut[i]) for i in long} <= {limit - 2, limit - 1, limit}
-
-
 def test_what_costs_too_much_or_too_long_is_not_begun(tokenizer):
     limits = RequestLimits(max_items=3)
     builder = PromptBuilder(TextEncoder(tokenizer), LIMITS, limits)
