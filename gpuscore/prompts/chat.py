@@ -13,7 +13,7 @@ from gpuscore.errors import ConfigError
 from gpuscore.model_files import MAX_TEMPLATE, as_object, read_object, read_text, shown
 from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, QUERY, literal
 from gpuscore.prompts.rendering import TemplateLimit, render
-from gpuscore.text.tokenizer_info import token_text
+from gpuscore.text.declared import token_text
 
 # Placeholders for the callers' texts while a chat template is rendered; no template contains them.
 MARKS = {INSTRUCTION: "\ue001i\ue001", QUERY: "\ue002q\ue002", DOCUMENT: "\ue003d\ue003"}

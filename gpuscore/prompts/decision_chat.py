@@ -7,7 +7,8 @@ request with the same ones.
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -24,6 +25,7 @@ PARAM = "chat_template_kwargs"
 ASKED = "{query}\n\n{document}"
 OWN = ("messages", "add_generation_prompt", "continue_final_message", "tools", "documents")
 THINKING = "enable_thinking"
+RESERVED = "special tokens are for the server alone"
 
 
 class DecisionChat:
@@ -97,7 +99,20 @@ class DecisionChat:
         self, messages: Sequence[tuple[str, str]], options: Mapping[str, object]
     ) -> tuple[str, ...]:
         assert self._template is not None  # noqa: S101  (the caller has checked)
-        return parts_of(self._template.marked(messages, options), self._specials)
+        text = self._template.marked(messages, options)
+        self._check_values(text, options)
+        return parts_of(text, self._specials)
+
+    def _check_values(self, text: str, options: Mapping[str, object]) -> None:
+        """Raise ConfigError if a variable's text is part of a control token of the prompt.
+
+        Words do not count: templates make markers of the words that they know.
+        """
+        values = {value.strip() for value in _texts(options) if not value.strip().isalnum()} - {""}
+        places = self._builder.need_encoder(PARAM).control_places(text) if values else ()
+        for start, end in places:
+            if any(v in text[max(0, start - len(v) + 1) : end + len(v) - 1] for v in values):
+                raise ConfigError(RESERVED)
 
     def _checked(self, variables: Mapping[str, Any]) -> str:
         """Return variables as a key; raise InvalidRequest for those that no request may set."""
@@ -114,7 +129,16 @@ class DecisionChat:
         elif len(key) > MOST:
             wrong = f"{len(key)} characters, the limit is {MOST}"
         elif any(token and token in key for token in self._specials):
-            wrong = "special tokens are for the server alone"
+            wrong = RESERVED
         if wrong:
             raise InvalidRequest(f"{PARAM}: {wrong}", param=PARAM)
         return key
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield all texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for one in chain(value, value.values() if isinstance(value, Mapping) else ()):
+            yield from _texts(one)

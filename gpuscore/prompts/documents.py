@@ -8,20 +8,19 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from gpuscore.arrays import Float64Array, Int32Array
+from gpuscore.arrays import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong
 from gpuscore.item_errors import ItemErrors, ItemsRefused
 from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, QUERY, PromptFamily, fields_of, filled
 from gpuscore.prompts.rerank_input import Rerank, RerankInput
+from gpuscore.prompts.room import DocumentRoom
 from gpuscore.prompts.templates import DocumentTemplate, QueryGroup, prompts_of, refused_group
 from gpuscore.request import ScoreResult
+from gpuscore.text.controls import ControlToken, refused_controls
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.pieces import OverLimit, beside
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import ALONE, Turns
-
-# Tokens kept free: a document that is cut may be tokenised differently beside the prompt's text.
-SPARE = 4
 
 
 class FamilyPrompts:
@@ -36,7 +35,10 @@ class FamilyPrompts:
             raise ConfigError(f"the model is a {family.name}, but has no tokenizer")
         self.family, self._builder = family, builder
         self._own: TextEncoder = builder.encoder
-        self._foreign = builder.encoder.without_specials()
+        parts = (*family.parts, *family.answering_parts)
+        frame = [self._own.plain_ids(filled(part)) for part in parts if not fields_of(part)]
+        self._foreign = self._own.for_callers(np.concatenate([NO_TOKENS, *frame]).tolist())
+        self._check_frame(part for part in parts if fields_of(part))
         self.label_ids = self._label_ids()
         self._template = DocumentTemplate(family.parts)
         self._answering = self._template
@@ -182,16 +184,18 @@ class FamilyPrompts:
             QUERY: self.family.text(query),
             INSTRUCTION: own if given.instruction is None else given.instruction,
         }
-        shared = self._ids(template.before, values, turns)
-        closing = self._ids(template.after, values, turns)
+        with refused_controls(given.query_name):
+            shared = self._ids(template.before, values, turns)
+            closing = self._ids(template.after, values, turns)
         head, _, tail = template.last.partition("{" + DOCUMENT + "}")
         head, tail = filled(head, **values), filled(tail, **values)
         around = len(shared) + len(closing)
         whole = [self.family.text(given.documents[index]) for index in indices]
-        documents = self._cut(given, whole, around, head + tail, turns)
+        documents = self._cut(given, whole, around, (head, tail), turns)
         pairs = zip(indices, whole, documents, strict=True)
         truncated = [index for index, long, short in pairs if long != short]
-        num_shared = len(shared) + self._foreign.num_shared(head, turns, self._limit)
+        with refused_controls(given.query_name):
+            num_shared = len(shared) + self._foreign.num_shared(head, turns, self._limit)
 
         def texts(start: int) -> Iterator[str]:
             return (f"{document}{tail}" for document in islice(documents, start, None))
@@ -199,11 +203,39 @@ class FamilyPrompts:
         joined = self._foreign.joined_from(head, texts, False, turns, self._limit - around)
 
         def prompts(start: int) -> Iterator[Int32Array]:
+            places = (f"{given.name}[{index}]" for index in indices[start:])
+            middles = joined(start)
             with beside(around, self._limit):
-                for middle in joined(start):
+                while (middle := self._next(middles, head, next(places, ""), given)) is not None:
                     yield np.concatenate((shared, middle, closing))
 
         return QueryGroup(prompts, len(indices), num_shared, truncated)
+
+    def _next(
+        self, middles: Iterator[Int32Array], head: str, place: str, given: RerankInput
+    ) -> Int32Array | None:
+        """Return the next document's part of its prompt, or None after the last.
+
+        Raises:
+            InvalidRequest: a text needs a control token; names the query if it is in the head.
+        """
+        try:
+            with refused_controls(place):
+                return next(middles, None)
+        except InvalidRequest:
+            with refused_controls(given.query_name):
+                self._foreign.plain_ids(head)
+            raise
+
+    def _check_frame(self, parts: Iterable[str]) -> None:
+        """Raise ConfigError if the family's own text beside a caller's needs a control token."""
+        try:
+            self._ids(parts, dict.fromkeys((INSTRUCTION, QUERY, DOCUMENT), ""))
+        except ControlToken as error:
+            raise ConfigError(
+                f"prompts of {self.family.name} need {error.args[0]!r} beside the texts of "
+                "callers, and it is a control token of this tokenizer"
+            ) from error
 
     @property
     def _limit(self) -> int:
@@ -280,7 +312,7 @@ class FamilyPrompts:
         given: RerankInput,
         documents: list[str],
         around: int,
-        own: str,
+        texts: tuple[str, str],
         turns: Turns,
     ) -> list[str]:
         """Cut the documents as the caller asks.
@@ -289,19 +321,19 @@ class FamilyPrompts:
             given: has the caller's limits.
             documents: the whole texts.
             around: number of tokens in the parts before and after the document's part.
-            own: the text beside the document in its own part.
+            texts: before and after the document in its own part.
             turns: called before every piece of work.
         """
-        most = given.most_tokens
-        if given.fit:
-            room = self._limit - around
-            room -= len(self._foreign.plain_ids(own, turns, self._limit)) + SPARE
-            if room < 1:
-                raise PromptTooLong(
-                    f"the query leaves no room for a document, the limit is {self._limit} tokens",
-                    param=given.query_name,
-                )
-            most = room if most is None else min(most, room)
-        if most is None:
+        if (most := given.most_tokens) is not None:
+            documents = [self._foreign.first_tokens(text, most, turns) for text in documents]
+        if not given.fit:
             return documents
-        return [self._foreign.first_tokens(document, most, turns) for document in documents]
+        with refused_controls(given.query_name):
+            room = DocumentRoom(self._foreign, *texts, self._limit - around, turns)
+        found = [short for text in documents if (short := room.cut(text)) is not None]
+        if len(found) < len(documents):
+            raise PromptTooLong(
+                f"the query leaves no room for a document, the limit is {self._limit} tokens",
+                param=given.query_name,
+            )
+        return found

@@ -19,8 +19,8 @@ class PromptFamily:
 
     Requests do not change it, except that they may bring their own instruction. A prompt is made of
     parts that are tokenised one by one. In parts without a field, which are the family's own text,
-    special tokens count as such. Parts with fields contain a caller's text, in which they are plain
-    text, so no text can end its turn in the conversation or begin another one.
+    control tokens count as such. Parts with fields contain a caller's text and give none, so no
+    text can end its turn in the conversation or begin another one.
 
     Args:
         name: as in `--family`.

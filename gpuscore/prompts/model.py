@@ -53,9 +53,9 @@ class ModelFiles:
         Raises:
             ConfigError: a file is damaged or has unsupported content.
         """
-        encoder = TextEncoder.read(directory)
-        specials = [] if encoder is None else encoder.specials
         head, template = read_classifier_head(directory), ChatTemplate.read(directory)
+        encoder = TextEncoder.read(directory, "" if template is None else template.text)
+        specials = [] if encoder is None else encoder.markers
         found = find_family(family, directory, names, specials, head)
         decisions = read_decision_settings(directory, asked or Asking())
         return cls(encoder, specials, head, template, found, decisions)

@@ -19,6 +19,7 @@ from gpuscore.model_files import as_object, read_object, shown
 
 _FLAGS = ("lstrip", "rstrip", "single_word")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
+_ENDS = ("bos_token", "eos_token")
 # Classes that rebuild their pre-tokenizer with the `add_prefix_space` of the configuration.
 _REBUILT = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
 
@@ -47,6 +48,43 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
             if file != path and key in config:
                 continue  # tokenizer_config.json overrides the other files
             _check_added(file, key, token, known, tokenizer.normalizer is not None)
+
+
+def named_tokens(directory: Path) -> frozenset[str | int]:
+    """Return the control tokens that files beside tokenizer.json name, as texts and ids.
+
+    They are those of tokenizer_config.json and special_tokens_map.json, and the ids of bos and eos
+    in config.json and generation_config.json. An unknown token is one only if it has another name.
+    """
+    found: list[tuple[str, object]] = []
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        found += _declared(directory / file)
+    config = read_object(directory / "tokenizer_config.json") or {}
+    decoder = as_object(config.get("added_tokens_decoder") or {}, "added_tokens_decoder")
+    found += [
+        ("special", token)
+        for token in decoder.values()
+        if isinstance(token, dict) and token.get("special")
+    ]
+    texts = [(key, token_text(token)) for key, token in found]
+    unknown = {text for key, text in texts if key == "unk_token"}
+    named: set[str | int] = {
+        text for key, text in texts if text and (key in _ENDS or text not in unknown)
+    }
+    for file in ("config.json", "generation_config.json"):
+        values = read_object(directory / file) or {}
+        for key in _ENDS:
+            value = values.get(f"{key}_id")
+            ids = value if isinstance(value, list) else [value]
+            named.update(id for id in ids if type(id) is int)
+    return frozenset(named)
+
+
+def token_text(value: object) -> str | None:
+    """Return the text of a token that a file has as text, or as an object with text and flags."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
 
 
 def _declared(path: Path) -> Iterator[tuple[str, object]]:

@@ -163,7 +163,7 @@ def _longest(texts: Iterable[str]) -> dict[str, int]:
 
 def _byte_weights(vocab: Iterable[str], added: Iterable[str]) -> Float64Array:
     lengths = np.ones(256)
-    byte_of = dict(_byte_alphabet())
+    byte_of = dict(byte_alphabet())
     for character, length in _longest(vocab).items():
         if character in byte_of:
             lengths[byte_of[character]] = length
@@ -173,7 +173,7 @@ def _byte_weights(vocab: Iterable[str], added: Iterable[str]) -> Float64Array:
     return 1 / lengths
 
 
-def _byte_alphabet() -> Iterator[tuple[str, int]]:
+def byte_alphabet() -> Iterator[tuple[str, int]]:
     """Yield the character that stands for each byte in byte-level vocabularies, with the byte.
 
     The mapping is GPT-2's `bytes_to_unicode`: printable bytes stand for themselves, the others are

@@ -1,18 +1,19 @@
 """Encoding texts with tokenizer.json, in pieces of bounded size."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
-from tokenizers.processors import TemplateProcessing
 
 from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.errors import ConfigError, InternalError, InvalidRequest
 from gpuscore.model_files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import find_boundaries
-from gpuscore.text.declared import refuse_other_ids
+from gpuscore.text.controls import Controls, Forbidden, find_controls, without_controls
+from gpuscore.text.declared import named_tokens, refuse_other_ids
 from gpuscore.text.least import find_least_tokens
 from gpuscore.text.pieces import (
     PIECE_CHARS,
@@ -30,20 +31,39 @@ NONE = NO_TOKENS, NO_TOKENS
 
 
 class TextEncoder:
-    """The encoder of prompts and labels to token ids; thread-safe."""
+    """The encoder of prompts and labels to token ids; thread-safe.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        tokenizer: of the model.
+        named: texts and ids of control tokens that other files name.
+        template: the source of the chat template, which writes control tokens.
+        forbidden: ids that no text may give; ControlToken is raised for one that does.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        named: Collection[str | int] = (),
+        template: str = "",
+        forbidden: Forbidden | None = None,
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer = tokenizer
+        self._tokenizer, self._named, self._template = tokenizer, named, template
+        self._forbidden = forbidden
+        self._for_callers: dict[frozenset[int], TextEncoder] = {}
         specials = find_specials(tokenizer)
         self._specials = specials or Specials(NO_TOKENS, NO_TOKENS)
         self._boundaries = None if specials is None else find_boundaries(tokenizer)
         self._least = find_least_tokens(tokenizer)
 
     @classmethod
-    def read(cls, directory: Path) -> "TextEncoder | None":
+    def read(cls, directory: Path, template: str = "") -> "TextEncoder | None":
         """Return the model's tokenizer, or None if the directory has none (token ids only).
+
+        Args:
+            directory: the model's.
+            template: the source of its chat template.
 
         Raises:
             ConfigError: it cannot be read, the tokenizers library does not accept it, or files
@@ -55,7 +75,7 @@ class TextEncoder:
         try:
             tokenizer = Tokenizer.from_file(str(path))
             refuse_other_ids(directory, tokenizer)
-            return cls(tokenizer)
+            return cls(tokenizer, named_tokens(directory), template)
         except (KeyboardInterrupt, SystemExit, ConfigError):
             raise
         except BaseException as error:  # the library raises Exception, or BaseException on a panic
@@ -183,7 +203,10 @@ class TextEncoder:
                 continue
             turns.before(cost(batch))
             for encoding in self._encode(batch, special):
-                yield np.array(encoding.ids, dtype=np.int32)
+                yield self._allowed(np.array(encoding.ids, dtype=np.int32))
+
+    def _allowed(self, ids: Int32Array) -> Int32Array:
+        return ids if self._forbidden is None else self._forbidden.checked(ids)
 
     def _long(self, text: str, special: bool, turns: Turns, limit: int | None) -> Int32Array:
         """Encode one text in pieces; raise OverLimit once it has more than `limit` tokens."""
@@ -198,7 +221,7 @@ class TextEncoder:
             (encoding,) = self._encode([piece], special and not in_parts)
             count += len(encoding) - skipped
             check_limit(count, limit)  # before the list of ids, maybe millions, is made
-            found.append(np.array(encoding.ids, dtype=np.int32)[skipped:])
+            found.append(self._allowed(np.array(encoding.ids, dtype=np.int32)[skipped:]))
         return np.concatenate((*found, closing))
 
     def _num_ids(self, guard: str) -> int:
@@ -240,21 +263,40 @@ class TextEncoder:
             seen += new
         return text
 
-    def without_specials(self) -> "TextEncoder":
-        """Return an encoder for parts of prompts.
-
-        It adds no special tokens, and encodes the text of a special token as plain text.
-        """
-        other = Tokenizer.from_str(self._tokenizer.to_str())
-        other.encode_special_tokens = True
-        other.post_processor = TemplateProcessing(single="$A", special_tokens=[])
-        return TextEncoder(other)
+    @cached_property
+    def controls(self) -> Controls:
+        """The model's control tokens."""
+        return find_controls(self._tokenizer, self._named, self._template)
 
     @property
-    def specials(self) -> list[str]:
-        """The texts of the special tokens."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        return [token.content for token in added if token.special]
+    def markers(self) -> list[str]:
+        """The texts at which a rendered template is divided, see `prompts.chat.parts_of`."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return [*self.controls.texts, *(added[id].content for id in self.controls.possible)]
+
+    def control_places(self, text: str) -> list[tuple[int, int]]:
+        """Return the places in a text that are control tokens."""
+        with _tokenizing():
+            (made,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
+        pairs = zip(made.ids, made.offsets, strict=True)
+        return [place for id, place in pairs if id in self.controls.ids]
+
+    def for_callers(self, frame: Iterable[int] = ()) -> "TextEncoder":
+        """Return an encoder for the parts of prompts that hold callers' texts.
+
+        It adds no special tokens. The text of a control token becomes other tokens; where that is
+        impossible, ControlToken is raised.
+
+        Args:
+            frame: ids of the other parts, in which further control tokens may be.
+        """
+        ids = self.controls.ids | self.controls.possible.intersection(frame)
+        if ids not in self._for_callers:
+            other = without_controls(self._tokenizer, ids)
+            self._for_callers[ids] = TextEncoder(
+                other, forbidden=Forbidden(ids, self._tokenizer.id_to_token)
+            )
+        return self._for_callers[ids]
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         try:

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from gpuscore.model_files import read_object
+from gpuscore.text.declared import token_text
 from gpuscore.text.tokenizer import TextEncoder
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -50,13 +51,6 @@ def read_tokenizer_info(
         model_max_length=length if type(length) is int and length < 2**31 else None,
         **tokens,
     )
-
-
-def token_text(value: object) -> str | None:
-    """Return the text of a token that a file has as text, or as an object with text and flags."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
 
 
 def _by_id(value: object, encoder: TextEncoder) -> str | None:

@@ -35,7 +35,7 @@ def bases(tmp_path_factory):
 def load(directory, wanted="auto"):
     """Read everything that `gpuscore serve` reads, in its order; return the family's prompts."""
     encoder = TextEncoder.read(directory)
-    specials = [] if encoder is None else encoder.specials
+    specials = [] if encoder is None else encoder.markers
     head, template = read_classifier_head(directory), ChatTemplate.read(directory)
     if encoder is not None:
         read_tokenizer_info(directory, encoder, None)

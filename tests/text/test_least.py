@@ -16,7 +16,7 @@ from gpuscore.limits import BackendLimits
 from gpuscore.text import pieces
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.labels import label_tokens
-from gpuscore.text.least import SHRINK, _byte_alphabet, find_least_tokens
+from gpuscore.text.least import SHRINK, byte_alphabet, find_least_tokens
 from gpuscore.text.pieces import OverLimit
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
@@ -80,7 +80,7 @@ def test_how_much_nfc_takes_away():
 
 def test_the_alphabet_of_bytes_is_that_of_the_library():
     tokenizer = Tokenizer.from_str(trained("gpt2"))
-    letters = dict(_byte_alphabet())
+    letters = dict(byte_alphabet())
     assert len(letters) == 256
     for text in ("a b\n", "\u00e9\u4f60\U0001f468\x00\x7f\u00ad"):
         (split,) = {"".join(p for p, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))}
