@@ -50,9 +50,9 @@ MAX_WAIT = 1.0  # seconds for a full pipe to be read
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
-    0 done, 1 failed, 2 wrong usage or a column or server that is not there, 70 the engine cannot be kept running, 75 the model was not
-    ready in time, 78 the model or a setting is not supported; 128 + n: signal n came twice, or the
-    drain after it ran out of time.
+    0 done, 1 failed, 2 wrong usage, which includes a column or a server that is not there, 70 the
+    engine cannot be kept running, 75 the model was not ready in time, 78 the model or a setting is
+    not supported; 128 + n: signal n came twice, or the drain after it ran out of time.
     """
     values = make_parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
