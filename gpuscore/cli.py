@@ -31,7 +31,7 @@ from gpuscore.config.flags import (
     refuse_api_key,
     refuse_pipelines,
 )
-from gpuscore.config.labels import add_label_flags
+from gpuscore.config.labels import add_label_flags, check_softmax
 from gpuscore.config.options import options
 from gpuscore.config.parser import CommandParser
 from gpuscore.config.served import check_one_source, check_single
@@ -167,12 +167,6 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
         "--items", required=True, metavar="FILE", help="one item per line; - reads standard input"
     )
     add_label_flags(group, required=True)
-    group.add_argument(
-        "--full-vocabulary",
-        action="store_true",
-        help="probabilities over the whole vocabulary, or over all classes, instead of a softmax "
-        "over the labels",
-    )
     group.add_argument("--item-first", action="store_true", help="prompts are item + query")
     group.add_argument("--json", action="store_true", help="JSON lines in item order")
 
@@ -193,6 +187,7 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.scorer import Scorer
 
     check_single(settings)
+    check_softmax(values)
     items = _read_items(values.items)
     labels = None if values.labels is None else values.labels.split(",")
     with (
@@ -205,7 +200,8 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
             labels=labels,
             label_sequences=values.label_sequences,
             label_length_normalization=values.label_length_normalization,
-            apply_softmax=not values.full_vocabulary,
+            apply_softmax=values.apply_softmax,
+            temperature=values.temperature,
             item_first=values.item_first,
             progress=report,
         )

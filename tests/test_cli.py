@@ -31,7 +31,7 @@ def items_file(tmp_path):
 @pytest.fixture(scope="module")
 def want():
     with Scorer("demo", max_batch_tokens=512) as scorer:
-        return scorer.score(QUERY, ITEMS, labels=["yes", "no"], apply_softmax=True).scores
+        return scorer.score(QUERY, ITEMS, labels=["yes", "no"]).scores
 
 
 def score(*arguments):
@@ -78,9 +78,9 @@ def test_labels_of_several_tokens(items_file, capsys, flags, names, mean):
     found = [json.loads(line)["scores"] for line in capsys.readouterr().out.splitlines()]
     with Scorer("demo", max_batch_tokens=512) as scorer:
         options = {"label_length_normalization": "mean"} if mean else {}
-        want = scorer.score(QUERY, ITEMS, labels=LONG, apply_softmax=True, **options).scores
+        want = scorer.score(QUERY, ITEMS, labels=LONG, **options).scores
     assert [*found[0]] == names
-    np.testing.assert_allclose([[*row.values()] for row in found], want, atol=1e-5)
+    np.testing.assert_allclose([[*row.values()] for row in found], want, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,43 @@ def test_nothing_to_score(capsys, monkeypatch):
     assert capsys.readouterr().out == ""
 
 
-def test_the_whole_vocabulary_and_item_first(items_file, capsys):
-    assert score("--items", items_file, "--json", "--full-vocabulary", "--item-first") == 0
+@pytest.mark.parametrize(("words", "temperature"), [([], 1.0), (["--temperature", "2"], 2.0)])
+def test_a_softmax_over_the_labels_and_item_first(items_file, capsys, words, temperature):
+    flags = ("--apply-softmax", *words, "--item-first")
+    assert score("--items", items_file, "--json", *flags) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    asked = {"apply_softmax": True, "temperature": temperature, "item_first": True}
     with Scorer("demo", max_batch_tokens=512) as scorer:
         scorer.warmup()  # changes no score
-        want = scorer.score(QUERY, ITEMS, labels=["yes", "no"], item_first=True).scores
+        want = scorer.score(QUERY, ITEMS, labels=["yes", "no"], **asked).scores
     got = [[line["scores"]["yes"], line["scores"]["no"]] for line in lines]
     np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("command", ["score", "batch"])
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--temperature", "2"], 2, "--temperature needs --apply-softmax"),
+        (["--apply-softmax", "--temperature", "0"], 2, "0 is not a positive, finite number"),
+        (["--apply-softmax", "--temperature", "inf"], 2, "inf is not a positive, finite number"),
+        (["--apply-softmax", "--temperature", "x"], 2, "x is not a positive, finite number"),
+        (["--full-vocabulary"], 2, "--full-vocabulary"),
+    ],
+)
+def test_refused_as_on_the_wire(tmp_path, capsys, command, flags, code, message):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"item": "a"}\n')
+    words = {
+        "score": ["--query", QUERY, "--items", str(path)],
+        "batch": ["--input", str(path), "--output", str(tmp_path / "out.jsonl")],
+    }
+    try:
+        found = main([command, "demo", *words[command], "--labels", "yes,no", *flags])
+    except SystemExit as stop:
+        found = stop.code
+    assert found == code
+    assert message in capsys.readouterr().err
 
 
 def test_a_progress_bar_on_long_input(tmp_path, capsys, monkeypatch):
