@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ from gpuscore.config.flags import (
     refuse_api_key,
     refuse_pipelines,
 )
-from gpuscore.config.labels import add_label_flags
+from gpuscore.config.labels import add_label_flags, check_softmax, shown_sequences
 from gpuscore.config.options import options
 from gpuscore.config.parser import CommandParser
 from gpuscore.config.served import check_one_source, check_single
@@ -42,6 +43,7 @@ from gpuscore.parity.arguments import add_parity
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 70, 75, 78
+LEAST_SHOWN = 1e-4  # of scores without an exponent
 LONG_INPUT = 200  # items; with as many or more, a progress bar is shown
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 MAX_WAIT = 1.0  # seconds for a full pipe to be read
@@ -50,9 +52,9 @@ MAX_WAIT = 1.0  # seconds for a full pipe to be read
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
-    0 done, 1 failed, 2 wrong usage or a column or server that is not there, 70 the engine cannot be kept running, 75 the model was not
-    ready in time, 78 the model or a setting is not supported; 128 + n: signal n came twice, or the
-    drain after it ran out of time.
+    0 done, 1 failed, 2 wrong usage, which includes a column or a server that is not there, 70 the
+    engine cannot be kept running, 75 the model was not ready in time, 78 the model or a setting is
+    not supported; 128 + n: signal n came twice, or the drain after it ran out of time.
     """
     values = make_parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
@@ -164,15 +166,9 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
     group = score.add_argument_group("Input and output (command line only)")
     group.add_argument("--query", required=True, metavar="TEXT", help="text that all items share")
     group.add_argument(
-        "--items", required=True, metavar="FILE", help="one item per line; - reads standard input"
+        "--items", required=True, metavar="FILE", help="one item per line (LF or CR LF); - reads standard input"
     )
     add_label_flags(group, required=True)
-    group.add_argument(
-        "--full-vocabulary",
-        action="store_true",
-        help="probabilities over the whole vocabulary, or over all classes, instead of a softmax "
-        "over the labels",
-    )
     group.add_argument("--item-first", action="store_true", help="prompts are item + query")
     group.add_argument("--json", action="store_true", help="JSON lines in item order")
 
@@ -193,8 +189,11 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.scorer import Scorer
 
     check_single(settings)
-    items = _read_items(values.items)
+    check_softmax(values)
     labels = None if values.labels is None else values.labels.split(",")
+    if values.json:
+        _refuse_equal(labels or shown_sequences(values.label_sequences).split(","))
+    items = _read_items(values.items)
     with (
         Scorer(settings.make(ModelConfig)) as scorer,
         _progress(len(items)) as report,
@@ -205,13 +204,20 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
             labels=labels,
             label_sequences=values.label_sequences,
             label_length_normalization=values.label_length_normalization,
-            apply_softmax=not values.full_vocabulary,
+            apply_softmax=values.apply_softmax,
+            temperature=values.temperature,
             item_first=values.item_first,
             progress=report,
         )
     show = _print_json if values.json else _print_table
     show(items, [*result.labels], result.scores.tolist())
     return EXIT_OK
+
+
+def _refuse_equal(labels: list[str]) -> None:
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(f"--json needs labels that differ, and {label} is there twice")
 
 
 def _info(values: argparse.Namespace, settings: Settings) -> int:
@@ -228,12 +234,16 @@ def _doctor(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def _read_items(source: str) -> list[str]:
-    """Return the lines without their ends; every line is an item, even an empty one."""
+    """Return the lines without their ends; every line is an item, even an empty one.
+
+    A line ends with LF or CR LF; a lone CR belongs to the item.
+    """
     try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+        content = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        *lines, last = re.split("\r?\n", content.decode())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--items {source}: {error}") from error
-    return text.removesuffix("\n").split("\n") if text else []
+    return [*lines, last] if last else lines
 
 
 @contextmanager
@@ -256,4 +266,8 @@ def _print_table(items: list[str], labels: list[str], rows: list[list[float]]) -
     print("rank  " + "  ".join(f"{label[:10]:>10}" for label in labels) + "  item")
     ranked = sorted(zip(items, rows, strict=True), key=lambda pair: -pair[1][0])
     for rank, (item, row) in enumerate(ranked, start=1):
-        print(f"{rank:>4}  " + "  ".join(f"{score:>10.6f}" for score in row) + f"  {item}")
+        print(f"{rank:>4}  " + "  ".join(map(_shown, row)) + f"  {item}")
+
+
+def _shown(score: float) -> str:
+    return f"{score:>10.6f}" if score >= LEAST_SHOWN else f"{score:>10.3e}"

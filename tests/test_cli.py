@@ -31,7 +31,7 @@ def items_file(tmp_path):
 @pytest.fixture(scope="module")
 def want():
     with Scorer("demo", max_batch_tokens=512) as scorer:
-        return scorer.score(QUERY, ITEMS, labels=["yes", "no"], apply_softmax=True).scores
+        return scorer.score(QUERY, ITEMS, labels=["yes", "no"]).scores
 
 
 def score(*arguments):
@@ -61,6 +61,41 @@ def test_json_lines(items_file, want, capsys):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("standard_input", [False, True])
+def test_an_item_ends_with_its_line(tmp_path, capsys, monkeypatch, standard_input, end):
+    """Every other character is the item's own: a lone CR, a form feed, a line separator."""
+    items = ["a\rb", "", " c ", "d\x0ce\u2028f", "g\r\rh", "naïve ☃"]
+    content = "".join(item + end for item in items).encode()
+    path = tmp_path / "items"
+    path.write_bytes(content)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert score("--items", "-" if standard_input else str(path), "--json") == 0
+    lines = capsys.readouterr().out.split("\n")[:-1]
+    assert [json.loads(line)["item"] for line in lines] == items
+
+
+@pytest.mark.parametrize("flags", [["--labels", "yes,no,yes"], ["--label-sequences", "7,9,7"]])
+def test_equal_labels(items_file, capsys, flags):
+    """One object cannot hold both; the table shows both."""
+    words = ["score", "demo", "--query", QUERY, "--items", items_file, *flags]
+    assert main([*words, "--json"]) == 2
+    label = "yes" if flags[0] == "--labels" else "7"
+    told = capsys.readouterr().err
+    assert told == f"gpuscore: --json needs labels that differ, and {label} is there twice\n"
+    assert main([*words, "--max-batch-tokens", "512"]) == 0
+    head, row, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[1] == head.split()[3]
+    assert row.split()[1] == row.split()[3]
+
+
+def test_small_scores_are_shown(items_file, capsys):
+    """A label that the model would never say; six places after the point would be zeros."""
+    assert score("--items", items_file, "--labels", "yes, wooden chair") == 0
+    for row in capsys.readouterr().out.splitlines()[1:]:
+        assert 0 < float(row.split()[2]) < 1e-4
+
+
 LONG = [" lamp", " steel lamp", " wooden chair"]
 
 
@@ -78,9 +113,9 @@ def test_labels_of_several_tokens(items_file, capsys, flags, names, mean):
     found = [json.loads(line)["scores"] for line in capsys.readouterr().out.splitlines()]
     with Scorer("demo", max_batch_tokens=512) as scorer:
         options = {"label_length_normalization": "mean"} if mean else {}
-        want = scorer.score(QUERY, ITEMS, labels=LONG, apply_softmax=True, **options).scores
+        want = scorer.score(QUERY, ITEMS, labels=LONG, **options).scores
     assert [*found[0]] == names
-    np.testing.assert_allclose([[*row.values()] for row in found], want, atol=1e-5)
+    np.testing.assert_allclose([[*row.values()] for row in found], want, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -99,26 +134,55 @@ def test_labels_are_given_once(capsys, flags, message):
 
 
 def test_standard_input(want, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("A red lamp."))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A red lamp.")))
     assert score("--items", "-", "--json") == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["scores"]["yes"] == pytest.approx(want[1, 0], abs=1e-5)
 
 
 def test_nothing_to_score(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert score("--items", "-", "--json") == 0
     assert capsys.readouterr().out == ""
 
 
-def test_the_whole_vocabulary_and_item_first(items_file, capsys):
-    assert score("--items", items_file, "--json", "--full-vocabulary", "--item-first") == 0
+@pytest.mark.parametrize(("words", "temperature"), [([], 1.0), (["--temperature", "2"], 2.0)])
+def test_a_softmax_over_the_labels_and_item_first(items_file, capsys, words, temperature):
+    flags = ("--apply-softmax", *words, "--item-first")
+    assert score("--items", items_file, "--json", *flags) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    asked = {"apply_softmax": True, "temperature": temperature, "item_first": True}
     with Scorer("demo", max_batch_tokens=512) as scorer:
         scorer.warmup()  # changes no score
-        want = scorer.score(QUERY, ITEMS, labels=["yes", "no"], item_first=True).scores
+        want = scorer.score(QUERY, ITEMS, labels=["yes", "no"], **asked).scores
     got = [[line["scores"]["yes"], line["scores"]["no"]] for line in lines]
     np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("command", ["score", "batch"])
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--temperature", "2"], 2, "--temperature needs --apply-softmax"),
+        (["--apply-softmax", "--temperature", "0"], 2, "0 is not a positive, finite number"),
+        (["--apply-softmax", "--temperature", "inf"], 2, "inf is not a positive, finite number"),
+        (["--apply-softmax", "--temperature", "x"], 2, "x is not a positive, finite number"),
+        (["--full-vocabulary"], 2, "--full-vocabulary"),
+    ],
+)
+def test_refused_as_on_the_wire(tmp_path, capsys, command, flags, code, message):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"item": "a"}\n')
+    words = {
+        "score": ["--query", QUERY, "--items", str(path)],
+        "batch": ["--input", str(path), "--output", str(tmp_path / "out.jsonl")],
+    }
+    try:
+        found = main([command, "demo", *words[command], "--labels", "yes,no", *flags])
+    except SystemExit as stop:
+        found = stop.code
+    assert found == code
+    assert message in capsys.readouterr().err
 
 
 def test_a_progress_bar_on_long_input(tmp_path, capsys, monkeypatch):
@@ -151,7 +215,7 @@ def test_a_progress_bar_on_long_input(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_what_is_wrong_is_one_sentence(arguments, code, message, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("A red lamp.\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A red lamp.\n")))
     assert score(*arguments) == code
     error = capsys.readouterr().err
     assert message in error

@@ -4,6 +4,10 @@ import json
 import os
 import shutil
 import socket
+import tomllib
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +16,7 @@ from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.doctor import checks as doctor
 from gpuscore.doctor.packages import unmet
 
+ROOT = Path(__file__).parents[1]
 CHECKS = {
     *("Python", "packages", "extras", "device", "Triton", "CPU", "C compiler", "memory"),
     *("models", "address", "API key"),
@@ -29,6 +34,28 @@ def test_a_machine_that_can_serve(capsys):
     assert code == 0, checks
     assert checks.keys() == CHECKS
     assert not [one for one in checks.values() if one["level"] == "problem"]
+
+
+def test_an_extra_is_there_with_all_that_it_asks_for(capsys, monkeypatch):
+    """OpenTelemetry's API comes with other packages; traces need its SDK and the exporter."""
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = found(capsys, "--port", "0")[1]["extras"]["found"]
+    shown = dict(one.split(" ", 1) for one in extras.split(", "))
+    assert shown.keys() == asked.keys() - {"cuda", "dev", "images", "docs", "bench"}
+    assert shown["otel"] == shown["eval"] == "yes"
+    here = bool(find_spec("ray"))
+    assert shown["ray"] == ("yes" if here else "no (ray is missing)")
+
+    def only_the_api(name):
+        if name == "opentelemetry-sdk":
+            raise PackageNotFoundError
+        return version(name)
+
+    monkeypatch.setattr("gpuscore.doctor.packages.version", only_the_api)
+    assert (
+        "otel no (opentelemetry-sdk is missing)"
+        in found(capsys, "--port", "0")[1]["extras"]["found"]
+    )
 
 
 def test_a_table_for_people(capsys):

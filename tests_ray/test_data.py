@@ -28,7 +28,7 @@ def scored(**settings: Any) -> list[dict[str, Any]]:
 def test_scores_of_labels(cluster: Cluster) -> None:
     with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         prompts = [row["query"] + row["item"] for row in ROWS]
-        wanted = scorer.score("", prompts, labels=["yes", "no"], apply_softmax=True).scores
+        wanted = scorer.score("", prompts, labels=["yes", "no"]).scores
     found = scored(labels=["yes", "no"], output_column="both")
     assert [row["id"] for row in found] == [row["id"] for row in ROWS]
     for row, scores in zip(found, wanted, strict=True):

@@ -13,7 +13,7 @@ LONG = 4  # lines; shorter groups are repeated
 EXIT_CODES = (
     ("0", "success"),
     ("1", "the command, a gate or a check failed"),
-    ("2", "wrong usage"),
+    ("2", "wrong usage, which includes a column or a server that is not there"),
     ("70", "the engine failed five times in a row, or never became ready"),
     ("75", "the model was not ready within `--load-timeout`"),
     ("78", "the configuration or the model cannot be served"),

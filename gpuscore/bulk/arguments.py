@@ -93,12 +93,6 @@ def _add_rows(group: Any) -> None:
     )
     own = "; prompts are query + item (default: those of the model's prompt family, in its prompts)"
     add_label_flags(group, required=False, default=own)
-    group.add_argument(
-        "--full-vocabulary",
-        action="store_true",
-        help="probabilities over the whole vocabulary, or over all classes, instead of a softmax "
-        "over the labels",
-    )
     group.add_argument("--item-first", action="store_true", help="prompts are item + query")
     group.add_argument(
         "--instruction", metavar="TEXT", help="replaces the instruction of the prompt family"

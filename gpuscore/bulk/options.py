@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuscore.config.labels import shown_sequences
+from gpuscore.config.labels import check_softmax, shown_sequences
 from gpuscore.errors import ConfigError, UsageError
 
 DEFAULT_SCORES_COLUMN, DEFAULT_MAX_BAD = "scores", 0.01
@@ -37,7 +37,8 @@ class BatchOptions:
     labels: tuple[str, ...] | None = None
     label_sequences: tuple[tuple[int, ...], ...] | None = None
     label_length_normalization: str = "none"
-    full_vocabulary: bool = False
+    apply_softmax: bool = False
+    temperature: float = 1.0
     item_first: bool = False
     instruction: str | None = None
     requests: bool = False
@@ -89,7 +90,8 @@ class BatchOptions:
             "--labels": None if self.labels is None else ",".join(self.labels),
             "--label-sequences": sequences and shown_sequences(sequences),
             "--label-length-normalization": self.label_length_normalization,
-            "--full-vocabulary": self.full_vocabulary,
+            "--apply-softmax": self.apply_softmax,
+            "--temperature": self.temperature,
             "--item-first": self.item_first,
             "--instruction": self.instruction,
             "--requests": self.requests,
@@ -110,6 +112,7 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
     Raises:
         ConfigError: options that do not fit together.
     """
+    check_softmax(values)
     labels = None if values.labels is None else tuple(values.labels.split(","))
     item_column = values.item_column
     options = BatchOptions(
@@ -120,7 +123,8 @@ def read_options(values: argparse.Namespace) -> BatchOptions:
         labels=labels,
         label_sequences=values.label_sequences,
         label_length_normalization=values.label_length_normalization,
-        full_vocabulary=values.full_vocabulary,
+        apply_softmax=values.apply_softmax,
+        temperature=values.temperature,
         item_first=values.item_first,
         instruction=values.instruction,
         requests=values.requests,
@@ -144,7 +148,7 @@ def check(options: BatchOptions, names_items: bool = True) -> None:
     if not options.has_labels:
         if options.label_length_normalization != "none":
             raise ConfigError("--label-length-normalization needs --labels or --label-sequences")
-        for flag in ("full_vocabulary", "item_first"):
+        for flag in ("apply_softmax", "item_first"):
             if getattr(options, flag):
                 raise ConfigError(f"--{flag.replace('_', '-')} needs --labels")
     elif options.instruction is not None:
@@ -158,7 +162,7 @@ def _check_requests(options: BatchOptions, names_items: bool) -> None:
         "--labels": options.labels,
         "--label-sequences": options.label_sequences,
         "--label-length-normalization": options.label_length_normalization != "none",
-        "--full-vocabulary": options.full_vocabulary,
+        "--apply-softmax": options.apply_softmax,
         "--item-first": options.item_first,
         "--instruction": options.instruction,
         "--scores-column": options.scores_column != DEFAULT_SCORES_COLUMN,

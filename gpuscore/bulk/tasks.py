@@ -133,7 +133,7 @@ def make_table_task(options: BatchOptions, model: LoadedModel) -> TableTask:
 def _labels_task(
     options: BatchOptions, builder: PromptBuilder, classes: Sequence[str]
 ) -> TableTask:
-    need_lse, mean = options.full_vocabulary, options.label_length_normalization == "mean"
+    apply, mean = options.apply_softmax, options.label_length_normalization == "mean"
 
     def given(first: str, items: Sequence[str]) -> ScoreInput:
         return ScoreInput(
@@ -142,7 +142,7 @@ def _labels_task(
             labels=options.labels,
             label_sequences=options.label_sequences,
             label_token_ids=None if options.has_labels else range(len(classes)),
-            need_lse=need_lse,
+            need_lse=not apply,
         )
 
     def build(rows: Sequence[TextRow]) -> ScoreRequest:
@@ -155,7 +155,8 @@ def _labels_task(
 
     def scores(request: ScoreRequest, result: ScoreResult) -> Float64Array:
         shown = per_token(result, request.trie) if mean else result
-        return np.stack(label_scores(shown, apply_softmax=not need_lse))
+        found = label_scores(shown, apply_softmax=apply, temperature=options.temperature)
+        return np.stack(found)
 
     builder.build(given("", []))  # checks the labels only
     width = len(options.labels or options.label_sequences or classes)

@@ -1,11 +1,15 @@
 """The flags that name labels, which `gpuscore score` and `gpuscore batch` have in common."""
 
 import argparse
+import math
+from contextlib import suppress
 from typing import Any
+
+from gpuscore.errors import UsageError
 
 
 def add_label_flags(group: Any, *, required: bool, default: str = "") -> None:
-    """Add --labels, --label-sequences and --label-length-normalization.
+    """Add the flags that name labels, and those that say what a score is.
 
     Args:
         group: of the parser.
@@ -30,6 +34,33 @@ def add_label_flags(group: Any, *, required: bool, default: str = "") -> None:
         default="none",
         help="mean: divide the logarithm of a label's probability by its number of tokens",
     )
+    group.add_argument(
+        "--apply-softmax",
+        action="store_true",
+        help="softmax over the labels, instead of probabilities over the whole vocabulary, or over "
+        "all classes",
+    )
+    group.add_argument(
+        "--temperature",
+        type=_temperature,
+        default=1.0,
+        metavar="NUMBER",
+        help="divides the labels' logits; with --apply-softmax only (default: 1)",
+    )
+
+
+def check_softmax(values: argparse.Namespace) -> None:
+    """Raise UsageError for a temperature without a softmax."""
+    if values.temperature != 1 and not values.apply_softmax:
+        raise UsageError("--temperature needs --apply-softmax")
+
+
+def _temperature(text: str) -> float:
+    with suppress(ValueError):
+        number = float(text)
+        if 0 < number < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is not a positive, finite number")
 
 
 def label_sequences(text: str) -> tuple[tuple[int, ...], ...]:

@@ -2,32 +2,32 @@
 
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 
 from gpuscore import __version__
 from gpuscore.doctor.finding import Finding
 
-EXTRAS = {
-    "batch": "pyarrow",
-    "client": "httpx",
-    "jax": "jax",
-    "otel": "opentelemetry",
-    "parity": "transformers",
-}
+EXTRAS = ("batch", "client", "eval", "jax", "otel", "parity", "ray")  # those of users
 
 
 def installed() -> Iterator[Finding]:
     """Compare what is installed with what gpuscore's package asks for."""
-    wrong = [line for line in map(unmet, requires("gpuscore") or []) if line]
+    lines = requires("gpuscore") or []
+    wrong = [line for line in map(unmet, lines) if line]
     if wrong:
         remedy = "install gpuscore again in a new virtual environment"
         yield Finding("packages", "problem", "; ".join(wrong), remedy)
     else:
         yield Finding("packages", "OK", f"gpuscore {__version__}, torch {version('torch')}")
-    extras = (f"{name} {'yes' if find_spec(module) else 'no'}" for name, module in EXTRAS.items())
-    yield Finding("extras", "OK", ", ".join(extras))
+    yield Finding("extras", "OK", ", ".join(f"{name} {_extra(name, lines)}" for name in EXTRAS))
+
+
+def _extra(name: str, lines: Sequence[str]) -> str:
+    """Return yes if everything is there that an extra asks for, or no with what is not."""
+    asked = [line.partition(";")[0] for line in lines if re.search(rf"extra == .{name}\b", line)]
+    wrong = [line for line in map(unmet, asked) if line]
+    return f"no ({'; '.join(wrong)})" if wrong else "yes"
 
 
 def unmet(line: str) -> str | None:

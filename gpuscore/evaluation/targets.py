@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 from gpuscore.config import API_KEY_VARIABLE, ModelConfig
 from gpuscore.config.options import checked
-from gpuscore.errors import ConfigError, PromptTooLong
+from gpuscore.errors import ConfigError, GpuscoreError, PromptTooLong, UsageError
 from gpuscore.evaluation.data import LabelledTexts, Query
 from gpuscore.hub import model_name
 
@@ -101,18 +102,22 @@ def model_name_of(model: str) -> str:
 
 @contextmanager
 def opened(target: Target) -> Iterator[Ask]:
-    """Load the model, or connect to the server, and yield the function that asks it."""
-    if target.url is not None:
-        from gpuscore.client import Client, StatusError
+    """Load the model, or connect to the server, and yield the function that asks it.
 
+    The function raises UsageError if it gets no scores.
+    """
+    if target.url is not None:
+        from gpuscore.client import Client, ClientError
+
+        _check_address(target.url)
         with Client(target.url, os.environ.get(API_KEY_VARIABLE)) as client:
 
             def ask_server(unit: Query | LabelledTexts) -> UnitAnswer:
                 try:
                     return _ask(client, target, unit)
-                except StatusError as error:
-                    if error.code != PromptTooLong.code:
-                        raise ConfigError(f"{target.name}: {error}") from error
+                except ClientError as error:
+                    if getattr(error, "code", None) != PromptTooLong.code:
+                        raise UsageError(f"{target.name}: {_one_line(str(error))}") from error
                     return _nothing(unit, error.message)
 
             yield ask_server
@@ -127,8 +132,26 @@ def opened(target: Target) -> Iterator[Ask]:
                 return _ask(scorer, target, unit)
             except PromptTooLong as error:
                 return _nothing(unit, error.message)
+            except GpuscoreError as error:
+                raise UsageError(f"{target.name}: {error.message}") from error
 
         yield ask_model
+
+
+def _check_address(url: str) -> None:
+    """Raise UsageError for an address without a host, or with a port that is no number."""
+    try:
+        parts = urlsplit(url)
+        _, host = parts.port, parts.hostname
+    except ValueError as error:
+        raise UsageError(f"{url}: {error}") from error
+    if not host:
+        raise UsageError(f"{url}: the address has no host")
+
+
+def _one_line(text: str) -> str:
+    """Return text, which may be another server's, without what a terminal would not show."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _ask(source: Any, target: Target, unit: Query | LabelledTexts) -> UnitAnswer:

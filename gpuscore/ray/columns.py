@@ -23,14 +23,15 @@ class ScoreBatches:
             batch_size=1024, num_gpus=1, concurrency=8,
         )
 
-    With `labels` a row's scores are the probabilities of query + item, with a softmax over the
-    labels, in their order; without, its one score is the relevance of the model's prompt family.
+    With `labels` a row's scores are the labels' probabilities after query + item, in their order;
+    without, its one score is the relevance of the model's prompt family.
     Rows of a batch with the same query share its computation, so sort or group by it beforehand.
 
     Args:
         model: directory, hub name or `demo`.
         query_column, item_column: names of the texts' columns.
         labels: None: the score is the relevance.
+        apply_softmax: softmax over the labels, instead of probabilities over the whole vocabulary.
         output_column: gets lists of float64 [labels], or float64 without labels.
         settings: of `Scorer`, such as `threads` or `dtype`.
     """
@@ -42,12 +43,13 @@ class ScoreBatches:
         query_column: str = "query",
         item_column: str = "item",
         labels: list[str] | None = None,
+        apply_softmax: bool = False,
         output_column: str = "scores",
         **settings: Any,
     ) -> None:
         self._scorer = Scorer(model, **settings)
         self._query, self._item, self._output = query_column, item_column, output_column
-        self._labels = labels
+        self._labels, self._apply_softmax = labels, apply_softmax
 
     def __call__(self, batch: Columns) -> Columns:
         """Return the batch with the scores; raise GpuscoreError if a row cannot be scored."""
@@ -64,7 +66,8 @@ class ScoreBatches:
         groups = [list(rows) for _, rows in groupby(order, key=lambda row: pairs[row][0])]
         asked = ((pairs[rows[0]][0], [pairs[row][1] for row in rows]) for rows in groups)
         scores = np.empty((len(pairs), len(labels)))
-        found = self._scorer.score_many(asked, labels=labels, apply_softmax=True)
+        softmax = self._apply_softmax
+        found = self._scorer.score_many(asked, labels=labels, apply_softmax=softmax)
         for rows, result in zip(groups, found, strict=True):
             scores[rows] = result.scores
         return scores

@@ -184,10 +184,14 @@ def test_prompts_without_a_query_and_with_the_item_first(tmp_path):
 
 def test_probabilities_over_the_whole_vocabulary(tmp_path):
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-    run(source, tmp_path / "out.jsonl", full_vocabulary=True)
+    run(source, tmp_path / "out.jsonl", apply_softmax=False)
     scores = np.array([row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")])
     assert not np.isclose(scores.sum(axis=1), 1).any()
     check(ROWS, scores / scores.sum(axis=1, keepdims=True))
+    run(source, tmp_path / "two.jsonl", temperature=2.0)
+    roots = np.sqrt(scores)  # a temperature of 2 halves the logits
+    found = [row["scores"] for row in read_jsonl(tmp_path / "two.jsonl")]
+    np.testing.assert_allclose(found, roots / roots.sum(axis=1, keepdims=True), rtol=1e-6)
 
 
 REFUSED = {

@@ -115,7 +115,7 @@ def test_the_command_killed_while_it_scores(tmp_path, capsys):
     assert [row["id"] for row in found] == list(range(300))
     with Scorer("demo", threads=1, max_batch_tokens=512) as scorer:
         prompts = [row["query"] + row["item"] for row in rows]
-        want = scorer.score("", prompts, labels=["yes", "no"], apply_softmax=True).scores
+        want = scorer.score("", prompts, labels=["yes", "no"]).scores
     np.testing.assert_allclose([row["scores"] for row in found], want, atol=1e-5)
 
 
@@ -199,7 +199,8 @@ def test_another_file_in_the_folder_is_refused(tmp_path):
     [
         ({"labels": ("no", "yes")}, "--labels was yes,no when this job began and is no,yes"),
         ({"query_column": None}, "--query-column was query .* and is not set"),
-        ({"full_vocabulary": True}, "--full-vocabulary was False .* and is True"),
+        ({"apply_softmax": False}, "--apply-softmax was True .* and is False"),
+        ({"temperature": 2.0}, r"--temperature was 1\.0 .* and is 2\.0"),
         (
             {"labels": None, "label_sequences": ((12, 7), (9,))},
             "--labels was yes,no .* and is not set",

@@ -95,7 +95,7 @@ def test_options_that_do_not_fit_the_family(tmp_path, family, options, message):
 )
 def test_labels_of_several_tokens(tmp_path, labels, full, mean):
     source = write_jsonl(tmp_path / "in.jsonl", ROWS)
-    more = {"full_vocabulary": full, "label_length_normalization": mean}
+    more = {"apply_softmax": not full, "label_length_normalization": mean}
     run(source, tmp_path / "out.jsonl", **labels, **more)
     found = [row["scores"] for row in read_jsonl(tmp_path / "out.jsonl")]
     want = []

@@ -32,7 +32,7 @@ import fake
 
 DEMO = Path(gpuscore.__file__).parent / "demo"
 LABELS = ("yes", "no")
-FIELDS = {"query_column": "query", "item_column": "item", "labels": LABELS}
+FIELDS = {"query_column": "query", "item_column": "item", "labels": LABELS, "apply_softmax": True}
 
 
 @cache
