@@ -88,6 +88,8 @@ def _rows(served: ServedAs, model: ReadyModel) -> Iterator[tuple[str, str]]:
     yield "model", _model(served)
     yield "family", _family(model.prompts)
     yield "routes", ", ".join(_routes(model.prompts, limits))
+    if model.prompts.builder.encoder is None:
+        yield "warning", "no tokenizer.json: texts are refused, requests have to send token ids"
     yield "runs on", model.about
     yield "prompts", f"up to {limits.max_model_len:,} tokens"
     yield "KV cache", f"{limits.num_pages:,} pages of {limits.page_size}, {tokens:,} tokens"

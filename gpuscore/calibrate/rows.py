@@ -77,7 +77,7 @@ def refuse_bad(path: Path, bad: list[str]) -> None:
 
 
 def _row(number: int, line: bytes) -> LabelledBody:
-    with decoding_errors():
+    with decoding_errors(LabelledRow):
         body = _decoder.decode(line)
     check_body(body)
     if set(body.answers) != set(body.questions):

@@ -147,6 +147,14 @@ def test_a_loopback_address_needs_no_key(host):
     assert not read_api_keys(ServerConfig(host=host))
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
+    path = tmp_path / "keys"
+    path.write_bytes("\ufefffirst\r\nsecond\r\n".encode())
+    keys = read_api_keys(ServerConfig(api_key_file=str(path)))
+    for key in (b"first", b"second"):
+        assert keys.tenant([(b"x-api-key", key)]) is not None
+
+
 def test_key_files_that_hold_no_key(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         read_api_keys(ServerConfig(api_key_file=str(tmp_path / "none")))

@@ -66,6 +66,16 @@ class TestLog:
         record.stages = dict.fromkeys(STAGES, (0.0, 1e5 / 3))
         assert len(request_line(record)) < 1024
 
+    @pytest.mark.parametrize("route", ["/livez", "/health", "/ready"])
+    def test_what_a_probe_asks_for_is_no_error(self, route):
+        def level(status, route):
+            record = RequestRecord("x", route=route)
+            record.refuse(status, "unavailable")
+            return json.loads(request_line(record))["level"]
+
+        assert level(503, route) == "info"
+        assert level(500, route) == level(503, "/v1/score") == "error"
+
     def test_a_request_as_text(self):
         record = RequestRecord("a-request", method="POST", route="/v1/score", status=200)
         record.items, record.prompt_tokens, record.cached_tokens = 1, 1234, 1000

@@ -91,6 +91,7 @@ def test_the_printed_request_works(tmp_path, make, flags, path, field, family):
         rows = dict(re.findall(r"^  (.{9}) (.*)$", shown, re.MULTILINE))
         assert rows["family   "].startswith(family)
         assert path in rows["routes   "]
+        assert ("no tokenizer.json" in rows.get("warning  ", "")) == (make is without_text)
         assert rows["runs on  "] == "float32 on cpu"
         assert rows["key      "] == "none"
         assert rows["to try   "] == f"{server.url}/"

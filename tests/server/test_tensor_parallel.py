@@ -32,3 +32,27 @@ def test_a_rank_that_is_killed_ends_the_replica(tiny_model, tmp_path):
         (rank,) = children(engine)
         os.kill(engine, signal.SIGKILL)
         wait_until(lambda: not running(rank))
+
+
+def test_a_rank_that_is_stopped_ends_the_replica(tiny_model, tmp_path):
+    """Without a request: nobody waits for the rank, and the probes tell all the same."""
+    directory, _ = tiny_model("qwen3")
+    log = tmp_path / "log"
+    flags = ("--tensor-parallel", "2", "--device", "cpu", *QUICK)
+    with serving(directory, *flags, log=log) as server:
+        (engine,) = children(server.process.pid)
+        (rank,) = children(engine)
+        os.kill(rank, signal.SIGSTOP)
+        statuses = {"/health": 200, "/ready": 200}
+
+        def unavailable():
+            for path in statuses:
+                statuses[path] = httpx.get(server.url + path).status_code
+            return set(statuses.values()) == {503}
+
+        wait_until(unavailable, seconds=10)
+        assert not running(rank)
+        (line,) = [line for line in log.read_text().splitlines() if "rank" in line]
+        assert f"rank 1 of 2 (process {rank}) gave no sign of life for 5 seconds" in line
+        wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, seconds=60)
+        assert score(server, **BODY).status_code == 200

@@ -129,6 +129,24 @@ class TestFields:
         if param is not None:
             assert param.split("[")[0] in message
 
+    @pytest.mark.parametrize(
+        ("path", "name", "meant"),
+        [
+            ("/v1/score", "apply_soft_max", "apply_softmax"),
+            ("/v1/score", "label_tokens_ids", "label_token_ids"),
+            ("/rerank", "document", "documents"),
+            ("/v1/classify", "inputs", "input"),
+            ("/v1/decisions", "question", "questions"),
+            ("/v1/systemone", "instruction", "instructions"),
+            ("/v1/completions", "promt", "prompt"),
+            ("/tokenize", "promt", "prompt"),
+            ("/v1/score", "zzzzzz", None),
+        ],
+    )
+    def test_a_misspelt_field_gets_the_closest_one(self, client, path, name, meant):
+        message = check_error(client.post(path, json={name: 1}), 400, "invalid_request", name)
+        assert message == f"unknown field {name}" + (f"; did you mean {meant}?" if meant else "")
+
     def test_both_label_fields_even_if_one_is_empty(self, client):
         check_error(score(client, **GOOD, labels=[]), 400, "invalid_request", "labels")
 

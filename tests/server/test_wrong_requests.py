@@ -60,6 +60,18 @@ class TestPaths:
             connection.request(method, path, body=json.dumps(GOOD).encode())
             check_error(connection.reply(), 404, "not_found", None)
 
+    @pytest.mark.parametrize(
+        ("path", "ours"),
+        [
+            ("/score", "/v1/score"),
+            ("/generative_scoring", "/v1/score"),
+            ("/predict", "/v1/classify"),
+        ],
+    )
+    def test_a_path_of_another_server_gets_ours(self, client, path, ours):
+        message = check_error(client.post(path, json={}), 404, "not_found", None)
+        assert message == f"no such path; send such requests to {ours}"
+
     def test_a_query_string_is_ignored(self, client):
         with Connection(client) as connection:
             connection.request(path="/v1/score?a=b", body=json.dumps(GOOD).encode())

@@ -34,7 +34,7 @@ from gpuscore.server.api.dialects.dialect import BodyT, Dialect, answer
 from gpuscore.server.api.dialects.table import DIALECTS
 from gpuscore.server.api.openapi import DocumentedApp
 from gpuscore.server.api.pages import add_metrics, add_pages, add_probes
-from gpuscore.server.api.paths import OPEN_PATHS
+from gpuscore.server.api.paths import OPEN_PATHS, no_such_path
 from gpuscore.server.api.schema import openapi_of
 from gpuscore.server.api.static import add_docs, add_ui
 from gpuscore.server.http.headers import check_request_id, head_refusal, request_seconds
@@ -204,7 +204,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Return the answer to an error of the router: 404, 405, or else 400."""
     refused = cast(HTTPException, error)
     known: dict[int, GpuscoreError] = {
-        404: NotFound("no such path"),
+        404: NotFound(no_such_path(request.scope["path"])),
         405: MethodNotAllowed("this path does not have that method"),
     }
     shown = known.get(refused.status_code, InvalidRequest("the request is malformed"))

@@ -86,7 +86,7 @@ def read_api_keys(config: ServerConfig) -> ApiKeys:
     keys = [os.environ.get(API_KEY_VARIABLE, "").strip()]
     if config.api_key_file is not None:
         try:
-            keys += Path(config.api_key_file).read_text(encoding="utf-8").split("\n")
+            keys += Path(config.api_key_file).read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--api-key-file {config.api_key_file}: {error}") from error
     found = ApiKeys([key.strip().encode() for key in keys if key.strip()])

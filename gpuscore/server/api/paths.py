@@ -17,6 +17,15 @@ MODELS_PATH = "/v1/models"
 # Pages for people; without --no-ui, the first two are served.
 PLAYGROUND_PATH, STATUS_PATH, DOCS_PATH = "/", "/status", "/docs"
 UI_PATHS = (PLAYGROUND_PATH, STATUS_PATH)
+# Routes of other servers, and ours for the same requests.
+ELSEWHERE = {"/score": SCORE_PATH, "/generative_scoring": SCORE_PATH, "/predict": CLASSIFY_PATHS[1]}
+PROBE_PATHS = ("/livez", "/health", "/ready")
 # Routes that need no key, besides the files that pages load: probes, and pages that are the same
 # for everyone.
-OPEN_PATHS = ("/livez", "/health", "/ready", *UI_PATHS, DOCS_PATH, "/openapi.json")
+OPEN_PATHS = (*PROBE_PATHS, *UI_PATHS, DOCS_PATH, "/openapi.json")
+
+
+def no_such_path(path: str) -> str:
+    """Return the message for a path that no route has; it never holds the path itself."""
+    ours = ELSEWHERE.get(path)
+    return "no such path" if ours is None else f"no such path; send such requests to {ours}"

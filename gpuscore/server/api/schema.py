@@ -1,5 +1,6 @@
 """Parts that the bodies and answers of all dialects share: usage, decoding errors, JSON schemas."""
 
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,8 +66,8 @@ def short_usage(tokens: int, cached: int) -> ShortUsage:
 
 
 @contextmanager
-def decoding_errors() -> Iterator[None]:
-    """Turn every error that msgspec raises while decoding into InvalidRequest."""
+def decoding_errors(body: type[msgspec.Struct]) -> Iterator[None]:
+    """Turn every error that msgspec raises while decoding a body into InvalidRequest."""
     try:
         yield
     except UnicodeDecodeError:
@@ -74,7 +75,7 @@ def decoding_errors() -> Iterator[None]:
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise _invalid(str(error), body) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
 
@@ -123,8 +124,8 @@ def _inlined(schema: Any, components: dict[str, Any]) -> Any:
     return shown
 
 
-def _invalid(message: str) -> InvalidRequest:
-    """Return msgspec's message as InvalidRequest, without text of the caller's.
+def _invalid(message: str, body: type[msgspec.Struct]) -> InvalidRequest:
+    """Return msgspec's message about a body as InvalidRequest, without text of the caller's.
 
     The messages hold types, numbers and a path; only the name of an unknown field is the caller's.
     """
@@ -132,7 +133,9 @@ def _invalid(message: str) -> InvalidRequest:
     if unknown is not None:
         name = unknown.group(1)
         if _KNOWN_NAME.fullmatch(name):
-            return InvalidRequest(f"unknown field {name}", param=name)
+            close = difflib.get_close_matches(name, body.__struct_encode_fields__, n=1)
+            meant = f"; did you mean {close[0]}?" if close else ""
+            return InvalidRequest(f"unknown field {name}{meant}", param=name)
         return InvalidRequest("unknown field")
     at = _AT_PATH.match(message)
     if at is None:

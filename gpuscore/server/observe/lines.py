@@ -3,6 +3,7 @@
 import msgspec
 
 from gpuscore.log import LogFormat, clock_time, timestamp
+from gpuscore.server.api.paths import PROBE_PATHS
 from gpuscore.server.observe.record import STAGES, RequestRecord
 
 SHOWN_TENANT = 8  # hex digits of the key's hash
@@ -31,6 +32,12 @@ def _text(record: RequestRecord) -> bytes:
     return "  ".join(parts).encode() + b"\n"
 
 
+def _level(record: RequestRecord) -> str:
+    # A probe's 503 is what it asks for; what makes a server unhealthy has a line of its own.
+    asked = record.status == 503 and record.route in PROBE_PATHS
+    return "error" if record.status >= 500 and not asked else "info"
+
+
 def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
@@ -39,7 +46,7 @@ def _json(record: RequestRecord) -> bytes:
     tenant = record.tenant[:SHOWN_TENANT] if record.tenant else None
     fields: dict[str, str | float | None] = {
         "time": timestamp(),
-        "level": "error" if record.status >= 500 else "info",
+        "level": _level(record),
         "event": "request",
         "request_id": record.request_id,
         "trace_id": record.trace_id,

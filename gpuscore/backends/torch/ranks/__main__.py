@@ -22,12 +22,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Event, Lock, Thread
+from time import sleep
 
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.plan import plan_backend
 from gpuscore.backends.torch.ranks.group import PeerLost, RankGroup
-from gpuscore.backends.torch.ranks.messages import Kind, batch_of, frames, send
+from gpuscore.backends.torch.ranks.messages import BEAT, Kind, batch_of, frames, send
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
 from gpuscore.heap import use_one_arena
@@ -55,6 +56,14 @@ def _receive(sock: socket.socket, inbox: "SimpleQueue[tuple[Kind, bytes]]") -> N
     os._exit(0)  # rank 0 has closed, or is gone; a wait for it would not end
 
 
+def _beat(sock: socket.socket, turn: Lock) -> None:
+    with suppress(OSError):  # rank 0 is gone
+        while True:
+            with turn:
+                send(sock, Kind.ALIVE)
+            sleep(BEAT)
+
+
 def _serve(
     sock: socket.socket,
     inbox: "SimpleQueue[tuple[Kind, bytes]]",
@@ -64,13 +73,15 @@ def _serve(
     rank: int,
 ) -> None:
     plan = plan_backend(Path(directory), ModelConfig(**config), rank)  # type: ignore[arg-type]
-    meet = partial(send, sock, Kind.LOADED)
+    meet, turn = partial(send, sock, Kind.LOADED), Lock()
     try:
         backend = TorchBackend(plan, group=RankGroup(plan.shard, plan.device, Path(path), meet))
         while True:
             kind, body = inbox.get()
             if kind is Kind.WARMUP:
                 backend.warmup()
+                # Not before: what compiles kernels may hold the interpreter for seconds.
+                Thread(target=_beat, args=(sock, turn), name="heartbeat", daemon=True).start()
             else:
                 backend.collect(backend.extend(batch_of(body)))
     except PeerLost:
@@ -78,7 +89,7 @@ def _serve(
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001  (rank 0 ends with all its ranks, and logs it)
-        with suppress(OSError):
+        with suppress(OSError), turn:
             send(sock, Kind.FAILED, f"{type(error).__name__}: {error}"[:MAX_TEXT].encode())
 
 

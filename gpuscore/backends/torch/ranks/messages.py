@@ -11,6 +11,7 @@ import numpy as np
 from gpuscore.arrays import Int32Array
 from gpuscore.batch import PackedBatch
 
+BEAT = 0.5  # seconds
 _HEAD = struct.Struct("<cI")
 
 
@@ -21,6 +22,7 @@ class Kind(Enum):
     WARMUP = b"W"
     BATCH = b"B"  # words of a batch
     LOADED = b"L"  # a rank has read its weights: its first frame
+    ALIVE = b"A"  # from a rank that is ready, every BEAT seconds
     REFUSED = b"R"  # text of the ConfigError with which a rank ends
     FAILED = b"F"  # text of any other error with which a rank ends
 

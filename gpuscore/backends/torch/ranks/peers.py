@@ -11,15 +11,17 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event, Lock, Thread
+from time import monotonic
 
 from gpuscore.backends.base import DeviceLost
 from gpuscore.backends.torch.plan import TorchPlan
-from gpuscore.backends.torch.ranks.messages import Kind, frames, send
+from gpuscore.backends.torch.ranks.messages import BEAT, Kind, frames, send
 from gpuscore.config import API_KEY_VARIABLE
 from gpuscore.errors import ConfigError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 CAUSE_SECONDS = 10.0  # in which a rank that broke a sum has ended
+SILENT = 5.0  # seconds without a sign of life; then a rank is killed
 CLOSE_SECONDS = 5.0  # for a rank to notice that rank 0 has closed its socket
 
 
@@ -40,6 +42,7 @@ class Peers:
         self._cause: ConfigError | DeviceLost | None = None
         self._ranks = range(1, plan.shard.ranks)
         self._loaded = {rank: Event() for rank in self._ranks}
+        self._silence: dict[int, float] = {}  # seconds, of the ranks that are ready
         self._sockets: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         settings = asdict(plan.settings)
@@ -50,6 +53,7 @@ class Peers:
         except BaseException:
             self.close()
             raise
+        Thread(target=self._end_silent, name="silent-ranks", daemon=True).start()
 
     def wait_loaded(self) -> None:
         """Wait until every rank has read its weights.
@@ -124,15 +128,30 @@ class Peers:
                 match kind:
                     case Kind.LOADED:
                         self._loaded[rank].set()
+                    case Kind.ALIVE:
+                        self._silence[rank] = 0.0
                     case Kind.REFUSED:
                         refused = body.decode()
                     case Kind.FAILED:
                         failed = body.decode()
         code = process.wait()
         how = f"ended with signal {-code}" if code < 0 else f"ended with exit code {code}"
+        if self._silence.get(rank, 0.0) > SILENT:
+            how = f"gave no sign of life for {SILENT:g} seconds"
         name = f"rank {rank} of {len(self._ranks) + 1} (process {process.pid})"
         line = f"{name} {f'failed: {failed}' if failed else how}; this replica ends"
         self._end(ConfigError(refused) if refused else DeviceLost(line))
+
+    def _end_silent(self) -> None:
+        """Kill ranks that are stopped or hang: no sum would end, and without work nobody waits."""
+        looked = monotonic()
+        while not (self._closing or self._ended.wait(BEAT)):
+            # A pause of this process, or of the machine, is not the ranks' silence.
+            passed, looked = min(monotonic() - looked, 2 * BEAT), monotonic()
+            for rank in list(self._silence):
+                self._silence[rank] += passed
+                if self._silence[rank] > SILENT:
+                    self._processes[rank - 1].kill()
 
     def _end(self, cause: ConfigError | DeviceLost) -> None:
         with self._lock:

@@ -122,7 +122,7 @@ _decoder = msgspec.json.Decoder(ClassifyBody)
 
 def decode_classify(body: bytes, record: RequestRecord) -> ClassifyBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors():
+    with decoding_errors(ClassifyBody):
         decoded = _decoder.decode(body)
     if not decoded.input:
         raise InvalidRequest("input must hold at least one text", param="input")

@@ -123,7 +123,7 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 def decode_completion(body: bytes, record: RequestRecord) -> CompletionBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors():
+    with decoding_errors(CompletionBody):
         decoded = _decoder.decode(body)
     for field, harmless in _HARMLESS.items():
         value = getattr(decoded, field)

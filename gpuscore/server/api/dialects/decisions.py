@@ -54,7 +54,7 @@ _decoder = msgspec.json.Decoder(DecisionsBody)
 
 def decode_decisions(body: bytes, record: RequestRecord) -> DecisionsBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors():
+    with decoding_errors(DecisionsBody):
         decoded = _decoder.decode(body)
     check_questions(len(decoded.questions), MAX_QUESTIONS)
     return decoded

@@ -157,7 +157,7 @@ def are_pairs(body: bytes) -> bool:
 
 def decode_pairs(body: bytes) -> CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors():
+    with decoding_errors(PairsBody):
         fields = _decoder.decode(body)
     refused = ItemErrors()
     return CheckedRanking(fields, _to_input(fields, refused), refused)

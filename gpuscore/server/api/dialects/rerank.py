@@ -138,7 +138,7 @@ _decoder = msgspec.json.Decoder(RerankBody)
 def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     record.variant = TEI if b'"texts"' in body else ""  # a guess; quotes in a text are escaped
-    with decoding_errors():
+    with decoding_errors(RerankBody):
         fields = _decoder.decode(body)
     record.variant = TEI if fields.is_tei else ""
     refused = ItemErrors()

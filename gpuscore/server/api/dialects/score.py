@@ -86,7 +86,7 @@ _decoder = msgspec.json.Decoder(ScoreBody)
 def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPairs:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
     try:
-        with decoding_errors():
+        with decoding_errors(ScoreBody):
             decoded = decode_in_parts(body) if len(body) >= LARGE else None
             decoded = decoded or _decoder.decode(body)
     except InvalidRequest:

@@ -56,7 +56,7 @@ _decoder = msgspec.json.Decoder(SystemOneBody)
 
 def decode_system_one(body: bytes, record: RequestRecord) -> SystemOneBody:
     """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
-    with decoding_errors():
+    with decoding_errors(SystemOneBody):
         decoded = _decoder.decode(body)
     check_body(decoded)
     return decoded

@@ -76,12 +76,12 @@ _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
 
 
 def decode_tokenize(body: bytes, record: RequestRecord) -> TokenizeBody:
-    with decoding_errors():
+    with decoding_errors(TokenizeBody):
         return _tokenize_decoder.decode(body)
 
 
 def decode_detokenize(body: bytes, record: RequestRecord) -> DetokenizeBody:
-    with decoding_errors():
+    with decoding_errors(DetokenizeBody):
         return _detokenize_decoder.decode(body)
 
 
