@@ -36,8 +36,10 @@ def with_families(
     items: list[Int32Array] = []
     next_ids: list[Int32Array] = []
     parents: list[int] = []
+    places: list[int] = []  # of nodes
     for item, trie in zip(request.item_ids, tries, strict=True):
         first = len(items)
+        places += range(first + 1, first + trie.num_rows)
         items.append(item)
         next_ids += trie.next_ids
         if _fits(item, trie, limits):
@@ -52,6 +54,7 @@ def with_families(
         item_ids=tuple(items),
         label_ids=tuple(next_ids),
         parents=np.array(parents, np.int32) if max(parents) >= 0 else None,
+        nodes=np.array(places, np.int32) if places else None,
     )
 
 

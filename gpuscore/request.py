@@ -27,12 +27,13 @@ class ScoreRequest:
     too, once for all prompts.
 
     With `trie` labels have several tokens, the same for all items: `label_ids[i]` are the first
-    ones, and its result has log-probabilities in place of logits (`label_nodes`).
+    ones, and its result has log-probabilities in place of logits (`label_nodes`). Where the nodes
+    of labels are items already, `nodes` tells which: their tokens are none of a prompt's.
 
     Raises:
         ValueError: with `every_position`, an item or the scored query has a different number of
-            labels than tokens; or there are `query_labels` without it; or `parents` or `trie` does
-            not fit, or is given as well; or `num_top` is over MAX_TOP.
+            labels than tokens; or there are `query_labels` without it; or `parents`, `nodes` or
+            `trie` does not fit, or is given as well; or `num_top` is over MAX_TOP.
     """
 
     query_ids: Int32Array  # [cut], may be empty
@@ -47,6 +48,7 @@ class ScoreRequest:
     parents: Int32Array | None = None  # [items] earlier item, -1 = the query; None = all the query
     query_labels: Int32Array | None = None  # [cut]; None = the query is not scored
     trie: LabelTrie | None = None  # None = labels of one token
+    nodes: Int32Array | None = None  # items that are nodes of labels, in order
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_top <= MAX_TOP:
@@ -61,6 +63,8 @@ class ScoreRequest:
             if len(self.parents) != len(self.item_ids):
                 raise ValueError(f"{len(self.parents)} parents for {len(self.item_ids)} items")
             _check_preorder(self.parents)
+        if self.nodes is not None and not np.isin(self.nodes, np.arange(len(self.item_ids))).all():
+            raise ValueError("the nodes of labels are not among the items")
         if self.trie is not None:
             self._check_trie(self.trie)
 

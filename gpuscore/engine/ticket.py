@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress, pairwise
 
 import numpy as np
@@ -182,7 +182,7 @@ class Ticket:
             lse=self.lse if request.need_lse else None,
             top_ids=self.top_ids if request.num_top else None,
             top_logits=self.top_logits if request.num_top else None,
-            computed_tokens=self.computed_tokens,
+            computed_tokens=max(0, self.computed_tokens - self._label_tokens()),
             timings=Timings(
                 queue=planned - self.arrived,
                 batch=launched - planned,
@@ -190,19 +190,21 @@ class Ticket:
             ),
         )
         if self.trie is not None:
-            prompts = max(0, self.computed_tokens - self._label_tokens(self.trie))
-            result = added_up(replace(result, computed_tokens=prompts), self.trie)
+            result = added_up(result, self.trie)
         return result if self.distinct is None else self.distinct.spread(result)
 
-    def _label_tokens(self, trie: LabelTrie) -> int:
+    def _label_tokens(self) -> int:
         """Return the tokens of `computed` that are none of a prompt's: those of nodes.
 
         With a node that is a whole prompt, the item's tokens stand there again.
         """
-        items = sum(map(len, self.request.item_ids[:: trie.num_rows]))
+        nodes = self.request.nodes
+        if nodes is None:
+            return 0
+        given = self.request.item_ids
+        items = sum(map(len, given)) - sum(len(given[node]) for node in nodes.tolist())
         every = sum(map(len, self.computed.item_ids))
-        nodes = len(self.request.item_ids) // trie.num_rows * trie.num_nodes
-        return every - min(items, every - nodes)
+        return every - min(items, every - len(nodes))
 
     def _clear_unscored(self) -> None:
         """Set the rows of items without labels, which nothing has computed, to zero."""

@@ -34,7 +34,9 @@ def split(request: ScoreRequest, sizes: Sequence[int]) -> list[ScoreRequest]:
 
 def _part(request: ScoreRequest, start: int, stop: int) -> ScoreRequest:
     """Return the request with the items `start` to `stop - 1` only, which are whole families."""
-    parents = request.parents
+    parents, nodes = request.parents, request.nodes
+    if nodes is not None:
+        nodes = nodes[(nodes >= start) & (nodes < stop)] - np.int32(start)
     if parents is not None:
         parents = np.where(parents[start:stop] < 0, -1, parents[start:stop] - start)
         parents = parents.astype(np.int32)
@@ -43,6 +45,7 @@ def _part(request: ScoreRequest, start: int, stop: int) -> ScoreRequest:
         item_ids=request.item_ids[start:stop],
         label_ids=request.label_ids[start:stop],
         parents=parents,
+        nodes=nodes,
         # The rows of a query that is scored are computed once, with the first part.
         query_labels=None if start else request.query_labels,
     )

@@ -106,6 +106,7 @@ TRICKLES = {
 def test_the_deadline_holds(call, kind, parts):
     """Every read gets a byte in time, so only a limit on the whole call ends it."""
     client = {"deadline": 0.6, "max_items_per_request": 1, "max_attempts": 10**6}
+    before = {thread.name for thread in threading.enumerate()}
     with answering(TRICKLES[kind]) as server:
         start = time.monotonic()
         with pytest.raises(ClientError) as caught:
@@ -115,10 +116,8 @@ def test_the_deadline_holds(call, kind, parts):
             assert server.requests > 1
         else:
             assert isinstance(caught.value, ConnectionFailed)
-    assert {thread.name for thread in threading.enumerate()} <= {"MainThread", NAME} | BEFORE
-
-
-BEFORE = {thread.name for thread in threading.enumerate()}
+    left = {thread.name for thread in threading.enumerate()} - before
+    assert left <= {NAME}, "no thread of the client's goes on"
 
 
 @pytest.mark.parametrize("options", [{"deadline": 0.6}, {"timeout": 0.1}])

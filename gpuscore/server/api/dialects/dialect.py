@@ -123,9 +123,9 @@ class Scored(Generic[BodyT]):
         if not results:
             return 0
         computed = sum(result.computed_tokens for result in results)
-        if self.prepared.label_tokens:
-            return max(0, self.prompt_tokens + self.prepared.label_tokens - computed)
-        return max(0, self.request.num_prompt_tokens - computed)
+        labels_apart = self.request.nodes is None
+        tokens = self.request.num_prompt_tokens if labels_apart else self.prompt_tokens
+        return max(0, tokens - computed)
 
 
 def never(_: object) -> bool:

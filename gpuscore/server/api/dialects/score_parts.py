@@ -11,9 +11,11 @@ import msgspec
 from gpuscore.server.api.dialects.score_types import Ids, ScoreBody, Text
 
 PART = 2**15  # bytes of entries that are decoded in one call
-# The fields of many entries, with the type of one.
-_LISTS: dict[str, Any] = {"items": Text | Ids | None, "label_token_ids": int | Ids}
-_decoders = {name: msgspec.json.Decoder(list[kind]) for name, kind in _LISTS.items()}
+# Of the fields with many entries.
+_decoders: dict[str, msgspec.json.Decoder[list[Any]]] = {
+    "items": msgspec.json.Decoder(list[Text | Ids | None]),
+    "label_token_ids": msgspec.json.Decoder(list[int | Ids]),
+}
 _raw_entries = msgspec.json.Decoder(list[msgspec.Raw])
 _NULL = msgspec.Raw(b"null")
 _outer = msgspec.json.Decoder(
@@ -21,7 +23,7 @@ _outer = msgspec.json.Decoder(
         "OuterScoreBody",
         [
             (field.name, msgspec.Raw, _NULL)
-            if field.name in _LISTS
+            if field.name in _decoders
             else (field.name, field.type, field.default)
             for field in msgspec.structs.fields(ScoreBody)
         ],
@@ -45,7 +47,7 @@ def decode_in_parts(body: bytes) -> ScoreBody | None:
     return ScoreBody(**fields)
 
 
-def _entries(given: msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> list[Any] | None:
+def _entries(given: msgspec.Raw, decoder: msgspec.json.Decoder[list[Any]]) -> list[Any] | None:
     if given == _NULL:
         return None
     found: list[Any] = []
