@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ from gpuscore.config.flags import (
     refuse_api_key,
     refuse_pipelines,
 )
-from gpuscore.config.labels import add_label_flags, check_softmax
+from gpuscore.config.labels import add_label_flags, check_softmax, shown_sequences
 from gpuscore.config.options import options
 from gpuscore.config.parser import CommandParser
 from gpuscore.config.served import check_one_source, check_single
@@ -42,6 +43,7 @@ from gpuscore.parity.arguments import add_parity
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 70, 75, 78
+LEAST_SHOWN = 1e-4  # of scores without an exponent
 LONG_INPUT = 200  # items; with as many or more, a progress bar is shown
 STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 MAX_WAIT = 1.0  # seconds for a full pipe to be read
@@ -164,7 +166,10 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
     group = score.add_argument_group("Input and output (command line only)")
     group.add_argument("--query", required=True, metavar="TEXT", help="text that all items share")
     group.add_argument(
-        "--items", required=True, metavar="FILE", help="one item per line; - reads standard input"
+        "--items",
+        required=True,
+        metavar="FILE",
+        help="one item per line, which LF or CR LF ends; - reads standard input",
     )
     add_label_flags(group, required=True)
     group.add_argument("--item-first", action="store_true", help="prompts are item + query")
@@ -188,8 +193,10 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
 
     check_single(settings)
     check_softmax(values)
-    items = _read_items(values.items)
     labels = None if values.labels is None else values.labels.split(",")
+    if values.json:
+        _refuse_equal(labels or shown_sequences(values.label_sequences).split(","))
+    items = _read_items(values.items)
     with (
         Scorer(settings.make(ModelConfig)) as scorer,
         _progress(len(items)) as report,
@@ -210,6 +217,12 @@ def _score(values: argparse.Namespace, settings: Settings) -> int:
     return EXIT_OK
 
 
+def _refuse_equal(labels: list[str]) -> None:
+    for label in labels:
+        if labels.count(label) > 1:
+            raise UsageError(f"--json needs labels that differ, and {label} is there twice")
+
+
 def _info(values: argparse.Namespace, settings: Settings) -> int:
     from gpuscore.info import print_info
 
@@ -224,12 +237,16 @@ def _doctor(values: argparse.Namespace, settings: Settings) -> int:
 
 
 def _read_items(source: str) -> list[str]:
-    """Return the lines without their ends; every line is an item, even an empty one."""
+    """Return the lines without their ends; every line is an item, even an empty one.
+
+    A line ends with LF or CR LF; a lone CR belongs to the item.
+    """
     try:
-        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+        content = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        *lines, last = re.split("\r?\n", content.decode())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--items {source}: {error}") from error
-    return text.removesuffix("\n").split("\n") if text else []
+    return [*lines, last] if last else lines
 
 
 @contextmanager
@@ -252,4 +269,8 @@ def _print_table(items: list[str], labels: list[str], rows: list[list[float]]) -
     print("rank  " + "  ".join(f"{label[:10]:>10}" for label in labels) + "  item")
     ranked = sorted(zip(items, rows, strict=True), key=lambda pair: -pair[1][0])
     for rank, (item, row) in enumerate(ranked, start=1):
-        print(f"{rank:>4}  " + "  ".join(f"{score:>10.6f}" for score in row) + f"  {item}")
+        print(f"{rank:>4}  " + "  ".join(map(_shown, row)) + f"  {item}")
+
+
+def _shown(score: float) -> str:
+    return f"{score:>10.6f}" if score >= LEAST_SHOWN else f"{score:>10.3e}"

@@ -61,6 +61,41 @@ def test_json_lines(items_file, want, capsys):
     np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("standard_input", [False, True])
+def test_an_item_ends_with_its_line(tmp_path, capsys, monkeypatch, standard_input, end):
+    """Every other character is the item's own: a lone CR, a form feed, a line separator."""
+    items = ["a\rb", "", " c ", "d\x0ce\u2028f", "g\r\rh", "naïve ☃"]
+    content = "".join(item + end for item in items).encode()
+    path = tmp_path / "items"
+    path.write_bytes(content)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert score("--items", "-" if standard_input else str(path), "--json") == 0
+    lines = capsys.readouterr().out.split("\n")[:-1]
+    assert [json.loads(line)["item"] for line in lines] == items
+
+
+@pytest.mark.parametrize("flags", [["--labels", "yes,no,yes"], ["--label-sequences", "7,9,7"]])
+def test_equal_labels(items_file, capsys, flags):
+    """One object cannot hold both; the table shows both."""
+    words = ["score", "demo", "--query", QUERY, "--items", items_file, *flags]
+    assert main([*words, "--json"]) == 2
+    label = "yes" if flags[0] == "--labels" else "7"
+    told = capsys.readouterr().err
+    assert told == f"gpuscore: --json needs labels that differ, and {label} is there twice\n"
+    assert main([*words, "--max-batch-tokens", "512"]) == 0
+    head, row, *_ = capsys.readouterr().out.splitlines()
+    assert head.split()[1] == head.split()[3]
+    assert row.split()[1] == row.split()[3]
+
+
+def test_small_scores_are_shown(items_file, capsys):
+    """A label that the model would never say; six places after the point would be zeros."""
+    assert score("--items", items_file, "--labels", "yes, wooden chair") == 0
+    for row in capsys.readouterr().out.splitlines()[1:]:
+        assert 0 < float(row.split()[2]) < 1e-4
+
+
 LONG = [" lamp", " steel lamp", " wooden chair"]
 
 
@@ -99,14 +134,14 @@ def test_labels_are_given_once(capsys, flags, message):
 
 
 def test_standard_input(want, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("A red lamp."))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A red lamp.")))
     assert score("--items", "-", "--json") == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["scores"]["yes"] == pytest.approx(want[1, 0], abs=1e-5)
 
 
 def test_nothing_to_score(capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     assert score("--items", "-", "--json") == 0
     assert capsys.readouterr().out == ""
 
@@ -180,7 +215,7 @@ def test_a_progress_bar_on_long_input(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_what_is_wrong_is_one_sentence(arguments, code, message, capsys, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("A red lamp.\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A red lamp.\n")))
     assert score(*arguments) == code
     error = capsys.readouterr().err
     assert message in error
