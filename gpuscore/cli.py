@@ -166,7 +166,10 @@ def _add_score_flags(score: argparse.ArgumentParser) -> None:
     group = score.add_argument_group("Input and output (command line only)")
     group.add_argument("--query", required=True, metavar="TEXT", help="text that all items share")
     group.add_argument(
-        "--items", required=True, metavar="FILE", help="one item per line (LF or CR LF); - reads standard input"
+        "--items",
+        required=True,
+        metavar="FILE",
+        help="one item per line, which LF or CR LF ends; - reads standard input",
     )
     add_label_flags(group, required=True)
     group.add_argument("--item-first", action="store_true", help="prompts are item + query")

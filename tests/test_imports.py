@@ -78,7 +78,7 @@ ALLOWED = {
     "gpuscore.config.fields": {"gpuscore.config.field"},
     "gpuscore.config.options": {"gpuscore.config", "gpuscore.errors"},
     "gpuscore.config.flags": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
-    "gpuscore.config.labels": set(),
+    "gpuscore.config.labels": {"gpuscore.errors"},
     "gpuscore.config.parser": {"gpuscore.config.fields"},
     "gpuscore.config.examples": set(),
     "gpuscore.config.sources": {"gpuscore.config", "gpuscore.config.options", "gpuscore.errors"},
@@ -354,6 +354,7 @@ ALLOWED = {
     },
     "gpuscore.bulk.arguments": {  # the command line imports this at every start
         "gpuscore.bulk.command",
+        "gpuscore.bulk.options",
         "gpuscore.config",
         "gpuscore.config.flags",
         "gpuscore.config.labels",

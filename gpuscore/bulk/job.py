@@ -25,6 +25,7 @@ from gpuscore.bulk.sorting import MEMORY, merged
 from gpuscore.bulk.store import BAD, FAILED, ResultStore
 from gpuscore.bulk.tasks import Task, make_table_task
 from gpuscore.bulk.work import (
+    RESULTS,
     SORTED,
     JobState,
     PlanState,
@@ -210,8 +211,11 @@ def _refuse(options: BatchOptions, counted: CountedRows) -> None:
 def _write(job: BatchJob, inputs: InputFiles, work: WorkFolder, progress: Progress) -> None:
     known, plan = work.need(JobState), work.need(PlanState)
     refuse_changed(inputs, known.inputs, read_all=True)  # it is read a second time now
+    width = work.need(ScoredState).width
     with (
-        closing(ResultStore(work.path, work.need(ScoredState).width)) as store,
+        closing(ResultStore(work.path, width)) as store,
         progress.writing(plan.rows) as advance,
     ):
+        if not store.holds(plan.rows):
+            raise work.damaged(f"{RESULTS} is not of {plan.rows} rows with {width} scores each")
         write_output(inputs, job.options, plan, store, work, advance)

@@ -73,6 +73,11 @@ def read_schema(path: Path) -> Any:
         return file.schema_arrow
 
 
+def count_rows(path: Path) -> int:
+    with _reading(path), parquet.ParquetFile(path) as file:
+        return int(file.metadata.num_rows)
+
+
 def check_columns(path: Path, schema: Any, columns: Sequence[str]) -> None:
     """Raise ConfigError if a column is there twice, or no text."""
     for name in columns:

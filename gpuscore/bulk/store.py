@@ -74,9 +74,14 @@ class ResultStore:
         return found
 
     def kinds(self, rows: int) -> Iterator[int]:
-        """Yield the kind of every row's result."""
+        """Yield the kind of every row's result, up to the last row that has a place."""
+        rows = min(rows, -(-os.fstat(self._rows).st_size // self._size))
         for start in range(0, rows, READ_ROWS):
             yield from self.scan(start, min(READ_ROWS, rows - start))[0]
+
+    def holds(self, rows: int) -> bool:
+        """Return True if so many rows have a place, and no more."""
+        return os.fstat(self._rows).st_size == rows * self._size
 
     def sync(self) -> None:
         """Have everything written to the disk."""

@@ -8,12 +8,15 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
 
 from gpuscore.bulk.inputs import FileState
 from gpuscore.errors import ConfigError
+
+SORTED_FILE = r"[0-9]+\.rows"
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,8 +37,8 @@ class PlanState(_State, frozen=True):
     """The number of rows, the names of their sorted files, and the schema of JSON in Parquet."""
 
     file: ClassVar[str] = "plan.json"
-    rows: int
-    sorted: list[str]
+    rows: Count
+    sorted: list[Annotated[str, msgspec.Meta(pattern=f"^{SORTED_FILE}$")]]
     schema: bytes | None
 
 
@@ -43,23 +46,23 @@ class ScoredState(_State, frozen=True):
     """The note that every row has a result, and the number of a row's scores."""
 
     file: ClassVar[str] = "scored.json"
-    width: int
+    width: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class WrittenState(_State, frozen=True):
     """The note that the output is whole: numbers of rows, and the SHA-256 of both files."""
 
     file: ClassVar[str] = "written.json"
-    scored: int
-    failed: int
-    bad: int
+    scored: Count
+    failed: Count
+    bad: Count
     output: str
     bad_rows: str
 
 
 LOCK, RESULTS, TEXTS, OUTPUT, BAD_ROWS = "lock", "results", "texts", "output.new", "bad.new"
 SORTED = "sorted"  # the only folder
-_SORTED_FILE = re.compile(r"\d+\.rows")
+_SORTED_FILE = re.compile(SORTED_FILE)
 _STATES = [state.file for state in (JobState, PlanState, ScoredState, WrittenState)]
 _FILES = {LOCK, RESULTS, TEXTS, OUTPUT, BAD_ROWS, *_STATES, *(f"{name}.new" for name in _STATES)}
 # Those that a run leaves which is killed before its job is noted, or when all else is removed.

@@ -1,5 +1,6 @@
 """The last step of a job: the output, in the input's order."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import msgspec
 from gpuscore.arrays import Float64Array
 from gpuscore.bulk.formats import read_blocks
 from gpuscore.bulk.inputs import InputFiles, sha256_of
-from gpuscore.bulk.options import JSON_LINES, BatchOptions
+from gpuscore.bulk.options import JSON_LINES, SUFFIXES, BatchOptions
 from gpuscore.bulk.planning import output_schema
 from gpuscore.bulk.rows import Block
 from gpuscore.bulk.store import ANSWERED, BAD, FAILED, SCORED, ResultStore
@@ -29,6 +30,7 @@ from gpuscore.errors import ConfigError
 
 ANSWERS = (ANSWERED, FAILED)
 BUFFER = 2**20
+NO_ROWS = hashlib.sha256().hexdigest()  # of a file without rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,14 @@ def write_output(
 def check_written(options: BatchOptions, work: WorkFolder) -> None:
     """Raise ConfigError unless the files are there which an earlier run has written."""
     written = work.need(WrittenState)
-    for new, path, digest in _files(options, work, written):
+    rows = f"{written.scored} scored rows and {written.bad} bad ones"
+    if not written.bad and written.bad_rows != NO_ROWS:
+        raise work.damaged(f"{written.file} has {rows}, and {BAD_ROWS} was not empty")
+    for new, path, digest, count in _files(options, work, written):
         place = new if new.exists() else path
-        if not place.is_file() or sha256_of(place) != digest:
+        if not place.is_file() or sha256_of(place) != digest or _rows_of(path, place) != count:
             what = "is not the one that was written" if place.exists() else "is missing"
-            raise work.damaged(f"{written.file} has {_rows(written)}, and {place} {what}")
+            raise work.damaged(f"{written.file} has {rows}, and {place} {what}")
 
 
 def publish(options: BatchOptions, work: WorkFolder) -> BatchOutcome:
@@ -108,7 +113,7 @@ def publish(options: BatchOptions, work: WorkFolder) -> BatchOutcome:
         ConfigError: a file of that name has appeared meanwhile.
     """
     written = work.need(WrittenState)
-    files = [(new, path) for new, path, _ in _files(options, work, written) if new.exists()]
+    files = [(new, path) for new, path, *_ in _files(options, work, written) if new.exists()]
     for _, path in files:
         refuse_existing(path)
     for new, path in files:
@@ -126,15 +131,21 @@ def refuse_existing(path: Path) -> None:
 
 def _files(
     options: BatchOptions, work: WorkFolder, written: WrittenState
-) -> list[tuple[Path, Path, str]]:
-    """Return the file of each part of the output, the name it gets, and its SHA-256."""
-    output = (work.path / OUTPUT, options.output, written.output)
-    bad_rows = (work.path / BAD_ROWS, options.bad_rows, written.bad_rows)
+) -> list[tuple[Path, Path, str, int]]:
+    """Return the file of each part of the output, the name it gets, its SHA-256 and its rows."""
+    output = (work.path / OUTPUT, options.output, written.output, written.scored)
+    bad_rows = (work.path / BAD_ROWS, options.bad_rows, written.bad_rows, written.bad)
     return [bad_rows, output] if written.bad else [output]
 
 
-def _rows(written: WrittenState) -> str:
-    return f"{written.scored} scored rows and {written.bad} bad ones"
+def _rows_of(path: Path, place: Path) -> int:
+    """Return the number of rows of a file at a place, whose format the suffix of `path` tells."""
+    if SUFFIXES[path.suffix] == JSON_LINES:
+        with place.open("rb") as file:
+            return sum(1 for _ in file)
+    from gpuscore.bulk.parquet import count_rows
+
+    return count_rows(place)
 
 
 Write = Callable[[Block, int, list[int], Float64Array], None]

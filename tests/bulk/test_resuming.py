@@ -248,7 +248,7 @@ def test_results_that_did_not_reach_the_disk_are_computed_again(tmp_path):
     content = bytearray(results.read_bytes())
     assert sum(content) > 0
     for begin in range(0, len(content), 64):
-        content[begin : begin + 32] = bytes(32)
+        content[begin : begin + 32] = bytes(len(content[begin : begin + 32]))
     results.write_bytes(content)
     run(source, output)
     check(rows, [row["scores"] for row in read_jsonl(output)])

@@ -1,6 +1,7 @@
 """Promise: OUTPUT.work is used only if it holds nothing but files of a job, no file of anybody else
 is deleted or written, and a damaged or forged state is told in one line or does no harm."""
 
+import hashlib
 import json
 import os
 
@@ -233,5 +234,33 @@ def test_an_output_that_is_not_the_one_that_was_written(tmp_path, monkeypatch, n
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match="is damaged: written.json"):
+        run(source, output)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "changes"),
+    [
+        ("score", "plan", {"rows": -1}),
+        ("score", "plan", {"rows": 25}),
+        ("score", "plan", {"rows": 2**70}),
+        ("score", "plan", {"sorted": ["../../in.jsonl"]}),
+        ("score", "plan", {"sorted": []}),
+        ("write", "plan", {"rows": 2**40}),
+        *(("write", "scored", {"width": width}) for width in (0, 1, 3, 2**40, 2**70)),
+        *(("publish", "written", {"scored": rows}) for rows in (-1, 24, 2**70)),
+        *(("publish", "written", {"bad": rows}) for rows in (-1, 0, 2)),
+        ("publish", "written", {"output": "0" * 64}),
+        ("publish", "written", {"bad_rows": "0" * 64}),
+    ],
+)
+def test_forged_numbers(tmp_path, monkeypatch, step, name, changes):
+    """A state with a right checksum is held against the files that it is about."""
+    source, output = stopped(tmp_path, monkeypatch, step)
+    path = tmp_path / "out.jsonl.work" / f"{name}.json"
+    state = json.dumps(json.loads(path.read_bytes())["state"] | changes).encode()
+    digest = hashlib.sha256(state).hexdigest()
+    path.write_bytes(b'{"sha256": "%b", "state": %b}' % (digest.encode(), state))
+    with pytest.raises(ConfigError, match=r"out\.jsonl\.work"):
         run(source, output)
     assert not output.exists()
