@@ -1,6 +1,6 @@
 """Refusal of tokenizer configuration beside tokenizer.json that would change token ids.
 
-Here tokenizer.json alone decides how a text is tokenised. transformers also reads
+Here tokenizer.json decides how a text is tokenised (but see `rebuilt`). transformers also reads
 tokenizer_config.json, special_tokens_map.json and added_tokens.json, whose entries can add tokens
 or change how tokens are found. Its ids would then differ from ours, so such a model is refused. The
 other keys change no ids: if there is a tokenizer.json, transformers ignores `add_bos_token`,
