@@ -10,6 +10,7 @@ from gpuscore.probabilities import softmax
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import sigmoid
 from gpuscore.prompts.files import ClassifierHead
+from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.request import ScoreRequest
 from gpuscore.text.joining import PromptBuilder
@@ -18,7 +19,7 @@ from gpuscore.text.turns import ALONE, Turns
 
 NO_CLASSES = (
     "this model has no classes and belongs to no known family of guards: give labels, or name its "
-    "family (--family; family= in Python)"
+    f"family (--family; family= in Python: {names_of(ranks=False)})"
 )
 
 

@@ -41,6 +41,10 @@ def find_family(
     """
     if wanted == "none":
         return None
+    if wanted not in ("auto", *FAMILIES):
+        raise ConfigError(
+            f"family {shown(wanted)} is unknown; supported: auto, none, {', '.join(FAMILIES)}"
+        )
     if wanted != "auto":
         return _for_head(_resolved(FAMILIES[wanted], directory, specials), head)
     found = _sentence_transformers(directory, specials)

@@ -186,21 +186,22 @@ class FamilyPrompts:
         }
         with refused_controls(given.query_name):
             shared = self._ids(template.before, values, turns)
-            closing = self._ids(template.after, values, turns)
+            closing = self._ids(template.after, values, turns, begun=True)
+        encoder = self._foreign.continuing if template.before else self._foreign
         head, _, tail = template.last.partition("{" + DOCUMENT + "}")
         head, tail = filled(head, **values), filled(tail, **values)
         around = len(shared) + len(closing)
         whole = [self.family.text(given.documents[index]) for index in indices]
-        documents = self._cut(given, whole, around, (head, tail), turns)
+        documents = self._cut(given, whole, around, encoder, (head, tail), turns)
         pairs = zip(indices, whole, documents, strict=True)
         truncated = [index for index, long, short in pairs if long != short]
         with refused_controls(given.query_name):
-            num_shared = len(shared) + self._foreign.num_shared(head, turns, self._limit)
+            num_shared = len(shared) + encoder.num_shared(head, turns, self._limit)
 
         def texts(start: int) -> Iterator[str]:
             return (f"{document}{tail}" for document in islice(documents, start, None))
 
-        joined = self._foreign.joined_from(head, texts, False, turns, self._limit - around)
+        joined = encoder.joined_from(head, texts, False, turns, self._limit - around)
 
         def prompts(start: int) -> Iterator[Int32Array]:
             places = (f"{given.name}[{index}]" for index in indices[start:])
@@ -273,8 +274,9 @@ class FamilyPrompts:
     def label_tokens(self, label: str) -> list[int]:
         """Return the tokens of a label after the prompt; raise ConfigError if it merges with it."""
         closing = self._closing
-        before = self._own.plain_ids(closing) if closing else np.empty(0, np.int32)
-        ids = self._own.plain_ids(closing + label)
+        own = self._own.continuing if len(self.family.parts) > 1 else self._own
+        before = own.plain_ids(closing) if closing else NO_TOKENS
+        ids = own.plain_ids(closing + label)
         tokens: list[int] = ids[len(before) :].tolist()
         if not tokens or not np.array_equal(ids[: len(before)], before):
             raise ConfigError(
@@ -299,11 +301,18 @@ class FamilyPrompts:
         return tokens[0]
 
     def _ids(
-        self, parts: Iterable[str], values: dict[str, str], turns: Turns = ALONE
+        self,
+        parts: Iterable[str],
+        values: dict[str, str],
+        turns: Turns = ALONE,
+        begun: bool = False,
     ) -> Int32Array:
-        found = [np.empty(0, np.int32)]
+        """Return the ids of parts; they begin the prompt unless it has begun."""
+        found = [NO_TOKENS]
         for part in parts:
             encoder = self._foreign if fields_of(part) else self._own
+            if begun or len(found) > 1:
+                encoder = encoder.continuing
             found.append(encoder.plain_ids(filled(part, **values), turns, self._limit))
         return np.concatenate(found)
 
@@ -312,6 +321,7 @@ class FamilyPrompts:
         given: RerankInput,
         documents: list[str],
         around: int,
+        encoder: TextEncoder,
         texts: tuple[str, str],
         turns: Turns,
     ) -> list[str]:
@@ -321,6 +331,7 @@ class FamilyPrompts:
             given: has the caller's limits.
             documents: the whole texts.
             around: number of tokens in the parts before and after the document's part.
+            encoder: of the document's part.
             texts: before and after the document in its own part.
             turns: called before every piece of work.
         """
@@ -329,7 +340,7 @@ class FamilyPrompts:
         if not given.fit:
             return documents
         with refused_controls(given.query_name):
-            room = DocumentRoom(self._foreign, *texts, self._limit - around, turns)
+            room = DocumentRoom(encoder, *texts, self._limit - around, turns)
         found = [short for text in documents if (short := room.cut(text)) is not None]
         if len(found) < len(documents):
             raise PromptTooLong(

@@ -17,13 +17,15 @@ from gpuscore.prompts.discovery import find_family
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.files import ClassifierHead, read_classifier_head
+from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 
 NO_RERANKER = (
     "this model belongs to no known family of rerankers: name its family (--family; family= in "
-    "Python), or score query, items and labels (/v1/score; Scorer.score in Python)"
+    f"Python: {names_of(ranks=True)}), or score query, items and labels (/v1/score; Scorer.score "
+    "in Python)"
 )
 
 

@@ -155,6 +155,12 @@ _ALL: tuple[AnyFamily, ...] = (
 )
 FAMILIES: dict[str, AnyFamily] = {family.name: family for family in _ALL}
 
+
+def names_of(ranks: bool) -> str:
+    """Return the names of the families that rank, or of the guards, for an error."""
+    return ", ".join(one.name for one in _ALL if ranks != bool(one.classes))
+
+
 # (pattern for the model's name without its owner, beginning of its architecture, family).
 # Conversions add to the name.
 _BY_NAME: tuple[tuple[str, str, AnyFamily], ...] = (

@@ -1,6 +1,6 @@
 """Refusal of tokenizer configuration beside tokenizer.json that would change token ids.
 
-Here tokenizer.json alone decides how a text is tokenised. transformers also reads
+Here tokenizer.json decides how a text is tokenised (but see `rebuilt`). transformers also reads
 tokenizer_config.json, special_tokens_map.json and added_tokens.json, whose entries can add tokens
 or change how tokens are found. Its ids would then differ from ours, so such a model is refused. The
 other keys change no ids: if there is a tokenizer.json, transformers ignores `add_bos_token`,
@@ -39,6 +39,7 @@ def refuse_other_ids(directory: Path, tokenizer: Tokenizer) -> None:
             f"{path}: split_special_tokens is {shown(config['split_special_tokens'])}; supported: "
             "false"
         )
+    _check_random(directory / "tokenizer.json", tokenizer)
     if config.get("add_prefix_space") is True and config.get("tokenizer_class") in _REBUILT:
         _check_prefix(path, tokenizer)
     for token in as_object(config.get("added_tokens_decoder") or {}, str(path)).values():
@@ -131,6 +132,15 @@ def _check_added(
                 f"{path}: {key} says that {flag} of {shown(content)} is {shown(flags[flag])}, "
                 f"tokenizer.json {getattr(found, flag)}; supported: both alike"
             )
+
+
+def _check_random(path: Path, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError if the same text may get other ids the next time."""
+    dropout = getattr(tokenizer.model, "dropout", None)
+    if dropout:
+        raise ConfigError(
+            f"{path}: dropout is {dropout}, which makes ids random; supported: null or 0"
+        )
 
 
 def _check_prefix(path: Path, tokenizer: Tokenizer) -> None:

@@ -24,6 +24,7 @@ from gpuscore.text.pieces import (
     is_long,
     pieces,
 )
+from gpuscore.text.rebuilt import continuing, rebuild
 from gpuscore.text.specials import Specials, find_specials
 from gpuscore.text.turns import ALONE, Turns
 
@@ -75,6 +76,7 @@ class TextEncoder:
         try:
             tokenizer = Tokenizer.from_file(str(path))
             refuse_other_ids(directory, tokenizer)
+            rebuild(directory, tokenizer)
             return cls(tokenizer, named_tokens(directory), template)
         except (KeyboardInterrupt, SystemExit, ConfigError):
             raise
@@ -267,6 +269,14 @@ class TextEncoder:
     def controls(self) -> Controls:
         """The model's control tokens."""
         return find_controls(self._tokenizer, self._named, self._template)
+
+    @cached_property
+    def continuing(self) -> "TextEncoder":
+        """The encoder of text that does not begin a prompt."""
+        other = continuing(self._tokenizer)
+        if other is None:
+            return self
+        return TextEncoder(other, self._named, self._template, self._forbidden)
 
     @property
     def markers(self) -> list[str]:

@@ -6,20 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
 from gpuscore.limits import BackendLimits
 from gpuscore.prompts.chat import ChatTemplate
+from gpuscore.prompts.classes import NO_CLASSES
 from gpuscore.prompts.discovery import find_family
 from gpuscore.prompts.documents import FamilyPrompts
+from gpuscore.prompts.family import ONLY_CLASS
 from gpuscore.prompts.files import ClassifierHead
+from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
+from support.tokenizers import trained
 
 LIMITS = BackendLimits(512, 16, 400, 700, 2000)
 DOCUMENTS = ["the best of 34", "", " é 你好 the\n", "{query} {0}", "<|im_end|>\n<|im_start|>user\n"]
@@ -240,3 +245,43 @@ def test_where_templates_are(tmp_path):
     assert ChatTemplate.read(tmp_path).text == "b"
     (tmp_path / "chat_template.jinja").write_text("c")
     assert ChatTemplate.read(tmp_path).text == "c"
+
+
+@pytest.mark.parametrize("layout", ["mistral", "llama2", "gemma"])
+def test_a_prompt_has_one_beginning(tmp_path, layout):
+    """The prefix of a text's beginning, where a tokenizer has one, is not in the middle of a
+    prompt that is divided at control tokens."""
+    made = Tokenizer.from_str(trained(layout))
+    template = (
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}the{% endif %}"
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    config = {"chat_template": template, "bos_token": "<s>", "tokenizer_class": "LlamaTokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    fields = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    family = replace(
+        find_family("instruct", tmp_path, [], ["<s>", "</s>"]), labels=(ONLY_CLASS,), strip=False
+    )
+    encoder = TextEncoder.read(tmp_path)
+    prompts = FamilyPrompts(family, PromptBuilder(encoder, LIMITS, RequestLimits()))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    documents = ["the lazy fox", " of it", "k\n"]
+    got = ids_of(prompts.build(RerankInput("dogs", documents)))
+    for ids, document in zip(got, documents, strict=True):
+        content = (
+            f"{family.instruction}\n\nQuery: dogs\n\nDocument: {document}\n\nDoes the document "
+            'meet the requirements? Answer only "yes" or "no".'
+        )
+        text = f"<s>user: {content}</s>the"
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+def test_refusals_name_the_families(tmp_path):
+    with pytest.raises(ConfigError, match="family 'zrank' is unknown; .*, zerank, .*llama-guard-3"):
+        find_family("zrank", tmp_path, [], QWEN_SPECIALS)
+    with pytest.raises(InvalidRequest, match="qwen3-reranker, .*instruct, reward, demo") as error:
+        _ = ModelPrompts(None).reranker
+    assert "guard" not in str(error.value)
+    assert "family= in Python: qwen3guard-gen, llama-guard-3)" in NO_CLASSES

@@ -85,7 +85,7 @@ def test_info_is_that_of_the_files(tmp_path):
         tmp_path,
         tokenizer_config={
             "bos_token": {"content": "<s>", "lstrip": False},
-            "tokenizer_class": "Qwen2Tokenizer",
+            "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": 10**30,
             "pad_token": None,
         },
@@ -93,7 +93,7 @@ def test_info_is_that_of_the_files(tmp_path):
         config={"eos_token_id": [1, 0], "pad_token_id": 0, "bos_token_id": 1},
     )
     assert (info.bos_token, info.eos_token, info.unk_token) == ("<s>", "<|end|>", "<|end|>")
-    assert (info.pad_token, info.tokenizer_class) == ("<s>", "Qwen2Tokenizer")
+    assert (info.pad_token, info.tokenizer_class) == ("<s>", "PreTrainedTokenizerFast")
     assert (info.chat_template, info.model_max_length) == ("{{ messages }}", None)
 
 

@@ -1,14 +1,17 @@
 """Promise: text becomes the ids that transformers gives, or the directory is refused."""
 
 import json
+from itertools import pairwise
 
 import pytest
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
 from gpuscore.errors import ConfigError
 from gpuscore.text.tokenizer import TextEncoder
 from support.models import make_tokenizer
+from support.tokenizers import LINES, trained
 
 logging.set_verbosity_error()
 
@@ -84,10 +87,67 @@ def test_ids_are_those_of_transformers(tmp_path, file, key, value, outcome):
 
 def test_a_rebuilt_prefix_is_refused(tmp_path):
     """Qwen's class rebuilds its pre-tokenizer, with the prefix of the configuration."""
-    make_tokenizer(bos=False).save(str(tmp_path / "tokenizer.json"))
+    Tokenizer.from_str(trained("qwen2")).save(str(tmp_path / "tokenizer.json"))
     fields = {"tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": True}
     write(tmp_path, CONFIG, fields)
     with pytest.raises(ConfigError, match="add_prefix_space is true, and false in tokenizer.json"):
         TextEncoder.read(tmp_path)
     write(tmp_path, CONFIG, fields | {"add_prefix_space": False})
     TextEncoder.read(tmp_path)
+
+
+def test_random_ids_are_refused(tmp_path):
+    made = json.loads(make_tokenizer(bos=False).to_str())
+    for dropout in (0.5, 1e-3, 0.0, None):
+        made["model"]["dropout"] = dropout
+        (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+        if not dropout:
+            TextEncoder.read(tmp_path)
+            continue
+        with pytest.raises(ConfigError, match=r"tokenizer\.json: dropout is 0\.\d+, .* random"):
+            TextEncoder.read(tmp_path)
+
+
+# (layout, class, model_type, other fields, outcome)
+CLASSES = [
+    *(
+        ("llama2", name, kind, fields, SAME)
+        for name, kind, fields in (
+            ("LlamaTokenizer", "llama", {}),
+            ("LlamaTokenizerFast", "llama", {}),
+            ("LlamaTokenizerFast", "llama", {"legacy": False}),
+            ("LlamaTokenizer", "llama", {"legacy": True}),
+            ("LlamaTokenizer", "llama", {"legacy": None}),
+            ("LlamaTokenizer", "qwen3", {"add_prefix_space": False}),
+            ("LlamaTokenizer", "llama", {"add_prefix_space": True}),
+            ("LlamaTokenizer", "llama", {"add_bos_token": True}),
+            ("LlamaTokenizer", "mistral", {}),
+            ("PreTrainedTokenizerFast", "llama", {}),
+        )
+    ),
+    ("mistral", "LlamaTokenizerFast", "llama", {}, SAME),
+    ("llama3", "LlamaTokenizerFast", "llama", {}, SAME),
+    ("qwen2", "Qwen2Tokenizer", "qwen2", {}, SAME),
+    ("qwen2", "Qwen2TokenizerFast", "qwen3", {}, SAME),
+    ("qwen2", "LlamaTokenizerFast", "qwen2", {}, SAME),
+    ("qwen3.5", "PreTrainedTokenizerFast", "qwen3", {}, SAME),
+    *((name, "Qwen2Tokenizer", "qwen3", {}, REFUSED) for name in ("qwen3.5", "deepseek", "llama3")),
+    ("deepseek", "LlamaTokenizerFast", "qwen2", {}, REFUSED),
+    ("unigram", "LlamaTokenizer", "llama", {}, REFUSED),
+]
+MORE = (*LINES[:60], *(f"{a.strip()}<s>{b}" for a, b in pairwise(LINES[:60])), *TEXTS)
+
+
+@pytest.mark.parametrize(("layout", "name", "kind", "fields", "outcome"), CLASSES)
+def test_classes_that_rebuild(tmp_path, layout, name, kind, fields, outcome):
+    """transformers keeps only the vocabulary of tokenizer.json for some classes."""
+    Tokenizer.from_str(trained(layout)).save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, "config.json", {"model_type": kind})
+    write(tmp_path, CONFIG, {"tokenizer_class": name} | fields)
+    if outcome == REFUSED:
+        with pytest.raises(ConfigError, match=f"tokenizer_class {name}"):
+            TextEncoder.read(tmp_path)
+        return
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    want = [theirs(text)["input_ids"] for text in MORE]
+    assert [ids.tolist() for ids in TextEncoder.read(tmp_path).prompts(MORE)] == want
