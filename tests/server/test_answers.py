@@ -4,6 +4,8 @@ that are together what one encoding of it would be."""
 import json
 import random
 import re
+import signal
+import socket
 import time
 
 import msgspec
@@ -319,3 +321,15 @@ def test_the_bytes_of_a_large_answer_are_recorded(watched):
     assert reply.status_code == 200
     line = watched.line(reply.headers["x-request-id"])
     assert line["bytes_out"] == len(reply.content) > LARGE_ANSWER
+
+
+def test_a_large_answer_that_is_being_sent_is_finished_before_the_server_ends():
+    wide = json.dumps({"items": [[1]] * 9000, "label_token_ids": [*range(100)]}).encode()
+    with tape_server() as (server, client), Connection(client, timeout=60) as slow:
+        slow.request(body=wide)
+        slow.socket.recv(1, socket.MSG_PEEK)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert server.process.poll() is None
+        assert len(json.loads(slow.reply().body)["scores"]) == 9000
+        assert server.process.wait(timeout=30) == 0
