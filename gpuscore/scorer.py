@@ -56,8 +56,8 @@ class Scorer(LoadedScorer):
 
         Args:
             query: text or token ids that all prompts share.
-            items: texts if the query is a text, lists of token ids if it is one; a single text is
-                one item.
+            items: texts if the query is a text, lists of token ids if it is one, from any iterable
+                with an order; a single text is one item.
             labels: label texts, or names of a classification model's classes. Give these,
                 `label_token_ids` or `label_sequences`.
             label_token_ids: token ids, or numbers of classes; one list for all items, or one list

@@ -79,6 +79,7 @@ class Client(Sender):
 
         Raises:
             ClientError: StatusError, ConnectionFailed or BadAnswer.
+            InvalidRequest: an argument is neither text nor token ids; all methods raise it.
             ValueError: there are lists of labels, but not one for each item.
         """
         options = ScoreOptions(
