@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.arrays import Float32Array, Float64Array, Int32Array
+from gpuscore.arrays import Float64Array, Int32Array
 from gpuscore.label_trie import LabelTrie
 from gpuscore.limits import BackendLimits
 from gpuscore.request import ScoreRequest, ScoreResult
@@ -74,21 +74,24 @@ def most_tokens(request: ScoreRequest, limits: BackendLimits) -> int:
 def added_up(result: ScoreResult, trie: LabelTrie) -> ScoreResult:
     """Return the result of a request with nodes as one row per item, and a number per label.
 
-    A label's logit is the sum of its tokens' log-probabilities, and the log-sum-exp is 0: numbers
-    that are log-probabilities are logits like any others.
+    A label's logit is the sum of its tokens' log-probabilities, plus the log-sum-exp of the item's
+    row. So that of a label of one token is the model's own, whatever the other labels are.
     """
+    assert result.lse is not None  # noqa: S101  (requests with a trie need it)
     count = len(result.label_logits) // trie.num_rows
-    sums = trie.sums(_logprobs(result, trie, count)).astype(np.float32)
-    return replace(result, label_logits=tuple(sums), lse=np.zeros(count, np.float32))
+    lse = result.lse[:: trie.num_rows]
+    sums = trie.sums(_logprobs(result, trie, count)) + lse[:, None].astype(np.float64)
+    return replace(result, label_logits=tuple(sums.astype(np.float32)), lse=lse)
 
 
 def per_token(result: ScoreResult, trie: LabelTrie | None) -> ScoreResult:
     """Return the result with each label's sum divided by the label's number of tokens."""
     if trie is None:
         return result
-    lengths = trie.lengths.astype(np.float32)
-    divided: list[Float32Array] = [row / lengths for row in result.label_logits]
-    return replace(result, label_logits=tuple(divided))
+    assert result.lse is not None  # noqa: S101  (requests with a trie need it)
+    lse = result.lse[:, None].astype(np.float64)
+    means = (np.stack(result.label_logits) - lse) / trie.lengths + lse
+    return replace(result, label_logits=tuple(means.astype(np.float32)))
 
 
 def _logprobs(result: ScoreResult, trie: LabelTrie, count: int) -> Float64Array:

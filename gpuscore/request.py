@@ -27,8 +27,8 @@ class ScoreRequest:
     too, once for all prompts.
 
     With `trie` labels have several tokens, the same for all items: `label_ids[i]` are the first
-    ones, and its result has log-probabilities in place of logits (`label_nodes`). Where the nodes
-    of labels are items already, `nodes` tells which: their tokens are none of a prompt's.
+    ones, and its result has sums of log-probabilities plus the log-sum-exp (`label_nodes`). Where
+    the nodes of labels are items already, `nodes` tells which: their tokens are none of a prompt's.
 
     Raises:
         ValueError: with `every_position`, an item or the scored query has a different number of

@@ -215,3 +215,21 @@ def test_a_pair_does_not_depend_on_the_queries_of_others(rng):
         same_query = scorer.score_pairs(pairs[:3], raw_scores=True).scores
     assert together.tolist() == alone
     assert same_query.tolist() == alone[:3]
+
+
+def test_a_labels_bits_do_not_depend_on_the_other_labels(tiny_model):
+    """Labels of several tokens change the form of a request, and no number of another label."""
+    directory, _ = tiny_model("qwen3", max_position_embeddings=1024)
+    rng = np.random.default_rng(7)
+    query, items = random_ids(rng, 150), [random_ids(rng, n) for n in (1, 7, 40)]
+    found: dict[tuple[int, ...], set[bytes]] = {}
+    with Scorer(str(directory), dtype="float32", deterministic=True) as scorer:
+        for _ in range(12):
+            longest = int(rng.integers(1, 4))
+            labels = [random_ids(rng, int(n)) for n in rng.integers(1, longest + 1, 6)]
+            labels += [[3], [17], [3, 5]][: 2 if longest == 1 else 3]
+            result = scorer.score(query, items, label_sequences=labels, logprobs=True)
+            for place, label in enumerate(labels):
+                bits = result.logprobs[:, place].tobytes() + result.scores[:, place].tobytes()
+                found.setdefault(tuple(label), set()).add(bits)
+    assert {len(bits) for bits in found.values()} == {1}
