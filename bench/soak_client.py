@@ -53,7 +53,7 @@ class Client:
         method = "POST" if known.body else "GET"
         lines = [
             f"{method} {known.path} HTTP/1.1",
-            "Host: soak",
+            "Host: localhost",
             f"Authorization: Bearer {self.key}",
         ]
         if known.body:

@@ -29,6 +29,7 @@ from gpuscore.replicas.together import AllReplicas
 from gpuscore.server.api.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.api.cors import read_origins
 from gpuscore.server.http.descriptors import raise_limit, warn_of_limit
+from gpuscore.server.http.hosts import read_hosts
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.run import serve
 from gpuscore.server.served import LoadedModel, ServedModel
@@ -50,6 +51,7 @@ def serve_model(
     """
     keys = read_api_keys(server)
     read_origins(server)
+    read_hosts(server, server.host, len(keys))
     raise_limit(server.max_connections)  # the processes started below inherit it
     chosen = served_models(model, server)
     asked = asking(server)

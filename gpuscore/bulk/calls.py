@@ -25,7 +25,6 @@ from gpuscore.server.api.dialects.dialect import (
 )
 from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.api.errors import encode_error
-from gpuscore.server.api.paths import no_such_path
 from gpuscore.server.observe.record import RequestRecord
 from gpuscore.server.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.server.service import cache_salt
@@ -132,7 +131,7 @@ class RequestTask:
     ) -> _Call:
         """Take the steps of `dialect.answer` up to the engine; raise GpuscoreError as they do."""
         if dialect is None:
-            raise NotFound(no_such_path(line.url))
+            raise NotFound("no such path")
         if line.method != "POST":
             raise MethodNotAllowed("this path does not have that method")
         body = dialect.decode(bytes(line.body), record)

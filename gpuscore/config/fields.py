@@ -242,6 +242,13 @@ class ServerConfig:
         unset="none",
         metavar="ORIGIN",
     )
+    allowed_hosts: str | None = option(
+        None,
+        "host names by which requests may call this server, besides loopback names, such as "
+        "scores.example.org, separated by commas; *: any",
+        unset="any; without keys on a loopback address, loopback names only",
+        metavar="NAME",
+    )
     ui: bool = option(True, "serve pages for people: a playground at / and /status")
     max_body_bytes: int = option(
         16 * 2**20,
@@ -430,7 +437,7 @@ RARE = frozenset(
         *("max_connections", "max_inflight_per_key", "max_queued_bytes", "max_queue_seconds"),
         "max_answer_bytes",
         *("header_timeout", "body_timeout", "send_timeout", "timing_headers"),
-        *("metrics_port", "metrics_host", "vllm_metrics"),
+        *("metrics_port", "metrics_host", "vllm_metrics", "allowed_hosts"),
         *("max_queued_requests", "max_queued_tokens", "max_queued_items"),
         *("engine_timeout", "load_timeout"),
     )

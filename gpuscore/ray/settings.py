@@ -19,7 +19,7 @@ _ONE_MODEL = "is for several models; deploy an application for each, with its ow
 # Settings of `gpuscore serve` that have no meaning here, with the reason.
 REFUSED = {
     **dict.fromkeys(("host", "port"), f"{_PROXY}: set http_options of the Serve config"),
-    **dict.fromkeys(("max_connections", "header_timeout", "send_timeout"), _PROXY),
+    **dict.fromkeys(("allowed_hosts", "max_connections", "header_timeout", "send_timeout"), _PROXY),
     **dict.fromkeys(("models", "default_model"), _ONE_MODEL),
     "http_workers": "has no meaning here: set http_replicas",
     "devices": "has no meaning here: Ray places one replica on each device; set max_replicas",

@@ -13,7 +13,9 @@ from gpuscore.config import ServerConfig
 from gpuscore.server.api.app import create_metrics_app
 from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.api.cors import read_origins
+from gpuscore.server.http.address import LOOPBACK
 from gpuscore.server.http.gate import Gate
+from gpuscore.server.http.hosts import read_hosts
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed
 from gpuscore.server.observe.operations import Operations
@@ -36,7 +38,8 @@ async def metrics_port(
         turns=Postponed(rounds),
         origins=read_origins(config),
     )
-    app = create_metrics_app(service, config, operations)
+    hosts = read_hosts(config, config.metrics_host or LOOPBACK, keys=0)
+    app = create_metrics_app(service, config, operations, hosts)
     settings = uvicorn.Config(app, lifespan="off", log_config=None)
     state = ServerState()
     server = await loop.create_server(lambda: protocol(settings, state, {}, loop), sock=listener)

@@ -26,6 +26,7 @@ from gpuscore.server.api.cors import read_origins
 from gpuscore.server.http.address import LOOPBACK, address_of, bind, bind_metrics
 from gpuscore.server.http.descriptors import warn_of_limit
 from gpuscore.server.http.gate import Gate
+from gpuscore.server.http.hosts import read_hosts
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
 from gpuscore.server.loading import ModelLoad, ModelLoads
@@ -210,7 +211,8 @@ def serve(
         operations = Operations(
             service, log, tracer, config.log_requests, others, style, config.vllm_metrics
         )
-        app = create_app(service, config, keys, operations)
+        hosts = read_hosts(config, config.host, len(keys))
+        app = create_app(service, config, keys, operations, hosts)
         protocol = partial(
             ScoreProtocol,
             server_config=config,

@@ -19,6 +19,7 @@ from support.vitals import Patient
 DESCRIPTORS = 8192  # thousands of connections: a limit of the tests that the servers inherit
 TIMES = ("--header-timeout", "1", "--body-timeout", "1", "--send-timeout", "1")
 LIMITS = ("--max-body-bytes", "1048576")
+NAMES = ("--allowed-hosts", "*")  # of requests in http/*.toml
 WARM = 8  # concurrent requests that make the server start all of its threads
 
 
@@ -49,7 +50,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model: Path, log: Path) -> Iterator[RunningServer]:
     """A server without a key, with short timeouts and a low limit for bodies; it logs to the
     fixture `log`."""
-    with serving(model, "--threads", "1", *TIMES, *LIMITS, log=log, fork=False) as running:
+    with serving(model, "--threads", "1", *TIMES, *LIMITS, *NAMES, log=log, fork=False) as running:
         yield running
 
 

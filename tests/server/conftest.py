@@ -41,7 +41,8 @@ def encode(model):
 
 @pytest.fixture(scope="session")
 def server(model) -> Iterator[RunningServer]:
-    with serving(model[0], "--threads", "1", "--served-model-name", "tiny") as running:
+    flags = ("--threads", "1", "--served-model-name", "tiny")
+    with serving(model[0], *flags, "--allowed-hosts", "*") as running:  # tests call it many names
         yield running
 
 

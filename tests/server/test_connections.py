@@ -72,7 +72,7 @@ class TestPipelines:
             with suppress(BlockingIOError):
                 held.socket.setblocking(False)
                 for _ in range(10_000):
-                    held.socket.send(b"GET /nowhere HTTP/1.1\r\nHost: a\r\n\r\n" * 100)
+                    held.socket.send(b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100)
             held.socket.setblocking(True)
             assert under_way(full) == 1
             assert let_go(held).status == 200
@@ -131,10 +131,10 @@ class TestUpgrades:
         [
             b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
             b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
-            b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n"
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n"
             b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
             b"BREW / HTTP/1.1\r\n\r\n",
-            b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"CONNECT a:80 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         ],
         ids=["no host", "two hosts", "gzip, chunked", "a method of its own", "connect"],
     )
@@ -247,7 +247,7 @@ class TestLeaving:
         MARK.unlink(missing_ok=True)
 
     @pytest.mark.parametrize(
-        "sent", [b"GET /heal", b"POST / HTTP/1.1\r\nContent-Length: 9\r\nHost: a\r\n\r\n1"]
+        "sent", [b"GET /heal", b"POST / HTTP/1.1\r\nContent-Length: 9\r\nHost: localhost\r\n\r\n1"]
     )
     def test_half_a_request_gets_no_answer(self, client, sent):
         with Connection(client) as connection:

@@ -51,6 +51,7 @@ def test_metrics_need_no_key_there_and_nothing_else_is_there(scraped):
     assert "gpuscore_requests_total" in answer.text
     openmetrics = scraper.get("/metrics", headers={"accept": "application/openmetrics-text"})
     assert openmetrics.text.endswith("# EOF\n")
+    assert scraper.get("/metrics", headers={"host": "evil.example"}).status_code == 400
     for path in ("/", "/v1/models", "/info", "/health", "/docs", "/openapi.json"):
         assert scraper.get(path).status_code == 404
     assert scraper.post("/v1/score", content=body_of(1, 2)).status_code == 404

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 PIECE = 2**16
-CHUNKED = b"POST /v1/score HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+CHUNKED = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 # The bytes that a connection sends first, and those that it then repeats for as long as it can.
 KINDS = {
-    "pipelined": (b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+    "pipelined": (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     "trailers": (CHUNKED + b"0\r\nX: ", b"a"),
     "extensions": (CHUNKED + b"1;", b"a"),
     "one-byte chunks": (CHUNKED, b"1\r\n \r\n"),

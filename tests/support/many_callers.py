@@ -102,7 +102,7 @@ class Crowd:
         """Send a request and check its answer; return True if the connection can be used again."""
         body, scores = self.known[hash(name) % len(self.known)]
         head = (
-            f"POST /v1/score HTTP/1.1\r\nHost: crowd\r\nX-Request-Id: {name}\r\n"
+            f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: {name}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)

@@ -38,6 +38,7 @@ from gpuscore.server.api.paths import OPEN_PATHS, no_such_path
 from gpuscore.server.api.schema import openapi_of
 from gpuscore.server.api.static import add_docs, add_ui
 from gpuscore.server.http.headers import check_request_id, head_refusal, request_seconds
+from gpuscore.server.http.hosts import ANY_HOST, Hosts
 from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.operations import Operations, OperationsMiddleware
 from gpuscore.server.observe.record import CLIENT_LEFT, LEFT_CODE, record_of
@@ -54,6 +55,7 @@ def create_app(
     config: ServerConfig,
     keys: ApiKeys,
     operations: Operations | None = None,
+    hosts: Hosts = ANY_HOST,
 ) -> ASGIApp:
     """Return the ASGI application for the served models; by default with metrics but no log."""
     operations = operations or Operations(service)
@@ -76,19 +78,19 @@ def create_app(
     open_routes = [r for r in app.routes if getattr(r, "path", None) in open_paths]
     guarded = AuthMiddleware(app, app.router, open_routes, keys)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
-    outer = OuterMiddleware(guarded, config, service)
+    outer = OuterMiddleware(guarded, config, service, hosts)
     marked = read_origins(config).around(outer)
     return OperationsMiddleware(marked, operations, paths, config.timing_headers)
 
 
 def create_metrics_app(
-    service: ScoringService, config: ServerConfig, operations: Operations
+    service: ScoringService, config: ServerConfig, operations: Operations, hosts: Hosts
 ) -> ASGIApp:
     """Return the application of `--metrics-port`, which needs no key and has nothing else."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     add_metrics(app, operations)
     _add_handlers(app)
-    outer = OuterMiddleware(app, config, service)
+    outer = OuterMiddleware(app, config, service, hosts)
     paths = [route.path for route in app.routes if isinstance(route, Route)]
     return OperationsMiddleware(outer, operations, paths, config.timing_headers)
 
@@ -243,8 +245,10 @@ class OuterMiddleware:
     500, so that the connection survives.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, service: ScoringService) -> None:
-        self.app, self.config, self.service = app, config, service
+    def __init__(
+        self, app: ASGIApp, config: ServerConfig, service: ScoringService, hosts: Hosts
+    ) -> None:
+        self.app, self.config, self.service, self.hosts = app, config, service, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -257,6 +261,7 @@ class OuterMiddleware:
             await error_response(refusal, {"Connection": "close"})(scope, receive, send)
             return
         try:
+            self.hosts.check(scope["raw_path"], scope["headers"])
             check_request_id(scope)
             if scope["method"] == "HEAD":
                 scope = {**scope, "method": "GET"}

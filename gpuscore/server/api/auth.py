@@ -2,7 +2,6 @@
 
 import hashlib
 import hmac
-import ipaddress
 import logging
 import os
 import threading
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gpuscore.config import API_KEY_VARIABLE, ServerConfig
 from gpuscore.errors import ConfigError, InvalidApiKey
 from gpuscore.server.api.answers import error_response
+from gpuscore.server.http.hosts import is_loopback
 from gpuscore.server.observe.record import Headers
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def read_api_keys(config: ServerConfig) -> ApiKeys:
     found = ApiKeys([key.strip().encode() for key in keys if key.strip()])
     if config.api_key_file is not None and not found:
         raise ConfigError(f"--api-key-file {config.api_key_file} holds no key")
-    if not found and not config.insecure and not _is_loopback(config.host):
+    if not found and not config.insecure and not is_loopback(config.host):
         raise ConfigError(
             f"--host {config.host} is reachable from other machines and no API key is set: set "
             f"{API_KEY_VARIABLE} or --api-key-file, or pass --insecure"
@@ -153,13 +153,4 @@ class AuthMiddleware:
         for route in self.router.routes:
             if route.matches(scope)[0] == Match.FULL:
                 return id(route) in self.open_routes
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
         return False
