@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from gpuscore.config import ServerConfig
-from gpuscore.server.run import stop_signals
+from gpuscore.server.stopping import stop_signals
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ANSWERS, ScoringService
-from gpuscore.server.stopping import StopLines
+from gpuscore.server.stopping import StopLines, stop_signals
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer
@@ -249,17 +249,6 @@ def serve(
         finally:
             if tracer is not None:
                 tracer.close()
-
-
-def stop_signals(config: ServerConfig) -> list[signal.Signals]:
-    """Return the signals that drain the server.
-
-    SIGHUP is not among them with a key file, which it reads again (`KeyReader`), nor under nohup,
-    which ignores it.
-    """
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    hangup = [] if config.api_key_file is not None or ignored else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def _run(

@@ -1,7 +1,10 @@
-"""The lines that a stopping server prints: what it waits for, and how long at most."""
+"""The signals that stop a server, and the lines that it prints then."""
 
+import signal
 from collections.abc import Callable
 from time import monotonic
+
+from gpuscore.config import ServerConfig
 
 EVERY = 5.0  # seconds between two lines
 
@@ -39,3 +42,14 @@ class StopLines:
         """Note the end."""
         ended = ", with requests in flight that got 503" if unanswered else ""
         self._say(f"gpuscore: stopped{ended}")
+
+
+def stop_signals(config: ServerConfig) -> list[signal.Signals]:
+    """Return the signals that drain the server.
+
+    SIGHUP is not among them with a key file, which it reads again (`KeyReader`), nor under nohup,
+    which ignores it.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    hangup = [] if config.api_key_file is not None or ignored else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
