@@ -117,7 +117,7 @@ def opened(target: Target) -> Iterator[Ask]:
                     return _ask(client, target, unit)
                 except ClientError as error:
                     if getattr(error, "code", None) != PromptTooLong.code:
-                        raise UsageError(f"{target.name}: {_one_line(str(error))}") from error
+                        raise UsageError(f"{target.name}: {error}") from error
                     return _nothing(unit, error.message)
 
             yield ask_server
@@ -147,11 +147,6 @@ def _check_address(url: str) -> None:
         raise UsageError(f"{url}: {error}") from error
     if not host:
         raise UsageError(f"{url}: the address has no host")
-
-
-def _one_line(text: str) -> str:
-    """Return text, which may be another server's, without what a terminal would not show."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _ask(source: Any, target: Target, unit: Query | LabelledTexts) -> UnitAnswer:

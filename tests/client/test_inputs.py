@@ -199,7 +199,7 @@ def test_columns_of_a_pipeline(scorer):
         step = ScoreBatches("demo", labels=labels, **settings)
         found = step({"query": queries, "item": items})["scores"]
         if labels:
-            alone = scorer.score("b", TEXTS[1::2], labels=labels, apply_softmax=True).scores
+            alone = scorer.score("b", TEXTS[1::2], labels=labels).scores
             same(found[[1, 3]], alone)
         for name, columns in (("item", (queries, objects([*TEXTS * 2][:7] + [b"a"]))),
                               ("query", (objects([b"a"] * 8), items))):  # fmt: skip

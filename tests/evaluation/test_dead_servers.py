@@ -75,7 +75,7 @@ ANSWERS = {
     "a model that is not there": (
         404,
         json.dumps({"error": {"code": "model_not_found", "message": "no model\nx"}}).encode(),
-        "404 model_not_found: no model x",
+        "404 model_not_found: no model\\nx",
     ),
     "no JSON": (200, b"\x1b[31mhello\n", ""),
     "other JSON": (200, b"{}", ""),

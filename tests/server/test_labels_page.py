@@ -35,7 +35,8 @@ def test_the_command_prints_what_is_shown(monkeypatch, capsys):
     (line,) = blocks(PAGE, "sh")
     printf, command = line.replace("\\\n", "").split(" | gpuscore ")
     _, given = shlex.split(printf)
-    monkeypatch.setattr("sys.stdin", io.StringIO(given.encode().decode("unicode_escape")))
+    lines = given.encode().decode("unicode_escape").encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
     assert main(shlex.split(command)) == 0
     printed, shown = capsys.readouterr().out, blocks(PAGE, "text")[-1]
     number = re.compile(r"\d\.\d{6}")

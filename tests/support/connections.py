@@ -150,7 +150,7 @@ def canary(client: httpx.Client) -> str:
     answer = score(
         client,
         query=[5, 6, 7, 8, 9],
-        items=[[10], [11, 12], [13, 14, 15], [10]],
+        items=[[10], [11, 12], [13, 14, 15], [16]],
         label_token_ids=[3, 17, 390],
         apply_softmax=True,
         cache_salt=uuid4().hex,
