@@ -1,8 +1,9 @@
 """Tokenizers that transformers builds from the vocabulary of tokenizer.json only.
 
 The class that tokenizer_config.json names decides. LlamaTokenizer has Metaspace in the place of any
-normalizer, so white space gets no prefix after a special token. tokenizers are changed so that
-their ids are the same. Qwen2Tokenizer has NFC and one pattern; what differs from it is refused.
+normalizer, so white space gets no prefix after a special token. Qwen2Tokenizer has NFC and one
+pattern. Normalizers and Metaspace are changed to theirs, so that the ids are the same; what differs
+in anything else is refused.
 Other classes here take tokenizer.json as it is.
 """
 
@@ -10,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from gpuscore.errors import ConfigError
 from gpuscore.model_files import read_object, shown
@@ -38,12 +39,12 @@ def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
         return
     stages = flat(tokenizer.pre_tokenizer, "pretokenizers") or []
     if name.removesuffix("Fast") == "Qwen2Tokenizer" or kind == "qwen2":
-        found = _described(tokenizer)
-        if found != ("BPE", [False] * 3, [{"type": "NFC"}], [_QWEN2, "ByteLevel"]):
+        if (found := _described(tokenizer)) != ("BPE", [False] * 3, [_QWEN2, "ByteLevel"]):
             raise ConfigError(
-                f"{path}: for tokenizer_class {name} transformers has NFC and Qwen2's pattern; "
+                f"{path}: for tokenizer_class {name} transformers has Qwen2's pattern; "
                 f"tokenizer.json has {shown(found)}; supported: both alike"
             )
+        tokenizer.normalizer = normalizers.NFC()
     elif name.removesuffix("Fast") == "LlamaTokenizer" and kind != "mistral":
         if any(stage["type"] == "ByteLevel" for stage in stages):
             return  # transformers takes tokenizer.json as it is
@@ -61,8 +62,8 @@ def rebuild(directory: Path, tokenizer: Tokenizer) -> None:
         )
 
 
-def _described(tokenizer: Tokenizer) -> tuple[str, list[bool], Any, list[Any]]:
-    """Return the model's type and flags, the normalizers, and the patterns and other stages."""
+def _described(tokenizer: Tokenizer) -> tuple[str, list[bool], list[Any]]:
+    """Return the model's type and flags, and the patterns and other stages."""
     model = tokenizer.model
     flags = [getattr(model, flag, False) for flag in _FLAGS]
     stages = [
@@ -72,7 +73,7 @@ def _described(tokenizer: Tokenizer) -> tuple[str, list[bool], Any, list[Any]]:
         for stage in flat(tokenizer.pre_tokenizer, "pretokenizers") or []
     ]
     kind = "BPE" if isinstance(model, models.BPE) else type(model).__name__
-    return kind, flags, flat(tokenizer.normalizer, "normalizers"), stages
+    return kind, flags, stages
 
 
 def continuing(tokenizer: Tokenizer) -> Tokenizer | None:
