@@ -93,7 +93,7 @@ test-all: setup $(TRITON_VENV)/.installed
 	  { echo 'libtpu is not installed: NOTHING IS COMPILED FOR A TPU'; [ '$(REQUIRE_LIBTPU)' != 1 ]; }
 	RECOMPUTE_REFERENCES=1 $(PYTEST) -m 'not hostile and not long'
 
-# Attacks, faults and broken models, at most 15 minutes on two cores: what may run side by side, then,
+# Attacks, faults and broken models, some 20 minutes on two cores: what may run side by side, then,
 # whether or not that failed, what measures how late answers are. One file of them:
 # .venv/bin/pytest -m 'hostile or not hostile' tests/hostile/test_http.py
 SCHEMATHESIS_VENV := .venv-schemathesis
