@@ -2,9 +2,11 @@
 
 import os
 import signal
+import time
 
 import httpx
 
+from gpuscore.backends.torch.ranks.messages import BEAT
 from support.serving import QUICK, children, running, score, serving, wait_until
 
 BODY = {"query": [1, 2, 3], "items": [[4], [5]], "label_token_ids": [6, 7]}
@@ -30,6 +32,8 @@ def test_a_rank_that_is_killed_ends_the_replica(tiny_model, tmp_path):
         assert score(server, **BODY).json()["scores"] == before["scores"]
         (engine,) = children(server.process.pid)
         (rank,) = children(engine)
+        os.kill(engine, signal.SIGSTOP)
+        time.sleep(3 * BEAT)  # signs of life that are not read reset the rank's socket
         os.kill(engine, signal.SIGKILL)
         wait_until(lambda: not running(rank))
 

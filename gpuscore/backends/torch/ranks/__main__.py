@@ -51,8 +51,9 @@ def main(descriptor: str) -> None:
 
 
 def _receive(sock: socket.socket, inbox: "SimpleQueue[tuple[Kind, bytes]]") -> None:
-    for frame in frames(sock):
-        inbox.put(frame)
+    with suppress(OSError):  # it was killed with signs of life unread
+        for frame in frames(sock):
+            inbox.put(frame)
     os._exit(0)  # rank 0 has closed, or is gone; a wait for it would not end
 
 
