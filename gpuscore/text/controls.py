@@ -19,10 +19,11 @@ characters that the vocabulary lacks.
 import json
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, models
@@ -133,26 +134,30 @@ def find_controls(tokenizer: Tokenizer, named: Collection[str | int], template: 
 
 def without_controls(tokenizer: Tokenizer, ids: Collection[int]) -> Tokenizer:
     """Return a copy that adds no tokens to a text and does not make these ids of one."""
-    vocab = tokenizer.get_vocab(with_added_tokens=False)
-    entries = {entry for entry, id in vocab.items() if id in ids}
-    plain = tokenizer.to_str()
-    made = _hidden(plain, ids, entries)
+    state = json.loads(tokenizer.to_str())
+    vocab = state["model"]["vocab"]
+    pairs = vocab.items() if isinstance(vocab, dict) else ((e[0], id) for id, e in enumerate(vocab))
+    entries = {entry for entry, id in pairs if id in ids}
+    made = _hidden(state, ids, entries)
     kept = {entry for entry in entries if not _is_spelled(made, _text_of(entry, tokenizer))}
-    return _hidden(plain, ids, entries - kept) if kept else made
+    return _hidden(state, ids, entries - kept) if kept else made
 
 
-def _hidden(plain: str, ids: Collection[int], entries: Collection[str]) -> Tokenizer:
+def _hidden(state: Mapping[str, Any], ids: Collection[int], entries: Collection[str]) -> Tokenizer:
     """Return the tokenizer of this JSON with other names for these entries of its vocabulary.
 
     Added tokens with one of the ids become special, and special ones are not searched.
     """
     names = {entry: _no_text() for entry in entries}
-    state = json.loads(plain)
-    state["post_processor"] = None
-    for token in state["added_tokens"]:
-        token["special"] |= token["id"] in ids
-        token["content"] = names.get(token["content"], token["content"])
-    model = state["model"]
+    added = [
+        {
+            **token,
+            "special": token["special"] or token["id"] in ids,
+            "content": names.get(token["content"], token["content"]),
+        }
+        for token in state["added_tokens"]
+    ]
+    model = dict(state["model"])
     if isinstance(model["vocab"], dict):
         model["vocab"] = {names.get(entry, entry): id for entry, id in model["vocab"].items()}
     else:
@@ -162,9 +167,11 @@ def _hidden(plain: str, ids: Collection[int], entries: Collection[str]) -> Token
         model["merges"] = [
             [one, other]
             for one, other in model["merges"]
-            if not {one, other, one + other, one + other[affix:]} & names.keys()
+            if not (one in names or other in names)
+            and not (one + other in names or one + other[affix:] in names)
         ]
-    made = Tokenizer.from_str(json.dumps(state))
+    changed = {**state, "post_processor": None, "added_tokens": added, "model": model}
+    made = Tokenizer.from_str(json.dumps(changed))
     made.encode_special_tokens = True
     made.post_processor = TemplateProcessing(single="$A", special_tokens=[])
     return made

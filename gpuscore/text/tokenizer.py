@@ -14,7 +14,7 @@ from gpuscore.model_files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import find_boundaries
 from gpuscore.text.controls import Controls, Forbidden, find_controls, without_controls
 from gpuscore.text.declared import named_tokens, refuse_other_ids
-from gpuscore.text.least import find_least_tokens
+from gpuscore.text.least import LeastTokens, find_least_tokens
 from gpuscore.text.pieces import (
     PIECE_CHARS,
     batches,
@@ -39,6 +39,7 @@ class TextEncoder:
         named: texts and ids of control tokens that other files name.
         template: the source of the chat template, which writes control tokens.
         forbidden: ids that no text may give; ControlToken is raised for one that does.
+        base: the encoder of which this one makes the same tokens or fewer, all as long.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TextEncoder:
         named: Collection[str | int] = (),
         template: str = "",
         forbidden: Forbidden | None = None,
+        base: "TextEncoder | None" = None,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -56,7 +58,10 @@ class TextEncoder:
         specials = find_specials(tokenizer)
         self._specials = specials or Specials(NO_TOKENS, NO_TOKENS)
         self._boundaries = None if specials is None else find_boundaries(tokenizer)
-        self._least = find_least_tokens(tokenizer)
+        # Half a second for a large vocabulary. A bound for tokens is one for some of them.
+        self._least: LeastTokens | None = (
+            find_least_tokens(tokenizer) if base is None else base._least
+        )
 
     @classmethod
     def read(cls, directory: Path, template: str = "") -> "TextEncoder | None":
@@ -276,7 +281,7 @@ class TextEncoder:
         other = continuing(self._tokenizer)
         if other is None:
             return self
-        return TextEncoder(other, self._named, self._template, self._forbidden)
+        return TextEncoder(other, self._named, self._template, self._forbidden, base=self)
 
     @property
     def markers(self) -> list[str]:
@@ -303,9 +308,8 @@ class TextEncoder:
         ids = self.controls.ids | self.controls.possible.intersection(frame)
         if ids not in self._for_callers:
             other = without_controls(self._tokenizer, ids)
-            self._for_callers[ids] = TextEncoder(
-                other, forbidden=Forbidden(ids, self._tokenizer.id_to_token)
-            )
+            forbidden = Forbidden(ids, self._tokenizer.id_to_token)
+            self._for_callers[ids] = TextEncoder(other, forbidden=forbidden, base=self)
         return self._for_callers[ids]
 
     def _decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
