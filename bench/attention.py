@@ -36,8 +36,8 @@ from gpuscore.backends.torch.attention.choice import attention_factory, choose_a
 from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.attention.triton import TritonAttention
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.batch import PackedBatch, Prefix, Segment, pack
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack
 from gpuscore_kernels.extend_attention import TileConfig
 from gpuscore_kernels.extend_attention.config import config_for
 from gpuscore_kernels.partial_attention import merge_partials

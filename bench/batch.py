@@ -28,14 +28,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from report import keep, machine, table
 from spent import Spent, spent
 
-from gpuscore.bulk.job import BatchJob, run_job
-from gpuscore.bulk.options import BatchOptions
-from gpuscore.bulk.progress import Progress
+from gpuscore.commands.bulk.job import BatchJob, run_job
+from gpuscore.commands.bulk.options import BatchOptions
+from gpuscore.commands.bulk.progress import Progress
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
-from gpuscore.hub import model_directory
-from gpuscore.replicas.start import start_replicas
-from gpuscore.server.served import LoadedModel
-from gpuscore.serving import load_model, read_files
+from gpuscore.dialects.served import LoadedModel
+from gpuscore.models.hub import model_directory
+from gpuscore.processes.replicas.start import start_replicas
+from gpuscore.processes.serving import load_model, read_files
 
 WORDS = (
     "blue",

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.arrays import Int32Array
 from gpuscore.backends.base import Prepared
-from gpuscore.batch import PackedBatch, RowScores
-from gpuscore.limits import BackendLimits
+from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.limits import BackendLimits
 
 U64 = NDArray[np.uint64]
 VOCAB = 32_000

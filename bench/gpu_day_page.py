@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from gpuscore.reports import table, write_html
+from gpuscore.measure.reports import table, write_html
 
 Found = Mapping[str, Any]
 Pair = tuple[str, tuple[float, float, float], float | None]  # name, predicted with bounds, measured

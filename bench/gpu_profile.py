@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.decoder import Attend
 from gpuscore.backends.torch.kv_pool import KeptRows
-from gpuscore.batch import PackedBatch
+from gpuscore.types.batch import PackedBatch
 
 REPEAT = 5
 TOP = 25

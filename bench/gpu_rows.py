@@ -21,16 +21,16 @@ from gpu_work import LABELS, Batches, Draws, Goal, first_of
 from scenarios import Request
 from transformers import PreTrainedModel
 
-from gpuscore.arrays import Float64Array
 from gpuscore.backends.base import Backend, Pending
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
-from gpuscore.limits import BackendLimits
-from gpuscore.probabilities import label_logprobs
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
+from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.probabilities import label_logprobs
 
 Row: TypeAlias = dict[str, Any]
 Floors: TypeAlias = dict[str, dict[str, float]]  # by workload

@@ -9,12 +9,12 @@ import numpy as np
 from clock import Taken, on_device
 from scenarios import Request, Workload
 
-from gpuscore.arrays import Float64Array
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.batch import RowScores
 from gpuscore.engine.jobs import Work
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.request import ScoreRequest
+from gpuscore.types.arrays import Float64Array
+from gpuscore.types.batch import RowScores
+from gpuscore.types.request import ScoreRequest
 
 LABELS = [11, 23]
 

@@ -23,7 +23,7 @@ from types import CodeType, FrameType
 
 from gpuscore import Scorer
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
-from gpuscore.serving import serve_model
+from gpuscore.processes.serving import serve_model
 
 ROOT = Path(__file__).parents[1]
 OURS = (str(ROOT / "gpuscore"), str(ROOT / "kernels"))

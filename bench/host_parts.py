@@ -34,14 +34,14 @@ from scenarios import Request, Workload
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.graph_launcher import GraphLauncher, Passes
 from gpuscore.backends.torch.work_thread import WorkThread
-from gpuscore.batch import PackedBatch
 from gpuscore.config import EngineConfig, RequestLimits
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.limits import BackendLimits
-from gpuscore.probabilities import label_logprobs
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
+from gpuscore.types.batch import PackedBatch
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.probabilities import label_logprobs
 
 VOCAB = 151_936
 LIMITS = BackendLimits(16_384, 64, 4096, 40_960, VOCAB)

@@ -26,7 +26,7 @@ from scenarios import SHAPES, make_model
 
 import gpuscore
 from gpuscore import Scorer
-from gpuscore.results import Scores
+from gpuscore.types.results import Scores
 
 QUERY_WORDS, ITEM_WORDS = 12, 6
 LABELS = [3, 5]

@@ -24,8 +24,8 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine import trees
 from gpuscore.engine.engine import Engine
-from gpuscore.label_trie import LabelTrie
-from gpuscore.request import ScoreRequest
+from gpuscore.types.label_trie import LabelTrie
+from gpuscore.types.request import ScoreRequest
 
 LABELS = ((5, 6, 8), (9, 7, 3))
 ITEM = 20  # tokens

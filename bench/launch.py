@@ -98,7 +98,7 @@ def _family(pid: int) -> list[int]:
 
 
 def _is_engine(pid: int) -> bool:
-    return b"gpuscore.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"gpuscore.processes.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -107,12 +107,12 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def main(configs: dict[str, dict[str, Any]]) -> int:
-    """Serve as gpuscore/serving.py does, with another backend."""
+    """Serve as gpuscore/processes/serving.py does, with another backend."""
     from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
-    from gpuscore.replicas.start import start_replicas
-    from gpuscore.server.api.auth import ApiKeys
+    from gpuscore.dialects.served import ServedModel
+    from gpuscore.processes.replicas.start import start_replicas
+    from gpuscore.server.auth import ApiKeys
     from gpuscore.server.run import serve
-    from gpuscore.server.served import ServedModel
 
     # The engine's process makes the backend and reads both.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
@@ -130,11 +130,11 @@ def main(configs: dict[str, dict[str, Any]]) -> int:
 
 def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
     from gpuscore.config import ModelConfig
-    from gpuscore.fronts.front import FrontApp, FrontModel
-    from gpuscore.fronts.start import FrontSetup
-    from gpuscore.replicas.placement import placements
-    from gpuscore.server.api.auth import ApiKeys
-    from gpuscore.server.served import ServedModel
+    from gpuscore.dialects.served import ServedModel
+    from gpuscore.processes.fronts.front import FrontApp, FrontModel
+    from gpuscore.processes.fronts.start import FrontSetup
+    from gpuscore.processes.replicas.placement import placements
+    from gpuscore.server.auth import ApiKeys
 
     keys = ApiKeys([])
     devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
@@ -152,8 +152,8 @@ def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
 
 def _load(replicas: Any) -> Any:
     from gpuscore.config import RequestLimits
+    from gpuscore.dialects.served import LoadedModel
     from gpuscore.prompts.model import ModelPrompts
-    from gpuscore.server.served import LoadedModel
     from gpuscore.text.joining import PromptBuilder
 
     builder = PromptBuilder(None, replicas.wait_ready(), RequestLimits())

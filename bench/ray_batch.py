@@ -28,11 +28,11 @@ from report import keep, machine, table
 from spent import Spent, spent
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
-from gpuscore.hub import model_directory
-from gpuscore.replicas.replicas import Replicas
-from gpuscore.replicas.start import start_replicas
-from gpuscore.server.served import LoadedModel
-from gpuscore.serving import load_model, read_files
+from gpuscore.dialects.served import LoadedModel
+from gpuscore.models.hub import model_directory
+from gpuscore.processes.replicas.replicas import Replicas
+from gpuscore.processes.replicas.start import start_replicas
+from gpuscore.processes.serving import load_model, read_files
 
 PLACES = ("here", "ray")
 NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}

@@ -141,9 +141,9 @@ def ray_serve() -> Iterator[Target]:
 
 def sizes() -> str:
     """Return the size of a request on its way to an engine, beside its pickled dataclass."""
+    from gpuscore.processes.worker.messages import encode
     from gpuscore.ray.messages import ask
-    from gpuscore.request import ScoreRequest
-    from gpuscore.worker.messages import encode
+    from gpuscore.types.request import ScoreRequest
 
     labels = np.array([5, 6], np.int32)
     items = tuple(np.arange(50, dtype=np.int32) for _ in range(100))

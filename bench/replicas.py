@@ -27,8 +27,8 @@ from simulated_engine import BATCH_SECONDS, LIMITS, TOKEN_SECONDS, Clock, Engine
 
 from gpuscore.config import EngineConfig
 from gpuscore.errors import GpuscoreError
-from gpuscore.replicas.replicas import Replicas
-from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.processes.replicas.replicas import Replicas
+from gpuscore.types.request import ScoreRequest, ScoreResult
 
 LABELS = np.array([1, 2], np.int32)
 LOAD = 0.7

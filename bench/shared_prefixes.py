@@ -23,7 +23,7 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine import trees
 from gpuscore.engine.engine import Engine
-from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.types.request import ScoreRequest, ScoreResult
 
 FIRSTS, LASTS = 20, 20
 QUERY, TAIL = 100, 12  # tokens

@@ -7,17 +7,17 @@ from itertools import count
 
 import numpy as np
 
-from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import GpuscoreError
-from gpuscore.limits import BackendLimits
-from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.stats import NO_STATS, EngineStats
-from gpuscore.worker.child import BEAT
-from gpuscore.worker.patience import Report
+from gpuscore.processes.worker.child import BEAT
+from gpuscore.processes.worker.patience import Report
+from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.stats import NO_STATS, EngineStats
 
 # Roughly a model of 0.6 billion parameters on a large GPU.
 BATCH_SECONDS, TOKEN_SECONDS = 2e-3, 2e-6

@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from report import keep, machine, table
 
 from gpuscore.config import RequestLimits
-from gpuscore.limits import BackendLimits
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.limits import BackendLimits
 
 VOCAB = 8000
 TICK = 0.001

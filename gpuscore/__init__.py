@@ -7,11 +7,11 @@ torch. All errors that callers can get are in `gpuscore.errors`.
 from typing import TYPE_CHECKING, Any
 
 from gpuscore.errors import ConfigError, GpuscoreError
-from gpuscore.questions import Choice, Decision, Noul, Predicate, Rating, TypedAnswer
+from gpuscore.types.questions import Choice, Decision, Noul, Predicate, Rating, TypedAnswer
 
 if TYPE_CHECKING:
-    from gpuscore.async_scorer import AsyncScorer
-    from gpuscore.scorer import Scorer
+    from gpuscore.offline.async_scorer import AsyncScorer
+    from gpuscore.offline.scorer import Scorer
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,11 +31,11 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "Scorer":
-        from gpuscore.scorer import Scorer
+        from gpuscore.offline.scorer import Scorer
 
         return Scorer
     if name == "AsyncScorer":
-        from gpuscore.async_scorer import AsyncScorer
+        from gpuscore.offline.async_scorer import AsyncScorer
 
         return AsyncScorer
     raise AttributeError(f"module 'gpuscore' has no attribute {name!r}")

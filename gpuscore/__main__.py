@@ -30,7 +30,9 @@ def main() -> int:
     """Run the console script and return the exit code."""
     _open_standard_streams()
     _end_at_signals()
-    from gpuscore.cli import main as run  # after the signals, as this takes a tenth of a second
+    from gpuscore.commands.cli import (
+        main as run,  # after the signals, as this takes a tenth of a second
+    )
 
     try:
         return _written(_code(run))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gpuscore import Scorer, __version__
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 
 QUERY = "query: a red lamp\nitem: "
 ITEMS = ["A blue chair.", "A red lamp.", "", "A naïve red lamp ☃"]

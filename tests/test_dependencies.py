@@ -31,7 +31,7 @@ COMPILE_CHECK = "kernels/gpuscore_kernels/compile_check.py"
 # Each use with the reason why no stranger's data reaches it.
 ALLOWED = {
     (
-        "gpuscore/worker/__main__.py",
+        "gpuscore/processes/worker/__main__.py",
         "import_module",
     ): "the backend's factory, from the server's own table",
     (COMPILE_CHECK, "import_module"): "a development tool; names of its own folders",

@@ -18,8 +18,8 @@ from generate.picture import kind, picture, segments
 
 from gpuscore.config import CONFIGS
 from gpuscore.config.options import options
+from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.api.dialects.table import DIALECT_OF
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpuscore.cli import main, make_parser
+from gpuscore.commands.cli import main, make_parser
 from gpuscore.config.fields import RARE
 from gpuscore.config.parser import CommandParser
 from gpuscore.config.sources import OPTIONS, read_settings
@@ -93,7 +93,7 @@ def test_help_and_version_are_quick_because_they_import_little():
     heavy = "{'torch', 'numpy', 'tqdm', 'fastapi', 'tokenizers', 'transformers'} & set(sys.modules)"
     for flag in ("--version", "--help"):
         code = (
-            "import sys; from gpuscore.cli import main\n"
+            "import sys; from gpuscore.commands.cli import main\n"
             f"try: main(['{flag}'])\nfinally: print('imported:', {heavy})"
         )
         done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)

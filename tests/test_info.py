@@ -8,7 +8,7 @@ import pytest
 from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.estimate import estimate_batch
 from gpuscore.backends.common.hf_config import RawConfig
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from graphs.models import LLAMA_8B, MIXTURE, QWEN3_06B
 
 QWEN3_8B = {

@@ -117,7 +117,7 @@ def load(server: Server, threads: int = 4, items: int = 3, timeout: int = 60) ->
 
 def kill_an_engine() -> None:
     """Kill the process of one of the engines, as a fault of its device would."""
-    _kill(lambda command: b"gpuscore.worker" in command.split(b"\0"))
+    _kill(lambda command: b"gpuscore.processes.worker" in command.split(b"\0"))
 
 
 def kill_a_replica() -> None:

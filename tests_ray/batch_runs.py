@@ -111,7 +111,7 @@ def processes_of(nodes: list[Any]) -> dict[str, list[int]]:
     below = [one for node in nodes for pid in _raylets(node) for one in descendants(pid)]
     return {
         "actors": [pid for pid in below if title(pid).startswith("ray::EngineActor")],
-        "engines": [pid for pid in below if " gpuscore.worker " in title(pid)],
+        "engines": [pid for pid in below if " gpuscore.processes.worker " in title(pid)],
     }
 
 

@@ -18,9 +18,9 @@ from ray.cluster_utils import Cluster
 
 from applications import ARGUMENTS, PATIENCE, Server, wait_until
 from gpuscore import Scorer
+from gpuscore.processes.worker.messages import Failure, Result, encode
 from gpuscore.ray.messages import Facts, HostReply, ask, decode, fingerprint
-from gpuscore.request import ScoreRequest
-from gpuscore.worker.messages import Failure, Result, encode
+from gpuscore.types.request import ScoreRequest
 
 LABELS = ["yes", "no"]
 MAX_BODY = 3_000_000

@@ -18,9 +18,9 @@ from gpuscore.backends.common.plan import MAX_BATCH_TOKENS
 from gpuscore.backends.torch.attention.triton import layout_of
 from gpuscore.backends.torch.buckets import Bucket, find_bucket, make_buckets
 from gpuscore.backends.torch.plan import GRAPH_TOKENS
-from gpuscore.batch import PackedBatch
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.limits import BackendLimits
+from gpuscore.types.batch import PackedBatch
+from gpuscore.types.limits import BackendLimits
 from gpuscore_kernels.extend_attention import TileShape, TileTable, build_tiles
 
 Shape: TypeAlias = Mapping[str, int]

@@ -14,7 +14,7 @@ from gpuscore.backends.common.architectures import read_architecture
 from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shards import Shard
 from gpuscore.backends.torch.launcher import wanted_rows
-from gpuscore.batch import PackedBatch
+from gpuscore.types.batch import PackedBatch
 
 HALF, SINGLE, LONG = 2, 4, 8  # bytes of a number
 

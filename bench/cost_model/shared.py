@@ -22,9 +22,9 @@ from cost_model.prediction import Forward, Kernel, Predictor
 from cost_model.ranks import config_of, exchanges
 from gpuscore.backends.common.estimate import plan_memory
 from gpuscore.backends.torch.ranks.messages import words_of
-from gpuscore.batch import PackedBatch
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import PackedBatch
 
 # Assumption: a collective runs on a stream of its own, and each change of streams takes a launch.
 SWITCH_US = 2 * LAUNCH_US

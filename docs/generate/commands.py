@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from generate.markdown import block, page, table
-from gpuscore.cli import make_parser
+from gpuscore.commands.cli import make_parser
 from gpuscore.config.parser import CommandParser
 
 COLUMNS = "92"

@@ -6,8 +6,8 @@ from prometheus_client.core import Metric
 
 from generate.markdown import code, page, table
 from gpuscore.server.observe.metrics import Metrics, ServerState
-from gpuscore.server.observe.record import RequestRecord
-from gpuscore.stats import NO_STATS, ReplicaState
+from gpuscore.types.record import RequestRecord
+from gpuscore.types.stats import NO_STATS, ReplicaState
 
 
 def page_of_metrics() -> str:

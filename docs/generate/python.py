@@ -19,11 +19,11 @@ def pages() -> Iterator[tuple[str, str]]:
         page(
             "Scorer in Python",
             "`Scorer` and `AsyncScorer` score in the same process, without a server.",
-            "::: gpuscore.scorer.Scorer",
-            "::: gpuscore.async_scorer.AsyncScorer",
-            *(f"::: gpuscore.results.{name}" for name in RESULTS),
-            "::: gpuscore.item_errors.ItemError",
-            *(f"::: gpuscore.questions.{name}" for name in QUESTIONS),
+            "::: gpuscore.offline.scorer.Scorer",
+            "::: gpuscore.offline.async_scorer.AsyncScorer",
+            *(f"::: gpuscore.types.results.{name}" for name in RESULTS),
+            "::: gpuscore.types.item_errors.ItemError",
+            *(f"::: gpuscore.types.questions.{name}" for name in QUESTIONS),
             "## ModelConfig",
             "`gpuscore.config.ModelConfig` is a frozen dataclass with the settings of a model and "
             "its device. `Scorer` takes the same fields as keyword arguments.",

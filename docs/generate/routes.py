@@ -7,7 +7,7 @@ from typing import Any
 
 from generate.markdown import block, code, page, table
 from generate.types import Schema, bounds, default, may_be_null, structs, words
-from gpuscore.server.api.paths import OPEN_PATHS
+from gpuscore.dialects.paths import OPEN_PATHS
 
 JSON = "application/json"
 

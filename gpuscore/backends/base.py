@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from gpuscore.batch import PackedBatch, RowScores
-from gpuscore.limits import BackendLimits
+from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.limits import BackendLimits
 
 # A batch that was launched; only the backend that returned it can read it.
 Pending: TypeAlias = Any
@@ -43,7 +43,7 @@ class Backend(Protocol):
     def extend(self, batch: PackedBatch) -> Pending:
         """Launch a forward pass without waiting for the device.
 
-        `gpuscore.batch.visible_rows` defines which keys a row sees.
+        `gpuscore.types.batch.visible_rows` defines which keys a row sees.
         """
 
     def collect(self, pending: Pending) -> RowScores:

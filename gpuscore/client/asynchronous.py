@@ -3,17 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpuscore.call_options import (
-    FamilyOptions,
-    Ids,
-    Items,
-    LabelIds,
-    Labels,
-    LabelSequences,
-    Normalization,
-    ScoreOptions,
-    Text,
-)
 from gpuscore.client.options import RequestOptions
 from gpuscore.client.results import (
     ClassifyResponse,
@@ -26,9 +15,20 @@ from gpuscore.client.scores import pairs_call, rerank_call, score_call
 from gpuscore.client.sending import AsyncSender
 from gpuscore.client.system_one import system_one_call
 from gpuscore.client.texts import classify_call, completions_call, decide_call
-from gpuscore.item_errors import OnError
-from gpuscore.questions import Decision, Question, TypedAnswer, TypedQuestion
-from gpuscore.results import Document
+from gpuscore.types.call_options import (
+    FamilyOptions,
+    Ids,
+    Items,
+    LabelIds,
+    Labels,
+    LabelSequences,
+    Normalization,
+    ScoreOptions,
+    Text,
+)
+from gpuscore.types.item_errors import OnError
+from gpuscore.types.questions import Decision, Question, TypedAnswer, TypedQuestion
+from gpuscore.types.results import Document
 
 
 class AsyncClient(AsyncSender):

@@ -12,7 +12,7 @@ from gpuscore.client.options import RequestOptions
 from gpuscore.client.results import Model
 from gpuscore.client.retries import UNREADABLE, Reply
 from gpuscore.client.split import Body, SplitLimits
-from gpuscore.item_errors import ItemError
+from gpuscore.types.item_errors import ItemError
 
 ResultT = TypeVar("ResultT", covariant=True)
 AnswerT = TypeVar("AnswerT", bound="Answer")

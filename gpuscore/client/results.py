@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuscore.arrays import Float64Array
-from gpuscore.results import Classification, PairScores, Ranking, Scores
+from gpuscore.types.arrays import Float64Array
+from gpuscore.types.results import Classification, PairScores, Ranking, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,14 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from gpuscore.call_inputs import listed, pairs_of, text_or_ids
-from gpuscore.call_options import FamilyOptions, Items, ScoreOptions, Text
 from gpuscore.client.calls import Answer, Answered, ClientCall, Common, ListCall
 from gpuscore.client.options import RequestOptions, given
 from gpuscore.client.results import PairsResponse, RerankResponse, ScoreResponse
 from gpuscore.client.split import Body, SplitLimits, as_json
-from gpuscore.item_errors import check_text
-from gpuscore.results import Document, rectangle
+from gpuscore.types.call_inputs import listed, pairs_of, text_or_ids
+from gpuscore.types.call_options import FamilyOptions, Items, ScoreOptions, Text
+from gpuscore.types.item_errors import check_text
+from gpuscore.types.results import Document, rectangle
 
 ReadT = TypeVar("ReadT")
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
-from gpuscore.call_inputs import named_questions
 from gpuscore.client.calls import Answer as ListAnswer
 from gpuscore.client.calls import Answered, ClientCall, Common, Details, ListCall, Usage
 from gpuscore.client.options import RequestOptions, given
 from gpuscore.client.split import Body, SplitLimits, as_json
 from gpuscore.config import RequestLimits
 from gpuscore.errors import InvalidRequest
-from gpuscore.item_errors import check_text
-from gpuscore.questions import (
+from gpuscore.types.call_inputs import named_questions
+from gpuscore.types.item_errors import check_text
+from gpuscore.types.questions import (
     Choice,
     Noul,
     Rating,

@@ -7,9 +7,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from gpuscore.call_inputs import checked_questions, listed, text_or_ids, token_ids
-from gpuscore.call_inputs import texts as texts_of
-from gpuscore.call_options import Ids, Labels
 from gpuscore.client.calls import (
     Answer,
     Answered,
@@ -22,8 +19,11 @@ from gpuscore.client.calls import (
 from gpuscore.client.options import RequestOptions, given
 from gpuscore.client.results import ClassifyResponse, Completion, CompletionsResponse
 from gpuscore.client.split import Body, SplitLimits, as_json
-from gpuscore.item_errors import check_text
-from gpuscore.questions import Choice, Decision, Predicate, Question
+from gpuscore.types.call_inputs import checked_questions, listed, text_or_ids, token_ids
+from gpuscore.types.call_inputs import texts as texts_of
+from gpuscore.types.call_options import Ids, Labels
+from gpuscore.types.item_errors import check_text
+from gpuscore.types.questions import Choice, Decision, Predicate, Question
 
 MAX_QUESTIONS = 400  # of one request, on the server
 

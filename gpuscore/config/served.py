@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gpuscore.config.fields import ModelConfig, ServerConfig
 from gpuscore.config.sources import DEFAULT, Settings
 from gpuscore.errors import ConfigError
-from gpuscore.hub import model_name
+from gpuscore.models.hub import model_name
 
 ANY_MODEL = "default"  # what requests may write for "no name"
 _NAME = re.compile(r"[^\s=,]{1,128}")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from gpuscore.config import EngineConfig
 from gpuscore.engine.counts import Counts
 from gpuscore.errors import Overloaded
-from gpuscore.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest
 
 MAX_RETRY_AFTER = 30  # seconds
 _SIZES = 48  # sizes are counted by their number of binary digits

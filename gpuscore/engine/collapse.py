@@ -12,11 +12,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.arrays import NO_TOKENS, Float64Array, Int32Array
 from gpuscore.backends.base import Backend
-from gpuscore.batch import Prefix, RowScores, Segment, pack
 from gpuscore.errors import ConfigError
-from gpuscore.limits import BackendLimits
+from gpuscore.types.arrays import NO_TOKENS, Float64Array, Int32Array
+from gpuscore.types.batch import Prefix, RowScores, Segment, pack
+from gpuscore.types.limits import BackendLimits
 
 logger = logging.getLogger(__name__)
 

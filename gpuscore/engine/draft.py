@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.arrays import NO_TOKENS, Int32Array
-from gpuscore.batch import (
+from gpuscore.engine.jobs import Share
+from gpuscore.types.arrays import NO_TOKENS, Int32Array
+from gpuscore.types.batch import (
     PackedBatch,
     Prefix,
     Segment,
@@ -14,8 +15,7 @@ from gpuscore.batch import (
     pack_columns,
     page_slots,
 )
-from gpuscore.engine.jobs import Share
-from gpuscore.limits import BackendLimits
+from gpuscore.types.limits import BackendLimits
 
 
 def draft_batch(shares: Sequence[Share], limits: BackendLimits) -> PackedBatch:

@@ -10,18 +10,18 @@ from time import monotonic
 
 from gpuscore.backends.base import Backend
 from gpuscore.config import EngineConfig
-from gpuscore.distinct import distinct_items
 from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
 from gpuscore.engine.collapse import check_collapse
+from gpuscore.engine.distinct import distinct_items
 from gpuscore.engine.rate import Rate
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.same_bits import check_same_bits
 from gpuscore.engine.ticket import Progress, Ticket
 from gpuscore.errors import GpuscoreError, InsufficientMemory, InvalidRequest, Unavailable
-from gpuscore.label_nodes import with_nodes
-from gpuscore.limits import BackendLimits
-from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.stats import EngineStats
+from gpuscore.types.label_nodes import with_nodes
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpuscore.arrays import Int32Array
-from gpuscore.batch import PackedBatch
 from gpuscore.engine.pages import PageKey, PageRows
-from gpuscore.request import ScoreRequest
+from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import PackedBatch
+from gpuscore.types.request import ScoreRequest
 
 QUERY = -1  # in place of an item, where the query's own rows are meant
 

@@ -3,7 +3,7 @@
 from concurrent.futures import Future, InvalidStateError
 
 from gpuscore.errors import GpuscoreError
-from gpuscore.request import ScoreResult
+from gpuscore.types.request import ScoreResult
 
 
 def resolve(future: "Future[ScoreResult]", outcome: ScoreResult | GpuscoreError) -> None:

@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpuscore.arrays import Float32Array, Int32Array
-from gpuscore.request import ScoreRequest
+from gpuscore.types.arrays import Float32Array, Int32Array
+from gpuscore.types.request import ScoreRequest
 
 
 @dataclass(frozen=True, slots=True)

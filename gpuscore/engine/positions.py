@@ -6,9 +6,9 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.arrays import BoolArray
 from gpuscore.engine.jobs import QUERY, Share
-from gpuscore.request import ScoreRequest
+from gpuscore.types.arrays import BoolArray
+from gpuscore.types.request import ScoreRequest
 
 Places = NDArray[np.integer]
 

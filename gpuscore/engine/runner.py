@@ -5,7 +5,6 @@ from collections.abc import Callable
 from time import monotonic
 
 from gpuscore.backends.base import Backend, DeviceLost, OutOfMemory, Pending
-from gpuscore.batch import RowScores
 from gpuscore.engine.jobs import QUERY, Job, Share, Work
 from gpuscore.engine.outcome import resolve
 from gpuscore.engine.scheduler import Scheduler
@@ -20,7 +19,8 @@ from gpuscore.errors import (
     NonfiniteScore,
     causes,
 )
-from gpuscore.stats import EngineCounters
+from gpuscore.types.batch import RowScores
+from gpuscore.types.stats import EngineCounters
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.backends.base import Backend
-from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.errors import ConfigError
+from gpuscore.types.arrays import NO_TOKENS, Int32Array
+from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 
 ITEM_LENGTHS = (1, 3, 8, 15, 16, 17, 30, 31, 33, 20, 20, 20)
 

@@ -20,8 +20,8 @@ import numpy as np
 from gpuscore.engine.draft import draft_batch, long_base, long_rest
 from gpuscore.engine.jobs import QUERY, Job, Share, Work
 from gpuscore.engine.pages import PageKey, PagePool, RowsOf, page_keys
-from gpuscore.limits import BackendLimits
-from gpuscore.request import ScoreRequest
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest
 
 QUANTUM = 512  # tokens that a request may take per round
 MIN_BUDGET = 16  # tokens; out-of-memory batches are halved down to this

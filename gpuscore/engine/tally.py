@@ -2,8 +2,8 @@
 
 from bisect import bisect_left
 
-from gpuscore.batch import PackedBatch
-from gpuscore.stats import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, SizeCounts
+from gpuscore.types.batch import PackedBatch
+from gpuscore.types.stats import BATCH_ITEMS, BATCH_TOKENS, EngineCounters, SizeCounts
 
 
 class Tally:

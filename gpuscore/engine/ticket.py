@@ -7,16 +7,16 @@ from itertools import compress, pairwise
 
 import numpy as np
 
-from gpuscore.arrays import BoolArray, Float32Array, Int32Array
-from gpuscore.batch import PackedBatch, RowScores
-from gpuscore.distinct import DistinctItems
+from gpuscore.engine.distinct import DistinctItems
 from gpuscore.engine.jobs import QUERY, Share
 from gpuscore.engine.pages import PageRows
 from gpuscore.engine.positions import Places, Positions
 from gpuscore.engine.trees import SharedItems
-from gpuscore.label_nodes import added_up
-from gpuscore.label_trie import LabelTrie
-from gpuscore.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.types.arrays import BoolArray, Float32Array, Int32Array
+from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.label_nodes import added_up
+from gpuscore.types.label_trie import LabelTrie
+from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
 
 Progress = Callable[[int], None]  # called with the number of rows scored so far, of `num_rows`
 

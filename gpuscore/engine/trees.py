@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.arrays import NO_TOKENS, Int32Array, common_prefix, sorted_order
-from gpuscore.request import ScoreRequest
+from gpuscore.types.arrays import NO_TOKENS, Int32Array, common_prefix, sorted_order
+from gpuscore.types.request import ScoreRequest
 
 LEAST = 4  # tokens of a prefix
 SAVED = 16  # tokens that a prefix saves at least ...

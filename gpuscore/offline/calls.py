@@ -6,12 +6,16 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from gpuscore.arrays import BoolArray, Float32Array, Float64Array
-from gpuscore.call_inputs import check_list, listed, pair, pairs_of, text_or_ids
-from gpuscore.call_inputs import texts as texts_of
-from gpuscore.call_options import FamilyOptions, Items, Labels, ScoreOptions, Text
 from gpuscore.errors import InvalidRequest
-from gpuscore.item_errors import (
+from gpuscore.prompts.classes import Classes, ClassifyInput, build_classes
+from gpuscore.prompts.model import ModelPrompts
+from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.score_input import ScoreInput
+from gpuscore.types.arrays import BoolArray, Float32Array, Float64Array
+from gpuscore.types.call_inputs import check_list, listed, pair, pairs_of, text_or_ids
+from gpuscore.types.call_inputs import texts as texts_of
+from gpuscore.types.call_options import FamilyOptions, Items, Labels, ScoreOptions, Text
+from gpuscore.types.item_errors import (
     ItemErrors,
     check_on_error,
     check_text,
@@ -19,13 +23,10 @@ from gpuscore.item_errors import (
     scored_places,
     spread,
 )
-from gpuscore.label_nodes import per_token
-from gpuscore.probabilities import check_temperature, label_logprobs, label_mass, label_scores
-from gpuscore.prompts.classes import Classes, ClassifyInput, build_classes
-from gpuscore.prompts.model import ModelPrompts
-from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.results import (
+from gpuscore.types.label_nodes import per_token
+from gpuscore.types.probabilities import check_temperature, label_logprobs, label_mass, label_scores
+from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.results import (
     Classification,
     PairScores,
     Ranking,
@@ -34,7 +35,6 @@ from gpuscore.results import (
     column,
     rectangle,
 )
-from gpuscore.text.score_input import ScoreInput
 
 ValueT = TypeVar("ValueT")
 

@@ -3,12 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpuscore.call_inputs import checked_questions, named_questions
 from gpuscore.config import RequestLimits
-from gpuscore.decision_reads import ReadAnswer
 from gpuscore.errors import InvalidRequest
-from gpuscore.item_errors import check_text
 from gpuscore.offline.calls import Call
+from gpuscore.prompts.decision_reads import ReadAnswer
 from gpuscore.prompts.decision_texts import DecisionQuestion, choice, json_text, level, predicate
 from gpuscore.prompts.decisions import DecisionInput
 from gpuscore.prompts.model import ModelPrompts
@@ -19,7 +17,9 @@ from gpuscore.prompts.system_one import (
     noul_question,
     score_question,
 )
-from gpuscore.questions import (
+from gpuscore.types.call_inputs import checked_questions, named_questions
+from gpuscore.types.item_errors import check_text
+from gpuscore.types.questions import (
     Choice,
     Decision,
     Noul,
@@ -29,7 +29,7 @@ from gpuscore.questions import (
     TypedQuestion,
     levels_of,
 )
-from gpuscore.request import ScoreResult
+from gpuscore.types.request import ScoreResult
 
 
 def decide_call(

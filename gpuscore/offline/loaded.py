@@ -10,7 +10,7 @@ from gpuscore.config import EngineConfig, ModelConfig, RequestLimits
 from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
-from gpuscore.hub import model_directory
+from gpuscore.models.hub import model_directory
 from gpuscore.prompts.decision_files import read_asking
 from gpuscore.prompts.decisions import ORDERS
 from gpuscore.prompts.model import ModelFiles

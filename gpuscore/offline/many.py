@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from gpuscore.errors import GpuscoreError
 from gpuscore.offline.calls import Call
-from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.types.request import ScoreRequest, ScoreResult
 
 # `score_many` keeps this many batches' tokens in the engine, so that it never waits for texts.
 AHEAD = 8

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import MAX_TEMPLATE, as_object, read_object, read_text, shown
+from gpuscore.models.files import MAX_TEMPLATE, as_object, read_object, read_text, shown
 from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, QUERY, literal
 from gpuscore.prompts.rendering import TemplateLimit, render
 from gpuscore.text.declared import token_text

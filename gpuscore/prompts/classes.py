@@ -4,18 +4,18 @@ caller's."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuscore.arrays import Float64Array
 from gpuscore.errors import InvalidRequest, MissingLabels
-from gpuscore.probabilities import softmax
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import sigmoid
 from gpuscore.prompts.files import ClassifierHead
 from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.request import ScoreRequest
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.turns import ALONE, Turns
+from gpuscore.types.arrays import Float64Array
+from gpuscore.types.probabilities import softmax
+from gpuscore.types.request import ScoreRequest
 
 NO_CLASSES = (
     "this model has no classes and belongs to no known family of guards: give labels, or name its "

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuscore.calibration import Calibration, is_temperature, same_temperature
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import read_object, shown
+from gpuscore.models.files import read_object, shown
+from gpuscore.prompts.calibration import Calibration, is_temperature, same_temperature
 from gpuscore.prompts.decisions import DecisionSettings
 
 TEMPERATURE, STATE_FORMAT = "decision_temperature", "decision_state_format"

@@ -11,8 +11,8 @@ from itertools import product
 from string import ascii_uppercase, digits
 from typing import Any
 
-from gpuscore.calibration import Kind
 from gpuscore.errors import InvalidRequest
+from gpuscore.prompts.calibration import Kind
 
 YES_NO = ("yes", "no")
 PAIRS = tuple("".join(pair) for pair in product(ascii_uppercase, repeat=2))

@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from gpuscore.calibration import Calibration
 from gpuscore.config import RequestLimits
-from gpuscore.decision_reads import DecisionReads, with_labels
 from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong, TooManyTokens
-from gpuscore.label_trie import LabelTrie
+from gpuscore.prompts.calibration import Calibration
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.decision_chat import DecisionChat
+from gpuscore.prompts.decision_reads import DecisionReads, with_labels
 from gpuscore.prompts.decision_texts import PAIRS, SINGLE, DecisionQuestion, json_text
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.request import ScoreRequest
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.turns import ALONE, Turns
+from gpuscore.types.label_trie import LabelTrie
+from gpuscore.types.request import ScoreRequest
 
 FIXED, BALANCED = ORDERS = "fixed", "balanced"  # balanced: choices are read in two orders
 

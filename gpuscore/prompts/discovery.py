@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import as_object, read_json, read_object, shown
+from gpuscore.models.files import as_object, read_json, read_object, shown
 from gpuscore.prompts.chat import BESIDE, ChatTemplate, Messages, parts_of
 from gpuscore.prompts.family import DOCUMENT, INSTRUCTION, ONLY_CLASS, QUERY, PromptFamily, literal
 from gpuscore.prompts.files import ClassifierHead, architecture_name

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import as_object, read_object, shown
+from gpuscore.models.files import as_object, read_object, shown
 
 
 @dataclass(frozen=True, slots=True)

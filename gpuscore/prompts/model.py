@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
-from gpuscore.limits import BackendLimits
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.decision_files import Asking, read_decision_settings
 from gpuscore.prompts.decisions import DecisionPrompts, DecisionSettings
@@ -21,6 +20,7 @@ from gpuscore.prompts.registry import names_of
 from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.limits import BackendLimits
 
 NO_RERANKER = (
     "this model belongs to no known family of rerankers: name its family (--family; family= in "

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuscore.errors import InvalidRequest
-from gpuscore.item_errors import ItemErrors, check_text, checked_texts
-from gpuscore.request import ScoreRequest
+from gpuscore.types.item_errors import ItemErrors, check_text, checked_texts
+from gpuscore.types.request import ScoreRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.prompts.family import DOCUMENT, fields_of
 from gpuscore.text.checks import PromptsFrom
+from gpuscore.types.arrays import NO_TOKENS, Int32Array
 
 
 class DocumentTemplate:

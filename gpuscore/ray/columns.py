@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.call_inputs import texts
-from gpuscore.scorer import Scorer
+from gpuscore.offline.scorer import Scorer
+from gpuscore.types.call_inputs import texts
 
 # A batch as Ray Data passes it with batch_format="numpy".
 Columns = dict[str, NDArray[Any]]

@@ -21,14 +21,14 @@ from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.engine.outcome import resolve
 from gpuscore.errors import GpuscoreError, InternalError, Overloaded, Unavailable
-from gpuscore.limits import BackendLimits
+from gpuscore.processes.replicas.replicas import MAX_LOSSES
+from gpuscore.processes.replicas.router import home_digest
+from gpuscore.processes.worker.frames import ProtocolError
+from gpuscore.processes.worker.messages import Failure, encode, to_error, to_result
 from gpuscore.ray.messages import Ask, HostReply, HostState, ask, decode, fingerprint
-from gpuscore.replicas.replicas import MAX_LOSSES
-from gpuscore.replicas.router import home_digest
-from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.stats import ReplicaState
-from gpuscore.worker.frames import ProtocolError
-from gpuscore.worker.messages import Failure, encode, to_error, to_result
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.stats import ReplicaState
 
 logger = logging.getLogger(__name__)
 

@@ -8,15 +8,21 @@ from ray.runtime_context import get_runtime_context
 
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import GpuscoreError, Unavailable
-from gpuscore.hub import model_directory
-from gpuscore.log import chosen_format
+from gpuscore.models.hub import model_directory
+from gpuscore.processes.replicas.replicas import Replicas
+from gpuscore.processes.replicas.start import start_replicas
+from gpuscore.processes.worker.frames import ProtocolError
+from gpuscore.processes.worker.messages import (
+    Failure,
+    Result,
+    encode,
+    failure_message,
+    result_message,
+)
 from gpuscore.ray.messages import Ask, Facts, HostReply, HostState, asked, decode, fingerprint
 from gpuscore.ray.policy import WAIT
-from gpuscore.replicas.replicas import Replicas
-from gpuscore.replicas.start import start_replicas
-from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.worker.frames import ProtocolError
-from gpuscore.worker.messages import Failure, Result, encode, failure_message, result_message
+from gpuscore.system.log import chosen_format
+from gpuscore.types.request import ScoreRequest, ScoreResult
 
 CHANGED = 1  # seconds after which a request that met engines of another model may come again
 

@@ -11,21 +11,21 @@ from ray.serve.exceptions import RayServeException
 from starlette.types import ASGIApp
 
 from gpuscore.config.served import served_models
-from gpuscore.heap import return_large_blocks
-from gpuscore.hub import model_directory
-from gpuscore.log import LogWriter, chosen_format
+from gpuscore.dialects.dialect import LARGE
+from gpuscore.dialects.served import LoadedModel, ServedModel
+from gpuscore.models.hub import model_directory
+from gpuscore.processes.serving import asking, read_files
 from gpuscore.ray.engine import ClusterEngine, Handle
 from gpuscore.ray.intake import Intake
 from gpuscore.ray.messages import Facts, decode
 from gpuscore.ray.settings import AppSettings
 from gpuscore.server.api.app import create_app
-from gpuscore.server.api.auth import read_api_keys
-from gpuscore.server.memory import LARGE
+from gpuscore.server.auth import read_api_keys
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.tracing import read_tracer
-from gpuscore.server.served import LoadedModel, ServedModel
 from gpuscore.server.service import ScoringService
-from gpuscore.serving import asking, read_files
+from gpuscore.system.heap import return_large_blocks
+from gpuscore.system.log import LogWriter, chosen_format
 
 logger = logging.getLogger(__name__)
 AGAIN = 0.2  # seconds between two questions for the facts of an engine

@@ -1,4 +1,4 @@
-"""The messages between the HTTP layer and the engines' replicas, as of `gpuscore.worker.messages`.
+"""The messages between the HTTP layer and the engines' replicas, as of `processes.worker.messages`.
 
 They go to other machines, whose clocks differ. So they hold the time that a request has left in the
 place of its deadline, and the model that it was made for.
@@ -12,10 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpuscore.limits import BackendLimits
-from gpuscore.request import ScoreRequest
-from gpuscore.stats import EngineStats
-from gpuscore.worker.messages import (
+from gpuscore.processes.worker.messages import (
     Failure,
     Message,
     Result,
@@ -25,6 +22,9 @@ from gpuscore.worker.messages import (
     score_message,
     to_request,
 )
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest
+from gpuscore.types.stats import EngineStats
 
 MessageT = TypeVar("MessageT", bound=Message)
 _decoder = cache(msgspec.msgpack.Decoder)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from gpuscore.errors import GpuscoreError
-from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.types.request import ScoreRequest, ScoreResult
 
 
 class EngineIntake(Protocol):

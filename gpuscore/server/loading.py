@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from gpuscore.server.served import LoadedModel, ServedModel
+from gpuscore.dialects.served import LoadedModel, ServedModel
 
 ModelLoad: TypeAlias = tuple[ServedModel, Callable[[], LoadedModel]]
 

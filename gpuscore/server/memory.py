@@ -6,9 +6,9 @@ Without this, after a burst of bodies of 16 MiB hundreds of megabytes would stay
 import asyncio
 from collections.abc import Callable
 
-from gpuscore.heap import collect_and_trim
+from gpuscore.dialects.dialect import LARGE
+from gpuscore.system.heap import collect_and_trim
 
-LARGE = 1 << 18  # bytes of a body or of ids, or characters, from which a request counts as large
 PAUSE = 0.5  # seconds from a large request to the trim, and so the least time between two trims
 
 

@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from gpuscore.config import ServerConfig
+from gpuscore.dialects.dialect import LARGE
 from gpuscore.engine.counts import Counts
-from gpuscore.heap import return_large_blocks
-from gpuscore.log import LogWriter, chosen_format, logging_to
 from gpuscore.server.api.app import create_app
-from gpuscore.server.api.auth import ApiKeys
-from gpuscore.server.api.cors import read_origins
+from gpuscore.server.auth import ApiKeys
 from gpuscore.server.http.address import LOOPBACK, address_of, bind, bind_metrics
+from gpuscore.server.http.cors import read_origins
 from gpuscore.server.http.descriptors import warn_of_limit
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.hosts import read_hosts
 from gpuscore.server.http.protocol import ScoreProtocol
 from gpuscore.server.http.rounds import Listener, Postponed, Rounds
 from gpuscore.server.loading import ModelLoad, ModelLoads
-from gpuscore.server.memory import LARGE
 from gpuscore.server.metrics_port import metrics_port
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot
 from gpuscore.server.service import ANSWERS, ScoringService
 from gpuscore.server.stopping import StopLines, stop_signals
+from gpuscore.system.heap import return_large_blocks
+from gpuscore.system.log import LogWriter, chosen_format, logging_to
 
 if TYPE_CHECKING:
     from gpuscore.server.observe.spans import SpanTracer

@@ -1,7 +1,6 @@
 """The service of a server's models: its state from loading to draining, and its threads."""
 
 import asyncio
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,13 +9,8 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from gpuscore.errors import Unavailable
-from gpuscore.request import ScoreRequest, ScoreResult
-from gpuscore.server.bridge import Bridge
-from gpuscore.server.large_bodies import LargeBodies
-from gpuscore.server.memory import LARGE, Trimmer
-from gpuscore.server.observe.record import ENGINE, RequestRecord
-from gpuscore.server.served import (
+from gpuscore.dialects.dialect import LARGE, cache_salt
+from gpuscore.dialects.served import (
     LOADING_RETRY_AFTER,
     LOST,
     LoadedModel,
@@ -24,16 +18,18 @@ from gpuscore.server.served import (
     ScoringEngine,
     ServedModel,
 )
+from gpuscore.errors import Unavailable
+from gpuscore.server.bridge import Bridge
+from gpuscore.server.large_bodies import LargeBodies
+from gpuscore.server.memory import Trimmer
 from gpuscore.server.text_work import TextWork, permits_here
 from gpuscore.text.turns import Turns
+from gpuscore.types.record import ENGINE, RequestRecord
+from gpuscore.types.request import ScoreRequest, ScoreResult
 
 ResultT = TypeVar("ResultT")
 
 ANSWERS = 16  # answers of the engine that a round of the event loop delivers
-
-# Up to these sizes, preparing a request of token ids takes about a millisecond, so it is done on
-# the event loop.
-SMALL_ITEMS, SMALL_TOKENS = 64, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +191,6 @@ class ScoringService:
         for model in self.models:
             if model.loaded is not None:
                 model.loaded.engine.close()
-
-
-def cache_salt(tenant: str, given: str | None) -> str:
-    """Return the salt that two requests must have in common to share a cached prefix.
-
-    It always depends on the key's owner: a hit shows in `cached_tokens` and in time, so a shared
-    cache would tell one owner which queries another has sent. The caller's salt can only narrow it
-    further. It is hashed, so that neither a caller's text nor a key's digest reaches the engine.
-    """
-    return hashlib.sha256(f"{tenant}:{given or ''}".encode()).hexdigest()
 
 
 def _taken(record: RequestRecord) -> None:

@@ -6,12 +6,12 @@ from itertools import count
 
 import numpy as np
 
-from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.errors import EmptyPrompt, InvalidRequest, PromptTooLong, TokenIdOutOfRange
-from gpuscore.item_errors import OF_ITEMS, ItemErrors, ItemsRefused
-from gpuscore.limits import BackendLimits
 from gpuscore.text.pieces import OverLimit
 from gpuscore.text.turns import COPIED, Turns
+from gpuscore.types.arrays import NO_TOKENS, Int32Array
+from gpuscore.types.item_errors import OF_ITEMS, ItemErrors, ItemsRefused
+from gpuscore.types.limits import BackendLimits
 
 PromptsFrom = Callable[[int], Iterator[Int32Array]]  # the prompts from this number on
 FEW = 16  # up to this many ids are checked one by one

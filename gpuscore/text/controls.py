@@ -29,11 +29,11 @@ import numpy as np
 from tokenizers import Tokenizer, models
 from tokenizers.processors import TemplateProcessing
 
-from gpuscore.arrays import Int32Array
 from gpuscore.errors import InvalidRequest
-from gpuscore.model_files import shown
+from gpuscore.models.files import shown
 from gpuscore.text.least import byte_alphabet
 from gpuscore.text.pretokens import META
+from gpuscore.types.arrays import Int32Array
 
 MARKER = re.compile(
     r"<[|\uff5c].*\w.*|<.*\w.*[|\uff5c]>|\uff5c.+\uff5c"  # <|im_end|>, <|turn>, <turn|>

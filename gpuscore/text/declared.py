@@ -15,7 +15,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer
 
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import as_object, read_object, shown
+from gpuscore.models.files import as_object, read_object, shown
 
 _FLAGS = ("lstrip", "rstrip", "single_word")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")

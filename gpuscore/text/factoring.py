@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array, common_prefix, sorted_order
 from gpuscore.errors import TooManyTokens
-from gpuscore.limits import BackendLimits
+from gpuscore.types.arrays import Int32Array, common_prefix, sorted_order
+from gpuscore.types.limits import BackendLimits
 
 LEAST_SHARED = 4  # tokens: a cut costs all items one more pass of attention
 

@@ -10,7 +10,7 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array
+from gpuscore.types.arrays import Int32Array
 
 
 def factor_ids(

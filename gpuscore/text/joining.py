@@ -7,7 +7,6 @@ from itertools import islice
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array, common_prefix
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
     GpuscoreError,
@@ -16,10 +15,6 @@ from gpuscore.errors import (
     TooManyItems,
     TooManyTokens,
 )
-from gpuscore.item_errors import ItemErrors, ItemsRefused
-from gpuscore.label_nodes import most_tokens
-from gpuscore.limits import BackendLimits
-from gpuscore.request import ScoreRequest
 from gpuscore.text.checks import PromptChecks, PromptsFrom
 from gpuscore.text.factoring import factor, split, stop_over
 from gpuscore.text.ids import factor_ids
@@ -28,6 +23,11 @@ from gpuscore.text.pieces import is_long
 from gpuscore.text.score_input import ScoreInput, lists_of
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import ALONE, Turns
+from gpuscore.types.arrays import Int32Array, common_prefix
+from gpuscore.types.item_errors import ItemErrors, ItemsRefused
+from gpuscore.types.label_nodes import most_tokens
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest
 
 
 class PromptBuilder:

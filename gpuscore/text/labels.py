@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuscore.arrays import Int32Array
 from gpuscore.config import RequestLimits
 from gpuscore.errors import (
     EmptyLabels,
@@ -12,13 +11,14 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
-from gpuscore.label_trie import LabelTrie
 from gpuscore.text.checks import PromptChecks
 from gpuscore.text.classes import class_ids
 from gpuscore.text.pieces import OverLimit
 from gpuscore.text.score_input import ScoreInput, lists_of
 from gpuscore.text.tokenizer import TextEncoder
 from gpuscore.text.turns import ALONE, Turns
+from gpuscore.types.arrays import Int32Array
+from gpuscore.types.label_trie import LabelTrie
 
 SHOWN_IDS = 16  # ids in an error message
 

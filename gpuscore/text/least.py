@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from gpuscore.arrays import Float64Array
 from gpuscore.text.boundaries import added_contents, flat
 from gpuscore.text.pretokens import META
 from gpuscore.text.turns import ALONE, COPIED, Turns
+from gpuscore.types.arrays import Float64Array
 
 SHRINK = 4
 WINDOW = 1 << 16  # characters that are counted at a time

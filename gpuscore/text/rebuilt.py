@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import read_object, shown
+from gpuscore.models.files import read_object, shown
 from gpuscore.text.boundaries import flat
 from gpuscore.text.pretokens import META
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpuscore.errors import EmptyLabels, InvalidRequest, MissingLabels, MixedInputTypes
-from gpuscore.item_errors import ItemErrors, check_text, checked_texts
+from gpuscore.types.item_errors import ItemErrors, check_text, checked_texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from gpuscore.arrays import Int32Array
 from gpuscore.text.boundaries import flat
+from gpuscore.types.arrays import Int32Array
 
 PROBES = ("a b", "1, 2", "Z\n", "")
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from gpuscore.arrays import NO_TOKENS, Int32Array
 from gpuscore.errors import ConfigError, InternalError, InvalidRequest
-from gpuscore.model_files import MAX_TOKENIZER, is_file
+from gpuscore.models.files import MAX_TOKENIZER, is_file
 from gpuscore.text.boundaries import find_boundaries
 from gpuscore.text.controls import Controls, Forbidden, find_controls, without_controls
 from gpuscore.text.declared import named_tokens, refuse_other_ids
@@ -27,6 +26,7 @@ from gpuscore.text.pieces import (
 from gpuscore.text.rebuilt import continuing, rebuild
 from gpuscore.text.specials import Specials, find_specials
 from gpuscore.text.turns import ALONE, Turns
+from gpuscore.types.arrays import NO_TOKENS, Int32Array
 
 NONE = NO_TOKENS, NO_TOKENS
 

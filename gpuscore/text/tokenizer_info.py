@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpuscore.model_files import read_object
+from gpuscore.models.files import read_object
 from gpuscore.text.declared import token_text
 from gpuscore.text.tokenizer import TextEncoder
 

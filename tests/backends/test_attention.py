@@ -9,7 +9,7 @@ import torch
 from gpuscore.backends.torch.attention.layout import lay_out_attention, padded_length
 from gpuscore.backends.torch.attention.operators import TorchPass
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
-from gpuscore.batch import Prefix, Segment, pack
+from gpuscore.types.batch import Prefix, Segment, pack
 from gpuscore_kernels.partial_attention import merge_partials
 from support.attention_inputs import heads_alone
 from support.attention_oracle import attention as oracle

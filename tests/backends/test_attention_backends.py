@@ -17,9 +17,9 @@ from gpuscore.backends.torch.attention import choice
 from gpuscore.backends.torch.attention.choice import attention_factory, choose_attention
 from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.attention.two_pass import TwoPassAttention, choose_dense
-from gpuscore.batch import visible_rows
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import visible_rows
 from gpuscore_kernels.extend_attention.config import CONFIGS, config_for, config_of
 from gpuscore_kernels.partial_attention import merge_partials, partial_attention
 from support.models import random_ids

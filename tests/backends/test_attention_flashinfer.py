@@ -17,7 +17,7 @@ from gpuscore.backends.torch.attention.flashinfer_layout import lay_out_cascade,
 from gpuscore.backends.torch.attention.operators import TorchAttention
 from gpuscore.backends.torch.known_answer import check_known_answer
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.batch import visible_rows
+from gpuscore.types.batch import visible_rows
 from gpuscore_kernels.partial_attention import merge_partials
 from support.attention_inputs import heads_alone, inputs, relative_error, requests
 from support.batches import random_batch

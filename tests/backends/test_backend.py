@@ -17,7 +17,7 @@ from gpuscore.backends.torch.failures import translated
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import InsufficientMemory, InternalError
-from gpuscore.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest
 from support.batches import in_one_batch
 from support.models import random_ids
 

@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from gpuscore.batch import Prefix, Segment, lineage, pack, page_slots, prefix_slots, visible_rows
+from gpuscore.types.batch import (
+    Prefix,
+    Segment,
+    lineage,
+    pack,
+    page_slots,
+    prefix_slots,
+    visible_rows,
+)
 from support.batches import NO_PAGES, int32, random_batch
 
 

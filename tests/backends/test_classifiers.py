@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from gpuscore import Scorer
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common.shapes import count_parameters
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError, InvalidRequest, TokenIdOutOfRange
 from support.backends import needs_jax

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.batch import Prefix, Segment, pack, page_slots
+from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from support.backends import JAX_FAMILIES, fill_pages, needs_cuda, needs_jax
 from support.batches import (
     NO_PAGES,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.batch import Prefix, pack
 from gpuscore.config import ModelConfig
+from gpuscore.types.batch import Prefix, pack
 from support.batches import NO_PAGES, item_segments
 from support.models import random_ids
 

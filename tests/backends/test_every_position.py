@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from gpuscore.arrays import NO_TOKENS
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.probabilities import position_logprobs
-from gpuscore.request import ScoreRequest
+from gpuscore.types.arrays import NO_TOKENS
+from gpuscore.types.probabilities import position_logprobs
+from gpuscore.types.request import ScoreRequest
 from support.backends import needs_jax
 from support.models import random_ids
 from support.programs import run_module

@@ -23,7 +23,7 @@ from gpuscore.backends.base import OutOfMemory
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest
 from support.batches import in_one_batch
 from support.models import random_ids
 

@@ -9,12 +9,12 @@ import pytest
 from gpuscore import Scorer
 from gpuscore.backends import plan_backend
 from gpuscore.backends.base import DeviceLost
-from gpuscore.batch import Prefix, pack
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.config.options import checked
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError, Unavailable
-from gpuscore.request import ScoreRequest
+from gpuscore.types.batch import Prefix, pack
+from gpuscore.types.request import ScoreRequest
 from support.backends import needs_jax
 from support.batches import Pages, in_one_batch, item_segments, query_chunks
 from support.models import random_ids, reference_logprobs

@@ -7,9 +7,9 @@ import pytest
 
 from gpuscore.backends import plan_backend
 from gpuscore.backends.common import known_batch
-from gpuscore.batch import visible_rows
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import visible_rows
 from support.backends import needs_jax
 from support.slow import slow
 

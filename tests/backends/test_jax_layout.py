@@ -15,7 +15,7 @@ from gpuscore.backends.jax.layout import (
 )
 from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.splitting import split
-from gpuscore.batch import Prefix, Segment, pack, page_slots, visible_rows
+from gpuscore.types.batch import Prefix, Segment, pack, page_slots, visible_rows
 from support.batches import in_one_batch, int32, item_segments, random_batch
 
 PAGE, SLOTS = 4, 512

@@ -8,7 +8,7 @@ import pytest
 
 from gpuscore import Scorer, label_nodes
 from gpuscore.engine import draft
-from gpuscore.label_trie import LabelTrie
+from gpuscore.types.label_trie import LabelTrie
 from support.backends import JAX_FAMILIES, needs_jax
 from support.models import FAMILIES, random_ids, reference_logprobs
 from support.slow import slow

@@ -15,7 +15,7 @@ import pytest
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest
 from support.models import random_ids, reference_logprobs
 from support.slow import slow
 

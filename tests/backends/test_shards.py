@@ -14,10 +14,10 @@ from gpuscore.backends.common.hf_config import RawConfig
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import Shard
 from gpuscore.backends.torch.ranks.messages import batch_of, words_of
-from gpuscore.batch import Prefix, Segment, pack
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.replicas.shares import Sought, places_of_all
+from gpuscore.processes.replicas.shares import Sought, places_of_all
+from gpuscore.types.batch import Prefix, Segment, pack
 from support.backends import needs_jax
 from support.batches import int32
 

@@ -11,8 +11,8 @@ import pytest
 
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.probabilities import label_scores
-from gpuscore.request import ScoreRequest
+from gpuscore.types.probabilities import label_scores
+from gpuscore.types.request import ScoreRequest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import fake

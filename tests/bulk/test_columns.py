@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from gpuscore.bulk.progress import Progress
-from gpuscore.cli import main
+from gpuscore.commands.bulk.progress import Progress
+from gpuscore.commands.cli import main
 from support import programs
 from support.batch_jobs import (
     check,
@@ -163,7 +163,7 @@ def test_the_last_line_is_about_this_run(tmp_path, monkeypatch):
     source = write_jsonl(tmp_path / "in.jsonl", [{"item": None}, *ROWS])
     first, second = Progress(shown=False), Progress(shown=False)
     with monkeypatch.context() as patch:
-        patch.setattr("gpuscore.bulk.job.write_output", None)
+        patch.setattr("gpuscore.commands.bulk.job.write_output", None)
         with pytest.raises(TypeError):
             run(source, tmp_path / "out.jsonl", progress=first)
     run(source, tmp_path / "out.jsonl", progress=second)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuscore.bulk.progress import Progress
-from gpuscore.cli import main
+from gpuscore.commands.bulk.progress import Progress
+from gpuscore.commands.cli import main
 from support import programs
 from support.batch_jobs import make_rows, read_jsonl, run, write_jsonl
 from support.serving import QUICK, children

@@ -15,7 +15,7 @@ ROWS = make_rows(300, queries=50)
 
 @pytest.fixture(autouse=True)
 def _short_pause(monkeypatch):
-    monkeypatch.setattr("gpuscore.bulk.feeding.PAUSE", 0.01)
+    monkeypatch.setattr("gpuscore.commands.bulk.feeding.PAUSE", 0.01)
 
 
 def scored(tmp_path, loading):

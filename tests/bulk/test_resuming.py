@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from gpuscore import Scorer
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from gpuscore.errors import ConfigError
 from support import programs
 from support.batch_jobs import check, fake_model, make_rows, read_jsonl, run, write_jsonl

@@ -9,14 +9,14 @@ from itertools import groupby
 
 import pytest
 
-from gpuscore.bulk.grouping import grouped
-from gpuscore.bulk.inputs import find_inputs
-from gpuscore.bulk.options import BatchOptions
-from gpuscore.bulk.planning import make_plan
-from gpuscore.bulk.rows import TextRow
-from gpuscore.bulk.sorting import RowSorter, merged
-from gpuscore.bulk.store import ResultStore
-from gpuscore.bulk.work import WorkFolder
+from gpuscore.commands.bulk.grouping import grouped
+from gpuscore.commands.bulk.inputs import find_inputs
+from gpuscore.commands.bulk.options import BatchOptions
+from gpuscore.commands.bulk.planning import make_plan
+from gpuscore.commands.bulk.rows import TextRow
+from gpuscore.commands.bulk.sorting import RowSorter, merged
+from gpuscore.commands.bulk.store import ResultStore
+from gpuscore.commands.bulk.work import WorkFolder
 from support import programs
 from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl, run, write_jsonl
 
@@ -25,7 +25,7 @@ from support.batch_jobs import check, encoder, fake_model, make_rows, read_jsonl
 @pytest.mark.parametrize("memory", [1, 1000, 2**20])
 def test_rows_are_sorted_on_disk(tmp_path, monkeypatch, count, memory):
     """With memory for one row there are more files than are read at a time."""
-    monkeypatch.setattr("gpuscore.bulk.sorting.FAN_IN", 5)
+    monkeypatch.setattr("gpuscore.commands.bulk.sorting.FAN_IN", 5)
     rng = random.Random(1)
     texts = [bytes(rng.choices(b"ab\0\n\xff", k=rng.randint(0, 6))) for _ in range(2 * count)]
     rows = [TextRow(texts[2 * i], texts[2 * i + 1], i) for i in range(count)]
@@ -113,7 +113,7 @@ def test_what_queries_begin_with_is_computed_once(tmp_path):
 
 
 def test_reading_and_sorting_take_bounded_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpuscore.bulk.json_lines.BLOCK_BYTES", 2**18)
+    monkeypatch.setattr("gpuscore.commands.bulk.json_lines.BLOCK_BYTES", 2**18)
     padding = "x" * 1500
     source = tmp_path / "in.jsonl"
     with source.open("w") as file:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gpuscore.bulk.rows import AnswerLine, BadTextRow, RowScoring
-from gpuscore.bulk.store import ANSWERED, BAD, FAILED, SCORED, ResultStore
+from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, RowScoring
+from gpuscore.commands.bulk.store import ANSWERED, BAD, FAILED, SCORED, ResultStore
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.bulk.options import BatchOptions, check
+from gpuscore.commands.bulk.options import BatchOptions, check
 from gpuscore.errors import ConfigError
-from gpuscore.probabilities import label_logprobs
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.score_input import ScoreInput
+from gpuscore.types.probabilities import label_logprobs
 from support.batch_jobs import fake_model, make_rows, read_jsonl, run, write_jsonl
 from support.slow import slow
 

@@ -17,9 +17,9 @@ BAD = {"id": 25, "query": "q", "item": None}
 
 
 ENDS = {
-    "write": "gpuscore.bulk.job.write_output",
-    "publish": "gpuscore.bulk.job.publish",
-    "remove": "gpuscore.bulk.work.WorkFolder.remove",
+    "write": "gpuscore.commands.bulk.job.write_output",
+    "publish": "gpuscore.commands.bulk.job.publish",
+    "remove": "gpuscore.commands.bulk.work.WorkFolder.remove",
 }
 
 

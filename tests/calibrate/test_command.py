@@ -10,8 +10,8 @@ import pytest
 
 from demo import questions
 from gpuscore import Choice, Scorer
-from gpuscore.calibration import Calibration
-from gpuscore.cli import EXIT_CONFIG, EXIT_FAILED, main
+from gpuscore.commands.cli import EXIT_CONFIG, EXIT_FAILED, main
+from gpuscore.prompts.calibration import Calibration
 from support.connections import connected
 from support.pages import HOW_TO, blocks
 from support.serving import QUICK, serving

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from gpuscore.calibrate.fit import COLDEST, HOTTEST, PRIOR, fit, fold_of, out_of_fold
-from gpuscore.calibrate.metrics import BINS, bins, measures
-from gpuscore.calibrate.samples import Judged, Samples
-from gpuscore.calibration import Scaling
+from gpuscore.measure.calibrate.fit import COLDEST, HOTTEST, PRIOR, fit, fold_of, out_of_fold
+from gpuscore.measure.calibrate.metrics import BINS, bins, measures
+from gpuscore.measure.calibrate.samples import Judged, Samples
+from gpuscore.prompts.calibration import Scaling
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from client.conftest import WITH_KEY
 from gpuscore import AsyncScorer, Choice, Noul, Predicate, Rating, Scorer
 from gpuscore.client import AsyncClient, Client, StatusError
-from gpuscore.results import Classification, PairScores, Ranking
+from gpuscore.types.results import Classification, PairScores, Ranking
 from support.slow import slow
 
 QUERY = "a blue lamp"

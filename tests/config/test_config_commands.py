@@ -7,7 +7,7 @@ import subprocess
 import httpx
 import pytest
 
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from gpuscore.config import CONFIGS, ModelConfig
 from gpuscore.config.options import options
 from support.programs import COMMAND, run

@@ -4,7 +4,7 @@ here, which is one of the cases."""
 import pytest
 
 from gpuscore.errors import ConfigError
-from gpuscore.hub import model_directory
+from gpuscore.models.hub import model_directory
 
 
 def test_a_directory_as_given(tmp_path):

@@ -23,7 +23,7 @@ from transformers import (
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.hub import model_directory
+from gpuscore.models.hub import model_directory
 from support.models import make_model
 from support.slow import slow
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig, ServerConfig
 from gpuscore.config.served import listed, served_models
 from gpuscore.errors import ConfigError
-from gpuscore.hub import model_name
+from gpuscore.models.hub import model_name
 
 
 def test_a_local_model_is_called_by_its_folders_name(tmp_path, monkeypatch):

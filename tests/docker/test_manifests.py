@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpuscore.cli import make_parser
+from gpuscore.commands.cli import make_parser
 from gpuscore.config import EngineConfig, ServerConfig
 from gpuscore.config.sources import read_settings
-from gpuscore.server.api.paths import OPEN_PATHS
+from gpuscore.dialects.paths import OPEN_PATHS
+from gpuscore.processes.worker.supervisor import Patience
 from gpuscore.server.observe.metrics import Metrics, ServerState
 from gpuscore.server.run import LAST_ANSWERS, LAST_READS
-from gpuscore.stats import NO_STATS, ReplicaState
-from gpuscore.worker.supervisor import Patience
+from gpuscore.types.stats import NO_STATS, ReplicaState
 
 DOCKER = Path(__file__).parents[2] / "docker"
 KUBERNETES, OBSERVABILITY = DOCKER / "kubernetes", DOCKER / "observability"

@@ -4,11 +4,11 @@ retry."""
 import numpy as np
 import pytest
 
-from gpuscore.arrays import NO_TOKENS
 from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.errors import Overloaded
-from gpuscore.request import ScoreRequest
+from gpuscore.types.arrays import NO_TOKENS
+from gpuscore.types.request import ScoreRequest
 
 
 def request(*items, query=0):

@@ -18,11 +18,18 @@ from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.collapse import LENGTHS, check_collapse, known_labels, known_prompts
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import ConfigError
-from gpuscore.hub import model_directory
-from gpuscore.limits import BackendLimits
-from gpuscore.worker import child
-from gpuscore.worker.frames import FrameReader, FrameWriter
-from gpuscore.worker.messages import Close, Ready, Refused, Start, decode_from_child, encode
+from gpuscore.models.hub import model_directory
+from gpuscore.processes.worker import child
+from gpuscore.processes.worker.frames import FrameReader, FrameWriter
+from gpuscore.processes.worker.messages import (
+    Close,
+    Ready,
+    Refused,
+    Start,
+    decode_from_child,
+    encode,
+)
+from gpuscore.types.limits import BackendLimits
 from support.backends import JAX_FAMILIES, needs_jax
 from support.eight_bits import needs_int8
 from support.models import CLASSIFIERS, FAMILIES, make_tokenizer

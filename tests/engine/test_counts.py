@@ -9,7 +9,7 @@ from gpuscore.config import EngineConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.engine.counts import Counts
 from gpuscore.errors import Overloaded
-from gpuscore.fronts.board import Board
+from gpuscore.processes.fronts.board import Board
 
 
 def backlogs(fronts, rate=0.0, **limits):

@@ -7,8 +7,8 @@ from gpuscore import Scorer
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.errors import NonfiniteScore
-from gpuscore.label_trie import LabelTrie
-from gpuscore.request import ScoreRequest
+from gpuscore.types.label_trie import LabelTrie
+from gpuscore.types.request import ScoreRequest
 from support.models import make_model, random_ids
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 

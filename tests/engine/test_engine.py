@@ -18,7 +18,7 @@ from gpuscore.errors import (
     Overloaded,
     Unavailable,
 )
-from gpuscore.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest
 from support.serving import wait_until
 from support.tape_backend import TapeBackend
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.arrays import NO_TOKENS
 from gpuscore.backends.base import OutOfMemory
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.trees import share_prefixes
 from gpuscore.errors import InvalidRequest, NonfiniteScore
-from gpuscore.probabilities import position_logprobs
-from gpuscore.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.types.arrays import NO_TOKENS
+from gpuscore.types.probabilities import position_logprobs
+from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
 from support.stepped_runner import run, submit
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 

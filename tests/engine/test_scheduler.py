@@ -11,7 +11,7 @@ from gpuscore.backends.base import OutOfMemory
 from gpuscore.engine.pages import PagePool, page_keys
 from gpuscore.engine.runner import Runner
 from gpuscore.errors import DeadlineExceeded, InsufficientMemory, InternalError, NonfiniteScore
-from gpuscore.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest
 from support.slow import slow
 from support.stepped_runner import run, submit
 from support.tape_backend import TapeBackend, tape_logit, tape_lse

@@ -6,7 +6,7 @@ import pytest
 from gpuscore.config import EngineConfig
 from gpuscore.engine.engine import Engine
 from gpuscore.engine.trees import LEAST, MAX_DEPTH, share_prefixes
-from gpuscore.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest
 from support.tape_backend import TapeBackend, tape_logit, tape_lse
 
 ROOM = 10**6

@@ -11,12 +11,12 @@ import ir_measures
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig
-from gpuscore.evaluation.command import DEMO
-from gpuscore.evaluation.data import read_lines
-from gpuscore.evaluation.runs import file_name, run_target
-from gpuscore.evaluation.targets import Target
+from gpuscore.measure.evaluation.command import DEMO
+from gpuscore.measure.evaluation.data import read_lines
+from gpuscore.measure.evaluation.runs import file_name, run_target
+from gpuscore.measure.evaluation.targets import Target
 from support.pages import compare_numbers
 from support.serving import QUICK, serving
 

@@ -7,9 +7,9 @@ import pytest
 from pyarrow import Table, parquet
 
 from gpuscore.errors import ConfigError
-from gpuscore.evaluation.command import DEMO
-from gpuscore.evaluation.data import Labelled, fingerprint, read_lines
-from gpuscore.evaluation.folders import read_folder, read_qrels, read_run
+from gpuscore.measure.evaluation.command import DEMO
+from gpuscore.measure.evaluation.data import Labelled, fingerprint, read_lines
+from gpuscore.measure.evaluation.folders import read_folder, read_qrels, read_run
 
 CORPUS = {"d1": ("Lamps", "A red lamp."), "d2": ("", "A blue chair."), "d3": ("", "A scarf.")}
 QUERIES = {"q1": "a lamp", "q2": "a chair", "unjudged": "x"}

@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from gpuscore.evaluation.command import DEMO
+from gpuscore.measure.evaluation.command import DEMO
 from support import programs
 from support.serving import QUICK, serving
 

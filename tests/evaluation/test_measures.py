@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gpuscore.errors import ConfigError
-from gpuscore.evaluation.data import Query
-from gpuscore.evaluation.measures import (
+from gpuscore.measure.evaluation.data import Query
+from gpuscore.measure.evaluation.measures import (
     DEFAULT,
     auc,
     auc_interval,
@@ -17,7 +17,7 @@ from gpuscore.evaluation.measures import (
     interval,
     parse,
 )
-from gpuscore.evaluation.results import holds_margin
+from gpuscore.measure.evaluation.results import holds_margin
 
 
 def query(grades, id="q", judged=None):

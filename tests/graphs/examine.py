@@ -22,8 +22,8 @@ from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.shortened import shortened
-from gpuscore.batch import PackedBatch
 from gpuscore.config import ModelConfig
+from gpuscore.types.batch import PackedBatch
 from graphs.device import H200, device
 from graphs.models import EmptyFiles, Model
 from graphs.offsets import LIMIT, narrow_offsets

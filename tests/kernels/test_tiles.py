@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gpuscore.backends.torch.attention.triton import layout_of
-from gpuscore.batch import Prefix, Segment, pack, visible_rows
+from gpuscore.types.batch import Prefix, Segment, pack, visible_rows
 from gpuscore_kernels.extend_attention.layout import (
     KEY_START,
     MASKED_AFTER,

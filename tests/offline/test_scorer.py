@@ -16,7 +16,7 @@ from gpuscore import AsyncScorer, Choice, ConfigError, GpuscoreError, Predicate,
 from gpuscore.config import ModelConfig
 from gpuscore.errors import InvalidRequest, MissingLabels, TokenIdOutOfRange
 from gpuscore.offline.loaded import LoadedScorer
-from gpuscore.results import Ranking
+from gpuscore.types.results import Ranking
 from support.connections import connected
 from support.serving import QUICK, serving
 

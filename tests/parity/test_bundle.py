@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from gpuscore.errors import ConfigError
-from gpuscore.parity import bundle as bundles
-from gpuscore.parity import workload as workloads
-from gpuscore.parity.bundle import Bundle, read_bundle, write_bundle
-from gpuscore.parity.fingerprint import Fingerprint, fingerprint
-from gpuscore.parity.metrics import Errors
-from gpuscore.parity.runs import CaseResult, Run
-from gpuscore.parity.workload import Case, Workload
+from gpuscore.measure.parity import bundle as bundles
+from gpuscore.measure.parity import workload as workloads
+from gpuscore.measure.parity.bundle import Bundle, read_bundle, write_bundle
+from gpuscore.measure.parity.fingerprint import Fingerprint, fingerprint
+from gpuscore.measure.parity.metrics import Errors
+from gpuscore.measure.parity.runs import CaseResult, Run
+from gpuscore.measure.parity.workload import Case, Workload
 
 FILES = ["workload.json", "results.safetensors", "bundle.json"]
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from gpuscore.backends.common import nvidia
-from gpuscore.cli import main
-from gpuscore.parity.arguments import KINDS
-from gpuscore.parity.conformance.check_server import SUITE
-from gpuscore.parity.conformance.checks import FAILED, KNOWN, OK, SKIPPED, run_checks
-from gpuscore.parity.conformance.client import PlainClient
-from gpuscore.parity.conformance.deviations import KNOWN as DEVIATIONS
-from gpuscore.parity.conformance.server import Reference, RequestRefused, meet
+from gpuscore.commands.cli import main
+from gpuscore.measure.parity.arguments import KINDS
+from gpuscore.measure.parity.conformance.check_server import SUITE
+from gpuscore.measure.parity.conformance.checks import FAILED, KNOWN, OK, SKIPPED, run_checks
+from gpuscore.measure.parity.conformance.client import PlainClient
+from gpuscore.measure.parity.conformance.deviations import KNOWN as DEVIATIONS
+from gpuscore.measure.parity.conformance.server import Reference, RequestRefused, meet
 from support.serving import QUICK, serving
 from support.wrong_server import VOCAB, WrongServer, running
 
@@ -196,7 +196,7 @@ class TestCommand:
     @pytest.fixture(autouse=True)
     def _only_some(self, monkeypatch):
         chosen = [one for one in SUITE if one.id in ("C1.usage", "C7.item_first", "C13.no-items")]
-        monkeypatch.setattr("gpuscore.parity.conformance.check_server.SUITE", chosen)
+        monkeypatch.setattr("gpuscore.measure.parity.conformance.check_server.SUITE", chosen)
 
     def run(self, *arguments):
         return main(["parity", "check-server", "--vocab-size", str(VOCAB), *arguments])

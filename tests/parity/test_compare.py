@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuscore.cli import main
-from gpuscore.parity.bundle import Bundle, read_bundle, write_bundle
-from gpuscore.parity.fingerprint import Fingerprint
-from gpuscore.parity.machine import environment, versions
-from gpuscore.parity.metrics import Errors
-from gpuscore.parity.runs import CaseResult, Run
-from gpuscore.parity.workload import Case, Workload
+from gpuscore.commands.cli import main
+from gpuscore.measure.parity.bundle import Bundle, read_bundle, write_bundle
+from gpuscore.measure.parity.fingerprint import Fingerprint
+from gpuscore.measure.parity.machine import environment, versions
+from gpuscore.measure.parity.metrics import Errors
+from gpuscore.measure.parity.runs import CaseResult, Run
+from gpuscore.measure.parity.workload import Case, Workload
 
 ITEMS = 40
 WORKLOAD = Workload(
@@ -153,8 +153,8 @@ class TestRecord:
     WORDS = ("--workload", "quick", "--threads", "1", "--device", "cpu")
 
     def test_the_oracle_writes_a_bundle(self, tiny_model, tmp_path, monkeypatch, capsys):
-        monkeypatch.setattr("gpuscore.parity.workload.MANY", 24)
-        monkeypatch.setattr("gpuscore.parity.workload.QUERIES", 2)
+        monkeypatch.setattr("gpuscore.measure.parity.workload.MANY", 24)
+        monkeypatch.setattr("gpuscore.measure.parity.workload.QUERIES", 2)
         monkeypatch.setenv("XLA_FLAGS", "--xla_a=1 --xla_dump_to=/home/someone/dump --xla_b=2")
         model = str(tiny_model("llama")[0])
         for name, *flags in (

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from gpuscore.config import ModelConfig
-from gpuscore.parity.bundle import write_bundle
-from gpuscore.parity.gates import RELATIVE, judge
-from gpuscore.parity.measures import differences, rankings
-from gpuscore.parity.metrics import errors, rank
-from gpuscore.parity.noise import PermittedNoise
-from gpuscore.parity.oracle import run_oracle
-from gpuscore.parity.runs import run_workload
+from gpuscore.measure.parity.bundle import write_bundle
+from gpuscore.measure.parity.gates import RELATIVE, judge
+from gpuscore.measure.parity.measures import differences, rankings
+from gpuscore.measure.parity.metrics import errors, rank
+from gpuscore.measure.parity.noise import PermittedNoise
+from gpuscore.measure.parity.oracle import run_oracle
+from gpuscore.measure.parity.runs import run_workload
 from support.golden import DEMO, FOLDER, NAMES, golden, judged
 from support.slow import slow
 

@@ -6,18 +6,18 @@ import math
 import numpy as np
 import pytest
 
-from gpuscore.parity.bootstrap import FEWEST, RESAMPLES, Resamples
-from gpuscore.parity.measures import (
+from gpuscore.measure.parity.bootstrap import FEWEST, RESAMPLES, Resamples
+from gpuscore.measure.parity.measures import (
     best_labels,
     by_length,
     by_query,
     divergence,
     threshold_flips,
 )
-from gpuscore.parity.metrics import errors
-from gpuscore.parity.runs import CaseResult, Run
-from gpuscore.parity.workload import Case, Workload
-from gpuscore.reports import Interval
+from gpuscore.measure.parity.metrics import errors
+from gpuscore.measure.parity.runs import CaseResult, Run
+from gpuscore.measure.parity.workload import Case, Workload
+from gpuscore.measure.reports import Interval
 
 
 def workload(*cases):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from gpuscore.parity.metrics import (
+from gpuscore.measure.parity.metrics import (
     RankedScores,
     errors,
     inversions,

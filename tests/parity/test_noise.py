@@ -4,8 +4,8 @@ that are disturbed more fail."""
 import numpy as np
 import pytest
 
-from gpuscore.parity.metrics import RankedScores, kendall_tau_b, top_overlap
-from gpuscore.parity.noise import (
+from gpuscore.measure.parity.metrics import RankedScores, kendall_tau_b, top_overlap
+from gpuscore.measure.parity.noise import (
     DRAWS,
     PermittedNoise,
     TauB,
@@ -46,8 +46,8 @@ class TestRates:
     @pytest.fixture(autouse=True)
     def _fewer_draws(self, monkeypatch):
         """Keep 99 of 999 draws, whose largest is exceeded at the same rate."""
-        monkeypatch.setattr("gpuscore.parity.noise.DRAWS", 99)
-        monkeypatch.setattr("gpuscore.parity.noise._PLACE", 98)
+        monkeypatch.setattr("gpuscore.measure.parity.noise.DRAWS", 99)
+        monkeypatch.setattr("gpuscore.measure.parity.noise._PLACE", 98)
 
     @pytest.mark.parametrize("measure", [TauB(), *slow(TopOverlap())])
     def test_permitted_noise_fails_as_seldom_as_said(self, measure):

@@ -12,15 +12,15 @@ import pytest
 
 from gpuscore.backends.jax import decoder as jax_model
 from gpuscore.backends.torch import decoder
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from gpuscore.config import ModelConfig
 from gpuscore.engine import draft
-from gpuscore.parity import arguments
-from gpuscore.parity import workload as workloads
-from gpuscore.parity.gates import judge, judge_pair
-from gpuscore.parity.metrics import Errors
-from gpuscore.parity.runs import BackendSpec, CaseResult, Run
-from gpuscore.parity.workload import Case, Workload
+from gpuscore.measure.parity import arguments
+from gpuscore.measure.parity import workload as workloads
+from gpuscore.measure.parity.gates import judge, judge_pair
+from gpuscore.measure.parity.metrics import Errors
+from gpuscore.measure.parity.runs import BackendSpec, CaseResult, Run
+from gpuscore.measure.parity.workload import Case, Workload
 
 
 @pytest.fixture

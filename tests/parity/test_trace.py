@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpuscore.backends.torch import loader
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from gpuscore.errors import ConfigError
-from gpuscore.parity.cut_model import INDEX, CutModels
+from gpuscore.measure.parity.cut_model import INDEX, CutModels
 from support.slow import slow
 
 LAYERS = 4

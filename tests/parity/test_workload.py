@@ -7,11 +7,11 @@ import pytest
 import gpuscore
 from gpuscore import Scorer
 from gpuscore.errors import ConfigError
-from gpuscore.parity.gates import MANY, SPREAD
-from gpuscore.parity.measures import RANKED
-from gpuscore.parity.metrics import log_odds
-from gpuscore.parity.runs import score_case
-from gpuscore.parity.workload import Workload, make_workload, query_numbers, read_tokenizer
+from gpuscore.measure.parity.gates import MANY, SPREAD
+from gpuscore.measure.parity.measures import RANKED
+from gpuscore.measure.parity.metrics import log_odds
+from gpuscore.measure.parity.runs import score_case
+from gpuscore.measure.parity.workload import Workload, make_workload, query_numbers, read_tokenizer
 
 
 def test_it_follows_from_seed_and_model(tiny_model):

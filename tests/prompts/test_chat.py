@@ -11,7 +11,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
-from gpuscore.limits import BackendLimits
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.classes import NO_CLASSES
 from gpuscore.prompts.discovery import find_family
@@ -23,6 +22,7 @@ from gpuscore.prompts.rendering import TemplateLimit
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.limits import BackendLimits
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
 from support.tokenizers import trained
 

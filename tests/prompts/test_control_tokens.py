@@ -11,8 +11,6 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest
-from gpuscore.item_errors import ItemErrors
-from gpuscore.limits import BackendLimits
 from gpuscore.prompts.decision_texts import choice, predicate
 from gpuscore.prompts.decisions import DecisionInput
 from gpuscore.prompts.documents import FamilyPrompts
@@ -21,6 +19,8 @@ from gpuscore.prompts.model import ModelFiles
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.item_errors import ItemErrors
+from gpuscore.types.limits import BackendLimits
 from support.control_tokens import END, EOS, INST, KEPT, KINDS, MARKERS, PARTS, ids_of_markers
 from support.families import ids_of
 from support.tokenizer_search import searched

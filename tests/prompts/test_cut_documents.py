@@ -3,12 +3,12 @@
 import pytest
 
 from gpuscore.config import RequestLimits
-from gpuscore.limits import BackendLimits
 from gpuscore.prompts import registry
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.limits import BackendLimits
 from support.families import ids_of, qwen_like
 
 

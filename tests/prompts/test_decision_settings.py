@@ -8,17 +8,17 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from gpuscore import Choice, Noul, Rating, Scorer
-from gpuscore.calibration import KINDS, Calibration, Scaling, same_temperature
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError, InvalidRequest, PromptTooLong, TooManyTokens
-from gpuscore.limits import BackendLimits
 from gpuscore.prompts import decision_chat
+from gpuscore.prompts.calibration import KINDS, Calibration, Scaling, same_temperature
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.decision_files import Asking, read_decision_settings
 from gpuscore.prompts.decision_texts import choice, level, predicate
 from gpuscore.prompts.decisions import DecisionInput, DecisionPrompts, DecisionSettings
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.limits import BackendLimits
 from support.families import QWEN_SPECIALS, qwen_like
 
 LIMITS = BackendLimits(512, 16, 400, 700, 2000)

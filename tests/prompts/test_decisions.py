@@ -7,12 +7,12 @@ from transformers import PreTrainedTokenizerFast
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import ConfigError
-from gpuscore.limits import BackendLimits
 from gpuscore.prompts.chat import ChatTemplate
 from gpuscore.prompts.decision_texts import choice, level, predicate
 from gpuscore.prompts.decisions import DecisionInput, DecisionPrompts
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.limits import BackendLimits
 from support.families import QWEN_SPECIALS, qwen_like
 
 LIMITS = BackendLimits(512, 16, 400, 700, 2000)

@@ -17,17 +17,17 @@ from gpuscore.errors import (
     PromptTooLong,
     TooManyItems,
 )
-from gpuscore.limits import BackendLimits
 from gpuscore.prompts import registry
 from gpuscore.prompts.chat import parts_of
 from gpuscore.prompts.discovery import find_family
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.rerank_input import RerankInput
-from gpuscore.request import ScoreResult, Timings
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.labels import label_tokens
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreResult, Timings
 from support.counted_turns import Turned
 from support.families import QWEN_SPECIALS, ids_of, qwen_like
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.label_trie import LabelTrie
-from gpuscore.replicas.parts import join, split
-from gpuscore.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.processes.replicas.parts import join, split
+from gpuscore.types.label_trie import LabelTrie
+from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
 
 
 def request_of(rng, count, every=False):

@@ -7,8 +7,8 @@ import pytest
 from gpuscore.backends.common.plan import MEMORY_FRACTION
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.replicas import placement
-from gpuscore.replicas.placement import VISIBLE, placements
+from gpuscore.processes.replicas import placement
+from gpuscore.processes.replicas.placement import VISIBLE, placements
 
 MODEL = ModelConfig()
 

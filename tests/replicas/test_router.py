@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.limits import BackendLimits
-from gpuscore.replicas.in_flight import InFlight
-from gpuscore.replicas.router import AGAIN, BUSY_SHARE, HOME_TOKENS, Load, Router
-from gpuscore.request import ScoreRequest
-from gpuscore.worker.patience import Report
+from gpuscore.processes.replicas.in_flight import InFlight
+from gpuscore.processes.replicas.router import AGAIN, BUSY_SHARE, HOME_TOKENS, Load, Router
+from gpuscore.processes.worker.patience import Report
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest
 
 LIMITS = BackendLimits(
     max_tokens=1000, page_size=16, num_pages=100, max_model_len=4096, vocab_rows=99

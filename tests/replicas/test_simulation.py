@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from gpuscore.replicas import flight, parts, replicas
-from gpuscore.replicas.replicas import Replicas
+from gpuscore.processes.replicas import flight, parts, replicas
+from gpuscore.processes.replicas.replicas import Replicas
 from support.replica_worlds import ReplicaWorld
 from support.slow import slow
 

@@ -9,11 +9,11 @@ import pytest
 
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.errors import ConfigError, EngineFailed, Unavailable
-from gpuscore.replicas.placement import Placement
-from gpuscore.replicas.start import start_models
-from gpuscore.replicas.together import AllReplicas
-from gpuscore.request import ScoreRequest
-from gpuscore.worker.patience import Patience
+from gpuscore.processes.replicas.placement import Placement
+from gpuscore.processes.replicas.start import start_models
+from gpuscore.processes.replicas.together import AllReplicas
+from gpuscore.processes.worker.patience import Patience
+from gpuscore.types.request import ScoreRequest
 from support.serving import wait_until
 from support.tape_engine import CRASH
 

@@ -11,18 +11,18 @@ import time
 import msgspec
 import pytest
 
-from gpuscore.server.api.dialects.classify import ClassifyAnswer
-from gpuscore.server.api.dialects.completion_types import CompletionAnswer
-from gpuscore.server.api.dialects.decision_types import DecisionsAnswer
-from gpuscore.server.api.dialects.dialect import LARGE_ANSWER
-from gpuscore.server.api.dialects.pairs import PairsAnswer
-from gpuscore.server.api.dialects.rerank_types import RankedText, RerankAnswer
-from gpuscore.server.api.dialects.score_types import ScoreAnswer
-from gpuscore.server.api.dialects.system_one_types import SystemOneAnswer
-from gpuscore.server.api.dialects.table import DIALECT_OF, DIALECTS
-from gpuscore.server.api.dialects.tokens import DetokenizeAnswer, TokenizeAnswer
-from gpuscore.server.api.paths import GENERATING_PATHS
-from gpuscore.server.api.pieces import list_json, object_json, text_bytes, text_json, value_bytes
+from gpuscore.dialects.classify import ClassifyAnswer
+from gpuscore.dialects.completion_types import CompletionAnswer
+from gpuscore.dialects.decision_types import DecisionsAnswer
+from gpuscore.dialects.pairs import PairsAnswer
+from gpuscore.dialects.paths import GENERATING_PATHS
+from gpuscore.dialects.pieces import list_json, object_json, text_bytes, text_json, value_bytes
+from gpuscore.dialects.rerank_types import RankedText, RerankAnswer
+from gpuscore.dialects.score_types import ScoreAnswer
+from gpuscore.dialects.system_one_types import SystemOneAnswer
+from gpuscore.dialects.table import DIALECT_OF, DIALECTS
+from gpuscore.dialects.tokens import DetokenizeAnswer, TokenizeAnswer
+from gpuscore.server.answering import LARGE_ANSWER
 from support.connections import Connection, check_error, connected
 from support.error_table import covers
 from support.serving import serving, wait_until

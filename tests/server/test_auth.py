@@ -5,10 +5,10 @@ import pytest
 from fastapi import FastAPI
 
 from gpuscore.config import ServerConfig
+from gpuscore.dialects.served import ServedModel
 from gpuscore.errors import ConfigError
 from gpuscore.server.api.app import OPEN_PATHS, create_app
-from gpuscore.server.api.auth import ApiKeys, read_api_keys
-from gpuscore.server.served import ServedModel
+from gpuscore.server.auth import ApiKeys, read_api_keys
 from gpuscore.server.service import ScoringService
 from support.connections import KEYS, Connection, canary, check_error, connected
 from support.programs import run

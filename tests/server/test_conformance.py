@@ -1,6 +1,6 @@
 """Promise: `gpuscore parity check-server` passes on our own server, without known deviations."""
 
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 
 
 def test_our_own_server_conforms(server, model, capsys):

@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
+from gpuscore.dialects.served import ServedModel
+from gpuscore.dialects.table import DIALECTS
 from gpuscore.prompts.decision_texts import choice, level, predicate
-from gpuscore.server.api.dialects.table import DIALECTS
-from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
 from gpuscore.text import score_input
 from support.connections import check_error

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.registry import FAMILIES
-from gpuscore.server.api.dialects.table import DIALECT_OF
 from support.pages import ROOT, ROUTE, compare_numbers, other_routes
 
 PAGES = sorted(page for page in (ROOT / "docs" / "dialects").glob("*.md") if page.stem != "README")

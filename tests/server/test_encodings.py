@@ -9,14 +9,14 @@ import pytest
 from backports import zstd
 
 from gpuscore.config import RequestLimits, ServerConfig
+from gpuscore.dialects.served import LoadedModel, ServedModel
+from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import InvalidRequest, UnsupportedMediaType
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.api.auth import ApiKeys
-from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.api.encodings import ENCODINGS, PIECE, check_encoding, check_ended, unpacker
+from gpuscore.server.auth import ApiKeys
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
-from gpuscore.server.served import LoadedModel, ServedModel
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from support.connections import Connection, check_error, post

@@ -21,9 +21,9 @@ import pytest
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
-from gpuscore.fronts.parent import SILENT
+from gpuscore.processes.fronts.parent import SILENT
+from gpuscore.processes.worker.messages import Close, encode, score_message
 from gpuscore.server.http.address import bind_all
-from gpuscore.worker.messages import Close, encode, score_message
 from support.connections import Connection, check_error, post
 from support.many_callers import Crowd
 from support.serving import children, running, sockets_of, wait_until

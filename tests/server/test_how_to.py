@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from demo import labelled
-from gpuscore.cli import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY, make_parser
+from gpuscore.commands.cli import EXIT_CONFIG, EXIT_ENGINE, EXIT_FAILED, EXIT_TEMPORARY, make_parser
 from gpuscore.config import CONFIGS
 from gpuscore.config.options import options
 from gpuscore.config.sources import read_settings

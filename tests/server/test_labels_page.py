@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from gpuscore.config import RequestLimits
 from gpuscore.config.options import options
 from gpuscore.errors import GpuscoreError

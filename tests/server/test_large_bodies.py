@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from gpuscore.config import ServerConfig
+from gpuscore.dialects.dialect import LARGE
+from gpuscore.dialects.served import ServedModel
 from gpuscore.server.api.app import create_app
-from gpuscore.server.api.auth import ApiKeys
+from gpuscore.server.auth import ApiKeys
 from gpuscore.server.large_bodies import REST, LargeBodies
-from gpuscore.server.memory import LARGE
-from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
 
 WORK = 0.02  # seconds of a turn

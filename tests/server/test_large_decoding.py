@@ -6,12 +6,12 @@ import random
 import msgspec
 import pytest
 
+from gpuscore.dialects.dialect import LARGE
+from gpuscore.dialects.score import decode_score
+from gpuscore.dialects.score_parts import decode_in_parts
+from gpuscore.dialects.score_types import ScoreBody
 from gpuscore.errors import InvalidRequest
-from gpuscore.server.api.dialects.score import decode_score
-from gpuscore.server.api.dialects.score_parts import decode_in_parts
-from gpuscore.server.api.dialects.score_types import ScoreBody
-from gpuscore.server.memory import LARGE
-from gpuscore.server.observe.record import RequestRecord
+from gpuscore.types.record import RequestRecord
 
 LISTS = [[i % 500] * (1 + i % 200) for i in range(2000)]
 IDS = {"items": LISTS, "label_token_ids": [*range(99)]}

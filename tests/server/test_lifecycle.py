@@ -10,13 +10,13 @@ import time
 import httpx
 import pytest
 
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from gpuscore.config import ServerConfig
+from gpuscore.dialects.served import ServedModel
+from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import ConfigError
-from gpuscore.server.api.auth import ApiKeys
-from gpuscore.server.api.dialects.table import DIALECT_OF
+from gpuscore.server.auth import ApiKeys
 from gpuscore.server.run import serve
-from gpuscore.server.served import ServedModel
 from support.connections import Connection, canary, hold, large_request
 from support.programs import run
 from support.serving import serving, stops_at_once

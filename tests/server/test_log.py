@@ -11,9 +11,9 @@ from uuid import uuid4
 
 import pytest
 
-from gpuscore.log import JsonFormatter, LogWriter, logging_to
 from gpuscore.server.observe.lines import request_line
-from gpuscore.server.observe.record import STAGES, RequestRecord
+from gpuscore.system.log import JsonFormatter, LogWriter, logging_to
+from gpuscore.types.record import STAGES, RequestRecord
 from support.connections import post
 from support.watched_server import ALICE, BODY, CANARY
 

@@ -11,11 +11,11 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpuscore.dialects.served import ServedModel
+from gpuscore.processes.worker.child import BEAT as HEARTBEAT
 from gpuscore.server.observe.operations import Operations
-from gpuscore.server.observe.record import STAGES
-from gpuscore.server.served import ServedModel
 from gpuscore.server.service import ScoringService
-from gpuscore.worker.child import BEAT as HEARTBEAT
+from gpuscore.types.record import STAGES
 from support.connections import check_error, connected, post, score
 from support.serving import wait_until
 from support.stub_service import STATS, ask, loaded, stub_service

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gpuscore.server.metrics_port import CONNECTIONS
 from gpuscore.server.observe.vllm_metrics import vllm_metrics
-from gpuscore.stats import NO_STATS, ReplicaState
+from gpuscore.types.stats import NO_STATS, ReplicaState
 from support.connections import post
 from support.programs import run
 from support.serving import wait_until

@@ -10,11 +10,11 @@ import pytest
 
 from engine.test_admission import request
 from gpuscore.config import RequestLimits, ServerConfig
+from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.api.auth import ApiKeys
+from gpuscore.server.auth import ApiKeys
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
-from gpuscore.server.served import LoadedModel, ServedModel
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from server.test_fronts import connected_anew

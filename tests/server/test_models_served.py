@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from support.connections import connected
 from support.serving import QUICK, serving
 

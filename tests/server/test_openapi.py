@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gpuscore import errors
-from gpuscore.server.api.errors import ErrorAnswer
+from gpuscore.dialects.errors import ErrorAnswer
+from gpuscore.dialects.paths import GENERATING_PATHS
 from gpuscore.server.api.openapi import ERRORS, refusals
-from gpuscore.server.api.paths import GENERATING_PATHS
 from support.connections import KEYS, connected
 
 NOT_OF_AN_OPERATION = {errors.NotFound, errors.MethodNotAllowed}

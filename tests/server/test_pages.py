@@ -11,10 +11,10 @@ import pytest
 from fastapi import FastAPI
 
 from gpuscore.config import ServerConfig
+from gpuscore.dialects.served import ServedModel
 from gpuscore.server.api.app import create_app
-from gpuscore.server.api.auth import ApiKeys
 from gpuscore.server.api.static import DOCS, ROOT, UI
-from gpuscore.server.served import ServedModel
+from gpuscore.server.auth import ApiKeys
 from gpuscore.server.service import ScoringService
 from support.connections import connected
 from support.serving import QUICK, serving

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gpuscore import Scorer
-from gpuscore.cli import main
+from gpuscore.commands.cli import main
 from support.connections import connected
 from support.serving import QUICK, children, serving, wait_until
 from support.watched_server import samples_of

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from gpuscore.arrays import NO_TOKENS
 from gpuscore.errors import Overloaded
-from gpuscore.request import ScoreRequest
 from gpuscore.server.bridge import Bridge
 from gpuscore.server.http.rounds import ACCEPTS, FEW, LATE, Listener, Rounds
+from gpuscore.types.arrays import NO_TOKENS
+from gpuscore.types.request import ScoreRequest
 
 LABELS = (np.array([3], np.int32),)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gpuscore.processes.worker.supervisor import TICK, Patience
 from gpuscore.server.http.rounds import ACCEPTS
-from gpuscore.worker.supervisor import TICK, Patience
 from support import tape_engine as tape_child
 from support.connections import (
     Connection,
@@ -130,7 +130,7 @@ def test_a_model_that_is_never_ready(tmp_path):
     limit = {"GPUSCORE_LOAD_TIMEOUT": "1.5"}
     with serving("demo", environment=limit, wait=False, log=log, fork=False) as server:
         # The child must run its own program first: until then its parent waits for it.
-        wait_until(lambda: "gpuscore.worker" in commands(children(server.process.pid)))
+        wait_until(lambda: "gpuscore.processes.worker" in commands(children(server.process.pid)))
         os.kill(engine_of(server), signal.SIGSTOP)
         assert server.process.wait(timeout=20) == 75
     last = log.read_text().splitlines()[-1]

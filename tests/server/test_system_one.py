@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpuscore import Choice, Scorer
-from gpuscore import decision_reads as reads
-from gpuscore.decision_reads import confidence
+from gpuscore.prompts import decision_reads as reads
+from gpuscore.prompts.decision_reads import confidence
 from gpuscore.prompts.decisions import DecisionPrompts
 from support.connections import check_error
 from support.system_one_oracle import QUESTIONS, STATES, Oracle, labels_of

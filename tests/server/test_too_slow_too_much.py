@@ -16,11 +16,11 @@ import pytest
 
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.app import create_app
-from gpuscore.server.api.auth import ApiKeys
-from gpuscore.server.served import LoadedModel, ModelTable, ServedModel
+from gpuscore.server.auth import ApiKeys
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder

@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError
 from gpuscore.server.observe.operations import Operations
-from gpuscore.server.observe.record import STAGES
 from gpuscore.server.observe.spans import SpanTracer
 from gpuscore.server.observe.tracing import read_tracer
+from gpuscore.types.record import STAGES
 from support.connections import score
 from support.serving import wait_until
 from support.slow import slow
@@ -126,7 +126,7 @@ class TestTraces:
         code = (
             "import sys; sys.modules['opentelemetry.sdk'] = None\n"
             "import gpuscore.server.run, gpuscore.server.api.app\n"
-            "from gpuscore.cli import main\n"
+            "from gpuscore.commands.cli import main\n"
             "sys.exit(main(['serve', *sys.argv[1:]]))"
         )
         done = subprocess.run(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
-from gpuscore.batch import PackedBatch, Prefix, Segment, pack
+from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack
 from support.batches import Pages, int32, item_segments
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.batch import PackedBatch, prefix_slots, visible_rows
+from gpuscore.types.batch import PackedBatch, prefix_slots, visible_rows
 
 Array = NDArray[np.float64]
 

@@ -14,18 +14,18 @@ import pyarrow as pa
 from pyarrow import parquet
 
 import gpuscore
-from gpuscore.bulk.job import BatchJob, run_job
-from gpuscore.bulk.options import BatchOptions
-from gpuscore.bulk.progress import Progress
-from gpuscore.bulk.writing import BatchOutcome
+from gpuscore.commands.bulk.job import BatchJob, run_job
+from gpuscore.commands.bulk.options import BatchOptions
+from gpuscore.commands.bulk.progress import Progress
+from gpuscore.commands.bulk.writing import BatchOutcome
 from gpuscore.config import EngineConfig, RequestLimits
+from gpuscore.dialects.served import LoadedModel
 from gpuscore.engine.engine import Engine
-from gpuscore.probabilities import softmax
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.served import LoadedModel
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.labels import label_tokens
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.probabilities import softmax
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import fake

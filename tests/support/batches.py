@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuscore.batch import PackedBatch, Prefix, Segment, pack, page_slots
+from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack, page_slots
 
 NO_PAGES = np.empty(0, dtype=np.int32)
 

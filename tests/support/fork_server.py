@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 
 VARIABLE = "TESTS_FORK_SERVER"  # the socket's path, in the environment of the forks
 PROGRAMS = (
-    "support.forked_program,gpuscore.cli,gpuscore.server.run,gpuscore.worker.child,"
+    "support.forked_program,gpuscore.commands.cli,gpuscore.server.run,gpuscore.processes.worker.child,"
     "gpuscore.backends.torch.backend"
 )
 WORKERS = f"support.models,jax,gpuscore.client,{PROGRAMS}"

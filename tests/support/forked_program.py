@@ -19,11 +19,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, NoReturn
 
-from gpuscore.worker import process as worker_process
+from gpuscore.processes.worker import process as worker_process
 
 BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST = 4  # descriptors of an engine: standard input and output, its socket, the fronts' listener
-ENGINE = [sys.executable, "-P", "-m", "gpuscore.worker"]
+ENGINE = [sys.executable, "-P", "-m", "gpuscore.processes.worker"]
 
 
 def run_program(
@@ -145,7 +145,7 @@ def _stand_by(connection: socket.socket) -> NoReturn:
         _move(streams, [0, 1, *request["numbers"]])
         os.environ.clear()
         os.environ.update(request["environment"])
-        status = _run("gpuscore.worker", request["arguments"])  # ends the process itself
+        status = _run("gpuscore.processes.worker", request["arguments"])  # ends the process itself
     except BaseException:  # noqa: BLE001  (the process ends here)
         traceback.print_exc()
     os._exit(status)

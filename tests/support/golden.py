@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import gpuscore
-from gpuscore.parity.bundle import Bundle, read_bundle
-from gpuscore.parity.fingerprint import fingerprint
-from gpuscore.parity.gates import Verdict, judge, judge_pair
-from gpuscore.parity.runs import Run
-from gpuscore.parity.workload import Case, make_workload, read_tokenizer
+from gpuscore.measure.parity.bundle import Bundle, read_bundle
+from gpuscore.measure.parity.fingerprint import fingerprint
+from gpuscore.measure.parity.gates import Verdict, judge, judge_pair
+from gpuscore.measure.parity.runs import Run
+from gpuscore.measure.parity.workload import Case, make_workload, read_tokenizer
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "golden"
 DEMO = Path(gpuscore.__file__).parent / "demo"

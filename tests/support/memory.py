@@ -13,9 +13,9 @@ from gpuscore.backends import plan_backend
 from gpuscore.backends.common.batches import largest_batches, largest_in_parts
 from gpuscore.backends.common.memory import HostMemory
 from gpuscore.backends.torch.backend import TorchBackend
-from gpuscore.batch import PackedBatch, Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
-from gpuscore.heap import use_one_arena
+from gpuscore.system.heap import use_one_arena
+from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack, page_slots
 from support.batches import int32, item_segments
 from support.models import random_ids
 

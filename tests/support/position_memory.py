@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuscore.arrays import NO_TOKENS
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.common.memory import HostMemory
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.request import ScoreRequest
+from gpuscore.types.arrays import NO_TOKENS
+from gpuscore.types.request import ScoreRequest
 
 
 def main(directory: str, tokens: int, vocab: int) -> None:

@@ -14,10 +14,10 @@ from gpuscore.engine.admission import Backlog
 from gpuscore.engine.outcome import resolve
 from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import DeadlineExceeded, Unavailable
-from gpuscore.replicas.replicas import MAX_LOSSES, Replicas
-from gpuscore.request import ScoreRequest
-from gpuscore.stats import NO_STATS
-from gpuscore.worker.patience import Report
+from gpuscore.processes.replicas.replicas import MAX_LOSSES, Replicas
+from gpuscore.processes.worker.patience import Report
+from gpuscore.types.request import ScoreRequest
+from gpuscore.types.stats import NO_STATS
 from support.simulation import LSE, SimulatedBackend, SimulatedRunner, World, hashed
 
 

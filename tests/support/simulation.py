@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from gpuscore.backends.base import OutOfMemory
-from gpuscore.batch import PackedBatch, RowScores, lineage
 from gpuscore.engine.jobs import Work
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
@@ -26,8 +25,9 @@ from gpuscore.errors import (
     NonfiniteScore,
     Unavailable,
 )
-from gpuscore.limits import BackendLimits
-from gpuscore.request import ScoreRequest, ScoreResult
+from gpuscore.types.batch import PackedBatch, RowScores, lineage
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest, ScoreResult
 
 GARBAGE = -9  # what a failed batch leaves in the pages that it should have written
 LSE, TOP_ID, TOP_LOGIT = -1, -2, -3  # used as labels

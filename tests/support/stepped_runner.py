@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Progress, Ticket
-from gpuscore.request import ScoreRequest
+from gpuscore.types.request import ScoreRequest
 
 
 def submit(runner: Runner, request: ScoreRequest, progress: Progress | None = None) -> Ticket:

@@ -7,15 +7,16 @@ import httpx
 import numpy as np
 
 from gpuscore.config import EngineConfig, RequestLimits, ServerConfig
+from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.engine.admission import Backlog
-from gpuscore.limits import BackendLimits
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.request import ScoreResult, Timings
 from gpuscore.server.api.app import create_app
-from gpuscore.server.api.auth import ApiKeys
-from gpuscore.server.served import LoadedModel, ServedModel
+from gpuscore.server.auth import ApiKeys
 from gpuscore.server.service import ScoringService
-from gpuscore.stats import (
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreResult, Timings
+from gpuscore.types.stats import (
     BATCH_ITEMS,
     BATCH_TOKENS,
     EngineCounters,
@@ -23,7 +24,6 @@ from gpuscore.stats import (
     ReplicaState,
     SizeCounts,
 )
-from gpuscore.text.joining import PromptBuilder
 
 STATS = EngineStats(
     requests=3,

@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from gpuscore.hub import model_directory
+from gpuscore.models.hub import model_directory
 from support.models import reference_logprobs
 
 STATES = {

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from gpuscore.batch import PackedBatch, RowScores, lineage
-from gpuscore.limits import BackendLimits
+from gpuscore.types.batch import PackedBatch, RowScores, lineage
+from gpuscore.types.limits import BackendLimits
 
 
 def tape_logit(prompt: Sequence[int], label: int) -> np.float32:

@@ -15,18 +15,18 @@ from functools import partial
 from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig, RequestLimits, ServerConfig
+from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.errors import EngineFailed
-from gpuscore.fronts.front import FrontApp, FrontModel
-from gpuscore.fronts.start import FrontSetup
+from gpuscore.processes.fronts.front import FrontApp, FrontModel
+from gpuscore.processes.fronts.start import FrontSetup
+from gpuscore.processes.replicas.placement import placements
+from gpuscore.processes.replicas.start import start_models
+from gpuscore.processes.replicas.together import AllReplicas
+from gpuscore.processes.worker.patience import Patience
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.replicas.placement import placements
-from gpuscore.replicas.start import start_models
-from gpuscore.replicas.together import AllReplicas
-from gpuscore.server.api.auth import read_api_keys
+from gpuscore.server.auth import read_api_keys
 from gpuscore.server.run import serve
-from gpuscore.server.served import LoadedModel, ServedModel
 from gpuscore.text.joining import PromptBuilder
-from gpuscore.worker.patience import Patience
 
 NAMES = os.environ.get("TAPE_MODELS", "tape").split(",")
 
@@ -70,7 +70,7 @@ def serve_alone(make, config, keys):
 
 
 def serve_by_fronts(make, config, keys):
-    """Serve as `gpuscore.serving` does with several HTTP workers."""
+    """Serve as `gpuscore.processes.serving` does with several HTTP workers."""
     engine = make.args[0]
     devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))
     setup = FrontSetup(config.http_workers, [len(devices)] * len(NAMES))

@@ -21,8 +21,6 @@ from gpuscore.errors import (
     TooManyItems,
     TooManyTokens,
 )
-from gpuscore.item_errors import ItemError, ItemErrors, renumbered, spread
-from gpuscore.limits import BackendLimits
 from gpuscore.prompts import registry
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.rerank_input import RerankInput
@@ -30,6 +28,8 @@ from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.pieces import PIECE_CHARS
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.item_errors import ItemError, ItemErrors, renumbered, spread
+from gpuscore.types.limits import BackendLimits
 from support.counted_turns import Turned
 from support.families import qwen_like
 from support.models import VOCAB, make_tokenizer

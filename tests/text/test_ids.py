@@ -8,10 +8,10 @@ import pytest
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import GpuscoreError
-from gpuscore.limits import BackendLimits
 from gpuscore.text.ids import factor_ids
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.score_input import ScoreInput
+from gpuscore.types.limits import BackendLimits
 
 VOCAB = 5
 BUILDER = PromptBuilder(

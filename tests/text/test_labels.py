@@ -15,12 +15,12 @@ from gpuscore.errors import (
     TooManyLabels,
     TooManyTokens,
 )
-from gpuscore.item_errors import ItemErrors
-from gpuscore.limits import BackendLimits
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.pieces import PIECE_CHARS
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.item_errors import ItemErrors
+from gpuscore.types.limits import BackendLimits
 from support.models import VOCAB, make_tokenizer
 
 BACKEND = BackendLimits(64, 16, 100, 40, VOCAB)

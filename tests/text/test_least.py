@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 
 from gpuscore.config import RequestLimits
 from gpuscore.errors import DeadlineExceeded, LabelNotSingleToken, PromptTooLong
-from gpuscore.limits import BackendLimits
 from gpuscore.text import pieces
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.labels import label_tokens
@@ -20,6 +19,7 @@ from gpuscore.text.least import SHRINK, byte_alphabet, find_least_tokens
 from gpuscore.text.pieces import OverLimit
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.limits import BackendLimits
 from support.counted_turns import Turned
 from support.slow import slow
 from support.tokenizer_search import ENGLISH, HARD, pair, plain, searched, texts

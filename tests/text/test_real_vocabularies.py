@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gpuscore.config import RequestLimits
-from gpuscore.limits import BackendLimits
 from gpuscore.prompts.documents import FamilyPrompts
 from gpuscore.prompts.family import PromptFamily
 from gpuscore.prompts.rerank_input import RerankInput
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.limits import BackendLimits
 from support.families import ids_of
 from support.real_vocabularies import FOLDER, MISSING, PACKAGES, REAL
 

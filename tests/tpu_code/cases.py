@@ -24,10 +24,10 @@ from gpuscore.backends.jax.padding import padded
 from gpuscore.backends.jax.plan import JaxPlan
 from gpuscore.backends.jax.programs import TracedPrograms, options_of, trace_programs
 from gpuscore.backends.jax.weights import weight_shapes_of
-from gpuscore.batch import PackedBatch
 from gpuscore.config import ModelConfig
 from gpuscore.engine.scheduler import Scheduler
-from gpuscore.request import ScoreRequest
+from gpuscore.types.batch import PackedBatch
+from gpuscore.types.request import ScoreRequest
 from support.model_configs import LLAMA_1B, QWEN3_06B, QWEN3_8B
 from tpu_code.chips import CHIPS, V5E, V6E, Chip
 

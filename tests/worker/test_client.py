@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuscore.arrays import NO_TOKENS
 from gpuscore.backends.base import unreported
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
@@ -23,11 +22,12 @@ from gpuscore.errors import (
     Overloaded,
     Unavailable,
 )
-from gpuscore.request import ScoreRequest
-from gpuscore.worker.client import EngineClient
-from gpuscore.worker.messages import Start
-from gpuscore.worker.process import command
-from gpuscore.worker.supervisor import Patience
+from gpuscore.processes.worker.client import EngineClient
+from gpuscore.processes.worker.messages import Start
+from gpuscore.processes.worker.process import command
+from gpuscore.processes.worker.supervisor import Patience
+from gpuscore.types.arrays import NO_TOKENS
+from gpuscore.types.request import ScoreRequest
 from support import tape_engine as tape_child
 from support.serving import running, wait_until
 from support.tape_backend import tape_logit

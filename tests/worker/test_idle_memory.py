@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscore.stats import NO_COUNTERS, NO_STATS
-from gpuscore.worker.child import TRIM, IdleTrimmer
+from gpuscore.processes.worker.child import TRIM, IdleTrimmer
+from gpuscore.types.stats import NO_COUNTERS, NO_STATS
 from support.vitals import MIB, vitals
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs glibc's heap and /proc")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuscore.worker.child import TRIM
+from gpuscore.processes.worker.child import TRIM
 from support.serving import QUICK, children, score, serving, wait_until
 from support.slow import slow
 from support.vitals import MIB, vitals
@@ -22,7 +22,7 @@ WIDEST = TOKENS * 2 * 12288 * 4 // os.sysconf("SC_PAGE_SIZE")  # pages
 PROBE = """
 import os
 from pathlib import Path
-from gpuscore.heap import keep_freed_blocks
+from gpuscore.system.heap import keep_freed_blocks
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 keep_freed_blocks()
@@ -34,8 +34,8 @@ print(resident() - before)
 IDLE = (
     """
 from dataclasses import replace
-from gpuscore.stats import NO_COUNTERS, NO_STATS
-from gpuscore.worker.child import TRIM, IdleTrimmer
+from gpuscore.types.stats import NO_COUNTERS, NO_STATS
+from gpuscore.processes.worker.child import TRIM, IdleTrimmer
 now = [0.0]
 idle = IdleTrimmer(lambda: now[0])
 """

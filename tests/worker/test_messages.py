@@ -10,12 +10,8 @@ import numpy as np
 import pytest
 
 from gpuscore.errors import NonfiniteScore, TooManyTokens
-from gpuscore.label_trie import LabelTrie
-from gpuscore.limits import BackendLimits
-from gpuscore.request import ScoreRequest, ScoreResult, Timings
-from gpuscore.stats import NO_STATS
-from gpuscore.worker.frames import MAX_FRAME, FrameReader, FrameWriter, ProtocolError
-from gpuscore.worker.messages import (
+from gpuscore.processes.worker.frames import MAX_FRAME, FrameReader, FrameWriter, ProtocolError
+from gpuscore.processes.worker.messages import (
     Cancel,
     Close,
     Failure,
@@ -31,6 +27,10 @@ from gpuscore.worker.messages import (
     to_request,
     to_result,
 )
+from gpuscore.types.label_trie import LabelTrie
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest, ScoreResult, Timings
+from gpuscore.types.stats import NO_STATS
 
 
 def ints(*values):

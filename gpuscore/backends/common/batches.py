@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array
-from gpuscore.batch import PackedBatch, Prefix, Segment, pack
-from gpuscore.request import MAX_TOP
+from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack
+from gpuscore.types.request import MAX_TOP
 
 SMALL = 64  # tokens of a warm-up batch
 FEW_ROWS = 256  # rows whose masks and work spaces are as large as those of more rows

@@ -15,7 +15,7 @@ from gpuscore.backends.common.quantization import BLOCK, EXPERTS, LINEAR
 from gpuscore.backends.common.shapes import weight_shapes
 from gpuscore.backends.common.shards import ALL, Shard
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import as_object, is_file, read_object, shown
+from gpuscore.models.files import as_object, is_file, read_object, shown
 
 # Buffers that old checkpoints contain; here they are computed.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")

@@ -1,7 +1,7 @@
 """Checks of a batch before it reaches a device, where an index outside an array is read silently,
 or ends the process."""
 
-from gpuscore.batch import PackedBatch
+from gpuscore.types.batch import PackedBatch
 
 
 def check_ids(batch: PackedBatch, vocab_rows: int, label_rows: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import shown
+from gpuscore.models.files import shown
 
 # Keys of the decoder that all architectures share.
 _USED = """

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gpuscore.backends.common.config_keys import refuse_unsupported
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import read_object, shown
+from gpuscore.models.files import read_object, shown
 
 DTYPES = ("bfloat16", "float16", "float32")
 

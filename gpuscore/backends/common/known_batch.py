@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpuscore.arrays import BoolArray
-from gpuscore.batch import PackedBatch, Prefix, Segment, pack, page_slots, visible_rows
+from gpuscore.types.arrays import BoolArray
+from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack, page_slots, visible_rows
 
 # Of a request: cached tokens, tokens of the query beside its items, lengths of the items.
 Sizes: TypeAlias = tuple[int, int, tuple[int, ...]]

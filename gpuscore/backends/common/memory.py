@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from gpuscore.heap import trim
+from gpuscore.system.heap import trim
 
 _RESET_PEAK = "5"  # resets VmHWM, see proc_pid_clear_refs(5)
 # Upper bound of the memory that batches of other sizes take beyond the measured ones, in pieces

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import shown
+from gpuscore.models.files import shown
 
 # How linear layers are computed: in the model's dtype from weights that were never quantised; in
 # eight bits, activations too; in the model's dtype from quantised weights.

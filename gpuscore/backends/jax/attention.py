@@ -1,4 +1,4 @@
-"""The mask rule (`gpuscore.batch.visible_rows`) in plain XLA, over tiles of rows.
+"""The mask rule (`gpuscore.types.batch.visible_rows`) in plain XLA, over tiles of rows.
 
 A tile attends to the cached prefixes of its rows, then to rows of the same batch, in one running
 softmax in float32. The keys that a tile reads are bounds of loops (`layout.Bounds`), so one

@@ -28,8 +28,8 @@ from gpuscore.backends.jax.platform import as_config_error, keep_programs
 from gpuscore.backends.jax.programs import Programs, ScoredRows, compile_programs
 from gpuscore.backends.jax.splitting import split
 from gpuscore.backends.jax.weights import load_weights
-from gpuscore.batch import PackedBatch, RowScores
-from gpuscore.limits import BackendLimits
+from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.limits import BackendLimits
 
 logger = logging.getLogger(__name__)
 

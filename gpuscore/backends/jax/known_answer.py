@@ -19,8 +19,8 @@ from gpuscore.backends.jax.decoder import EVERYTHING
 from gpuscore.backends.jax.heads import Heads
 from gpuscore.backends.jax.layout import ProgramSizes, divided
 from gpuscore.backends.jax.padding import padded
-from gpuscore.batch import PackedBatch, prefix_slots
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import PackedBatch, prefix_slots
 
 # Largest norm of the error over the norm of the answer; a correct kernel stays several times lower.
 TOLERANCE = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}

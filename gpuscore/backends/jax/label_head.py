@@ -6,7 +6,7 @@ from jax import Array, lax
 
 from gpuscore.backends.jax.indexing import chosen, part, put
 from gpuscore.backends.jax.products import contract
-from gpuscore.request import MAX_TOP
+from gpuscore.types.request import MAX_TOP
 
 VOCAB_TILE = 4096
 LABEL_TILE = 64

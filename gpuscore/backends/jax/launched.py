@@ -9,7 +9,7 @@ from jax import Array
 
 from gpuscore.backends.jax.label_head import MANY, NOTHING, ONE
 from gpuscore.backends.jax.programs import ScoredRows
-from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.types.batch import PackedBatch, RowScores
 
 
 @dataclass(frozen=True, slots=True)

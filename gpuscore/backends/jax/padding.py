@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array
 from gpuscore.backends.jax.layout import (
     Ints,
     ProgramSizes,
@@ -14,7 +13,8 @@ from gpuscore.backends.jax.layout import (
     divided,
     page_entries,
 )
-from gpuscore.batch import PackedBatch
+from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import PackedBatch
 
 
 def padded(batch: PackedBatch, sizes: ProgramSizes, page_size: int, wanted: int) -> Int32Array:

@@ -33,8 +33,8 @@ from gpuscore.backends.jax.layout import (
 from gpuscore.backends.jax.platform import find_device, free_memory, kind_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.limits import BackendLimits
-from gpuscore.request import MAX_TOP
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import MAX_TOP
 
 ARCHITECTURES = tuple(
     f"{architecture}For{head}"

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from gpuscore.arrays import Float32Array
 from gpuscore.backends.common.hf_config import DecoderConfig, Llama3Rope, Rope
 from gpuscore.backends.jax.indexing import part
+from gpuscore.types.arrays import Float32Array
 
 Rotary: TypeAlias = tuple[Array, Array]  # cos and sin, float32 [T, D / 2]
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array
-from gpuscore.batch import PackedBatch
+from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import PackedBatch
 
 
 def split(batch: PackedBatch, entries: Int32Array, room: int) -> Iterator[PackedBatch]:

@@ -42,10 +42,10 @@ from gpuscore.backends.torch.rows_in_c import in_c
 from gpuscore.backends.torch.shortened import shortened
 from gpuscore.backends.torch.tiles import all_at_once, in_tiles
 from gpuscore.backends.torch.work_thread import WorkThread
-from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.errors import ConfigError
-from gpuscore.heap import keep_freed_blocks
-from gpuscore.limits import BackendLimits
+from gpuscore.system.heap import keep_freed_blocks
+from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.limits import BackendLimits
 from gpuscore_kernels.label_head import few_products
 from gpuscore_kernels.label_head.api import Implementation as HeadImplementation
 from gpuscore_kernels.partial_attention import merge_partials

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuscore.arrays import Int32Array
 from gpuscore.backends.torch.buckets import Bucket
 from gpuscore.backends.torch.launcher import label_rows, wanted_rows
-from gpuscore.batch import PackedBatch
+from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels.extend_attention import TablePlace, TileTable, aligned, list_words
 
 

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.arrays import Int32Array
 from gpuscore.backends.torch.attention.triton import TritonAttention, table_windows
 from gpuscore.backends.torch.batch_words import (
     LabelWords,
@@ -33,7 +32,8 @@ from gpuscore.backends.torch.known_answer import check_replay, filled_batch
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.launcher import Finish, row_scores
 from gpuscore.backends.torch.queues import Queue, Replay
-from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import PackedBatch, RowScores
 from gpuscore_kernels.extend_attention import TileTable, list_words
 from gpuscore_kernels.label_head import label_logits, vocab_statistics
 from gpuscore_kernels.launch import next_power_of_two

@@ -18,8 +18,8 @@ from gpuscore.backends.common.known_batch import REQUESTS, known_batch, request_
 from gpuscore.backends.torch.attention.choice import Factory
 from gpuscore.backends.torch.decoder import DecoderWeights
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.batch import PackedBatch, Prefix, Segment, pack, prefix_slots
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import PackedBatch, Prefix, Segment, pack, prefix_slots
 from gpuscore_kernels.add_rms_norm import add_rms_norm
 from gpuscore_kernels.gated import gated
 from gpuscore_kernels.label_head import MAX_TOP, label_logits, vocab_statistics

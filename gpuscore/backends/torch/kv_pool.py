@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpuscore.arrays import Int32Array
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.indices import Rows, index_of, rows_at
+from gpuscore.types.arrays import Int32Array
 from gpuscore_kernels.qk_norm_rope_store import Pages
 
 

@@ -15,7 +15,7 @@ from gpuscore.backends.torch.decoder import Decoder
 from gpuscore.backends.torch.head import Head
 from gpuscore.backends.torch.kv_pool import KeptRows, KVPool
 from gpuscore.backends.torch.tiles import ByRows
-from gpuscore.batch import PackedBatch, RowScores
+from gpuscore.types.batch import PackedBatch, RowScores
 
 Finish: TypeAlias = Callable[[], RowScores]  # waits for the device
 

@@ -35,7 +35,7 @@ from gpuscore.backends.torch.kernels import use_kernels
 from gpuscore.backends.torch.memory import memory_of
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.limits import BackendLimits
+from gpuscore.types.limits import BackendLimits
 from gpuscore_kernels.launch import has_pdl
 
 # Rows of an MLP at a time, by compute capability, so that results between its products (12 KiB a

@@ -10,7 +10,17 @@ from typing import Any
 
 from gpuscore.engine.admission import MAX_RETRY_AFTER
 from gpuscore.errors import ConfigError, EngineFailed
-from gpuscore.limits import BackendLimits
+from gpuscore.processes.worker.frames import Make, ProtocolError
+from gpuscore.processes.worker.messages import Failure, Result
+from gpuscore.processes.worker.patience import (
+    TICK,
+    ChildListener,
+    Patience,
+    Report,
+    passed,
+    run_to_end,
+    same_model,
+)
 from gpuscore.ray.bulk.messages import (
     ActorState,
     Lost,
@@ -22,18 +32,8 @@ from gpuscore.ray.bulk.messages import (
 )
 from gpuscore.ray.bulk.node import Digests, NodeFacts
 from gpuscore.ray.bulk.remote_actor import ActorLost, RemoteActor, Room
-from gpuscore.stats import NO_STATS, EngineStats
-from gpuscore.worker.frames import Make, ProtocolError
-from gpuscore.worker.messages import Failure, Result
-from gpuscore.worker.patience import (
-    TICK,
-    ChildListener,
-    Patience,
-    Report,
-    passed,
-    run_to_end,
-    same_model,
-)
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.stats import NO_STATS, EngineStats
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,20 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from gpuscore.hub import model_directory
+from gpuscore.models.hub import model_directory
+from gpuscore.processes.worker.frames import ProtocolError, Send
+from gpuscore.processes.worker.messages import (
+    Failure,
+    Message,
+    Result,
+    Start,
+    decode_to_child,
+    encode,
+)
+from gpuscore.processes.worker.patience import Patience
+from gpuscore.processes.worker.process import TORCH, command
+from gpuscore.processes.worker.supervisor import Supervisor
 from gpuscore.ray.bulk.messages import ActorState, Lost, Opened, Silent, described
-from gpuscore.worker.frames import ProtocolError, Send
-from gpuscore.worker.messages import Failure, Message, Result, Start, decode_to_child, encode
-from gpuscore.worker.patience import Patience
-from gpuscore.worker.process import TORCH, command
-from gpuscore.worker.supervisor import Supervisor
 
 ValueT = TypeVar("ValueT")
 

@@ -5,9 +5,9 @@ from typing import TypeAlias
 import msgspec
 
 from gpuscore.errors import ConfigError, EngineFailed, LoadTimeout
-from gpuscore.limits import BackendLimits
-from gpuscore.stats import EngineStats
-from gpuscore.worker.messages import Failure, Message, Natural, Result, decoded
+from gpuscore.processes.worker.messages import Failure, Message, Natural, Result, decoded
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.stats import EngineStats
 
 
 class Opened(Message, frozen=True):

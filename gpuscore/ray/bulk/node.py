@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from gpuscore import __version__
 from gpuscore.errors import ConfigError
-from gpuscore.hub import model_directory
+from gpuscore.models.hub import model_directory
 
 MODEL_FILES = (".json", ".safetensors", ".jinja")  # that a score depends on
 SHORT_ID = 8  # digits of a node's id that people see

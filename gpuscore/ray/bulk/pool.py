@@ -7,16 +7,16 @@ from functools import partial
 from pathlib import Path
 
 from gpuscore.config import EngineConfig, ModelConfig
-from gpuscore.hub import DEMO
-from gpuscore.limits import BackendLimits
+from gpuscore.models.hub import DEMO
+from gpuscore.processes.replicas.placement import share_of_cpu
+from gpuscore.processes.replicas.replicas import Replicas
+from gpuscore.processes.worker.client import LinkedEngine, Siblings
+from gpuscore.processes.worker.messages import Start, encode
+from gpuscore.processes.worker.patience import ChildListener
 from gpuscore.ray.bulk.actor_link import ActorLink, Hosting
 from gpuscore.ray.bulk.cluster import Slot, connected, slots
 from gpuscore.ray.bulk.node import NodeFacts, digests
-from gpuscore.replicas.placement import share_of_cpu
-from gpuscore.replicas.replicas import Replicas
-from gpuscore.worker.client import LinkedEngine, Siblings
-from gpuscore.worker.messages import Start, encode
-from gpuscore.worker.patience import ChildListener
+from gpuscore.types.limits import BackendLimits
 
 
 class ActorEngine(LinkedEngine[ActorLink]):

@@ -7,12 +7,11 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gpuscore.dialects.pieces import next_part
+from gpuscore.dialects.table import error_answer
 from gpuscore.errors import GpuscoreError, Unavailable
-from gpuscore.server.api.dialects.table import DIALECT_OF
-from gpuscore.server.api.errors import encode_error
-from gpuscore.server.api.pieces import next_part
-from gpuscore.server.observe.record import RequestRecord, record_of
 from gpuscore.server.service import RequestContext, ScoringService
+from gpuscore.types.record import record_of
 
 
 def json_response(
@@ -21,32 +20,6 @@ def json_response(
     return Response(
         msgspec.json.encode(content), status, headers=headers, media_type="application/json"
     )
-
-
-def error_answer(
-    error: GpuscoreError, record: RequestRecord
-) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Return the header fields and the body of an error's answer; note the error in the record.
-
-    The body has the shape that the clients of the request's route expect.
-    """
-    record.refuse(error.status, error.code)
-    body = _error_json(error, record)
-    fields = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-    ]
-    if error.retry_after is not None:
-        fields.append((b"retry-after", b"%d" % error.retry_after))
-    if error.status == 401:
-        fields.append((b"www-authenticate", b"Bearer"))
-    return fields, body
-
-
-def _error_json(error: GpuscoreError, record: RequestRecord) -> bytes:
-    dialect = DIALECT_OF.get(record.route)
-    encode = encode_error if dialect is None else dialect.encode_error
-    return encode(error, record.variant)
 
 
 class _ErrorResponse(Response):

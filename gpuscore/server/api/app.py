@@ -17,6 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore import __version__
 from gpuscore.config import ServerConfig
+from gpuscore.dialects.dialect import LARGE, BodyT, Dialect
+from gpuscore.dialects.paths import OPEN_PATHS, no_such_path
+from gpuscore.dialects.schema import openapi_of
+from gpuscore.dialects.table import DIALECTS
 from gpuscore.errors import (
     AnswerTooLarge,
     DeadlineExceeded,
@@ -26,23 +30,20 @@ from gpuscore.errors import (
     MethodNotAllowed,
     NotFound,
 )
+from gpuscore.server.answering import answer
 from gpuscore.server.api.answers import LongResponse, error_response
-from gpuscore.server.api.auth import ApiKeys, AuthMiddleware
 from gpuscore.server.api.body import check_content_type, count, read_body
-from gpuscore.server.api.cors import read_origins
-from gpuscore.server.api.dialects.dialect import BodyT, Dialect, answer
-from gpuscore.server.api.dialects.table import DIALECTS
+from gpuscore.server.api.key_check import AuthMiddleware
 from gpuscore.server.api.openapi import DocumentedApp
 from gpuscore.server.api.pages import add_metrics, add_pages, add_probes
-from gpuscore.server.api.paths import OPEN_PATHS, no_such_path
-from gpuscore.server.api.schema import openapi_of
 from gpuscore.server.api.static import add_docs, add_ui
+from gpuscore.server.auth import ApiKeys
+from gpuscore.server.http.cors import read_origins
 from gpuscore.server.http.headers import check_request_id, head_refusal, request_seconds
 from gpuscore.server.http.hosts import ANY_HOST, Hosts
-from gpuscore.server.memory import LARGE
 from gpuscore.server.observe.operations import Operations, OperationsMiddleware
-from gpuscore.server.observe.record import CLIENT_LEFT, LEFT_CODE, record_of
 from gpuscore.server.service import RequestContext, ScoringService
+from gpuscore.types.record import CLIENT_LEFT, LEFT_CODE, record_of
 
 logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpuscore import __version__
-from gpuscore.server.served import LoadedModel
+from gpuscore.dialects.served import LoadedModel
 
 
 def server_info(name: str, model: LoadedModel) -> dict[str, Any]:

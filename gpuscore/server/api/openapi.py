@@ -7,11 +7,11 @@ import msgspec
 from fastapi import FastAPI
 
 from gpuscore import errors
+from gpuscore.dialects.errors import ErrorAnswer
+from gpuscore.dialects.paths import GENERATING_PATHS, OPEN_PATHS
+from gpuscore.dialects.served import LOADING, LOST, READY
+from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.api.dialects.table import DIALECT_OF
-from gpuscore.server.api.errors import ErrorAnswer
-from gpuscore.server.api.paths import GENERATING_PATHS, OPEN_PATHS
-from gpuscore.server.served import LOADING, LOST, READY
 
 Errors: TypeAlias = tuple[type[msgspec.Struct], ...]
 PLAIN: Errors = (ErrorAnswer,)  # for routes that have no dialect

@@ -7,18 +7,18 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from gpuscore.config.served import listed
-from gpuscore.errors import InvalidRequest, Unavailable
-from gpuscore.server.api.answers import json_response
-from gpuscore.server.api.info import server_info
-from gpuscore.server.api.paths import MODELS_PATH, TOKENIZER_INFO_PATH
-from gpuscore.server.observe.operations import Operations
-from gpuscore.server.served import (
+from gpuscore.dialects.paths import MODELS_PATH, TOKENIZER_INFO_PATH
+from gpuscore.dialects.served import (
     LOADING,
     LOADING_RETRY_AFTER,
     LOST,
     ModelTable,
     ServedModel,
 )
+from gpuscore.errors import InvalidRequest, Unavailable
+from gpuscore.server.api.answers import json_response
+from gpuscore.server.api.info import server_info
+from gpuscore.server.observe.operations import Operations
 from gpuscore.server.service import ScoringService
 
 MODEL = "model"

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gpuscore.server.api.paths import DOCS_PATH, PLAYGROUND_PATH, STATUS_PATH
+from gpuscore.dialects.paths import DOCS_PATH, PLAYGROUND_PATH, STATUS_PATH
 
 ROOT = Path(__file__).parents[1] / "static"
 PIECE = 2**16  # bytes; a connection waits for its client while about as many are on their way

@@ -7,7 +7,7 @@ from starlette.types import Scope
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, HeaderTooLarge, InvalidRequest
-from gpuscore.server.observe.record import record_of
+from gpuscore.types.record import record_of
 
 TIMEOUT_HEADER = "X-Request-Timeout-Ms"
 _DIGITS = re.compile(r"[0-9]{1,9}")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import ConfigError, InvalidRequest
-from gpuscore.server.observe.record import Headers
+from gpuscore.types.record import Headers
 
 ANY = "*"
 _NAME = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")

@@ -11,10 +11,9 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
+from gpuscore.dialects.table import DIALECT_OF, error_answer
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
-from gpuscore.server.api.answers import error_answer
-from gpuscore.server.api.cors import Origins
-from gpuscore.server.api.dialects.table import DIALECT_OF
+from gpuscore.server.http.cors import Origins
 from gpuscore.server.http.deadline import Deadline
 from gpuscore.server.http.exchange import CLOSE, MORE, Exchange, Fields, head_of, scope_of
 from gpuscore.server.http.gate import Gate
@@ -24,7 +23,7 @@ from gpuscore.server.http.parser import RequestHead, RequestParser
 from gpuscore.server.http.rounds import Postponed
 from gpuscore.server.http.sending import Outlet
 from gpuscore.server.observe.operations import Operations, server_timing
-from gpuscore.server.observe.record import UNMATCHED, Headers, RequestRecord, new_record, record_of
+from gpuscore.types.record import UNMATCHED, Headers, RequestRecord, new_record, record_of
 
 KEEP_ALIVE = 5.0  # seconds that a connection may be idle
 LINGER = 2.0  # seconds for a client that still sends after its last answer

@@ -12,7 +12,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from gpuscore.stats import BATCH_ITEMS, BATCH_TOKENS, EngineStats, ReplicaState, SizeCounts
+from gpuscore.types.stats import BATCH_ITEMS, BATCH_TOKENS, EngineStats, ReplicaState, SizeCounts
 
 LABELS = ("model", "replica")
 _Row: TypeAlias = tuple[str, str, Callable[[EngineStats], float]]

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from gpuscore.log import LogFormat, clock_time, timestamp
-from gpuscore.server.api.paths import PROBE_PATHS
-from gpuscore.server.observe.record import STAGES, RequestRecord
+from gpuscore.dialects.paths import PROBE_PATHS
+from gpuscore.system.log import LogFormat, clock_time, timestamp
+from gpuscore.types.record import STAGES, RequestRecord
 
 SHOWN_TENANT = 8  # hex digits of the key's hash
 

@@ -15,13 +15,13 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gpuscore import __version__
+from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import GpuscoreError
-from gpuscore.server.api.dialects.table import DIALECT_OF
 from gpuscore.server.observe.engine_metrics import engine_metrics, rerun_metric
-from gpuscore.server.observe.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
 from gpuscore.server.observe.sums import Samples, Snapshot, SummedCollector, take_snapshot
 from gpuscore.server.observe.vllm_metrics import vllm_metrics
-from gpuscore.stats import ReplicaState
+from gpuscore.types.record import LEFT_CODE, PROGRESS, STAGES, RequestRecord
+from gpuscore.types.stats import ReplicaState
 
 LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 # From 1 ms, for a cached classifier prompt, to 120 s, the default --request-timeout.

@@ -8,11 +8,13 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpuscore.log import LogFormat, LogWriter
-from gpuscore.server.api.paths import MODELS_PATH, SYSTEM_ONE_PATH
+from gpuscore.dialects.paths import MODELS_PATH, SYSTEM_ONE_PATH
 from gpuscore.server.observe.lines import request_line
 from gpuscore.server.observe.metrics import Metrics, ServerState
-from gpuscore.server.observe.record import (
+from gpuscore.server.observe.sums import Samples, Snapshot
+from gpuscore.server.service import ScoringService
+from gpuscore.system.log import LogFormat, LogWriter
+from gpuscore.types.record import (
     CLIENT_LEFT,
     LEFT_CODE,
     UNMATCHED,
@@ -20,8 +22,6 @@ from gpuscore.server.observe.record import (
     RequestRecord,
     record_of,
 )
-from gpuscore.server.observe.sums import Samples, Snapshot
-from gpuscore.server.service import ScoringService
 
 # TypeSafe's client shows the id of an answer that it finds under this name.
 TYPESAFE_ROUTES, TYPESAFE_ID = (SYSTEM_ONE_PATH, MODELS_PATH), b"x-typesafe-request-id"

@@ -7,7 +7,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gpuscore import __version__
-from gpuscore.server.observe.record import Headers, RequestRecord
+from gpuscore.types.record import Headers, RequestRecord
 
 _CONTEXT_HEADERS = ("traceparent", "tracestate")
 

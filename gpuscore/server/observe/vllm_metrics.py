@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gpuscore.stats import EngineStats, ReplicaState
+from gpuscore.types.stats import EngineStats, ReplicaState
 
 LABEL = "model_name"
 _Value: TypeAlias = Callable[[Sequence[EngineStats]], float]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from gpuscore.backends import create_backend, plan_backend
-from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from gpuscore_kernels.extend_attention import launch
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE

@@ -12,9 +12,9 @@ from gpuscore.backends import create_backend, plan_backend
 from gpuscore.backends.torch import backend as backend_module
 from gpuscore.backends.torch import eight_bits, loader
 from gpuscore.backends.torch.attention.layout import Tiling
-from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from gpuscore_kernels.cached_launch import CachedLaunch
 from gpuscore_kernels.routing import Routing
 from support.batches import Pages, int32, item_segments

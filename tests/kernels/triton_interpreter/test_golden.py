@@ -4,7 +4,7 @@ import pytest
 
 from gpuscore import Scorer
 from gpuscore.config import ModelConfig
-from gpuscore.parity.runs import Run, score_case
+from gpuscore.measure.parity.runs import Run, score_case
 from support.golden import DEMO, golden, judged
 from support.kernels import DEVICE
 

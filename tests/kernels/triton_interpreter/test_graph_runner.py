@@ -16,9 +16,9 @@ from gpuscore.backends.torch import mixture
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
 from gpuscore.backends.torch.queues import queue_of
-from gpuscore.batch import Prefix, Segment, pack, page_slots
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import Prefix, Segment, pack, page_slots
 from support.batches import Pages, int32, item_segments
 from support.kernels import DEVICE, INTERPRETED
 from support.slow import slow

@@ -6,8 +6,8 @@ import pytest
 from gpuscore.backends import create_backend, plan_backend
 from gpuscore.config import EngineConfig, ModelConfig
 from gpuscore.engine.engine import Engine
-from gpuscore.label_trie import LabelTrie
-from gpuscore.request import ScoreRequest
+from gpuscore.types.label_trie import LabelTrie
+from gpuscore.types.request import ScoreRequest
 from support.slow import slow
 from support.token_ids import random_ids
 

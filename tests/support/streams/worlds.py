@@ -20,10 +20,10 @@ import torch
 from gpuscore.backends.base import DeviceLost
 from gpuscore.backends.torch.backend import TorchBackend
 from gpuscore.backends.torch.graph_launcher import GraphLauncher
-from gpuscore.batch import PackedBatch, RowScores
 from gpuscore.engine.runner import Runner
 from gpuscore.engine.ticket import Ticket
 from gpuscore.errors import Unavailable
+from gpuscore.types.batch import PackedBatch, RowScores
 from support.simulation import World
 from support.streams.checker import Counts, Finding
 from support.streams.model import write_model

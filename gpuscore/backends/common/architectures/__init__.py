@@ -19,7 +19,7 @@ from gpuscore.backends.common.config_keys import with_absent
 from gpuscore.backends.common.hf_config import DecoderConfig, RawConfig
 from gpuscore.backends.common.quantization import Storage, read_storage
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import shown
+from gpuscore.models.files import shown
 
 
 @dataclass(frozen=True, slots=True)

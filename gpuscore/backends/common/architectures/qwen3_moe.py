@@ -9,7 +9,7 @@ from gpuscore.backends.common.hf_config import (
     every_layer,
 )
 from gpuscore.errors import ConfigError
-from gpuscore.model_files import shown
+from gpuscore.models.files import shown
 
 ARCHITECTURE = "Qwen3MoeForCausalLM"
 __all__ = ["ARCHITECTURE", "MODEL_WEIGHTS", "layer_weights", "read_config"]

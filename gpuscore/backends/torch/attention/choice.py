@@ -1,6 +1,6 @@
 """The attention backends and the choice among them (`--attention`).
 
-All compute the mask rule (`gpuscore.batch.visible_rows`); they differ in the kernels they run.
+All compute the mask rule (`types.batch.visible_rows`); they differ in the kernels they run.
 """
 
 import importlib.util
@@ -16,8 +16,8 @@ from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.attention.operators import Merge, TorchAttention
 from gpuscore.backends.torch.attention.passes import Tiling
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.batch import PackedBatch
 from gpuscore.errors import ConfigError
+from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels.extend_attention.config import MAX_HEAD_DIM, config_for
 from gpuscore_kernels.partial_attention.api import Implementation
 

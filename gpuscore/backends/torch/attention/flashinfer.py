@@ -1,6 +1,6 @@
 """Attention by FlashInfer's paged kernels; an optional package, meant for comparison.
 
-There are two forms; both compute the mask rule (`gpuscore.batch.visible_rows`).
+There are two forms; both compute the mask rule (`gpuscore.types.batch.visible_rows`).
 
 *Multi-item*: the prefix of a query and all of its items form one sequence, in FlashInfer's mask
 mode for that. FlashInfer counts positions within an item from 0, where 0 is a delimiter token. We
@@ -29,7 +29,7 @@ from gpuscore.backends.torch.attention.flashinfer_layout import (
     lay_out_items,
 )
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.batch import PackedBatch
+from gpuscore.types.batch import PackedBatch
 
 WORKSPACE_BYTES = 128 * 2**20  # what FlashInfer recommends
 LONGEST_ITEM = 2**16 - 1  # positions are uint16

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuscore.batch import PackedBatch, lineage, prefix_slots
+from gpuscore.types.batch import PackedBatch, lineage, prefix_slots
 
 
 @dataclass(frozen=True, slots=True)

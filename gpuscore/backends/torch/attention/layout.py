@@ -22,7 +22,7 @@ from gpuscore.backends.torch.attention.passes import (
     Tiling,
 )
 from gpuscore.backends.torch.indices import Rows, index_of, rows_at, run_of
-from gpuscore.batch import PackedBatch, prefix_slots
+from gpuscore.types.batch import PackedBatch, prefix_slots
 from gpuscore_kernels.extend_attention.layout import ancestors_from_root
 
 

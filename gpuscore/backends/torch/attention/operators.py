@@ -1,4 +1,4 @@
-"""The mask rule (`gpuscore.batch.visible_rows`) in passes: dense ones over shared keys, a causal
+"""The mask rule (`types.batch.visible_rows`) in passes: dense ones over shared keys, a causal
 one over a row's own segment.
 
 Every row attends causally to its own segment. Rows that see a cached prefix or a root attend to
@@ -22,7 +22,7 @@ from gpuscore.backends.torch.attention.layout import lay_out_attention
 from gpuscore.backends.torch.attention.passes import CausalGroup, DensePass, ScoredGroup, Tiling
 from gpuscore.backends.torch.indices import Rows
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.batch import PackedBatch
+from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels.partial_attention import partial_attention
 from gpuscore_kernels.partial_attention.api import Implementation
 

@@ -1,6 +1,6 @@
 """Attention by our own Triton kernel: one launch per layer for all segments of all requests.
 
-Its tile tables encode the mask rule (`gpuscore.batch.visible_rows`).
+Its tile tables encode the mask rule (`gpuscore.types.batch.visible_rows`).
 """
 
 from copy import copy
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpuscore.backends.common.hf_config import DecoderConfig
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.batch import PackedBatch
+from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels.extend_attention import (
     DeviceTiles,
     Layout,

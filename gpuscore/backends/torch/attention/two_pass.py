@@ -2,7 +2,7 @@
 
 When many items share a long prefix, the dense pass is most of the work; it needs no mask, and
 libraries compute it fastest. Our kernel then continues from its result with each row's own segment.
-Together they compute the mask rule (`gpuscore.batch.visible_rows`); ancestors below a root have
+Together they compute the mask rule (`types.batch.visible_rows`); ancestors below a root have
 dense passes of their own.
 """
 
@@ -18,7 +18,7 @@ from gpuscore.backends.torch.attention.operators import shared_keys
 from gpuscore.backends.torch.attention.passes import DensePass
 from gpuscore.backends.torch.attention.triton import build_tables, tables_of_layers
 from gpuscore.backends.torch.kv_pool import KVPool
-from gpuscore.batch import PackedBatch
+from gpuscore.types.batch import PackedBatch
 from gpuscore_kernels.extend_attention import DeviceTiles, upload
 from gpuscore_kernels.extend_attention.api import Implementation
 from gpuscore_kernels.extend_attention.config import config_for

@@ -31,7 +31,7 @@ from gpuscore.backends.torch.ranks.group import PeerLost, RankGroup
 from gpuscore.backends.torch.ranks.messages import BEAT, Kind, batch_of, frames, send
 from gpuscore.config import ModelConfig
 from gpuscore.errors import ConfigError
-from gpuscore.heap import use_one_arena
+from gpuscore.system.heap import use_one_arena
 
 MAX_TEXT = 2000  # most characters of an error
 LOST_SECONDS = 20.0  # in which rank 0, which sees a lost rank too, ends

@@ -12,8 +12,8 @@ from gpuscore.backends.torch.plan import TorchPlan
 from gpuscore.backends.torch.ranks.group import PeerLost, RankGroup
 from gpuscore.backends.torch.ranks.messages import Kind, words_of
 from gpuscore.backends.torch.ranks.peers import Peers
-from gpuscore.batch import PackedBatch, RowScores
-from gpuscore.limits import BackendLimits
+from gpuscore.types.batch import PackedBatch, RowScores
+from gpuscore.types.limits import BackendLimits
 
 ResultT = TypeVar("ResultT")
 

@@ -8,8 +8,8 @@ from enum import Enum
 
 import numpy as np
 
-from gpuscore.arrays import Int32Array
-from gpuscore.batch import PackedBatch
+from gpuscore.types.arrays import Int32Array
+from gpuscore.types.batch import PackedBatch
 
 BEAT = 0.5  # seconds
 _HEAD = struct.Struct("<cI")

@@ -1,0 +1,221 @@
+"""A batch job from start to end, or from where an earlier run of it was ended.
+
+    read -> sort -> score -> write -> publish
+
+What each step leaves in the work folder is whole or counts as not there, so a run that is killed at
+any moment is continued by the next one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuscore.commands.bulk.calls import RequestTask
+from gpuscore.commands.bulk.feeding import CountedRows, Feeder
+from gpuscore.commands.bulk.formats import check_inputs
+from gpuscore.commands.bulk.grouping import GROUP_ROWS, grouped
+from gpuscore.commands.bulk.inputs import InputFiles, find_inputs, identify, refuse_changed
+from gpuscore.commands.bulk.options import BatchOptions
+from gpuscore.commands.bulk.planning import make_plan
+from gpuscore.commands.bulk.progress import Progress
+from gpuscore.commands.bulk.rows import AnswerLine, BadTextRow, TextRow
+from gpuscore.commands.bulk.sorting import MEMORY, merged
+from gpuscore.commands.bulk.store import BAD, FAILED, ResultStore
+from gpuscore.commands.bulk.tasks import Task, make_table_task
+from gpuscore.commands.bulk.work import (
+    RESULTS,
+    SORTED,
+    JobState,
+    PlanState,
+    ScoredState,
+    WorkFolder,
+    WrittenState,
+    locked,
+)
+from gpuscore.commands.bulk.writing import (
+    BatchOutcome,
+    check_written,
+    publish,
+    refuse_existing,
+    write_output,
+)
+from gpuscore.dialects.served import LoadedModel
+from gpuscore.errors import ConfigError, InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """A job.
+
+    Attributes:
+        settings: all that a run which goes on must have in common with the first one, by name.
+        names: the names by which requests may call the model.
+        prefix_cache: True if the engine keeps what prompts share.
+        memory: bytes of rows that are sorted in memory.
+    """
+
+    options: BatchOptions
+    settings: dict[str, Any]
+    names: tuple[str, ...]
+    prefix_cache: bool = True
+    memory: int = MEMORY
+
+
+Loading = Callable[[], AbstractContextManager[LoadedModel]]
+
+
+def run_job(job: BatchJob, loading: Loading, progress: Progress) -> BatchOutcome:
+    """Run a job to its end.
+
+    Args:
+        loading: starts the model; not called if all rows are scored already.
+
+    Raises:
+        ConfigError: the input or an option cannot be used, or is another one than that of the run
+            which this one would continue; or another run is at work.
+        InvalidRequest: the labels are not valid for the model; or a row is bad, and the job is
+            strict.
+        EngineFailed: the engine cannot be kept running. The work folder is kept.
+    """
+    options = job.options
+    inputs = find_inputs(options)
+    check_inputs(inputs, options)
+    with locked(options.output) as work:
+        known = work.read(JobState)
+        if work.read(WrittenState) is None:
+            for path in (options.output, options.bad_rows):
+                refuse_existing(path)
+            _begin(job, inputs, work, known)
+            if work.read(ScoredState) is None:
+                with loading() as model:
+                    _score(job, inputs, work, model, progress)
+            _write(job, inputs, work, progress)
+        else:
+            if known is not None:  # it is removed before the note that all is written
+                _refuse_other(job, inputs, work, known)
+            check_written(options, work)
+        return publish(options, work)
+
+
+def _begin(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: JobState | None) -> None:
+    """Continue an earlier run whose plan was made, or else begin anew."""
+    if known is not None and work.read(PlanState) is not None:
+        _refuse_other(job, inputs, work, known)
+        return
+    work.clear()
+    work.write(JobState(job.settings, identify(inputs)))
+
+
+def _refuse_other(job: BatchJob, inputs: InputFiles, work: WorkFolder, known: JobState) -> None:
+    remedy = f"remove {work.path} to begin anew"
+    for name in {**known.settings, **job.settings}:
+        was, now = known.settings.get(name), job.settings.get(name)
+        if was != now:
+            raise ConfigError(
+                f"{name} was {_shown(was)} when this job began and is {_shown(now)}; {remedy}"
+            )
+    try:
+        refuse_changed(inputs, known.inputs)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {remedy}") from None
+
+
+def _shown(value: object) -> str:
+    return "not set" if value is None else str(value)
+
+
+def _score(
+    job: BatchJob,
+    inputs: InputFiles,
+    work: WorkFolder,
+    model: LoadedModel,
+    progress: Progress,
+) -> None:
+    task: Task
+    if job.options.requests:
+        task = RequestTask(model, job.names)
+    else:
+        task = make_table_task(job.options, model)
+    with closing(ResultStore(work.path, task.width)) as store:
+        resumed = work.read(PlanState) is not None
+        if not resumed:
+            with progress.reading() as advance:
+                make_plan(inputs, job.options, work, store, advance, job.memory)
+        plan = work.need(PlanState)
+        rows = merged(_sorted_files(work, plan))
+        if resumed:
+            rows = _unfinished(rows, store)
+            _refuse_bad(job.options, store, plan.rows)
+        done = _finished(store, plan.rows)
+        progress.rows = plan.rows - (done if resumed else 0)
+        with progress.scoring(plan.rows, done) as report:
+
+            def settle(counted: CountedRows) -> None:
+                _refuse(job.options, counted)
+                store.put(counted.settled)
+                report(counted)
+
+            Feeder(model, task, settle).run(_groups(job, model, rows))
+        store.sync()
+    work.write(ScoredState(task.width))
+
+
+def _groups(
+    job: BatchJob, model: LoadedModel, rows: Iterator[TextRow]
+) -> Iterator[Sequence[TextRow]]:
+    most = min(GROUP_ROWS, model.prompts.builder.limits.max_items)
+    # With a fixed cut, a row's bits depend on the text that its request shares, which must not
+    # depend on the rows that are left.
+    free_cut = not model.prompts.builder.backend.deterministic_chunk
+    return grouped(rows, most, free_cut, job.prefix_cache)
+
+
+def _sorted_files(work: WorkFolder, plan: PlanState) -> list[Path]:
+    paths = [work.path / SORTED / name for name in plan.sorted]
+    for path in paths:
+        if not path.exists():
+            raise work.damaged(f"{SORTED}/{path.name} is missing")
+    return paths
+
+
+def _unfinished(rows: Iterator[TextRow], store: ResultStore) -> Iterator[TextRow]:
+    return (row for row in rows if not store.kind(row.number))
+
+
+def _finished(store: ResultStore, rows: int) -> int:
+    return sum(kind > 0 for kind in store.kinds(rows))
+
+
+def _refuse_bad(options: BatchOptions, store: ResultStore, rows: int) -> None:
+    """Raise InvalidRequest for a bad row of an earlier run, which was not strict."""
+    if not options.strict:
+        return
+    for number, kind in enumerate(store.kinds(rows)):
+        if kind in (BAD, FAILED):
+            raise InvalidRequest(f"row {number + 1} of all: {store.text(number).decode()}")
+
+
+def _refuse(options: BatchOptions, counted: CountedRows) -> None:
+    """Raise InvalidRequest for a bad row, or a request that failed, of a strict job."""
+    if not options.strict:
+        return
+    match counted.settled:
+        case BadTextRow(number, reason):
+            raise InvalidRequest(f"row {number + 1} of all: {reason}")
+        case AnswerLine(number, line, True):
+            raise InvalidRequest(f"row {number + 1} of all: {line.decode()}")
+
+
+def _write(job: BatchJob, inputs: InputFiles, work: WorkFolder, progress: Progress) -> None:
+    known, plan = work.need(JobState), work.need(PlanState)
+    refuse_changed(inputs, known.inputs, read_all=True)  # it is read a second time now
+    width = work.need(ScoredState).width
+    with (
+        closing(ResultStore(work.path, width)) as store,
+        progress.writing(plan.rows) as advance,
+    ):
+        if not store.holds(plan.rows):
+            raise work.damaged(f"{RESULTS} is not of {plan.rows} rows with {width} scores each")
+        write_output(inputs, job.options, plan, store, work, advance)

@@ -1,0 +1,209 @@
+"""The last step of a job: the output, in the input's order."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from gpuscore.commands.bulk.formats import read_blocks
+from gpuscore.commands.bulk.inputs import InputFiles, sha256_of
+from gpuscore.commands.bulk.options import JSON_LINES, SUFFIXES, BatchOptions
+from gpuscore.commands.bulk.planning import output_schema
+from gpuscore.commands.bulk.rows import Block
+from gpuscore.commands.bulk.store import ANSWERED, BAD, FAILED, SCORED, ResultStore
+from gpuscore.commands.bulk.work import (
+    BAD_ROWS,
+    OUTPUT,
+    PlanState,
+    WorkFolder,
+    WrittenState,
+    sync_file,
+    sync_folder,
+)
+from gpuscore.errors import ConfigError
+from gpuscore.types.arrays import Float64Array
+
+ANSWERS = (ANSWERED, FAILED)
+BUFFER = 2**20
+NO_ROWS = hashlib.sha256().hexdigest()  # of a file without rows
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutcome:
+    """Numbers of rows.
+
+    Attributes:
+        scored: rows of the output; for requests, those that were answered with an error included.
+        failed: requests that were answered with an error.
+        bad: rows in OUTPUT.bad.jsonl.
+    """
+
+    scored: int
+    failed: int
+    bad: int
+
+    @property
+    def rows(self) -> int:
+        """All rows of the input."""
+        return self.scored + self.bad
+
+    def too_bad(self, most: float) -> bool:
+        """Return True if all rows, or a larger share than this, are bad or failed."""
+        bad = self.bad + self.failed
+        return bad > 0 and (bad == self.rows or bad > most * self.rows)
+
+
+def write_output(
+    inputs: InputFiles,
+    options: BatchOptions,
+    plan: PlanState,
+    store: ResultStore,
+    work: WorkFolder,
+    advance: Callable[[int], None],
+) -> None:
+    """Write the output and the bad rows into the work folder, and note there that they are whole.
+
+    Raises:
+        ConfigError: the input has another number of rows than before.
+    """
+    start = failed = bad = 0
+    with ExitStack() as stack:
+        output = _open(stack, inputs, options, plan, store, work)
+        bad_rows = stack.enter_context((work.path / BAD_ROWS).open("wb", BUFFER))
+        for block in read_blocks(inputs, options, every_column=True):
+            kinds, scores = store.scan(start, block.count)
+            _refuse_missing(kinds, start, work)
+            bad += _write_bad(bad_rows, store, block, start, kinds)
+            failed += kinds.count(FAILED)
+            output(block, start, kinds, scores)
+            start += block.count
+            advance(block.count)
+    if start != plan.rows:
+        raise ConfigError(
+            f"--input {options.input} changed: it had {plan.rows} rows and has {start}"
+        )
+    for name in (OUTPUT, BAD_ROWS):
+        sync_file(work.path / name)
+    digests = sha256_of(work.path / OUTPUT), sha256_of(work.path / BAD_ROWS)
+    work.write(WrittenState(start - bad, failed, bad, *digests))
+
+
+def check_written(options: BatchOptions, work: WorkFolder) -> None:
+    """Raise ConfigError unless the files are there which an earlier run has written."""
+    written = work.need(WrittenState)
+    rows = f"{written.scored} scored rows and {written.bad} bad ones"
+    if not written.bad and written.bad_rows != NO_ROWS:
+        raise work.damaged(f"{written.file} has {rows}, and {BAD_ROWS} was not empty")
+    for new, path, digest, count in _files(options, work, written):
+        place = new if new.exists() else path
+        if not place.is_file() or sha256_of(place) != digest or _rows_of(path, place) != count:
+            what = "is not the one that was written" if place.exists() else "is missing"
+            raise work.damaged(f"{written.file} has {rows}, and {place} {what}")
+
+
+def publish(options: BatchOptions, work: WorkFolder) -> BatchOutcome:
+    """Give the files their names and remove the work folder; may be called again after a kill.
+
+    Raises:
+        ConfigError: a file of that name has appeared meanwhile.
+    """
+    written = work.need(WrittenState)
+    files = [(new, path) for new, path, *_ in _files(options, work, written) if new.exists()]
+    for _, path in files:
+        refuse_existing(path)
+    for new, path in files:
+        new.rename(path)
+    sync_folder(options.output.absolute().parent)
+    work.remove()
+    return BatchOutcome(written.scored, written.failed, written.bad)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise ConfigError if a file of the output's name, or a link, is there."""
+    if os.path.lexists(path):
+        raise ConfigError(f"{path} exists already; remove it or choose another --output")
+
+
+def _files(
+    options: BatchOptions, work: WorkFolder, written: WrittenState
+) -> list[tuple[Path, Path, str, int]]:
+    """Return the file of each part of the output, the name it gets, its SHA-256 and its rows."""
+    output = (work.path / OUTPUT, options.output, written.output, written.scored)
+    bad_rows = (work.path / BAD_ROWS, options.bad_rows, written.bad_rows, written.bad)
+    return [bad_rows, output] if written.bad else [output]
+
+
+def _rows_of(path: Path, place: Path) -> int:
+    """Return the number of rows of a file at a place, whose format the suffix of `path` tells."""
+    if SUFFIXES[path.suffix] == JSON_LINES:
+        with place.open("rb") as file:
+            return sum(1 for _ in file)
+    from gpuscore.commands.bulk.parquet import count_rows
+
+    return count_rows(place)
+
+
+Write = Callable[[Block, int, list[int], Float64Array], None]
+
+
+def _open(
+    stack: ExitStack,
+    inputs: InputFiles,
+    options: BatchOptions,
+    plan: PlanState,
+    store: ResultStore,
+    work: WorkFolder,
+) -> Write:
+    """Open the output; return what writes a block: its first row's number, kinds, scores."""
+    path = work.path / OUTPUT
+    if options.output_format == JSON_LINES:
+        file = stack.enter_context(path.open("wb", BUFFER))
+
+        def write_lines(block: Block, start: int, kinds: list[int], scores: Float64Array) -> None:
+            if options.requests:
+                lines = [store.text(start + i) for i, kind in enumerate(kinds) if kind in ANSWERS]
+            else:
+                keep = _scored(kinds)
+                lines = block.lines(keep, scores[keep], options.scores_column)
+            file.writelines(line + b"\n" for line in lines)
+
+        return write_lines
+    from gpuscore.commands.bulk.parquet import ParquetOutput
+
+    schema = output_schema(inputs, options, plan)
+    table = ParquetOutput(path, schema, options.scores_column)
+    stack.callback(table.close)
+
+    def write_table(block: Block, start: int, kinds: list[int], scores: Float64Array) -> None:
+        keep = _scored(kinds)
+        if keep:
+            table.write(block.table(keep, table.schema), scores[keep])
+
+    return write_table
+
+
+def _refuse_missing(kinds: list[int], start: int, work: WorkFolder) -> None:
+    """Raise ConfigError if a row has no result; every row had one when scoring ended."""
+    if 0 in kinds:
+        raise work.damaged(f"row {start + kinds.index(0) + 1} of all has no result")
+
+
+def _scored(kinds: list[int]) -> list[int]:
+    """Return the numbers of a block's rows with scores."""
+    return [index for index, kind in enumerate(kinds) if kind == SCORED]
+
+
+def _write_bad(
+    file: BinaryIO, store: ResultStore, block: Block, start: int, kinds: list[int]
+) -> int:
+    """Write the bad rows of a block; return their number."""
+    found = [index for index, kind in enumerate(kinds) if kind == BAD]
+    for index in found:
+        about = {"reason": store.text(start + index).decode(), **block.about(index)}
+        file.write(msgspec.json.encode(about) + b"\n")
+    return len(found)

@@ -1,0 +1,236 @@
+"""The checks of this machine, in the order in which a start depends on them."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from gpuscore import __version__
+from gpuscore.backends.common.memory import HostMemory
+from gpuscore.backends.common.nvidia import nvidia_device
+from gpuscore.backends.common.sizing import mebibytes
+from gpuscore.backends.torch.compiler import cc
+from gpuscore.backends.torch.devices import DRIVERS, choose_device
+from gpuscore.backends.torch.plan import computes_natively
+from gpuscore.commands.doctor.finding import Finding
+from gpuscore.commands.doctor.packages import installed
+from gpuscore.config import ModelConfig, ServerConfig
+from gpuscore.config.sources import Settings
+from gpuscore.errors import ConfigError
+from gpuscore.server.auth import read_api_keys
+from gpuscore.server.http.address import bind
+
+LEAST_MEMORY = 2 * 2**30  # bytes; the weights of Qwen3-0.6B in float32 take 2.2 GiB
+LEAST_DISK = 5 * 2**30
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The subject of the checks: the settings, and the kind of device, if one can be used."""
+
+    model: ModelConfig
+    server: ServerConfig
+    device: str | None
+
+
+def doctor(settings: Settings, as_json: bool) -> int:
+    """Print all findings; return 1 if there is a problem."""
+    findings = list(examine(settings.make(ModelConfig), settings.make(ServerConfig)))
+    if as_json:
+        print(json.dumps({"gpuscore": __version__, "checks": [asdict(one) for one in findings]}))
+    else:
+        _print(findings)
+    return 1 if any(one.level == "problem" for one in findings) else 0
+
+
+def examine(model: ModelConfig, server: ServerConfig) -> Iterator[Finding]:
+    """Yield the findings, in the order in which a start depends on them."""
+    device = _device(model)
+    kind = None if device.level == "problem" else choose_device(model.device).type
+    checked = Checked(model, server, kind)
+    yield _python()
+    yield from installed()
+    yield device
+    for check in _CHECKS:
+        yield from check(checked)
+
+
+def _print(findings: list[Finding]) -> None:
+    width = max(len(one.name) for one in findings)
+    for one in findings:
+        print(f"{one.level:<7}  {one.name:<{width}}  {one.found}")
+        if one.remedy:
+            print(f"{'':<7}  {'':<{width}}  -> {one.remedy}")
+    counts = {
+        level: sum(one.level == level for one in findings) for level in ("warning", "problem")
+    }
+    print(
+        "\n" + ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items())
+    )
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info[:2] in ((3, 11), (3, 12)):
+        return Finding("Python", "OK", found)
+    return Finding("Python", "problem", found, "install Python 3.11 or 3.12")
+
+
+def _device(model: ModelConfig) -> Finding:
+    try:
+        device = choose_device(model.device)
+    except ConfigError as error:
+        found, _, remedy = str(error).rpartition("; ")
+        return Finding("device", "problem", found or str(error), remedy or "choose --device cpu")
+    if device.type == "cpu":
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+        unused = nvidia_device()
+        if unused is not None:
+            found = f"CPU, although {unused} is there"
+            return Finding("device", "warning", found, "leave out --device cpu to use the GPU")
+        return Finding("device", "OK", f"CPU with {cores} cores for this process")
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return Finding("device", "OK", f"CUDA {torch.version.cuda}: {', '.join(names)}")
+
+
+def _driver(checked: Checked) -> Iterator[Finding]:
+    """Check NVIDIA's driver, where there is one."""
+    if not DRIVER_FILE.is_file():
+        return
+    number = re.search(r"\b(\d+)\.\d+(?:\.\d+)?\b", DRIVER_FILE.read_text())
+    cuda = torch.version.cuda
+    if number is None or cuda is None:
+        return
+    least = DRIVERS[int(cuda.split(".")[0])]
+    found = f"{number[0]}; CUDA {cuda} needs {least} or newer"
+    if int(number[1]) >= least:
+        yield Finding("driver", "OK", found)
+    else:
+        yield Finding("driver", "problem", found, "update NVIDIA's driver, or --device cpu")
+
+
+def _triton(checked: Checked) -> Iterator[Finding]:
+    """Check what compiles Triton's kernels: a C compiler for its launchers, and ptxas."""
+    if checked.device != "cuda":
+        yield Finding("Triton", "OK", "not needed without a CUDA device")
+        return
+    if find_spec("triton") is None:
+        remedy = "pip install 'gpuscore[cuda]', or --kernels torch --attention torch"
+        yield Finding("Triton", "problem", "not installed", remedy)
+        return
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or shutil.which(compiler) is None:
+        remedy = "install gcc, or set CC to a C compiler"
+        yield Finding("Triton", "problem", "there is no C compiler for its launchers", remedy)
+        return
+    yield Finding("Triton", "OK", f"{version('triton')}, C compiler {compiler}")
+
+
+def _dtype(checked: Checked) -> Iterator[Finding]:
+    """Say in which format a bfloat16 checkpoint is computed."""
+    if checked.device == "cuda":
+        return
+    native = [name for name in ("bfloat16", "float16") if computes_natively(name)]
+    known = torch.cpu.get_capabilities()
+    features = [name for name in _FEATURES if known.get(name)]
+    found = f"instructions for {', '.join(['float32', *native])} ({', '.join(features) or 'none'})"
+    result = "bfloat16 stays" if "bfloat16" in native else "bfloat16 is computed in float32"
+    yield Finding("CPU", "OK", f"{found}: with --dtype auto a model in {result}")
+
+
+_FEATURES = (
+    "avx2",
+    "avx512_f",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx512_vnni",
+    "amx_bf16",
+    "amx_int8",
+)
+
+
+def _compiler(checked: Checked) -> Iterator[Finding]:
+    if checked.device == "cuda":
+        return
+    if shutil.which(cc()) is not None:
+        yield Finding("C compiler", "OK", cc())
+        return
+    remedy = "install gcc; without it, models of over 100 million parameters are slower"
+    yield Finding("C compiler", "warning", f"there is no {cc()} for functions in C", remedy)
+
+
+def _memory(checked: Checked) -> Iterator[Finding]:
+    if checked.device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        found = f"{mebibytes(free)} of {mebibytes(total)} free on the device"
+    else:
+        free = HostMemory().free()
+        found = f"{mebibytes(free)} free for this process"
+    if free >= LEAST_MEMORY:
+        yield Finding("memory", "OK", found)
+    else:
+        remedy = "end other programs, or raise the container's limit; `gpuscore info MODEL` says "
+        yield Finding("memory", "warning", found, remedy + "what a model needs")
+
+
+def _caches(checked: Checked) -> Iterator[Finding]:
+    """Check the folders that models and compiled code are kept in."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    yield _folder("models", Path(HF_HUB_CACHE), "HF_HOME", LEAST_DISK)
+    if checked.device == "cuda":
+        home = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+        yield _folder("Triton's cache", Path(home), "TRITON_CACHE_DIR", 0)
+
+
+def _folder(name: str, path: Path, variable: str, least: int) -> Finding:
+    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        remedy = f"set {variable} to a folder that this user can write to"
+        return Finding(name, "warning", f"{path} cannot be written to", remedy)
+    free = shutil.disk_usage(there).free
+    found = f"{path}, {free / 2**30:,.1f} GiB free"
+    if free >= least:
+        return Finding(name, "OK", found)
+    return Finding(name, "warning", found, f"free some space, or set {variable} to another disk")
+
+
+def _address(checked: Checked) -> Iterator[Finding]:
+    server = checked.server
+    where = f"{server.host}, port {server.port}"
+    try:
+        with bind(server):
+            yield Finding("address", "OK", f"{where} is free")
+    except ConfigError as error:
+        remedy = "choose another --port, or 0 for any free one; or end what listens there"
+        yield Finding("address", "problem", str(error), remedy)
+    try:
+        keys = read_api_keys(server)
+    except ConfigError as error:
+        found, _, remedy = str(error).partition(": set ")
+        yield Finding("API key", "problem", found, f"set {remedy}" if remedy else "mend the file")
+    else:
+        yield Finding(
+            "API key", "OK", f"{len(keys)} keys" if keys else "none needed for this address"
+        )
+
+
+_CHECKS: tuple[Callable[[Checked], Iterator[Finding]], ...] = (
+    _driver,
+    _triton,
+    _dtype,
+    _compiler,
+    _memory,
+    _caches,
+    _address,
+)

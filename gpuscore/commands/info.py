@@ -1,0 +1,184 @@
+"""`gpuscore info`: what a model needs and what every setting comes to, without reading weights."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpuscore.backends import Plan, plan_backend
+from gpuscore.backends.common.estimate import ABOUT, MemoryPlan, plan_memory
+from gpuscore.backends.common.hf_config import DecoderConfig
+from gpuscore.backends.common.quantization import described
+from gpuscore.backends.common.shapes import count_parameters
+from gpuscore.backends.common.sizing import mebibytes
+from gpuscore.commands.shares_table import shares_table
+from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
+from gpuscore.config.options import plain
+from gpuscore.config.served import ServedConfig, check_one_source, served_models
+from gpuscore.config.sources import DEFAULT, Settings
+from gpuscore.errors import ConfigError
+from gpuscore.models.hub import model_directory, model_name
+from gpuscore.processes.replicas.placement import Placement, placements
+from gpuscore.prompts.decision_files import read_asking
+from gpuscore.prompts.model import ModelFiles
+
+SHOWN_CLASSES = 8
+
+
+def print_info(settings: Settings, device_memory: int | None) -> None:
+    """Print the model's facts, then all settings.
+
+    Args:
+        settings: of `serve`.
+        device_memory: bytes of a CUDA device to plan for; None: the devices of this machine.
+
+    Raises:
+        ConfigError: the model cannot be served, or does not fit; the settings are printed all the
+            same, because one of them may be the reason.
+    """
+    resolved: dict[str, object] = {}
+    try:
+        check_one_source(settings)
+        chosen = served_models(settings.make(ModelConfig), settings.make(ServerConfig))
+        if len(chosen) == 1:
+            _print_model(chosen[0], settings, device_memory, resolved)
+        elif device_memory is not None:
+            raise ConfigError(f"--device-memory plans for one model, not for {len(chosen)}")
+        else:
+            print(shares_table(chosen, settings.make(EngineConfig)))
+    finally:
+        _print_settings(settings, resolved)
+
+
+def _print_model(
+    chosen: ServedConfig,
+    settings: Settings,
+    device_memory: int | None,
+    resolved: dict[str, object],
+) -> None:
+    model, devices = chosen.config, settings.make(EngineConfig).devices
+    directory = model_directory(model.model, model.revision)
+    rows = {"model": f"{model_name(model.model)} ({directory})"}
+    if device_memory is None:
+        places = placements(model, devices)
+        os.environ.update(places[0].environment)
+        plan = plan_backend(directory, places[0].model)
+        rows |= _model_rows(plan.architecture.config) | _rank_rows(model)
+        rows |= _device_rows(plan, places)
+        resolved |= _resolved(plan)
+    else:
+        wanted = plan_memory(directory, model, device_memory)
+        rows |= _model_rows(wanted.architecture.config) | _rank_rows(model) | _memory_rows(wanted)
+        resolved |= wanted.resolved
+    family = settings.chosen["family"].value
+    order, calibration = (settings.chosen[n].value for n in ("decision_order", "calibration"))
+    asked = read_asking(order, calibration)
+    files = ModelFiles.read(directory, family, chosen.sources, asked)
+    resolved["family"] = "none" if files.family is None else files.family.name
+    rows["prompt family"] = plain(resolved["family"])
+    rows["tokenizer"] = "tokenizer.json" if files.encoder else "none: token ids only"
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"{name:<{width}}  {value}")
+    if device_memory is not None:
+        wanted.check()
+
+
+def _model_rows(config: DecoderConfig) -> dict[str, str]:
+    return {
+        "architecture": config.architecture,
+        "head": _head(config.classes),
+        "parameters": f"{count_parameters(config):,}",
+        "layers, heads, KV heads, head size": f"{config.num_layers}, {config.num_heads}, "
+        f"{config.num_kv_heads}, {config.head_dim}",
+        "valid token ids": f"0 to {config.vocab_size - 1}",
+    }
+
+
+def _rank_rows(model: ModelConfig) -> dict[str, str]:
+    ranks = model.tensor_parallel
+    return {} if ranks == 1 else {"tensor parallel": f"{ranks} ranks; memory is of each"}
+
+
+def _device_rows(plan: Plan, places: Sequence[Placement]) -> dict[str, str]:
+    pages = plan.pages
+    num_pages = pages.count(max(0, plan.free_memory() - plan.weight_bytes), 0)
+    on = f" on {_places(places)}" if len(places) > 1 or places[0].cores else ""
+    return {
+        "replicas": f"{len(places)}{on}",
+        "device, dtype": f"{plan.device_name}, {plan.dtype_name}",
+        "linear layers": described(plan.precision, plan.architecture.storage),
+        "longest prompt": f"{plan.max_model_len:,} tokens",
+        "one forward pass": f"{plan.max_tokens:,} tokens",
+        "memory for weights": mebibytes(plan.weight_bytes),
+        "memory for the largest batch": "measured at start",
+        "memory for the KV cache": f"{mebibytes(num_pages * pages.page_bytes)} "
+        f"({num_pages:,} pages of {pages.size} tokens), less if the largest batch leaves less",
+    }
+
+
+def _memory_rows(plan: MemoryPlan) -> dict[str, str]:
+    count, pages = plan.num_pages, plan.pages
+    return {
+        "device, dtype": f"a CUDA device with {mebibytes(plan.given)}, {plan.dtype}",
+        "linear layers": described(plan.precision, plan.architecture.storage),
+        "longest prompt": f"{pages.max_model_len:,} tokens",
+        "one forward pass": f"{plan.max_tokens:,} tokens",
+        "memory for CUDA itself": f"{mebibytes(plan.context)} (assumed)",
+        "memory for weights": mebibytes(plan.weight_bytes),
+        "memory for the largest batch": f"{mebibytes(plan.batch_bytes)} (predicted from the "
+        f"model's shapes, ±{ABOUT:.0%}; measured at start)",
+        "memory for the KV cache": f"{mebibytes(count * pages.page_bytes)} ({count:,} pages of "
+        f"{pages.size} tokens: {count * pages.size:,} tokens)",
+    }
+
+
+def _resolved(plan: Plan) -> dict[str, object]:
+    """Return what settings come to that are not set, or set to auto."""
+    found: dict[str, object] = {
+        "device": plan.device_name,
+        "dtype": plan.dtype_name,
+        "quantization": plan.precision,
+        "attention": plan.attention,
+        "max_batch_tokens": plan.max_tokens,
+        "max_model_len": plan.max_model_len,
+        "memory_fraction": plan.pages.fraction,
+    }
+    if plan.framework == "torch":
+        found["kernels"] = "triton" if plan.kernels else "torch"
+        found["compile"] = "on" if plan.compile else "off"
+        found["cuda_graph_tokens"] = plan.graph_tokens or 0
+    return found
+
+
+def _places(places: Sequence[Placement]) -> str:
+    """Name the replicas' devices; what is printed below them is the first one's."""
+    cores = [
+        f" (cores {', '.join(map(str, place.cores))})" if place.cores else "" for place in places
+    ]
+    return ", ".join(place.device + own for place, own in zip(places, cores, strict=True))
+
+
+def _head(classes: Sequence[str] | None) -> str:
+    if classes is None:
+        return "the vocabulary: labels are tokens"
+    shown = ", ".join(classes[:SHOWN_CLASSES]) + (", ..." if len(classes) > SHOWN_CLASSES else "")
+    return f"classification, {len(classes)} class{'es' if len(classes) > 1 else ''}: {shown}"
+
+
+def _print_settings(settings: Settings, resolved: Mapping[str, object]) -> None:
+    """Print one line per setting; a star marks values that are not defaults."""
+    shown = {name: settings.in_force(name) for name in settings.chosen}
+    rows = [(name, _value(name, one.value, resolved), one.source) for name, one in shown.items()]
+    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+    print(f"\n  {'setting':<{names}}  {'value':<{values}}  source")
+    for name, value, source in rows:
+        star = " " if source.startswith(DEFAULT) else "*"
+        print(f"{star} {name:<{names}}  {value:<{values}}  {source}")
+
+
+def _value(name: str, value: Any, resolved: Mapping[str, object]) -> str:
+    """Return a value, and what it comes to if that is another one."""
+    given = plain(value)
+    if value not in (None, "auto") or name not in resolved:
+        return given
+    return f"{given} -> {plain(resolved[name])}"

@@ -1,0 +1,209 @@
+"""The dialect of /v1/classify: vLLM's body and answer.
+
+A guard's texts are put into its prompt. If the model has classes, or the body names labels, each
+text is a prompt of its own.
+"""
+
+from collections.abc import Iterator
+from time import time
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
+from gpuscore.dialects.fields import (
+    AnsweredModel,
+    AnswerId,
+    CacheSalt,
+    Created,
+    ModelName,
+    Priority,
+    ReturnMass,
+    Truncated,
+    Unused,
+    about,
+)
+from gpuscore.dialects.paths import CLASSIFY_PATHS
+from gpuscore.dialects.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    NUMBERS,
+    ROWS,
+    in_pieces,
+    list_json,
+    text_bytes,
+)
+from gpuscore.dialects.schema import ShortUsage, check_not_negative, decoding_errors, short_usage
+from gpuscore.dialects.served import LoadedModel
+from gpuscore.errors import InvalidRequest
+from gpuscore.prompts.classes import ClassifyInput, build_classes
+from gpuscore.text.turns import Turns
+from gpuscore.types.probabilities import label_mass
+from gpuscore.types.record import RequestRecord
+
+
+class ClassifyBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/classify and /classify. `null` means a field's default."""
+
+    input: Annotated[
+        str | list[str],
+        about(
+            "At least one text: for a guard, the text to judge; for other models, a whole prompt "
+            "that the model reads as it is."
+        ),
+    ]
+    model: ModelName = None
+    query: Annotated[
+        str | None, about("For guards: the user's message that each text of `input` answers.")
+    ] = None
+    labels: Annotated[
+        list[str] | None,
+        about(
+            "Classes to choose from: names of the model's classes, or texts of one token each. "
+            "Null means all classes of a guard or classification model; other models need it."
+        ),
+    ] = None
+    use_activation: Annotated[
+        bool | None, about("false: logits instead of probabilities.", True)
+    ] = None
+    truncate: Annotated[
+        bool | None,
+        about("For guards: cuts texts at their end where their prompts would not fit.", False),
+    ] = None
+    max_tokens_per_doc: Annotated[
+        int | None,
+        about("For guards: cuts longer texts at their end, to this many tokens; 0 is never.", 0),
+    ] = None
+    return_label_mass: ReturnMass = None
+    priority: Priority = None
+    cache_salt: CacheSalt = None
+    user: Unused = None
+    request_id: Unused = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.input] if isinstance(self.input, str) else self.input
+
+    @property
+    def num_items(self) -> int:
+        return len(self.texts)
+
+
+class ClassifiedText(msgspec.Struct, omit_defaults=True):
+    """One text's classes."""
+
+    index: Annotated[int, about("Number of the text in the request, from 0.")]
+    label: Annotated[str, about("The most probable class.")]
+    probs: Annotated[list[float], about("One per class, in the order of the answer's `labels`.")]
+    num_classes: Annotated[int, about("Number of classes.")]
+    label_mass: Annotated[
+        float | None, about("The probability of all labels together, if asked for.")
+    ] = None
+    truncated: Truncated = False
+
+
+class ClassifyAnswer(msgspec.Struct):
+    """Answer of POST /v1/classify and /classify."""
+
+    id: AnswerId
+    object: Annotated[str, about("Always `list`.")]
+    created: Created
+    model: AnsweredModel
+    labels: Annotated[list[str], about("Names of the classes.")]
+    data: Annotated[list[ClassifiedText], about("One per text, in the request's order.")]
+    usage: ShortUsage
+
+
+_TEXT_BYTES = 96 + 2 * COUNT_BYTES  # names, index, number of classes, a mark
+_decoder = msgspec.json.Decoder(ClassifyBody)
+
+
+def decode_classify(body: bytes, record: RequestRecord) -> ClassifyBody:
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
+    with decoding_errors(ClassifyBody):
+        decoded = _decoder.decode(body)
+    if not decoded.input:
+        raise InvalidRequest("input must hold at least one text", param="input")
+    check_not_negative(decoded, "max_tokens_per_doc")
+    return decoded
+
+
+def prepare_classify(model: LoadedModel, body: ClassifyBody, turns: Turns) -> PreparedBody:
+    """Build the engine's request.
+
+    Raises:
+        GpuscoreError: the request is invalid, or neither the model nor the body names classes.
+    """
+    given = ClassifyInput(
+        texts=body.texts,
+        query=body.query,
+        labels=body.labels,
+        most_tokens=body.max_tokens_per_doc or None,
+        fit=bool(body.truncate),
+        priority=body.priority or 0,
+        need_lse=bool(body.return_label_mass),
+    )
+    request, classes = build_classes(
+        given, model.prompts.builder, model.prompts.family, model.prompts.head, turns
+    )
+    return PreparedBody.of(request, body.cache_salt, classes)
+
+
+def classify_bytes(body: ClassifyBody, prepared: PreparedBody) -> int:
+    labels = prepared.notes.labels
+    longest = max(map(text_bytes, labels), default=0)
+    row = _TEXT_BYTES + longest + NUMBER_BYTES * (len(labels) + 1)
+    return row * body.num_items + text_bytes(*labels)
+
+
+def encode_classify(scored: Scored[ClassifyBody]) -> Iterator[bytes]:
+    classes, result, count = scored.prepared.notes, scored.scores, scored.body.num_items
+    raw, labels = scored.body.use_activation is False, classes.labels
+    request = scored.request if scored.body.return_label_mass else None
+    cut, step = set(classes.truncated), max(1, NUMBERS // len(labels))
+
+    def data() -> Iterator[ClassifiedText]:
+        for start in range(0, count, step):
+            items = slice(start, start + step)
+            part = result.part(items)
+            logits = np.stack(part.label_logits).astype(np.float64)
+            best = logits.argmax(axis=1).tolist()
+            rows = logits if raw else classes.probabilities(logits)
+            masses = [None] * len(best)
+            if request is not None:
+                masses = label_mass(part, request, items).tolist()
+            found = zip(best, rows.tolist(), masses, strict=True)
+            for index, (first, probs, mass) in enumerate(found, start):
+                truncated = index in cut
+                yield ClassifiedText(index, labels[first], probs, len(labels), mass, truncated)
+
+    tokens = scored.prompt_tokens
+    answer = ClassifyAnswer(
+        scored.request_id,
+        "list",
+        int(time()),
+        scored.model,
+        labels,
+        HOLE,
+        short_usage(tokens, scored.cached_tokens),
+    )
+    return in_pieces(answer, list_json(data(), min(step, ROWS)))
+
+
+CLASSIFY = Dialect(
+    paths=CLASSIFY_PATHS,
+    summary="Classify texts",
+    description="The probability of each class, for texts in a guard's own prompt or as they are.",
+    bodies=(ClassifyBody,),
+    answers=(ClassifyAnswer,),
+    decode=decode_classify,
+    prepare=prepare_classify,
+    encode=encode_classify,
+    answer_bytes=classify_bytes,
+    example={
+        "input": ["query: blue lamp\nitem: A red steel lamp.", "query: lamp\nitem: A lamp."],
+        "labels": ["yes", "no"],
+    },
+)

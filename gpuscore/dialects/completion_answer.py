@@ -1,0 +1,280 @@
+"""The answer of /v1/completions, made one prompt and a few positions at a time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuscore.dialects.completion_types import (
+    CompletionAnswer,
+    CompletionChoice,
+    Logprobs,
+)
+from gpuscore.dialects.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    NUMBERS,
+    ROWS,
+    in_pieces,
+    list_json,
+    text_bytes,
+    text_json,
+)
+from gpuscore.dialects.schema import PromptTokensDetails, TokenUsage
+from gpuscore.text.tokenizer import TextEncoder
+from gpuscore.types.arrays import NO_TOKENS, Int32Array
+from gpuscore.types.probabilities import PositionLogprobs, position_logprobs, top_logprobs
+from gpuscore.types.request import ScoreResult
+
+_CHOICE_BYTES = 192  # the names of a choice's fields and its index
+About = tuple[str, int, str]  # id, time and model
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """The parts of a choice that the request asks for."""
+
+    echo: bool  # the prompt itself
+    next_token: bool  # the most probable token after it
+    logprobs: int | None  # 0: of the returned tokens; over 0: of as many best ones, too
+
+    @property
+    def every_position(self) -> bool:
+        return self.echo and self.logprobs is not None
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredPrompts:
+    """Prompts of one request to the engine, with its result.
+
+    Args:
+        prompts: their numbers.
+        shared: first tokens of all of them, whose rows the result has once if every position was
+            asked for.
+        result: of every position, or else of each prompt's end.
+    """
+
+    prompts: Sequence[int]
+    shared: int
+    result: ScoreResult
+
+
+class TokenTexts:
+    """The text of each token by itself; `token_id:N` for a token without text."""
+
+    def __init__(self, encoder: TextEncoder | None) -> None:
+        self._encoder = encoder
+        self._texts: dict[int, str] = {}
+
+    def add(self, *parts: Int32Array) -> Iterator[bytes]:
+        """Read the texts of all tokens in these arrays; yields pauses of this work."""
+        ids = np.unique(np.concatenate([part.reshape(-1) for part in parts])).tolist()
+        for start in range(0, len(ids), ROWS):
+            some = ids[start : start + ROWS]
+            texts = [""] * len(some) if self._encoder is None else self._encoder.token_texts(some)
+            self._texts.update(zip(some, texts, strict=True))
+            yield b""
+
+    @staticmethod
+    @lru_cache(maxsize=8)
+    def longest(encoder: TextEncoder | None, vocab_rows: int) -> int:
+        """Return the most bytes of JSON that a token takes, with a comma."""
+        most = len(TokenTexts.name(vocab_rows)) + 3
+        for start in range(0, vocab_rows if encoder else 0, NUMBERS):
+            some = range(start, min(start + NUMBERS, vocab_rows))
+            texts = encoder.token_texts(some) if encoder else []
+            most = max(most, *(len(msgspec.json.encode(text)) + 1 for text in texts))
+        return most
+
+    def __call__(self, id: int) -> str:
+        return self._texts[id] or self.name(id)
+
+    @staticmethod
+    def name(id: int) -> str:
+        return f"token_id:{id}"
+
+    def values(
+        self, id: int, value: float, others: Sequence[int], of_others: Sequence[float]
+    ) -> dict[str, float]:
+        """Return a token's value and others' by text.
+
+        Of different tokens with equal texts the first one keeps it; the others get their names.
+        """
+        found = {self(id): value}
+        for other, of_other in zip(others, of_others, strict=True):
+            if other != id:
+                text = self(other)
+                found[self.name(other) if text in found else text] = of_other
+        return found
+
+
+def completion_json(
+    prompts: Sequence[Int32Array],
+    texts: Sequence[str] | None,
+    answered: Sequence[AnsweredPrompts],
+    asked: CompletionOptions,
+    encoder: TextEncoder | None,
+    cached_tokens: int,
+    about: About,
+) -> Iterator[bytes]:
+    """Yield the answer as JSON, in pieces.
+
+    Args:
+        prompts: token ids of the prompts.
+        texts: the prompts as they were sent; None if they were token ids.
+        answered: the prompts with the engine's results; empty if the engine was not asked.
+        asked: the parts that the request asks for.
+        encoder: the model's tokenizer, if it has one.
+        cached_tokens: for the usage.
+        about: the answer's id, time and model.
+    """
+    rows = _rows(prompts, answered, asked.every_position)
+    del answered  # `rows` has copies
+    yield b""
+    say = TokenTexts(encoder)
+    yield from say.add(*(part.top_ids for part in rows), *prompts)
+    total, new = sum(map(len, prompts)), len(prompts) if asked.next_token else 0
+    usage = TokenUsage(total, total + new, new, PromptTokensDetails(cached_tokens))
+    id, created, model = about
+    answer = CompletionAnswer(id, "text_completion", created, model, HOLE, usage)
+
+    def choices() -> Iterator[bytes]:
+        for index, prompt in enumerate(prompts):
+            yield b"," if index else b"["
+            text = None
+            if asked.echo:
+                text = texts[index] if texts is not None else _text(prompt, encoder, say)
+            yield from _choice(index, text or "", _Entries(prompt, rows[index], asked, say))
+        yield b"]"
+
+    yield from in_pieces(answer, choices())
+
+
+def most_bytes(
+    prompts: Sequence[Int32Array],
+    texts: Sequence[str] | None,
+    asked: CompletionOptions,
+    token: int,
+) -> int:
+    """Return the most bytes of the choices for these prompts, if a token takes `token` at most."""
+    tokens = sum(map(len, prompts))
+    count = (tokens if asked.every_position else 0) + (len(prompts) if asked.next_token else 0)
+    size = len(prompts) * (_CHOICE_BYTES + token)
+    if asked.logprobs is not None:
+        entry = token + NUMBER_BYTES
+        top = asked.logprobs and 3 + entry * (asked.logprobs + 1)
+        size += count * (entry + COUNT_BYTES + top)
+    if not asked.echo:
+        return size
+    if texts is not None:
+        return size + text_bytes(*texts)
+    return size + 2 * token * tokens  # in one text a token may take more than alone
+
+
+def _choice(index: int, text: str, entries: "_Entries") -> Iterator[bytes]:
+    asked = entries.asked
+    texts = [text, entries.say(int(entries.rows.best_ids[-1]))] if asked.next_token else [text]
+    shown = None if asked.logprobs is None else Logprobs(HOLE, HOLE, HOLE, HOLE)
+    lists: list[Iterator[bytes]] = []
+    if asked.logprobs is not None:
+        top = list_json(entries.top(), max(1, NUMBERS // (1 + asked.logprobs)))
+        lists = [
+            list_json(map(entries.say, entries.ids())),
+            list_json(entries.logprobs()),
+            top if asked.logprobs else iter([b"null"]),
+            list_json(entries.offsets()),
+        ]
+    return in_pieces(CompletionChoice(index, HOLE, shown), text_json(*texts), *lists)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """The returned tokens of one prompt, with log-probabilities; its first token has none.
+
+    Args:
+        prompt: its token ids.
+        rows: of all its positions, or of its end alone.
+        asked: the parts that the request asks for.
+        say: the tokens' texts.
+    """
+
+    prompt: Int32Array
+    rows: PositionLogprobs
+    asked: CompletionOptions
+    say: TokenTexts
+
+    def ids(self) -> Iterator[int]:
+        if self.asked.every_position:
+            yield from _numbers(self.prompt)
+        if self.asked.next_token:
+            yield int(self.rows.best_ids[-1])
+
+    def logprobs(self) -> Iterator[float | None]:
+        if self.asked.every_position:
+            yield None
+            yield from _numbers(self.rows.label[:-1])
+        if self.asked.next_token:
+            yield float(self.rows.best[-1])
+
+    def top(self) -> Iterator[dict[str, float] | None]:
+        """Yield the most probable tokens in the place of each token, and that token's own."""
+        every, rows = self.asked.every_position, self.rows
+        if every:
+            yield None
+        first = 0 if every else max(0, len(rows.top) - 1)
+        last = len(rows.top) if self.asked.next_token else len(rows.top) - 1
+        own = islice(zip(self.ids(), self.logprobs(), strict=True), int(every), None)
+        pairs = zip(_numbers(rows.top_ids[first:last]), _numbers(rows.top[first:last]), strict=True)
+        for (id, value), (top_ids, top) in zip(own, pairs, strict=True):
+            yield self.say.values(id, cast(float, value), top_ids, top)
+
+    def offsets(self) -> Iterator[int]:
+        """Yield the characters before each token."""
+        before = 0
+        for id in self.ids():
+            yield before
+            before += len(self.say(id))
+
+
+def _numbers(values: NDArray[Any]) -> Iterator[Any]:
+    """Yield an array's rows as Python's numbers or lists, of which few exist at a time."""
+    step = max(1, NUMBERS // (values.shape[1] if values.ndim > 1 else 1))
+    for start in range(0, len(values), step):
+        yield from values[start : start + step].tolist()
+
+
+def _rows(
+    prompts: Sequence[Int32Array], answered: Sequence[AnsweredPrompts], every: bool
+) -> list[PositionLogprobs]:
+    """Return log-probabilities of each prompt's positions, or of its end, which has no label."""
+    nothing = PositionLogprobs(np.empty(0), np.empty((0, 1)), NO_TOKENS.reshape(0, 1))
+    found = [nothing] * len(prompts)
+    for part in answered:
+        labels = [following(prompts[index]) for index in part.prompts] if every else []
+        shared = part.shared if every else 0
+        rows = PositionLogprobs(np.empty(0), *top_logprobs(part.result))
+        if every:
+            first, rest = labels[0][:shared], [ids[shared:] for ids in labels]
+            rows = position_logprobs(part.result, [first, *rest])
+        start = shared
+        for place, index in enumerate(part.prompts):
+            stop = start + (len(labels[place]) - shared if every else 1)
+            found[index] = rows.part(slice(shared), slice(start, stop))
+            start = stop
+    return found
+
+
+def following(prompt: Int32Array) -> Int32Array:
+    """Return the token that follows each token; the last one's value is not used."""
+    return np.append(prompt[1:], prompt[:1])
+
+
+def _text(prompt: Int32Array, encoder: TextEncoder | None, say: TokenTexts) -> str:
+    ids = prompt.tolist()
+    return "".join(map(say, ids)) if encoder is None else encoder.text(ids)

@@ -1,0 +1,290 @@
+"""The dialect of /v1/completions: OpenAI's body and answer, for log-probabilities of prompts.
+
+Nothing is generated: `max_tokens` is 0, or 1 for the most probable next token, which needs no
+decoding. Fields of generation that clients send by habit are accepted at values that change
+nothing; other values are refused, and the error names the field.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from time import time
+from typing import Annotated, Any
+
+import msgspec
+
+from gpuscore.dialects.completion_answer import (
+    AnsweredPrompts,
+    CompletionOptions,
+    TokenTexts,
+    completion_json,
+    following,
+    most_bytes,
+)
+from gpuscore.dialects.completion_types import CompletionAnswer
+from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
+from gpuscore.dialects.fields import CacheSalt, ModelName, Priority, Unused, about, only
+from gpuscore.dialects.paths import COMPLETIONS_PATH
+from gpuscore.dialects.refused import SCORES_ONLY
+from gpuscore.dialects.schema import decoding_errors
+from gpuscore.dialects.served import LoadedModel
+from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
+from gpuscore.text.factoring import alike, positions_cut
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.turns import Turns
+from gpuscore.types.arrays import Int32Array
+from gpuscore.types.record import RequestRecord
+from gpuscore.types.request import MAX_TOP, ScoreRequest
+
+# Prompts that begin alike are a request of their own, so that the prefix cache keeps what they
+# share. Each gets as large a share of every batch as another caller's request.
+MAX_GROUPS = 16
+# Of every token its own and the best tokens'. An answer takes about fifty bytes for each.
+MAX_ECHO_LOGPROBS = 2**19
+
+
+class CompletionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/completions. `null` means a field's default."""
+
+    # `_check_prompt` checks that all prompts are of one kind.
+    prompt: Annotated[
+        str | list[str | int | list[int]] | None,
+        about("Required. A text, several, the token ids of one prompt, or several lists of ids."),
+    ] = None
+    model: ModelName = None
+    max_tokens: Annotated[
+        int | None,
+        about(
+            "Required: 0 (with `echo`), or 1 for the most probable next token. Null is refused, "
+            "because OpenAI's default is 16."
+        ),
+    ] = None
+    echo: Annotated[bool | None, about("Returns the prompt itself, too.", False)] = None
+    logprobs: Annotated[
+        int | None,
+        about(
+            "Log-probability of every returned token: 0 for these alone, 1 to 20 to add as many of "
+            "the most probable tokens at each position."
+        ),
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, about("true: texts get the tokenizer's special tokens.", True)
+    ] = None
+    cache_salt: CacheSalt = None
+    priority: Priority = None
+    # Fields of generation: accepted at values that change nothing.
+    temperature: Annotated[
+        float | None, about("Ignored; with `max_tokens` 1, only 0 is accepted.")
+    ] = None
+    top_p: Annotated[float | None, only("1")] = None
+    n: Annotated[int | None, only("1")] = None
+    best_of: Annotated[int | None, only("1")] = None
+    stream: Annotated[bool | None, only("false")] = None
+    stream_options: Annotated[dict[str, Any] | None, only("null")] = None
+    stop: Annotated[str | list[str] | None, only("an empty text or list")] = None
+    suffix: Annotated[str | None, only("an empty text")] = None
+    frequency_penalty: Annotated[float | None, only("0")] = None
+    presence_penalty: Annotated[float | None, only("0")] = None
+    logit_bias: Annotated[dict[str, float] | None, only("an empty object")] = None
+    seed: Annotated[int | None, about("Accepted and ignored.")] = None
+    user: Unused = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """The prompts as a list; only for a body that was checked."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        prompts: Any = self.prompt
+        return [prompts] if isinstance(prompts[0], int) else prompts
+
+    @property
+    def num_items(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def asked(self) -> CompletionOptions:
+        return CompletionOptions(bool(self.echo), self.max_tokens == 1, self.logprobs)
+
+
+# The values, besides null, that change nothing.
+_HARMLESS: dict[str, tuple[object, ...]] = {
+    "top_p": (1,),
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "stream_options": (),
+    "stop": ("", []),
+    "suffix": ("",),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+}
+_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+def decode_completion(body: bytes, record: RequestRecord) -> CompletionBody:
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
+    with decoding_errors(CompletionBody):
+        decoded = _decoder.decode(body)
+    for field, harmless in _HARMLESS.items():
+        value = getattr(decoded, field)
+        if value is not None and value not in harmless:
+            raise InvalidRequest(f"{field}: {SCORES_ONLY}", param=field)
+    _check_tokens(decoded)
+    _check_prompt(decoded)
+    return decoded
+
+
+def _check_prompt(body: CompletionBody) -> None:
+    """Raise InvalidRequest if there is no prompt, MixedInputTypes for texts beside token ids."""
+    if not body.prompt and body.prompt != "":
+        raise InvalidRequest("prompt is required", param="prompt")
+    if isinstance(body.prompt, list) and len(set(map(type, body.prompt))) > 1:
+        raise MixedInputTypes("prompts must be all text or all token ids", param="prompt")
+
+
+def _check_tokens(body: CompletionBody) -> None:
+    if body.max_tokens not in (0, 1):
+        given = "16 by default" if body.max_tokens is None else str(body.max_tokens)
+        raise InvalidRequest(
+            f"max_tokens is {given}, but {SCORES_ONLY}: it must be 0, or 1 for the most probable "
+            "next token",
+            param="max_tokens",
+        )
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens 0 without echo asks for nothing", param="max_tokens")
+    if body.max_tokens == 1 and body.temperature:
+        raise InvalidRequest(
+            f"temperature: {SCORES_ONLY}, so the next token is the most probable one: it must be 0 "
+            "with max_tokens 1",
+            param="temperature",
+        )
+    if body.logprobs is not None and not 0 <= body.logprobs <= MAX_TOP:
+        raise InvalidRequest(
+            f"logprobs is {body.logprobs}; supported: 0, or up to {MAX_TOP} of the most probable "
+            "tokens at each position",
+            param="logprobs",
+        )
+
+
+def prepare_completion(model: LoadedModel, body: CompletionBody, turns: Turns) -> PreparedBody:
+    """Build the engine's request.
+
+    Raises:
+        GpuscoreError: the request is invalid, or the model predicts classes instead of tokens.
+    """
+    if model.engine.limits.classes is not None:
+        raise InvalidRequest("this model predicts classes, not tokens; use /v1/score")
+    builder, special = model.prompts.builder, body.add_special_tokens is not False
+    prompts = builder.whole_prompts(body.prompts, special=special, name="prompt", turns=turns)
+    total, notes = sum(map(len, prompts)), (prompts, builder.encoder, builder.backend.vocab_rows)
+    if not body.asked.every_position:
+        request = _next_token(builder, body, prompts, turns) if body.max_tokens else None
+        return PreparedBody(request, body.cache_salt, total, notes)
+    _check_total(builder, body, total)
+    request = _every_position(builder, body, prompts)
+    groups = alike(prompts, MAX_GROUPS)
+    if len(groups) == 1:
+        return PreparedBody(request, body.cache_salt, total, notes)
+    parts = [_every_position(builder, body, [prompts[i] for i in group]) for group in groups]
+    return PreparedBody(request, body.cache_salt, total, notes, parts=tuple(parts), places=groups)
+
+
+def _check_total(builder: PromptBuilder, body: CompletionBody, total: int) -> None:
+    """Raise TooManyTokens if the answer would have too many log-probabilities."""
+    most = MAX_ECHO_LOGPROBS // (1 + _num_top(body, builder))
+    if total > most:
+        raise TooManyTokens(
+            f"{total} tokens, the limit for log-probabilities of prompts is {most} with this "
+            "logprobs",
+            param="prompt",
+        )
+
+
+def _every_position(
+    builder: PromptBuilder, body: CompletionBody, prompts: Sequence[Int32Array]
+) -> ScoreRequest:
+    """Return the engine's request for prompts that begin alike."""
+    labels = tuple(map(following, prompts))
+    cut = positions_cut(prompts, builder.backend)
+    return ScoreRequest(
+        prompts[0][:cut],
+        tuple(prompt[cut:] for prompt in prompts),
+        tuple(ids[cut:] for ids in labels),
+        need_lse=True,
+        num_top=_num_top(body, builder),
+        priority=body.priority or 0,
+        every_position=True,
+        query_labels=labels[0][:cut] if cut else None,
+    )
+
+
+def _next_token(
+    builder: PromptBuilder, body: CompletionBody, prompts: tuple[Int32Array, ...], turns: Turns
+) -> ScoreRequest:
+    """Return a request for each prompt's next token only, so that cached prefixes can be used."""
+    request = builder.from_prompts(
+        lambda start: iter(prompts[start:]),
+        num_prompts=len(prompts),
+        num_shared=len(prompts[0]) if len(prompts) == 1 else 0,
+        label_ids=[0],
+        need_lse=True,
+        priority=body.priority or 0,
+        name="prompt",
+        turns=turns,
+    )
+    return replace(request, num_top=_num_top(body, builder))
+
+
+def _num_top(body: CompletionBody, builder: PromptBuilder) -> int:
+    """Return the number of most probable tokens to ask for: one even if none is shown.
+
+    It is the next token, and its number tells whether the prompt's own token is the best one.
+    """
+    return min(max(1, body.logprobs or 0), builder.backend.vocab_rows)
+
+
+def completion_bytes(body: CompletionBody, prepared: PreparedBody) -> int:
+    prompts, encoder, vocab_rows = prepared.notes
+    sent = body.prompts
+    texts = sent if isinstance(sent[0], str) else None
+    return most_bytes(prompts, texts, body.asked, TokenTexts.longest(encoder, vocab_rows))
+
+
+def encode_completion(scored: Scored[CompletionBody]) -> Iterator[bytes]:
+    """Return the answer as JSON, made a few positions at a time."""
+    (prompts, encoder, _), prepared = scored.prepared.notes, scored.prepared
+    sent, places = scored.body.prompts, prepared.places
+    asked, results = prepared.parts, scored.parts
+    if scored.result is not None:  # of the undivided request
+        asked, results, places = (scored.request,), (scored.result,), [range(len(prompts))]
+    shared = [len(request.query_ids) for request in asked]
+    return completion_json(
+        prompts,
+        sent if isinstance(sent[0], str) else None,
+        [*map(AnsweredPrompts, places, shared, results)],
+        scored.body.asked,
+        encoder,
+        scored.cached_tokens,
+        (scored.request_id, int(time()), scored.model),
+    )
+
+
+COMPLETIONS = Dialect(
+    paths=(COMPLETIONS_PATH,),
+    summary="Log-probabilities of prompts",
+    description="OpenAI's completions with `max_tokens` 0 or 1: `echo` and `logprobs` give the "
+    "log-probability of every token of a prompt, and the best tokens at each position. Nothing is "
+    "generated.",
+    bodies=(CompletionBody,),
+    answers=(CompletionAnswer,),
+    decode=decode_completion,
+    prepare=prepare_completion,
+    encode=encode_completion,
+    answer_bytes=completion_bytes,
+    example={
+        "prompt": "query: a red lamp\nitem: A red steel lamp.",
+        "max_tokens": 0,
+        "echo": True,
+        "logprobs": 1,
+    },
+)

@@ -1,0 +1,207 @@
+"""The interface of a dialect: what each supplies to read bodies and to write answers."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from gpuscore.dialects.errors import ErrorAnswer, encode_error
+from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
+from gpuscore.errors import GpuscoreError
+from gpuscore.text.turns import Turns
+from gpuscore.types.item_errors import ItemError
+from gpuscore.types.record import RequestRecord
+from gpuscore.types.request import ScoreRequest, ScoreResult
+
+# Up to these sizes, preparing a request of token ids takes about a millisecond, so it is done on
+# the event loop.
+SMALL_ITEMS, SMALL_TOKENS = 64, 4096
+LARGE = 1 << 18  # bytes of a body or of ids, or characters, from which a request counts as large
+
+
+class CheckedBody(Protocol):
+    """The properties of every dialect's checked body."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def num_items(self) -> int | None:
+        """Number of items, documents or questions; None if nothing is scored."""
+
+
+BodyT = TypeVar("BodyT", bound=CheckedBody)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBody:
+    """A body's request to the engine, and the data that the answer needs.
+
+    Args:
+        request: for the engine; None if it need not be asked.
+        salt: the body's `cache_salt`.
+        prompt_tokens: tokens of all prompts, for the usage; None if nothing is scored.
+        notes: any other data that the dialect's `encode` needs.
+        errors: the items that the request leaves out; None unless the body asked for that.
+        label_tokens: tokens of labels that are items of the request, but of no prompt.
+        parts: the same as several requests, for a caller that can run them at once; else empty.
+        places: in the body, of the items of each of `parts`.
+    """
+
+    request: ScoreRequest | None
+    salt: str | None = None
+    prompt_tokens: int | None = None
+    notes: Any = None
+    errors: tuple[ItemError, ...] | None = None
+    label_tokens: int = 0
+    parts: tuple[ScoreRequest, ...] = ()
+    places: Sequence[Sequence[int]] = ()
+
+    @staticmethod
+    def of(
+        request: ScoreRequest | None,
+        salt: str | None,
+        notes: Any = None,
+        errors: tuple[ItemError, ...] | None = None,
+    ) -> "PreparedBody":
+        """Return a body with the tokens of its request, which is None if there is no item."""
+        tokens = 0 if request is None else request.num_prompt_tokens
+        return PreparedBody(request, salt, tokens, notes, errors)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(Generic[BodyT]):
+    """A body and the engine's result.
+
+    Args:
+        body: as `decode` returned it.
+        prepared: as `prepare` returned it.
+        result: None if the engine was not asked, or was asked for `prepared.parts`.
+        model: the served model, by the name that the caller used, or else its own.
+        request_id: for answers that have an id.
+        path: the route to which the body was posted.
+        parts: the results of `prepared.parts`, if the engine was asked for these.
+    """
+
+    body: BodyT
+    prepared: PreparedBody
+    result: ScoreResult | None
+    model: str
+    request_id: str
+    path: str
+    parts: Sequence[ScoreResult] = ()
+
+    @property
+    def request(self) -> ScoreRequest:
+        """The engine's request; it and `scores` raise ValueError if the engine was not asked."""
+        if self.prepared.request is None:
+            raise ValueError("the engine was not asked")
+        return self.prepared.request
+
+    @property
+    def scores(self) -> ScoreResult:
+        if self.result is None:
+            raise ValueError("the engine was not asked")
+        return self.result
+
+    @property
+    def errors(self) -> tuple[ItemError, ...]:
+        """The errors of the items that were left out."""
+        return self.prepared.errors or ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.prepared.prompt_tokens or 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of prompt tokens that no forward pass computed for this request."""
+        results = self.parts or (() if self.result is None else (self.result,))
+        if not results:
+            return 0
+        computed = sum(result.computed_tokens for result in results)
+        labels_apart = self.request.nodes is None
+        tokens = self.request.num_prompt_tokens if labels_apart else self.prompt_tokens
+        return max(0, tokens - computed)
+
+
+def never(_: object) -> bool:
+    return False
+
+
+def nothing_more(body: object, model: LoadedModel | None) -> None:
+    """Check nothing, for dialects whose `decode` checks everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect(Generic[BodyT]):
+    """The paths of a dialect, and the functions that read and answer its bodies.
+
+    `decode`, `check`, `prepare` and `encode` are called in this order, the last three by `answer`.
+    Small bodies are prepared, and small answers encoded, on the event loop, others in a thread.
+
+    Args:
+        paths: the routes of the dialect.
+        summary: a few words, for /docs.
+        description: a sentence, for /docs.
+        bodies: types of the bodies, for /docs.
+        answers: types of the answers, for /docs; empty for a route that is always refused.
+        example: a body that the demo model answers, for /docs.
+        decode: decodes a body and makes all checks that need no model. May set `variant` of the
+            record. Raises InvalidRequest.
+        check: makes the checks of fields that need the served model, which is None while it
+            loads, and come before that of the model's name. Raises GpuscoreError.
+        prepare: makes the engine's request; calls `Turns.before` before each piece of work on text.
+            Raises GpuscoreError.
+        encode: returns the answer as JSON, in pieces that each take about a millisecond to make
+            (`pieces`). Only what comes before the first one may fail, and the pieces hold no more
+            of the request than they need, because a client may take long to read them.
+        answer_bytes: returns the most bytes that the answer can have, besides FRAME_BYTES and the
+            model's name, for a body that is prepared.
+        is_small: returns True if `prepare` takes no longer than handing the body to a thread.
+        errors: types of the error bodies, for /docs.
+        encode_error: returns an error as JSON, for the record's `variant`.
+    """
+
+    paths: tuple[str, ...]
+    summary: str
+    description: str
+    bodies: tuple[type[msgspec.Struct], ...]
+    answers: tuple[Any, ...]
+    example: dict[str, Any]
+    decode: Callable[[bytes, RequestRecord], BodyT]
+    prepare: Callable[[LoadedModel, BodyT, Turns], PreparedBody]
+    encode: Callable[[Scored[BodyT]], Iterator[bytes]]
+    answer_bytes: Callable[[BodyT, PreparedBody], int]
+    check: Callable[[BodyT, LoadedModel | None], None] = nothing_more
+    is_small: Callable[[BodyT], bool] = never
+    errors: tuple[type[msgspec.Struct], ...] = (ErrorAnswer,)
+    encode_error: Callable[[GpuscoreError, str], bytes] = encode_error
+
+
+def choose(models: ModelTable, dialect: Dialect[BodyT], body: BodyT) -> ServedModel:
+    """Return the model that a body is for, once the dialect has checked the body's fields.
+
+    Raises:
+        GpuscoreError: a field is invalid, or there is no such model.
+    """
+    found = models.find(body.model) or models.only
+    dialect.check(body, None if found is None else found.loaded)
+    return models.choose(body.model)
+
+
+def answered_name(served: ServedModel, body: CheckedBody) -> str:
+    """Return the model's name for the answer: as the caller wrote it, or else its own."""
+    return served.name if body.model is None else body.model
+
+
+def cache_salt(tenant: str, given: str | None) -> str:
+    """Return the salt that two requests must have in common to share a cached prefix.
+
+    It always depends on the key's owner: a hit shows in `cached_tokens` and in time, so a shared
+    cache would tell one owner which queries another has sent. The caller's salt can only narrow it
+    further. It is hashed, so that neither a caller's text nor a key's digest reaches the engine.
+    """
+    return hashlib.sha256(f"{tenant}:{given or ''}".encode()).hexdigest()

@@ -1,0 +1,225 @@
+"""vLLM's bodies at /v1/score: pairs of texts, each scored in the model's own prompt."""
+
+from collections.abc import Iterator
+from time import time
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from gpuscore.dialects.dialect import PreparedBody, Scored
+from gpuscore.dialects.fields import (
+    AnsweredModel,
+    AnswerId,
+    CacheSalt,
+    Created,
+    ErrorMode,
+    Instruction,
+    ModelName,
+    MostTokens,
+    Priority,
+    Truncated,
+    Unused,
+    about,
+    refused,
+)
+from gpuscore.dialects.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    ROWS,
+    error_bytes,
+    in_pieces,
+    list_json,
+)
+from gpuscore.dialects.ranking import CheckedRanking, present_texts, ranking_of
+from gpuscore.dialects.schema import (
+    FailedItems,
+    ShortUsage,
+    check_not_negative,
+    decoding_errors,
+    failed_items,
+    short_usage,
+)
+from gpuscore.errors import InvalidRequest
+from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.types.item_errors import ItemErrors, spread
+
+Texts = str | list[str | None]
+# Names of both sides. vLLM has renamed them twice and accepts all names.
+FIRST, SECOND = ("queries", "text_1", "data_1"), ("documents", "items", "text_2", "data_2")
+
+
+class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/score from vLLM's clients."""
+
+    queries: Annotated[
+        Texts | None,
+        about(
+            "The first side of the pairs: one text for all of the second side, or as many. Give "
+            "exactly one of `queries`, `text_1` and `data_1`."
+        ),
+    ] = None
+    documents: Annotated[
+        Texts | None,
+        about(
+            "The second side of the pairs. Give exactly one of `documents`, `items`, `text_2` and "
+            "`data_2`."
+        ),
+    ] = None
+    items: Annotated[Texts | None, about("Another name of `documents`.")] = None
+    text_1: Annotated[Texts | None, about("Another name of `queries`.")] = None
+    text_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
+    data_1: Annotated[Texts | None, about("Another name of `queries`.")] = None
+    data_2: Annotated[Texts | None, about("Another name of `documents`.")] = None
+    model: ModelName = None
+    instruction: Instruction = None
+    use_activation: Annotated[
+        bool | None, about("false: raw scores instead of probabilities.", True)
+    ] = None
+    max_tokens_per_doc: MostTokens = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        about(
+            "-1: cuts documents at their end where their prompts would not fit the model. Other "
+            "values are refused; use `max_tokens_per_doc`."
+        ),
+    ] = None
+    truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
+    on_error: ErrorMode = None
+    priority: Priority = None
+    cache_salt: CacheSalt = None
+    user: Unused = None
+    request_id: Unused = None
+    softmax: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
+    activation: Annotated[bool | None, about("Older name of `use_activation`.", True)] = None
+    # These fields are known only so that the error can name them.
+    max_tokens_per_query: Annotated[int | None, refused("0 is accepted, too.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, refused("An empty object is accepted, too.")
+    ] = None
+    mm_processor_kwargs: Annotated[
+        dict[str, Any] | None, refused("An empty object is accepted, too.")
+    ] = None
+
+    @property
+    def wants_raw(self) -> bool:
+        return False in (self.use_activation, self.activation, self.softmax)
+
+
+CheckedPairs: TypeAlias = CheckedRanking[PairsBody]
+
+
+class PairScore(msgspec.Struct, omit_defaults=True):
+    index: Annotated[int, about("Number of the pair in the request, from 0.")]
+    object: Annotated[str, about("Always `score`.")]
+    score: Annotated[
+        float | None,
+        about("Relevance of the pair, or its raw score; null for a pair in `errors`."),
+    ]
+    truncated: Truncated = False
+
+
+class PairsAnswer(msgspec.Struct, omit_defaults=True):
+    """Answer of POST /v1/score to a body of pairs."""
+
+    id: AnswerId
+    object: Annotated[str, about("Always `list`.")]
+    created: Created
+    model: AnsweredModel
+    data: Annotated[list[PairScore], about("One per pair, in the request's order.")]
+    usage: ShortUsage
+    errors: FailedItems = None
+
+
+class _Keys(msgspec.Struct):
+    """The names of the first side in a body, whatever their values are."""
+
+    queries: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    data_1: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+# Names, an index, a score, a mark.
+_PAIR_BYTES = 64 + COUNT_BYTES + NUMBER_BYTES
+_UNSUPPORTED = ("max_tokens_per_query", "mm_processor_kwargs", "chat_template_kwargs")
+_keys = msgspec.json.Decoder(_Keys)
+_decoder = msgspec.json.Decoder(PairsBody)
+
+
+def are_pairs(body: bytes) -> bool:
+    """Return True if a body that is not SGLang's has a field of vLLM's."""
+    try:
+        keys = _keys.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return any(getattr(keys, name) is not msgspec.UNSET for name in FIRST)
+
+
+def decode_pairs(body: bytes) -> CheckedPairs:
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
+    with decoding_errors(PairsBody):
+        fields = _decoder.decode(body)
+    refused = ItemErrors()
+    return CheckedRanking(fields, _to_input(fields, refused), refused)
+
+
+def _to_input(body: PairsBody, refused: ItemErrors) -> RerankInput:
+    """Return the pairs as queries and documents of a prompt family.
+
+    Raises:
+        InvalidRequest: fields exclude each other or are not supported.
+    """
+    for field in _UNSUPPORTED:
+        if getattr(body, field):
+            raise InvalidRequest(f"{field} is not supported by this server", param=field)
+    (first, queries), (second, documents) = _side(body, FIRST), _side(body, SECOND)
+    if body.truncate_prompt_tokens not in (None, -1):
+        raise InvalidRequest(
+            "truncate_prompt_tokens must be -1, for the model's limit; max_tokens_per_doc sets a "
+            "lower one",
+            param="truncate_prompt_tokens",
+        )
+    if body.truncation_side not in (None, "right"):
+        raise InvalidRequest("documents are cut at their end only", param="truncation_side")
+    check_not_negative(body, "max_tokens_per_doc")
+    texts = present_texts([documents] if isinstance(documents, str) else documents, second, refused)
+    if isinstance(queries, list) and len(queries) == 1 < len(texts) and queries[0] is not None:
+        queries = queries[0]
+    return RerankInput(
+        query=queries if isinstance(queries, str) else present_texts(queries, first, refused),
+        documents=texts,
+        instruction=body.instruction,
+        most_tokens=body.max_tokens_per_doc or None,
+        fit=body.truncate_prompt_tokens == -1,
+        priority=body.priority or 0,
+        name=second,
+        query_name=first,
+    )
+
+
+def _side(body: PairsBody, names: tuple[str, ...]) -> tuple[str, Texts]:
+    given = [(name, getattr(body, name)) for name in names if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(f"exactly one of {', '.join(names)} is required", param=names[0])
+    return given[0]
+
+
+def pairs_bytes(body: CheckedPairs, prepared: PreparedBody) -> int:
+    return _PAIR_BYTES * body.num_items + error_bytes(prepared.errors)
+
+
+def encode_pairs(scored: Scored[CheckedPairs]) -> Iterator[bytes]:
+    ranking, tokens = ranking_of(scored), scored.prompt_tokens
+    scores = spread(ranking.scores.tolist(), scored.errors, scored.body.num_items)
+    cut = set(ranking.truncated)
+    answer = PairsAnswer(
+        scored.request_id,
+        "list",
+        int(time()),
+        scored.model,
+        HOLE,
+        short_usage(tokens, scored.cached_tokens),
+        failed_items(scored.prepared.errors),
+    )
+    rows = (PairScore(i, "score", score, i in cut) for i, score in enumerate(scores))
+    return in_pieces(answer, list_json(rows, ROWS))

@@ -1,0 +1,115 @@
+"""The steps shared by the dialects that rank documents in the prompt of the model's family."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from gpuscore.dialects.dialect import PreparedBody, Scored
+from gpuscore.dialects.served import LoadedModel
+from gpuscore.errors import InvalidRequest
+from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.turns import Turns
+from gpuscore.types.arrays import Float64Array
+from gpuscore.types.item_errors import ItemErrors, scored_places
+
+
+class RankingFields(Protocol):
+    """The fields that the bodies of all these dialects have."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+    @property
+    def on_error(self) -> str | None: ...
+
+    @property
+    def wants_raw(self) -> bool: ...
+
+
+FieldsT = TypeVar("FieldsT", bound=RankingFields)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRanking(Generic[FieldsT]):
+    """A checked body, and its query and documents for the prompt family.
+
+    Args:
+        fields: the body.
+        given: has an empty text in the place of a document that is none.
+        refused: the errors of such documents; the request fails if there are any, unless the body
+            has `on_error: null`.
+
+    Raises:
+        InvalidRequest: the first of these errors, if it fails the request.
+    """
+
+    fields: FieldsT
+    given: RerankInput
+    refused: ItemErrors
+
+    def __post_init__(self) -> None:
+        if self.fields.on_error != "null":
+            self.refused.raise_first()
+
+    @property
+    def model(self) -> str | None:
+        return self.fields.model
+
+    @property
+    def num_items(self) -> int:
+        return len(self.given.documents)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentScores:
+    """Scores of a request's documents, in the order of the request.
+
+    Args:
+        scores: float64 [scored]: relevance from 0 to 1, or raw scores if those were asked for.
+        places: number of each scored document in the request; others have errors.
+        truncated: numbers of the documents that were cut.
+    """
+
+    scores: Float64Array
+    places: Sequence[int]
+    truncated: tuple[int, ...]
+
+
+def present_texts(given: Sequence[str | None], name: str, refused: ItemErrors) -> list[str]:
+    """Return texts, with an empty one in the place of each null, which gets an error."""
+    for index, text in enumerate(given):
+        if text is None:
+            param = f"{name}[{index}]"
+            refused.add(index, InvalidRequest(f"{param} is null; it must be a text", param=param))
+    return [text or "" for text in given]
+
+
+def prepare_ranking(model: LoadedModel, body: CheckedRanking[Any], turns: Turns) -> PreparedBody:
+    """Build the engine's request.
+
+    Raises:
+        GpuscoreError: the request is invalid, or the model is of no known family of rerankers.
+    """
+    prompts, salt = model.prompts.reranker, body.fields.cache_salt
+    if body.fields.on_error != "null":
+        built = prompts.build(body.given, turns)
+        return PreparedBody.of(built.request, salt, (prompts, built.truncated))
+    errors = body.refused.copy()
+    rest = prompts.build_rest(body.given, errors, turns)
+    request, truncated = (None, ()) if rest is None else (rest.request, rest.truncated)
+    return PreparedBody.of(request, salt, (prompts, truncated), errors.listed())
+
+
+def ranking_of(scored: Scored[CheckedRanking[Any]]) -> DocumentScores:
+    prompts, truncated = scored.prepared.notes
+    places = scored_places(scored.errors, scored.body.num_items)
+    if not places:
+        return DocumentScores(np.empty(0), places, truncated)
+    raw = prompts.raw_scores(scored.scores)
+    scores = raw if scored.body.fields.wants_raw else prompts.family.relevance(raw)
+    return DocumentScores(scores, places, truncated)

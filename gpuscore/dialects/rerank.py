@@ -1,0 +1,272 @@
+"""The dialect of /rerank: Cohere's, Jina's, vLLM's and Infinity's bodies, and TEI's if it has
+`texts`. One answer holds the fields that each of their clients reads.
+
+`null` means a field's default. Fields without a meaning here that clients send by habit are
+accepted at values that change nothing; other values are refused, and the error names the field.
+"""
+
+from collections.abc import Callable, Iterator
+from time import time
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import numpy as np
+
+from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
+from gpuscore.dialects.errors import ErrorAnswer, error_body
+from gpuscore.dialects.fields import (
+    CacheSalt,
+    ErrorMode,
+    Instruction,
+    ModelName,
+    MostTokens,
+    Priority,
+    RawFlag,
+    ReturnMass,
+    Truncate,
+    Unused,
+    about,
+    refused,
+)
+from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
+from gpuscore.dialects.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    ROWS,
+    error_bytes,
+    in_pieces,
+    list_json,
+    text_bytes,
+    value_bytes,
+)
+from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking, ranking_of
+from gpuscore.dialects.rerank_documents import shown, texts_of
+from gpuscore.dialects.rerank_types import (
+    RankedDocument,
+    RankedText,
+    RerankAnswer,
+    TeiError,
+)
+from gpuscore.dialects.schema import (
+    check_not_negative,
+    decoding_errors,
+    failed_items,
+    short_usage,
+)
+from gpuscore.errors import GpuscoreError, InvalidRequest
+from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.types.item_errors import ItemErrors
+from gpuscore.types.probabilities import label_mass
+from gpuscore.types.record import RequestRecord
+
+DOCUMENTS_OF_A_SEARCH = 100  # Cohere's unit of billing, which its clients show
+
+
+class RerankBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /rerank, /v1/rerank and /v2/rerank."""
+
+    query: Annotated[str, about("The query that the documents are ranked by.")]
+    documents: Annotated[
+        list[str | dict[str, Any] | None] | None,
+        about(
+            "Texts, or objects with a `text` field (see `rank_fields`). Give either this or "
+            "`texts`. null is a document that cannot be scored: see `on_error`."
+        ),
+    ] = None
+    texts: Annotated[
+        list[str] | None, about("TEI's name of `documents`; the answer is then TEI's list.")
+    ] = None
+    model: ModelName = None
+    top_n: Annotated[
+        int | None,
+        about("Number of best documents to return; 0, or more than there are, returns all.", 0),
+    ] = None
+    top_k: Annotated[int | None, about("Used instead of `top_n` if that is null or 0.", 0)] = None
+    return_documents: Annotated[RawFlag, about("Returns documents as they were sent.", False)] = (
+        None
+    )
+    return_text: Annotated[RawFlag, about("TEI's name of `return_documents`.", False)] = None
+    raw_scores: Annotated[
+        RawFlag, about("Raw scores instead of relevances from 0 to 1.", False)
+    ] = None
+    return_label_mass: ReturnMass = None
+    instruction: Instruction = None
+    rank_fields: Annotated[
+        list[str] | None,
+        about("For documents that are objects: the fields to rank by, as lines `name: value`."),
+    ] = None
+    max_tokens_per_doc: MostTokens = None
+    truncate: Truncate = None
+    truncation_direction: Annotated[
+        str | None, about("`right` only, in upper or lower case.", "right")
+    ] = None
+    truncation_side: Annotated[str | None, about("`right` only.", "right")] = None
+    on_error: ErrorMode = None
+    priority: Priority = None
+    cache_salt: CacheSalt = None
+    user: Unused = None
+    # These fields are known only so that the error can name them.
+    max_chunks_per_doc: Annotated[int | None, refused()] = None
+    max_tokens_per_query: Annotated[int | None, refused()] = None
+    truncate_prompt_tokens: Annotated[int | None, refused("Use `max_tokens_per_doc`.")] = None
+    overlap_tokens: Annotated[int | None, refused()] = None
+
+    @property
+    def is_tei(self) -> bool:
+        return self.texts is not None and self.documents is None
+
+    @property
+    def wants_raw(self) -> bool:
+        return _flag(self.raw_scores, "raw_scores")
+
+    @property
+    def wants_documents(self) -> bool:
+        return _flag(self.return_documents, "return_documents") or _flag(
+            self.return_text, "return_text"
+        )
+
+
+CheckedRerank: TypeAlias = CheckedRanking[RerankBody]
+TEI = "tei"  # the variant of a request whose body is TEI's
+# Names, an index, a score, a mass, a mark.
+_RANKED_BYTES = 96 + COUNT_BYTES + 2 * NUMBER_BYTES
+_TEI_TYPES = {429: "Overloaded", 503: "Unhealthy"}
+_decoder = msgspec.json.Decoder(RerankBody)
+
+
+def decode_rerank(body: bytes, record: RequestRecord) -> CheckedRerank:
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
+    record.variant = TEI if b'"texts"' in body else ""  # a guess; quotes in a text are escaped
+    with decoding_errors(RerankBody):
+        fields = _decoder.decode(body)
+    record.variant = TEI if fields.is_tei else ""
+    refused = ItemErrors()
+    return CheckedRanking(fields, _to_input(fields, refused), refused)
+
+
+def _to_input(body: RerankBody, refused: ItemErrors) -> RerankInput:
+    """Return the prompt family's input; raise InvalidRequest for fields that exclude each other or
+    are not supported."""
+    if (body.documents is None) == (body.texts is None):
+        raise InvalidRequest("either documents or texts is required", param="documents")
+    for field in _UNSUPPORTED:
+        if getattr(body, field) is not None:
+            raise InvalidRequest(f"{field} is not supported by this server", param=field)
+    if (
+        body.truncation_side not in (None, "right")
+        or (body.truncation_direction or "right").lower() != "right"
+    ):
+        raise InvalidRequest("documents are cut at their end only", param="truncation_direction")
+    if body.is_tei and body.on_error == "null":
+        raise InvalidRequest(
+            "on_error null needs documents: the answer to texts is TEI's list, without errors",
+            param="on_error",
+        )
+    check_not_negative(body, "top_n", "top_k", "max_tokens_per_doc")
+    return RerankInput(
+        query=body.query,
+        documents=body.texts or texts_of(body.documents or (), body.rank_fields, refused),
+        instruction=body.instruction,
+        most_tokens=body.max_tokens_per_doc or None,
+        fit=_flag(body.truncate, "truncate"),
+        priority=body.priority or 0,
+        need_lse=bool(body.return_label_mass),
+        name="texts" if body.is_tei else "documents",
+    )
+
+
+_UNSUPPORTED = (
+    "max_chunks_per_doc",
+    "max_tokens_per_query",
+    "truncate_prompt_tokens",
+    "overlap_tokens",
+)
+
+
+def rerank_bytes(body: CheckedRerank, prepared: PreparedBody) -> int:
+    fields, size = body.fields, _RANKED_BYTES * body.num_items + error_bytes(prepared.errors)
+    if fields.wants_documents:
+        # Infinity's clients get texts, which may have names of fields before each value.
+        size += sum(map(value_bytes, fields.documents or ())) + text_bytes(*body.given.documents)
+    return size
+
+
+def encode_rerank(scored: Scored[CheckedRerank]) -> Iterator[bytes]:
+    """Return the answer as JSON, best first; equal scores keep the order of the request."""
+    fields, ranking = scored.body.fields, ranking_of(scored)
+    order = np.argsort(-ranking.scores, kind="stable")
+    best = order[: fields.top_n or fields.top_k or len(order)].tolist()
+    scores, cut = ranking.scores.tolist(), set(ranking.truncated)
+    wanted = fields.return_label_mass and scores
+    masses = label_mass(scored.scores, scored.request).tolist() if wanted else [None] * len(scores)
+    chosen = ((ranking.places[number], scores[number], masses[number]) for number in best)
+    document = _document_of(scored)
+    rows = ((i, score, document(i), i in cut, mass) for i, score, mass in chosen)
+    step = 1 if fields.wants_documents else ROWS  # a document may be long
+    if fields.is_tei:
+        return list_json((RankedText(*row) for row in rows), step)
+    results = list_json((RankedDocument(*row) for row in rows), step)
+    tokens = scored.prompt_tokens
+    kind = "list" if scored.path == JINA_RERANK_PATH else "rerank"
+    usage, meta = short_usage(tokens, scored.cached_tokens), _meta(len(order), tokens, len(cut))
+    errors = failed_items(scored.prepared.errors)
+    about_it = scored.request_id, kind, int(time()), scored.model
+    return in_pieces(RerankAnswer(*about_it, HOLE, usage, meta, errors), results)
+
+
+def _document_of(scored: Scored[CheckedRerank]) -> Callable[[int], Any]:
+    """Return a function from a document's number to the document as the answer shows it: as text
+    for TEI's and Infinity's clients, as an object for all others."""
+    fields = scored.body.fields
+    if not fields.wants_documents:
+        return lambda index: None
+    if fields.is_tei or scored.path == INFINITY_RERANK_PATH:
+        return scored.body.given.documents.__getitem__
+    return lambda index: shown((fields.documents or ())[index])
+
+
+def _meta(documents: int, tokens: int, truncated: int) -> dict[str, Any]:
+    """Return Cohere's metadata."""
+    return {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": -(-documents // DOCUMENTS_OF_A_SEARCH)},
+        "tokens": {"input_tokens": tokens, "output_tokens": 0},
+        "warnings": [f"{truncated} documents were truncated"] if truncated else [],
+    }
+
+
+def _flag(value: bool | str | None, field: str) -> bool:
+    """Return a field as a boolean; some clients send it as text."""
+    if isinstance(value, str):
+        if value.lower() not in ("true", "false"):
+            raise InvalidRequest(f"{field} must be true or false", param=field)
+        return value.lower() == "true"
+    return bool(value)
+
+
+def encode_rerank_error(error: GpuscoreError, variant: str) -> bytes:
+    """Return an error in TEI's shape, or in ours with the fields that the other clients read."""
+    if variant == TEI:
+        kind = _TEI_TYPES.get(error.status, "Validation" if error.status < 500 else "Backend")
+        return msgspec.json.encode(TeiError(error.message, kind))
+    return msgspec.json.encode(ErrorAnswer(error_body(error), error.message, error.message))
+
+
+RERANK = Dialect(
+    paths=(*RERANK_PATHS, INFINITY_RERANK_PATH),
+    summary="Rank documents",
+    description="Documents ordered by their relevance to a query, in the model's own prompt.",
+    bodies=(RerankBody,),
+    answers=(RerankAnswer, list[RankedText]),
+    decode=decode_rerank,
+    prepare=prepare_ranking,
+    encode=encode_rerank,
+    answer_bytes=rerank_bytes,
+    errors=(ErrorAnswer, TeiError),
+    encode_error=encode_rerank_error,
+    example={
+        "query": "a blue wooden chair for the garden",
+        "documents": ["A red steel lamp.", "A wooden garden chair in blue."],
+    },
+)

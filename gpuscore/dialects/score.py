@@ -1,0 +1,263 @@
+"""The dialect of /v1/score: SGLang's body and answer, with fields of ours.
+
+docs/dialects/score.md describes it. Bodies in pairs are vLLM's (`pairs`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gpuscore.dialects.dialect import (
+    LARGE,
+    SMALL_ITEMS,
+    SMALL_TOKENS,
+    Dialect,
+    PreparedBody,
+    Scored,
+)
+from gpuscore.dialects.pairs import (
+    CheckedPairs,
+    PairsAnswer,
+    PairsBody,
+    are_pairs,
+    decode_pairs,
+    encode_pairs,
+    pairs_bytes,
+)
+from gpuscore.dialects.paths import SCORE_PATH
+from gpuscore.dialects.pieces import (
+    HOLE,
+    NUMBER_BYTES,
+    NUMBERS,
+    error_bytes,
+    in_pieces,
+    list_json,
+)
+from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking
+from gpuscore.dialects.schema import (
+    PromptTokensDetails,
+    TokenUsage,
+    decoding_errors,
+    failed_items,
+)
+from gpuscore.dialects.score_parts import decode_in_parts
+from gpuscore.dialects.score_types import Ids, ScoreAnswer, ScoreBody, Text
+from gpuscore.dialects.served import LoadedModel
+from gpuscore.errors import InvalidRequest
+from gpuscore.text.score_input import ScoreInput
+from gpuscore.text.turns import Turns
+from gpuscore.types.arrays import Float64Array
+from gpuscore.types.item_errors import ItemErrors, spread
+from gpuscore.types.label_nodes import per_token
+from gpuscore.types.probabilities import check_temperature, label_logprobs, label_mass, label_scores
+from gpuscore.types.record import RequestRecord
+from gpuscore.types.request import ScoreResult
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedScore:
+    """A checked body, and its query, items and labels as the engine's request needs them."""
+
+    fields: ScoreBody
+    given: ScoreInput
+    refused: ItemErrors  # of items that are null
+
+    def __post_init__(self) -> None:
+        if self.fields.on_error != "null":
+            self.refused.raise_first()
+
+    @property
+    def model(self) -> str | None:
+        return self.fields.model
+
+    @property
+    def num_items(self) -> int:
+        return len(self.given.items)
+
+
+_UNSUPPORTED = (
+    "return_token_logprobs",
+    "return_pooled_hidden_states",
+    "score_extraction_token",
+    "embed_override_token_id",
+    "query_embed_overrides",
+    "item_embed_overrides",
+)
+_decoder = msgspec.json.Decoder(ScoreBody)
+
+
+def decode_score(body: bytes, record: RequestRecord) -> CheckedScore | CheckedPairs:
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
+    try:
+        with decoding_errors(ScoreBody):
+            decoded = decode_in_parts(body) if len(body) >= LARGE else None
+            decoded = decoded or _decoder.decode(body)
+    except InvalidRequest:
+        if not are_pairs(body):
+            raise
+        return decode_pairs(body)
+    for field in _UNSUPPORTED:
+        value = getattr(decoded, field)
+        if value is not None and value is not False:  # 0 == False, and 0 is a token id
+            raise InvalidRequest(f"{field} is not supported by this server", param=field)
+    if decoded.items is None:
+        raise InvalidRequest("items is required", param="items")
+    check_temperature(_temperature(decoded), decoded.softmax)
+    items, refused = _read_items(decoded)
+    return CheckedScore(decoded, _to_input(decoded, items), refused)
+
+
+def _read_items(body: ScoreBody) -> tuple[list[Text | Ids], ItemErrors]:
+    """Return the items, empty ones in the place of null, and the errors of those."""
+    refused = ItemErrors()
+    if isinstance(body.items, str):
+        return [body.items], refused
+    given = body.items or []
+    kinds = {type(item) for item in (body.query or None, *given) if item is not None}
+    empty: Text | Ids = "" if str in kinds else []
+    for index, item in enumerate(given):
+        if item is None:
+            param = f"items[{index}]"
+            refused.add(
+                index,
+                InvalidRequest(f"{param} is null; it must be a text or token ids", param=param),
+            )
+    return [empty if item is None else item for item in given], refused
+
+
+def _to_input(body: ScoreBody, items: list[Text | Ids]) -> ScoreInput:
+    """Return the body as input for `text.joining`; raise GpuscoreError if fields do not fit."""
+    label_ids: Any = body.label_token_ids  # `ScoreInput` checks that its lists are of one kind
+    return ScoreInput(
+        query=body.query if body.query is not None else "",
+        items=items,
+        label_token_ids=label_ids,
+        labels=body.labels,
+        label_sequences=body.label_sequences,
+        item_first=bool(body.item_first),
+        need_lse=body.need_lse,
+        priority=body.priority or 0,
+    )
+
+
+def check_score(body: CheckedScore | CheckedPairs, model: LoadedModel | None) -> None:
+    """Raise MissingLabels if the body names no labels and the model is known to have no default."""
+    if not isinstance(body, CheckedRanking) and model is not None:
+        body.given.check_labels(model.default_labels)
+
+
+def prepare_score(
+    model: LoadedModel, body: CheckedScore | CheckedPairs, turns: Turns
+) -> PreparedBody:
+    """Build the engine's request; raise GpuscoreError if it is invalid."""
+    if isinstance(body, CheckedRanking):
+        return prepare_ranking(model, body, turns)
+    salt, labels = body.fields.cache_salt, model.default_labels
+    if body.fields.on_error != "null":
+        return PreparedBody.of(model.prompts.builder.build(body.given, turns, labels), salt)
+    errors = body.refused.copy()
+    request = model.prompts.builder.build_rest(body.given, errors, turns, labels)
+    return PreparedBody.of(request, salt, errors=errors.listed())
+
+
+def _is_small(body: CheckedScore | CheckedPairs) -> bool:
+    """Return True if a body is faster to build here than in a thread; never with any text."""
+    if isinstance(body, CheckedRanking):
+        return False
+    given = body.given
+    if given.is_text or given.labels is not None or len(given.items) > SMALL_ITEMS:
+        return False
+    labels = sum(map(len, given.label_sequences or ()))
+    return len(given.query) + sum(map(len, given.items)) + labels <= SMALL_TOKENS
+
+
+def score_bytes(body: CheckedScore | CheckedPairs, prepared: PreparedBody) -> int:
+    if isinstance(body, CheckedRanking):
+        return pairs_bytes(body, prepared)
+    fields, request, rows = body.fields, prepared.request, body.num_items
+    labels = 0
+    if request is not None:
+        same = request.trie and len(request.trie.sequences) * len(request.label_ids)
+        labels = same or sum(map(len, request.label_ids))
+    tables = 2 if fields.return_label_logprobs else 1
+    masses = NUMBER_BYTES * rows if fields.return_label_mass else 0
+    return tables * (NUMBER_BYTES * labels + 5 * rows) + masses + error_bytes(prepared.errors)
+
+
+def encode_score(scored: Scored[Any]) -> Iterator[bytes]:
+    """Return the scores as JSON; for pairs, vLLM's answer."""
+    if isinstance(scored.body, CheckedRanking):
+        return encode_pairs(scored)
+    body: ScoreBody = scored.body.fields
+    result, errors, count = scored.result, scored.errors, scored.body.num_items
+    request, softmax, temperature = scored.prepared.request, body.softmax, _temperature(body)
+    divisor = request.trie if request and body.label_length_normalization == "mean" else None
+    widest = 1 if result is None else max(map(len, result.label_logits))
+
+    def scores(part: ScoreResult, _: slice) -> Iterable[Float64Array]:
+        shown = per_token(part, divisor)
+        return label_scores(shown, apply_softmax=softmax, temperature=temperature)
+
+    def masses(part: ScoreResult, items: slice) -> Iterable[Float64Array]:
+        assert request is not None  # noqa: S101  (it has a result)
+        return label_mass(part, request, items)
+
+    def listed(compute: Callable[[ScoreResult, slice], Iterable[Float64Array]]) -> Iterator[bytes]:
+        rows = () if result is None else _rows(result, max(1, NUMBERS // widest), compute)
+        return list_json(spread(rows, errors, count), max(1, NUMBERS // widest))
+
+    tables = [listed(scores)]
+    if body.return_label_logprobs:
+        tables.append(listed(lambda part, _: label_logprobs(part)))
+    if body.return_label_mass:
+        tables.append(listed(masses))
+    tokens = scored.prompt_tokens
+    answer = ScoreAnswer(
+        scores=HOLE,
+        model=scored.model,
+        usage=TokenUsage(tokens, tokens, 0, PromptTokensDetails(scored.cached_tokens)),
+        object="scoring",
+        label_logprobs=HOLE if body.return_label_logprobs else None,
+        label_mass=HOLE if body.return_label_mass else None,
+        errors=failed_items(scored.prepared.errors),
+    )
+    return in_pieces(answer, *tables)
+
+
+def _rows(
+    result: ScoreResult,
+    step: int,
+    compute: Callable[[ScoreResult, slice], Iterable[Float64Array]],
+) -> Iterator[Any]:
+    """Yield what `compute` returns for `step` items at a time, as Python's numbers or lists."""
+    for start in range(0, len(result.label_logits), step):
+        items = slice(start, start + step)
+        for row in compute(result.part(items), items):
+            yield row.tolist()
+
+
+def _temperature(body: ScoreBody) -> float:
+    return 1.0 if body.temperature is None else body.temperature
+
+
+SCORE = Dialect(
+    paths=(SCORE_PATH,),
+    summary="Score items",
+    description="Probabilities of label tokens after each `query + item` prompt.",
+    bodies=(ScoreBody, PairsBody),
+    answers=(ScoreAnswer, PairsAnswer),
+    decode=decode_score,
+    prepare=prepare_score,
+    encode=encode_score,
+    answer_bytes=score_bytes,
+    check=check_score,
+    is_small=_is_small,
+    example={
+        "query": "query: a blue wooden chair for the garden\nitem: ",
+        "items": ["A wooden garden chair in blue.", "A red steel lamp."],
+        "labels": ["yes", "no"],
+        "apply_softmax": True,
+    },
+)

@@ -1,0 +1,137 @@
+"""Body and answer of /v1/score."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from gpuscore.dialects.fields import (
+    AnsweredModel,
+    CacheSalt,
+    ErrorMode,
+    ModelName,
+    Priority,
+    ReturnMass,
+    about,
+    refused,
+)
+from gpuscore.dialects.schema import FailedItems, TokenUsage
+
+Text = str
+Ids = list[int]
+
+
+class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /v1/score. `null` means a field's default."""
+
+    # msgspec cannot tell list[str] from list[list[int]] in a union, so `text.joining` checks that
+    # all are of one kind.
+    items: Annotated[
+        Text | list[Text | Ids | None] | None,
+        about(
+            "Required. The candidates to score: all texts or all lists of token ids, of the same "
+            "kind as `query`. One text counts as one item; an empty list gives an empty answer. "
+            "null is an item that cannot be scored: see `on_error`."
+        ),
+    ] = None
+    query: Annotated[
+        Text | Ids | None,
+        about("The text or token ids that all items share; null means empty.", ""),
+    ] = None
+    label_token_ids: Annotated[
+        list[int | Ids] | None,
+        about(
+            "The labels, as token ids or as numbers of classes: one list for all items, or one per "
+            "item. Give this, `labels` or `label_sequences`; if all are null, the labels are those "
+            "of the model's family, or all its classes."
+        ),
+    ] = None
+    labels: Annotated[
+        list[str] | None,
+        about(
+            "Label texts of any number of tokens, or names of classes, for all items. Each is "
+            "tokenised on its own."
+        ),
+    ] = None
+    label_sequences: Annotated[
+        list[Ids] | None,
+        about("Labels as lists of token ids, of any length from 1, for all items."),
+    ] = None
+    label_length_normalization: Annotated[
+        Annotated[str, Meta(pattern=r"^(none|mean)\Z")] | None,
+        about(
+            "`mean`: the logarithm of a label's probability is divided by the label's number of "
+            "tokens before it becomes a score. Changes `scores` only.",
+            "none",
+        ),
+    ] = None
+    apply_softmax: Annotated[
+        bool | None,
+        about(
+            "true: scores are a softmax over the item's labels and sum to 1. false: scores are "
+            "probabilities over the whole vocabulary, or over all classes.",
+            False,
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        about(
+            "Divides the logits, or the sums of log-probabilities of labels of several tokens; "
+            "positive, and other than 1 only with `apply_softmax`.",
+            1.0,
+        ),
+    ] = None
+    item_first: Annotated[
+        bool | None, about("Prompts are item + query instead of query + item.", False)
+    ] = None
+    model: ModelName = None
+    return_label_logprobs: Annotated[
+        bool | None,
+        about("Adds `label_logprobs`: log-probabilities over the whole vocabulary.", False),
+    ] = None
+    return_label_mass: ReturnMass = None
+    on_error: ErrorMode = None
+    cache_salt: CacheSalt = None
+    priority: Priority = None
+    # SGLang's other fields are known only so that the error can name them.
+    return_token_logprobs: Annotated[bool | None, refused("false is accepted, too.")] = None
+    return_pooled_hidden_states: Annotated[bool | None, refused("false is accepted, too.")] = None
+    score_extraction_token: Annotated[str | None, refused()] = None
+    embed_override_token_id: Annotated[int | None, refused()] = None
+    query_embed_overrides: Annotated[list[list[float]] | None, refused()] = None
+    item_embed_overrides: Annotated[list[list[list[float]] | None] | None, refused()] = None
+
+    @property
+    def softmax(self) -> bool:
+        return bool(self.apply_softmax)
+
+    @property
+    def need_lse(self) -> bool:
+        return not self.softmax or bool(self.return_label_logprobs or self.return_label_mass)
+
+
+class ScoreAnswer(msgspec.Struct, omit_defaults=True):
+    """Answer of POST /v1/score."""
+
+    scores: Annotated[
+        list[list[float] | None],
+        about(
+            "A row per item and a number per label, in the request's order; null for an item in "
+            "`errors`."
+        ),
+    ]
+    model: AnsweredModel
+    usage: TokenUsage
+    object: Annotated[str, about("Always `scoring`.")]
+    label_logprobs: Annotated[
+        list[list[float] | None] | None,
+        about("Natural logarithms of the labels' probabilities over the whole vocabulary."),
+    ] = None
+    label_mass: Annotated[
+        list[float | None] | None,
+        about(
+            "Per item, the probability of all its labels together. A label that continues another "
+            "one does not count, because its probability is part of the other's."
+        ),
+    ] = None
+    errors: FailedItems = None

@@ -1,0 +1,162 @@
+"""The models that a server has: their states, and which one a request is for."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gpuscore.config.served import ANY_MODEL, listed
+from gpuscore.engine.admission import Backlog
+from gpuscore.errors import GpuscoreError, InvalidRequest, ModelNotFound, Unavailable
+from gpuscore.prompts.model import ModelPrompts
+from gpuscore.text.tokenizer_info import TokenizerInfo
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.stats import ReplicaState
+
+LOADING, READY, LOST = "loading", "ready", "lost"  # states of a model
+LOADING_RETRY_AFTER = 5  # seconds
+
+
+class ScoringEngine(Protocol):
+    """The part of `Replicas` that the server uses."""
+
+    @property
+    def limits(self) -> BackendLimits: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def backlog(self) -> Backlog: ...
+
+    def score_all(
+        self, requests: list[ScoreRequest]
+    ) -> "list[Future[ScoreResult] | GpuscoreError]": ...
+
+    def states(self) -> list[ReplicaState]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is loaded and warm, with its engine and its prompts.
+
+    `wait_ended` blocks until the engine is closed; it raises if the engine has failed for good.
+    """
+
+    engine: ScoringEngine
+    prompts: ModelPrompts
+    wait_ended: Callable[[], None] = lambda: None
+    about: str = ""  # number format and device, for people
+    tokenizer_info: TokenizerInfo | None = None  # None: the model has no tokenizer
+    replicas: int = 1  # engines that share the work
+
+    @property
+    def default_labels(self) -> list[int] | None:
+        """The labels that /v1/score uses if a body names none; None if it must name some."""
+        if self.prompts.family is not None:
+            return self.prompts.family.label_ids
+        classes = self.engine.limits.classes
+        return None if classes is None else list(range(len(classes)))
+
+
+class ServedModel:
+    """One model of a server, from before it is loaded.
+
+    Args:
+        name: the one that the server shows.
+        others: further names by which requests may call it.
+        aliases: more of them, which GET /v1/models shows.
+        is_default: requests without a name get it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        others: tuple[str, ...] = (),
+        is_default: bool = True,
+        aliases: tuple[str, ...] = (),
+    ) -> None:
+        self.name, self.is_default = name, is_default
+        self.shown = (name, *aliases)
+        self.names = (*self.shown, *others)
+        self.loaded: LoadedModel | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.loaded is not None and self.loaded.engine.alive
+
+    @property
+    def state(self) -> str:
+        """LOADING, READY or LOST."""
+        if self.loaded is None:
+            return LOADING
+        return READY if self.loaded.engine.alive else LOST
+
+    def ready(self) -> LoadedModel:
+        """Return the loaded model; raise Unavailable while it loads or has no running engine."""
+        if self.loaded is None:
+            raise Unavailable("the model is loading", retry_after=LOADING_RETRY_AFTER)
+        if not self.loaded.engine.alive:  # before any work on its text
+            raise Unavailable("the engine is not running", retry_after=LOADING_RETRY_AFTER)
+        return self.loaded
+
+
+class ModelTable:
+    """The models of a server, by the names that requests may use; at least one."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models = tuple(models)
+        self._by_name = {name: one for one in reversed(models) for name in one.names}
+        self._default = next((one for one in models if one.is_default), None)
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    @property
+    def only(self) -> ServedModel | None:
+        """The model of a server that has one."""
+        return self._models[0] if len(self._models) == 1 else None
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in self._models]
+
+    @property
+    def alive(self) -> list[LoadedModel]:
+        """The models that can score now."""
+        found = [one.loaded for one in self._models]
+        return [one for one in found if one is not None and one.engine.alive]
+
+    def find(self, wanted: str | None) -> ServedModel | None:
+        """Return the model that `choose` returns; None if it would raise."""
+        if wanted is None or wanted == ANY_MODEL:
+            return self._default
+        return self._by_name.get(wanted)
+
+    def choose(self, wanted: str | None) -> ServedModel:
+        """Return the model with a request's name; None and "default" stand for the default model.
+
+        Raises:
+            ModelNotFound: no model has this name.
+            InvalidRequest: no name is given, and none of the models is the default.
+        """
+        found = self.find(wanted)
+        if found is not None:
+            return found
+        if wanted is None or wanted == ANY_MODEL:
+            raise InvalidRequest(f"model is required: one of {listed(self.names)}", param="model")
+        if self.only is not None:
+            raise ModelNotFound(f"this server has one model: {self.only.name}", param="model")
+        raise ModelNotFound(f"this server has the models {listed(self.names)}", param="model")
+
+    def states(self) -> list[ReplicaState]:
+        """Return the states of all engines of the loaded models."""
+        return [
+            replace(state, model=one.name)
+            for one in self._models
+            if one.loaded is not None
+            for state in one.loaded.engine.states()
+        ]

@@ -1,0 +1,204 @@
+"""The dialect of /v1/systemone: System One's typed questions about one state."""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from gpuscore.config import RequestLimits
+from gpuscore.dialects.decisions import prepared_decisions
+from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
+from gpuscore.dialects.errors import ErrorAnswer, error_body
+from gpuscore.dialects.paths import SYSTEM_ONE_PATH
+from gpuscore.dialects.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBER_BYTES,
+    QUESTIONS,
+    ROWS,
+    in_pieces,
+    object_json,
+    text_bytes,
+    value_bytes,
+)
+from gpuscore.dialects.schema import PromptTokensDetails, decoding_errors
+from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.system_one_types import (
+    BoxQuestion,
+    Diagnostics,
+    NamedChoiceAnswer,
+    NamedChoiceQuestion,
+    NoulAnswer,
+    NoulCriteria,
+    NoulQuestion,
+    ScoreLevelAnswer,
+    ScoreQuestion,
+    SystemOneAnswer,
+    SystemOneBody,
+    SystemOneQuestion,
+    SystemOneUsage,
+)
+from gpuscore.errors import GpuscoreError, InvalidRequest
+from gpuscore.prompts.decision_reads import DecisionReads, ReadAnswer
+from gpuscore.prompts.decision_texts import DecisionQuestion, json_text
+from gpuscore.prompts.decisions import DecisionInput
+from gpuscore.prompts.system_one import (
+    check_questions,
+    choice_question,
+    noul_question,
+    score_question,
+)
+from gpuscore.text.turns import Turns
+from gpuscore.types.record import RequestRecord
+
+_decoder = msgspec.json.Decoder(SystemOneBody)
+
+
+def decode_system_one(body: bytes, record: RequestRecord) -> SystemOneBody:
+    """Decode and check a body; raise InvalidRequest, whose message never holds the body's text."""
+    with decoding_errors(SystemOneBody):
+        decoded = _decoder.decode(body)
+    check_body(decoded)
+    return decoded
+
+
+def check_body(decoded: SystemOneBody) -> None:
+    """Raise InvalidRequest for what this server does not read, and for a state of null."""
+    if decoded.assets is not None:
+        raise InvalidRequest("assets: this server reads no images", param="assets")
+    if decoded.state is None:
+        raise InvalidRequest("state must not be null", param="state")
+    for number, question in enumerate(decoded.questions.values()):
+        if isinstance(question, BoxQuestion):
+            raise InvalidRequest(
+                f"questions[{number}]: box asks for a place in an image, and this server reads no "
+                "images",
+                param=f"questions[{number}]",
+            )
+
+
+def prepare_system_one(model: LoadedModel, body: SystemOneBody, turns: Turns) -> PreparedBody:
+    """Build the engine's request.
+
+    Raises:
+        GpuscoreError: the request is invalid, or the model cannot answer such questions.
+    """
+    prompts = model.prompts.questions
+    made = prompts.build(decision_input(body, prompts.limits), turns)
+    return prepared_decisions(made, body.cache_salt)
+
+
+def decision_input(body: SystemOneBody, limits: RequestLimits) -> DecisionInput:
+    """Return a body's questions; raise InvalidRequest for those that cannot be asked."""
+    check_questions(len(body.questions), limits.max_questions)
+    questions = [
+        _asked(question, limits, f"questions[{number}]")
+        for number, question in enumerate(body.questions.values())
+    ]
+    return DecisionInput(
+        input=body.state if isinstance(body.state, str) else json_text(body.state),
+        questions=questions,
+        instructions=body.instructions,
+        chat=body.chat_template_kwargs or {},
+        is_json=not isinstance(body.state, str),
+        priority=body.priority or 0,
+        need_top=True,
+        input_name="state",
+    )
+
+
+def _asked(question: SystemOneQuestion, limits: RequestLimits, param: str) -> DecisionQuestion:
+    instructions = question.instructions
+    if isinstance(question, NamedChoiceQuestion):
+        return choice_question(instructions, question.criteria, limits, param)
+    if isinstance(question, NoulQuestion):
+        told = question.criteria or NoulCriteria()
+        return noul_question(instructions, told.true, told.false, param)
+    assert not isinstance(question, BoxQuestion)  # noqa: S101  (`decode` refuses it)
+    return score_question(instructions, question.criteria, limits, param)
+
+
+def system_one_bytes(body: SystemOneBody, prepared: PreparedBody) -> int:
+    diagnostics = 64 + NUMBER_BYTES
+    return sum(
+        2 * text_bytes(name) + diagnostics + _question_bytes(question)
+        for name, question in body.questions.items()
+    )
+
+
+def _question_bytes(question: SystemOneQuestion) -> int:
+    """Return the most bytes of a question's answer, which shows its best option twice."""
+    size = 128 + 3 * NUMBER_BYTES
+    if isinstance(question, NamedChoiceQuestion):
+        names = [*question.criteria]
+        longest = max(map(text_bytes, names), default=0)
+        return size + longest + NUMBER_BYTES * len(names) + text_bytes(*names)
+    if isinstance(question, ScoreQuestion):
+        levels = (COUNT_BYTES + NUMBER_BYTES) * 2 * len(question.criteria)
+        return size + levels + sum(map(value_bytes, question.criteria))
+    return size
+
+
+def encode_system_one(scored: Scored[SystemOneBody]) -> Iterator[bytes]:
+    reads: DecisionReads = scored.prepared.notes
+    found = dict(zip(scored.body.questions, reads.answers(scored.scores), strict=True))
+    answer = SystemOneAnswer(
+        scored.request_id,
+        int(time.time()),
+        scored.model,
+        HOLE,
+        SystemOneUsage(scored.prompt_tokens, PromptTokensDetails(scored.cached_tokens)),
+        HOLE,
+    )
+    questions = scored.body.questions
+    answers = ((name, _answer(one, found[name])) for name, one in questions.items())
+    diagnostics = (
+        (name, Diagnostics(one.label_mass, one.argmax_is_label)) for name, one in found.items()
+    )
+    return in_pieces(answer, object_json(answers, QUESTIONS), object_json(diagnostics, ROWS))
+
+
+def _answer(
+    question: SystemOneQuestion, found: ReadAnswer
+) -> NoulAnswer | NamedChoiceAnswer | ScoreLevelAnswer:
+    shares = found.shares.tolist()
+    if isinstance(question, NamedChoiceQuestion):
+        names = list(question.criteria)
+        named = dict(zip(names, shares, strict=True))
+        return NamedChoiceAnswer(names[found.best], named, found.confidence)
+    if isinstance(question, ScoreQuestion):
+        numbers = [str(number) for number in range(len(shares))]
+        mean = sum(number * share for number, share in enumerate(shares))
+        legend = dict(zip(numbers, question.criteria, strict=True))
+        return ScoreLevelAnswer(
+            mean, legend, dict(zip(numbers, shares, strict=True)), found.confidence
+        )
+    return NoulAnswer(shares[0], found.confidence)
+
+
+def encode_system_one_error(error: GpuscoreError, variant: str = "") -> bytes:
+    """Return an error as JSON, with its message also where some clients look for it."""
+    told = error.message
+    return msgspec.json.encode(ErrorAnswer(error_body(error), detail=told, message=told))
+
+
+SYSTEM_ONE = Dialect(
+    paths=(SYSTEM_ONE_PATH,),
+    summary="System One: typed questions over one state",
+    description="Yes or no, one of several options, or a level, with probabilities.",
+    bodies=(SystemOneBody,),
+    answers=(SystemOneAnswer,),
+    decode=decode_system_one,
+    prepare=prepare_system_one,
+    encode=encode_system_one,
+    answer_bytes=system_one_bytes,
+    encode_error=encode_system_one_error,
+    example={
+        "state": {"query": "a red bedroom lamp", "item": "Small crimson lantern made of steel."},
+        "questions": {
+            "fits": {"type": "noul", "instructions": "Does the item fit the query?"},
+            "colour": {"type": "choice", "criteria": {"red": None, "blue": "navy or azure"}},
+            "size": {"type": "score", "criteria": ["small", "medium", "large"]},
+        },
+    },
+)

@@ -1,0 +1,55 @@
+"""The table of all dialects, by path, and the answers to requests that a route refuses."""
+
+from typing import Any
+
+from gpuscore.dialects.classify import CLASSIFY
+from gpuscore.dialects.completions import COMPLETIONS
+from gpuscore.dialects.decisions import DECISIONS
+from gpuscore.dialects.dialect import Dialect
+from gpuscore.dialects.errors import encode_error
+from gpuscore.dialects.refused import GENERATING
+from gpuscore.dialects.rerank import RERANK
+from gpuscore.dialects.score import SCORE
+from gpuscore.dialects.system_one import SYSTEM_ONE
+from gpuscore.dialects.tokens import DETOKENIZE, TOKENIZE_TEXT
+from gpuscore.errors import GpuscoreError
+from gpuscore.types.record import RequestRecord
+
+DIALECTS: tuple[Dialect[Any], ...] = (
+    SCORE,
+    RERANK,
+    CLASSIFY,
+    DECISIONS,
+    SYSTEM_ONE,
+    COMPLETIONS,
+    TOKENIZE_TEXT,
+    DETOKENIZE,
+    GENERATING,
+)
+DIALECT_OF = {path: dialect for dialect in DIALECTS for path in dialect.paths}
+
+
+def error_answer(
+    error: GpuscoreError, record: RequestRecord
+) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Return the header fields and the body of an error's answer; note the error in the record.
+
+    The body has the shape that the clients of the request's route expect.
+    """
+    record.refuse(error.status, error.code)
+    body = _error_json(error, record)
+    fields = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+    ]
+    if error.retry_after is not None:
+        fields.append((b"retry-after", b"%d" % error.retry_after))
+    if error.status == 401:
+        fields.append((b"www-authenticate", b"Bearer"))
+    return fields, body
+
+
+def _error_json(error: GpuscoreError, record: RequestRecord) -> bytes:
+    dialect = DIALECT_OF.get(record.route)
+    encode = encode_error if dialect is None else dialect.encode_error
+    return encode(error, record.variant)

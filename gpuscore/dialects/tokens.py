@@ -1,0 +1,178 @@
+"""The dialects of /tokenize and /detokenize, with vLLM's bodies and answers."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
+from gpuscore.dialects.fields import ModelName, about
+from gpuscore.dialects.paths import DETOKENIZE_PATH, TOKENIZE_PATH
+from gpuscore.dialects.pieces import (
+    COUNT_BYTES,
+    HOLE,
+    NUMBERS,
+    ROWS,
+    in_pieces,
+    list_json,
+    text_bytes,
+    text_json,
+)
+from gpuscore.dialects.schema import decoding_errors
+from gpuscore.dialects.served import LoadedModel
+from gpuscore.errors import InvalidRequest, TooManyTokens
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.pieces import OverLimit
+from gpuscore.text.turns import Turns
+from gpuscore.types.record import RequestRecord
+
+
+class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /tokenize."""
+
+    prompt: Annotated[str, about("A text.")]
+    model: ModelName = None
+    add_special_tokens: Annotated[
+        bool | None, about("true: the text gets the tokenizer's special tokens.", True)
+    ] = None
+    return_token_strs: Annotated[bool | None, about("true: adds `token_strs`.", False)] = None
+
+    @property
+    def num_items(self) -> None:
+        return None
+
+
+class TokenizeAnswer(msgspec.Struct, omit_defaults=True):
+    """Answer of POST /tokenize."""
+
+    count: Annotated[int, about("Number of tokens.")]
+    max_model_len: Annotated[int, about("The longest prompt that the model takes, in tokens.")]
+    tokens: Annotated[list[int], about("Token ids.")]
+    token_strs: Annotated[
+        list[str | None] | None,
+        about("The vocabulary's entry of each id, if asked for; null where it has none."),
+    ] = None
+
+
+class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /detokenize."""
+
+    tokens: Annotated[list[int], about("Token ids.")]
+    model: ModelName = None
+
+    @property
+    def num_items(self) -> None:
+        return None
+
+
+class DetokenizeAnswer(msgspec.Struct):
+    """Answer of POST /detokenize."""
+
+    prompt: Annotated[str, about("The text of the tokens, special tokens included.")]
+
+
+_tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
+_detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
+
+
+def decode_tokenize(body: bytes, record: RequestRecord) -> TokenizeBody:
+    with decoding_errors(TokenizeBody):
+        return _tokenize_decoder.decode(body)
+
+
+def decode_detokenize(body: bytes, record: RequestRecord) -> DetokenizeBody:
+    with decoding_errors(DetokenizeBody):
+        return _detokenize_decoder.decode(body)
+
+
+def prepare_tokenize(model: LoadedModel, body: TokenizeBody, turns: Turns) -> PreparedBody:
+    """Make the answer.
+
+    Raises:
+        InvalidRequest: the model has no tokenizer.
+        TooManyTokens: the text has more tokens than `--max-request-tokens`.
+    """
+    encoder = model.prompts.builder.need_encoder("prompt")
+    limit = model.prompts.builder.limits.max_request_tokens
+    special = body.add_special_tokens is not False
+    try:
+        (ids,) = encoder.prompts([body.prompt], special, turns, limit)
+    except OverLimit as over:
+        raise TooManyTokens(
+            f"at least {over.least} tokens, the limit is {limit}", param="prompt"
+        ) from None
+    _check_count(len(ids), "prompt", model.prompts.builder)
+    names = HOLE if body.return_token_strs else None
+    answer = TokenizeAnswer(len(ids), model.engine.limits.max_model_len, HOLE, names)
+    return PreparedBody(None, notes=(answer, ids, encoder))
+
+
+def prepare_detokenize(model: LoadedModel, body: DetokenizeBody, turns: Turns) -> PreparedBody:
+    """Make the answer.
+
+    Raises:
+        InvalidRequest: the model has no tokenizer.
+        TokenIdOutOfRange: an id is none of the model's.
+        TooManyTokens: there are more tokens than `--max-request-tokens`.
+    """
+    _check_count(len(body.tokens), "tokens", model.prompts.builder)
+    if model.prompts.builder.encoder is None:
+        raise InvalidRequest("this model has no tokenizer", param="tokens")
+    ids = model.prompts.builder.checks.ids(body.tokens, "tokens")
+    return PreparedBody(None, notes=model.prompts.builder.encoder.text(ids.tolist()))
+
+
+def tokenize_bytes(body: TokenizeBody, prepared: PreparedBody) -> int:
+    _, ids, encoder = prepared.notes
+    names = map(encoder.token_name, ids.tolist()) if body.return_token_strs else ()
+    return COUNT_BYTES * len(ids) + text_bytes(*names)
+
+
+def detokenize_bytes(body: DetokenizeBody, prepared: PreparedBody) -> int:
+    return text_bytes(prepared.notes)
+
+
+def encode_tokenize(scored: Scored[TokenizeBody]) -> Iterator[bytes]:
+    """Return the ids that `prepare` has made; the engine is not asked."""
+    answer, ids, encoder = scored.prepared.notes
+    starts = range(0, len(ids), NUMBERS)
+    tokens = (id for start in starts for id in ids[start : start + NUMBERS].tolist())
+    names = [list_json(map(encoder.token_name, ids.tolist()), ROWS)] if answer.token_strs else []
+    return in_pieces(answer, list_json(tokens), *names)
+
+
+def encode_detokenize(scored: Scored[DetokenizeBody]) -> Iterator[bytes]:
+    """Return the text that `prepare` has made; the engine is not asked."""
+    return in_pieces(DetokenizeAnswer(HOLE), text_json(scored.prepared.notes))
+
+
+def _check_count(count: int, param: str, builder: PromptBuilder) -> None:
+    if count > builder.limits.max_request_tokens:
+        limit = builder.limits.max_request_tokens
+        raise TooManyTokens(f"{count} tokens, the limit is {limit}", param=param)
+
+
+TOKENIZE_TEXT = Dialect(
+    paths=(TOKENIZE_PATH,),
+    summary="Text to tokens",
+    description="The token ids of a text, by default with the tokenizer's special tokens.",
+    bodies=(TokenizeBody,),
+    answers=(TokenizeAnswer,),
+    decode=decode_tokenize,
+    prepare=prepare_tokenize,
+    encode=encode_tokenize,
+    answer_bytes=tokenize_bytes,
+    example={"prompt": "A red steel lamp."},
+)
+DETOKENIZE = Dialect(
+    paths=(DETOKENIZE_PATH,),
+    summary="Tokens to text",
+    description="The text of token ids, special tokens included.",
+    bodies=(DetokenizeBody,),
+    answers=(DetokenizeAnswer,),
+    decode=decode_detokenize,
+    prepare=prepare_detokenize,
+    encode=encode_detokenize,
+    answer_bytes=detokenize_bytes,
+    example={"tokens": [32, 33]},
+)

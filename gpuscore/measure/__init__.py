@@ -1,0 +1,1 @@
+"""Measurements: parity, evaluation and calibration."""

@@ -1,0 +1,106 @@
+"""Labelled questions: JSON lines whose rows are bodies of /v1/systemone with the right answers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from gpuscore.dialects.fields import about
+from gpuscore.dialects.schema import decoding_errors
+from gpuscore.dialects.system_one import check_body
+from gpuscore.dialects.system_one_types import (
+    NamedChoiceQuestion,
+    NoulQuestion,
+    ScoreQuestion,
+    SystemOneBody,
+    SystemOneQuestion,
+)
+from gpuscore.errors import ConfigError, InvalidRequest
+
+MOST_SHOWN = 10  # bad rows in an error
+
+
+class LabelledRow(SystemOneBody, forbid_unknown_fields=True, kw_only=True):
+    """A body of /v1/systemone, and the right answers by the questions' names."""
+
+    answers: Annotated[dict[str, bool | int | str], about("By the questions' names.")]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledBody:
+    """A row, and of each question the number of the label that answers it.
+
+    Args:
+        number: of the line, from 1.
+    """
+
+    number: int
+    body: LabelledRow
+    right: tuple[int, ...]
+
+
+_decoder = msgspec.json.Decoder(LabelledRow)
+
+
+def read_rows(path: Path) -> list[LabelledBody]:
+    """Return the rows of a file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+        InvalidRequest: rows are not labelled questions; the message has their numbers.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"--data {path}: {error.strerror}") from error
+    rows, bad = list[LabelledBody](), list[str]()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(_row(number, line))
+        except InvalidRequest as error:
+            bad.append(f"row {number}: {error.message}")
+    refuse_bad(path, bad)
+    if not rows:
+        raise InvalidRequest(f"--data {path} has no rows")
+    return rows
+
+
+def refuse_bad(path: Path, bad: list[str]) -> None:
+    """Raise InvalidRequest with the first of these complaints, if there are any."""
+    if bad:
+        more = f"\n... and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
+        told = "\n".join(bad[:MOST_SHOWN])
+        raise InvalidRequest(f"--data {path}: bad rows: {len(bad)}\n{told}{more}")
+
+
+def _row(number: int, line: bytes) -> LabelledBody:
+    with decoding_errors(LabelledRow):
+        body = _decoder.decode(line)
+    check_body(body)
+    if set(body.answers) != set(body.questions):
+        raise InvalidRequest("answers must have the names of questions, all and no others")
+    right = [
+        _place(question, body.answers[name], f"answers[{place}]")
+        for place, (name, question) in enumerate(body.questions.items())
+    ]
+    return LabelledBody(number, body, tuple(right))
+
+
+def _place(question: SystemOneQuestion, answer: bool | int | str, param: str) -> int:
+    """Return the number of the label that an answer names."""
+    if isinstance(question, NoulQuestion):
+        if not isinstance(answer, bool):
+            raise InvalidRequest(f"{param} must be true or false", param=param)
+        return 0 if answer else 1
+    if isinstance(question, NamedChoiceQuestion):
+        if answer not in question.criteria or not isinstance(answer, str):
+            raise InvalidRequest(f"{param} must be a name of the criteria", param=param)
+        return list(question.criteria).index(answer)
+    assert isinstance(question, ScoreQuestion)  # noqa: S101  (`check_body` refuses boxes)
+    count = len(question.criteria)
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < count:
+        raise InvalidRequest(f"{param} must be a number from 0 to {count - 1}", param=param)
+    return answer

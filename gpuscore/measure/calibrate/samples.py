@@ -1,0 +1,104 @@
+"""Samples of one type of question: log-probabilities of the labels, and which one is right."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuscore.prompts.calibration import Scaling
+from gpuscore.types.arrays import Float64Array
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """N reads of questions of one type.
+
+    A question that is read in two orders has two reads; its answer is the mean of them.
+
+    Args:
+        logprobs: [N, most labels], in the order of the labels; -inf after the last one.
+        right: [N], the label that answers.
+        questions: [N], numbers of the questions, from 0; each one's reads have one number.
+        rows: [N], numbers of the rows; questions of a row have a state in common.
+        turned: [N], the options stood in reverse order.
+    """
+
+    logprobs: Float64Array
+    right: Places
+    questions: Places
+    rows: Places
+    turned: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls,
+        logprobs: Sequence[Float64Array],
+        right: Sequence[int],
+        questions: Sequence[int],
+        rows: Sequence[int],
+        turned: Sequence[bool],
+    ) -> "Samples":
+        """Return samples of reads with different numbers of labels.
+
+        Args:
+            right: the label that answers, in the order of the question's options.
+        """
+        table = np.full((len(logprobs), max(map(len, logprobs))), -np.inf)
+        for target, row in zip(table, logprobs, strict=True):
+            target[: len(row)] = row
+        last = np.array([*map(len, logprobs)]) - 1
+        places = np.where(turned, last - np.array(right), right)
+        numbers = np.array(questions)
+        return cls(table, places.astype(np.int64), numbers, np.array(rows), np.array(turned))
+
+    def __len__(self) -> int:
+        return len(self.right)
+
+    @property
+    def num_questions(self) -> int:
+        return len(np.unique(self.questions))
+
+    def part(self, chosen: NDArray[np.bool_]) -> "Samples":
+        """Return the samples for which `chosen` [N] is True."""
+        return Samples(
+            self.logprobs[chosen],
+            self.right[chosen],
+            self.questions[chosen],
+            self.rows[chosen],
+            self.turned[chosen],
+        )
+
+    def shares(self, scaling: Scaling) -> Float64Array:
+        """Return probabilities [N, most labels] of the labels."""
+        return scaling.shares(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The answers to Q questions, beside what is right.
+
+    Args:
+        shares: [Q, most labels], 0 after the last one, in the order of the options.
+        right: [Q], the option that is right.
+        rows: [Q], numbers of the rows.
+    """
+
+    shares: Float64Array
+    right: Places
+    rows: Places
+
+    @classmethod
+    def of(cls, samples: Samples, shares: Float64Array) -> "Judged":
+        """Return the mean answer of each question's reads, of shares [N, most labels]."""
+        counts = np.isfinite(samples.logprobs).sum(axis=1)
+        ordered, right = shares.copy(), samples.right.copy()
+        for read in np.flatnonzero(samples.turned):
+            ordered[read, : counts[read]] = shares[read, : counts[read]][::-1]
+            right[read] = counts[read] - 1 - right[read]
+        numbers, first, place = np.unique(samples.questions, return_index=True, return_inverse=True)
+        sums = np.zeros((len(numbers), shares.shape[1]))
+        np.add.at(sums, place, ordered)
+        return cls(sums / np.bincount(place)[:, None], right[first], samples.rows[first])

@@ -1,0 +1,181 @@
+"""The data of an evaluation as JSON lines: queries with graded documents, or labelled texts."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from gpuscore.errors import ConfigError
+from gpuscore.measure.evaluation.records import Record, json_lines
+
+TEXTS_OF_A_UNIT = 64  # texts that are classified by one request
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query and its candidates.
+
+    Attributes:
+        id: unique within the data.
+        text: the query.
+        documents: ids of the candidates; unique.
+        texts: of the candidates.
+        first_stage: the candidates' scores by an earlier stage, if known.
+        grades: by document id, those of documents that are no candidates included; over 0 is
+            relevant.
+    """
+
+    id: str
+    text: str
+    documents: tuple[str, ...]
+    texts: tuple[str, ...]
+    first_stage: tuple[float, ...] | None
+    grades: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledTexts:
+    """A few texts that are classified together, with their right classes.
+
+    Attributes:
+        id: unique within the data.
+    """
+
+    id: str
+    texts: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Data for a ranking.
+
+    Attributes:
+        name: of the file or folder.
+        queries: those with at least one relevant document.
+        left_out: number of queries without one, which no ranking can tell anything about.
+    """
+
+    name: str
+    queries: tuple[Query, ...]
+    left_out: int
+
+    @property
+    def pairs(self) -> int:
+        return sum(len(query.documents) for query in self.queries)
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Data for a classification.
+
+    Attributes:
+        name: of the file.
+        units: all texts.
+    """
+
+    name: str
+    units: tuple[LabelledTexts, ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(label for unit in self.units for label in unit.labels)
+
+
+def fingerprint(data: Ranked | Labelled) -> str:
+    """Return a digest of everything that scores depend on."""
+    digest = sha256()
+    for part in data.queries if isinstance(data, Ranked) else data.units:
+        fields = [getattr(part, name) for name in part.__slots__]
+        digest.update(json.dumps(fields, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def ranked(name: str, queries: Sequence[Query]) -> Ranked:
+    """Return data without the queries that have no relevant document.
+
+    Raises:
+        ConfigError: nothing is left, or an id is there twice.
+    """
+    _refuse_twice((query.id for query in queries), f"{name}: the query")
+    for query in queries:
+        _refuse_twice(query.documents, f"{name}: query {query.id}: the document")
+    useful = tuple(one for one in queries if any(grade > 0 for grade in one.grades.values()))
+    useful = tuple(query for query in useful if query.documents)
+    if not useful:
+        raise ConfigError(f"--data {name} has no query with candidates and a relevant document")
+    return Ranked(name, useful, len(queries) - len(useful))
+
+
+def read_lines(path: Path) -> Ranked | Labelled:
+    """Read JSON lines: objects with query, documents and grades, or with text and label.
+
+    Raises:
+        ConfigError: with the line's number, if one of them is not as described.
+    """
+    rows = list(json_lines(path))
+    if not rows:
+        raise ConfigError(f"--data {path} has no lines")
+    if "label" in rows[0][1]:
+        return _labelled(path, rows)
+    return ranked(path.name, [_query(path, place, row) for place, row in rows])
+
+
+def _query(path: Path, place: str, row: Mapping[str, Any]) -> Query:
+    def bad(what: str) -> ConfigError:
+        return ConfigError(f"--data {path}: {place}: {what}")
+
+    text, given, grades = row.get("query"), row.get("documents"), row.get("grades")
+    if not isinstance(text, str) or not isinstance(given, list) or not isinstance(grades, list):
+        raise bad("needs query (text), documents and grades (lists), or text and label")
+    if len(given) != len(grades):
+        raise bad(f"has {len(given)} documents and {len(grades)} grades")
+    if not all(isinstance(grade, int) for grade in grades):
+        raise bad("grades must be integers")
+    first = row.get("first_stage")
+    if first is not None and (len(first) != len(given) or not all(map(_is_number, first))):
+        raise bad("first_stage must be a number for each document")
+    named = [one if isinstance(one, dict) else {"text": one} for one in given]
+    if not all(isinstance(one.get("text"), str) for one in named):
+        raise bad("documents must be texts, or objects with text and perhaps id")
+    ids = tuple(str(one.get("id", index)) for index, one in enumerate(named))
+    return Query(
+        str(row.get("id", place)),
+        text,
+        ids,
+        tuple(one["text"] for one in named),
+        None if first is None else tuple(map(float, first)),
+        {id: int(grade) for id, grade in zip(ids, grades, strict=True)},
+    )
+
+
+def _labelled(path: Path, rows: Sequence[Record]) -> Labelled:
+    texts, labels = [], []
+    for place, row in rows:
+        text, label = row.get("text"), row.get("label")
+        if not isinstance(text, str) or not isinstance(label, str):
+            raise ConfigError(f"--data {path}: {place} needs text and label, both texts")
+        texts.append(text)
+        labels.append(label)
+    starts = range(0, len(texts), TEXTS_OF_A_UNIT)
+    return Labelled(path.name, tuple(_unit(start, texts, labels) for start in starts))
+
+
+def _unit(start: int, texts: Sequence[str], labels: Sequence[str]) -> LabelledTexts:
+    end = min(start + TEXTS_OF_A_UNIT, len(texts))
+    return LabelledTexts(
+        f"rows {start + 1} to {end}", tuple(texts[start:end]), tuple(labels[start:end])
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refuse_twice(ids: Iterator[str] | Sequence[str], what: str) -> None:
+    twice = [id for id, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ConfigError(f"--data {what} {twice[0]} is there twice")

@@ -1,0 +1,266 @@
+"""The command line of `gpuscore parity`; each command imports its code when it runs."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from gpuscore.config import FileConfig, ModelConfig
+from gpuscore.config.examples import EXAMPLES
+from gpuscore.config.flags import EPILOG, HelpFormatter, add_flags, refuse_api_key
+from gpuscore.config.parser import CommandParser
+from gpuscore.config.sources import Settings
+
+Command = Callable[[argparse.Namespace, Settings], int]
+# Copies of the keys of workload.SIZES, whose module imports NumPy and tokenizers, and of
+# deviations.KNOWN.
+SIZES = ("quick", "standard", "full")
+KINDS = ("strict", "gpuscore", "sglang", "sglang-mis", "sgl-jax")
+
+
+def add_parity(commands: Any) -> None:
+    """Add `parity` with its commands to the parser's."""
+    parity = commands.add_parser(
+        "parity",
+        description="Compare ways to score: backends, machines, servers.",
+        help="compare backends, machines and servers",
+    )
+    refuse_api_key(parity)
+    below = parity.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(below)
+    _add_record(below)
+    _add_compare(below)
+    _add_trace(below)
+    _add_check_server(below)
+
+
+def _add_run(commands: Any) -> None:
+    run = _add(
+        commands,
+        "run",
+        "[MODEL] --backends LIST [OPTIONS]",
+        "compare backends with transformers in float32, on a fixed workload",
+        _run,
+        exit_1="a gate failed",
+        epilog=EPILOG,
+    )
+    group = run.add_argument_group("What to compare (command line only)")
+    group.add_argument(
+        "--backends",
+        required=True,
+        metavar="LIST",
+        help="comma-separated framework:dtype[:attention][@device], such as "
+        "torch:bfloat16:triton,jax:bfloat16@tpu; int8, fp8 or w8a16 in the place of the dtype is "
+        "the --quantization; replaces --backend, --dtype, --attention and --quantization; without "
+        "@device a backend gets --device, as transformers does",
+    )
+    _add_workload(group)
+    _add_report(group)
+    add_flags(run, ModelConfig, FileConfig)
+    run.add_help_all()
+
+
+def _add_record(commands: Any) -> None:
+    record = _add(
+        commands,
+        "record",
+        "[MODEL] -o DIRECTORY [OPTIONS]",
+        "score the workload and write a bundle, to compare on any machine",
+        _record,
+        epilog=EPILOG,
+    )
+    group = record.add_argument_group("What to record (command line only)")
+    group.add_argument(
+        "-o", "--output", required=True, metavar="DIRECTORY", help="the bundle; must not exist yet"
+    )
+    group.add_argument(
+        "--oracle",
+        action="store_true",
+        help="score with transformers in --dtype, for `parity compare --reference`",
+    )
+    _add_workload(group)
+    add_flags(record, ModelConfig, FileConfig)
+    record.add_help_all()
+
+
+def _add_compare(commands: Any) -> None:
+    compare = _add(
+        commands,
+        "compare",
+        "A B [...] [--reference EXACT ROUNDED] [OPTIONS]",
+        "compare bundles of one model and one workload",
+        _compare,
+        exit_1="a gate failed",
+    )
+    compare.add_argument(
+        "bundles",
+        nargs="+",
+        metavar="A B",
+        help="bundles; every pair is judged, and if only one of two is float32, it counts as right",
+    )
+    compare.add_argument(
+        "--reference",
+        nargs="+",
+        metavar="BUNDLE",
+        help="transformers' bundles: one in float32, and one in each half-precision format of the "
+        "others. Each bundle is judged by them, as `parity run` judges; no pair is",
+    )
+    _add_report(compare)
+
+
+def _add_trace(commands: Any) -> None:
+    trace = _add(
+        commands,
+        "trace",
+        "[MODEL] [OPTIONS]",
+        "name the first layer in which a backend errs over twice as much as transformers",
+        _trace,
+        exit_1="there is such a layer",
+        epilog=EPILOG,
+    )
+    group = trace.add_argument_group("What to trace (command line only)")
+    _add_seed(group)
+    add_flags(trace, ModelConfig, FileConfig)
+    trace.add_help_all()
+
+
+def _add_check_server(commands: Any) -> None:
+    check = _add(
+        commands,
+        "check-server",
+        "URL [URL2] [OPTIONS]",
+        "check one or two servers against the contract of SGLang's /v1/score",
+        _check_server,
+        exit_1="a check failed that is not a known deviation, or two servers differ",
+    )
+    check.add_argument("url", metavar="URL", help="such as http://127.0.0.1:8000")
+    check.add_argument("url2", metavar="URL2", nargs="?", help="a second server of the same model")
+    check.add_argument(
+        "--kind",
+        choices=KINDS,
+        default="strict",
+        help="kind of server, whose known deviations are no failures (default: strict: none known)",
+    )
+    check.add_argument(
+        "--kind2", choices=KINDS, default="strict", help="the same for URL2 (default: strict)"
+    )
+    check.add_argument(
+        "--reference",
+        metavar="MODEL",
+        help="the served model, as a directory or hub name: adds the checks that need its "
+        "tokenizer and transformers",
+    )
+    check.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default=argparse.SUPPRESS,
+        help="device of transformers with --reference (default: auto, as for serve)",
+    )
+    check.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="number of valid token ids (default: found by sending ids as labels, which can crash "
+        "a server that does not check them)",
+    )
+    check.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-3,
+        metavar="P",
+        help="largest difference of two probabilities that counts as rounding, and twice the "
+        "largest mean (default: 0.001, for half precision; float32: 1e-5)",
+    )
+    check.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="time for one answer (default: 120)",
+    )
+    check.add_argument(
+        "--api-key-file",
+        default=argparse.SUPPRESS,
+        metavar="FILE",
+        help="file whose first line is sent as bearer token; GPUSCORE_API_KEY overrides it",
+    )
+    _add_report(check)
+
+
+def _add_workload(group: Any) -> None:
+    group.add_argument(
+        "--workload",
+        choices=SIZES,
+        default="standard",
+        help="length of the prompts; full: 2,000 + 500 x 20 tokens, for a GPU (default: standard)",
+    )
+    _add_seed(group)
+    group.add_argument(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of seeds from --seed on, each with requests of its own (default: 1)",
+    )
+
+
+def _add_seed(group: Any) -> None:
+    group.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the random tokens (default: 0)"
+    )
+
+
+def _add_report(group: Any) -> None:
+    group.add_argument("--report", metavar="FILE", help="also write an HTML page with plots")
+
+
+def _add(
+    commands: Any,
+    name: str,
+    usage: str,
+    help: str,
+    run: Command,
+    exit_1: str | None = None,
+    epilog: str = "",
+) -> CommandParser:
+    ending = f"\nExit code 1: {exit_1}." if exit_1 else ""
+    command: CommandParser = commands.add_parser(
+        name,
+        usage=f"gpuscore parity {name} {usage}",
+        description=f"{help[0].upper()}{help[1:]}.{ending}",
+        help=help,
+        epilog=EXAMPLES[f"parity {name}"] + epilog,
+        formatter_class=HelpFormatter,
+    )
+    command.set_defaults(command=run)
+    refuse_api_key(command)
+    return command
+
+
+def _run(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.measure.parity.commands import run
+
+    return run(values, settings)
+
+
+def _record(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.measure.parity.commands import record
+
+    return record(values, settings)
+
+
+def _compare(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.measure.parity.compare import compare
+
+    return compare(values)
+
+
+def _trace(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.measure.parity.trace import trace
+
+    return trace(values, settings)
+
+
+def _check_server(values: argparse.Namespace, settings: Settings) -> int:
+    from gpuscore.measure.parity.conformance.check_server import check_server
+
+    return check_server(values, settings)

@@ -1,0 +1,195 @@
+"""A server under test: its properties, and the requests that checks send to it."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from gpuscore.measure.parity.conformance.client import PlainClient, ServerReply
+from gpuscore.types.arrays import Float64Array
+
+Ids = list[int]
+LARGEST_VOCAB = 2**31 - 1
+FEWEST = 64  # number of ids that the checks need
+SAFE_VOCAB = 256  # ids to use if their number is unknown; every model has these
+LONG_QUERY = 2000
+CANARY = ([5, 6], [[7], [8, 9]])  # query and items that every model has
+
+
+class RequestRefused(Exception):
+    """A request that must succeed has failed; the message has the answer."""
+
+
+class Skipped(Exception):
+    """The check does not apply to this server; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The served model's own files on this machine, and scores computed from them."""
+
+    directory: Path
+    tokenizer: Tokenizer | None
+    probabilities: Callable[[list[Ids], Ids], Float64Array]  # prompts, labels -> [N, labels]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedServer:
+    """The properties of a server, and methods for requests with random token ids from a seed."""
+
+    client: PlainClient
+    model: str
+    vocab: int  # valid ids are below it
+    vocab_known: bool
+    query_len: int  # tokens of the longest query tried that fits together with items
+    texts: bool  # the server accepts text
+    tolerance: float
+    rng: np.random.RandomState
+    labels: Ids
+    reference: Reference | None = None
+    canary: Float64Array | None = None  # scores of CANARY before any check
+
+    def ids(self, length: int) -> Ids:
+        found: Ids = self.rng.randint(0, self.vocab, length).tolist()
+        return found
+
+    def items(self, *lengths: int) -> list[Ids]:
+        return [self.ids(length) for length in lengths]
+
+    def body(
+        self, query: str | Ids, items: Sequence[str | Ids], labels: Ids | None = None, **more: Any
+    ) -> dict[str, Any]:
+        wanted = self.labels if labels is None else labels
+        fields = {"query": query, "items": list(items), "label_token_ids": wanted}
+        return fields | {"model": self.model, "apply_softmax": True} | more
+
+    def send(self, *args: Any, **more: Any) -> ServerReply:
+        return self.client.score(self.body(*args, **more))
+
+    def ask(
+        self, query: str | Ids, items: Sequence[str | Ids], labels: Ids | None = None, **more: Any
+    ) -> Float64Array:
+        """Return scores [N, labels], by default with softmax, which makes errors visible.
+
+        Raises:
+            RequestRefused: the answer is not a 200 with a table of that shape, all finite.
+        """
+        return self.scores(self.body(query, items, labels, **more))
+
+    def scores(self, body: dict[str, Any]) -> Float64Array:
+        """Return the scores of a request that must succeed; raises RequestRefused as `ask`."""
+        num_labels = len(body["label_token_ids"])
+        return self.table(self.client.score(body), len(body["items"]), num_labels)
+
+    def table(
+        self, reply: ServerReply, num_items: int, num_labels: int | None = None
+    ) -> Float64Array:
+        """Return an answer's scores [num_items, num_labels]; None allows any number of labels.
+
+        Raises:
+            RequestRefused: the answer is not a 200 with a table of that shape, all finite.
+        """
+        if reply.status != 200:
+            raise RequestRefused(str(reply))
+        try:
+            found = np.array(reply.body["scores"], dtype=np.float64)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestRefused(f"no table of numbers in scores: {error!r}") from error
+        if num_labels is None and found.ndim == 2:
+            num_labels = found.shape[1]
+        if found.shape != (num_items, num_labels) or num_labels == 0:
+            wanted = num_labels or "at least 1"
+            raise RequestRefused(
+                f"scores is a table of {found.shape}, not of ({num_items}, {wanted})"
+            )
+        if not np.isfinite(found).all():
+            raise RequestRefused("scores has numbers that are not finite")
+        return found
+
+    def at_once(self, bodies: Sequence[dict[str, Any]]) -> list[ServerReply]:
+        """Send requests concurrently; return their answers in order."""
+        with ThreadPoolExecutor(max_workers=len(bodies)) as threads:
+            return list(threads.map(self.client.score, bodies))
+
+    def differ(self, want: Float64Array, got: Float64Array) -> str | None:
+        """Return how two tables differ, or None if only by rounding."""
+        sizes = np.abs(want - got)
+        if sizes.max() <= self.tolerance and sizes.mean() <= self.tolerance / 2:
+            return None
+        return (
+            f"differ by up to {sizes.max():.1e}, mean {sizes.mean():.1e}; rounding is up to "
+            f"{self.tolerance:g}, mean {self.tolerance / 2:g}"
+        )
+
+
+def meet(
+    client: PlainClient, tolerance: float, vocab: int | None, reference: Reference | None, seed: int
+) -> CheckedServer:
+    """Find out a server's properties.
+
+    Args:
+        client: of the server.
+        tolerance: difference of probabilities that counts as rounding.
+        vocab: valid ids are below it; None: found with some 30 requests for labels.
+        reference: the served model on this machine, if it is there.
+        seed: of the random ids.
+
+    Raises:
+        RequestRefused: the server does not answer a plain request.
+    """
+    model = _model_name(client)
+    rng = np.random.RandomState(seed)
+    body = {"model": model, "query": [5, 6], "items": [[7]], "label_token_ids": [3]}
+    reply = client.score(body)
+    if reply.status != 200:
+        raise RequestRefused(f"a plain request of token ids gets {reply}")
+    found = vocab or _find_vocab(lambda id: client.score(body | {"label_token_ids": [id]}))
+    rows = found or SAFE_VOCAB
+    server = CheckedServer(
+        client=client,
+        model=model,
+        vocab=rows,
+        vocab_known=found is not None,
+        query_len=_find_query_len(lambda n: client.score(body | {"query": [5] * n})),
+        texts=client.score(body | {"query": "a ", "items": ["b"]}).status == 200,
+        tolerance=tolerance,
+        rng=rng,
+        labels=[int(id) for id in rng.choice(rows, 3, replace=False)],
+        reference=reference,
+    )
+    return replace(server, canary=server.ask(*CANARY))
+
+
+def _model_name(client: PlainClient) -> str:
+    """Return the name in /v1/models, which sgl-jax requires in requests; else "default"."""
+    body = client.get("/v1/models").body
+    try:
+        return str(body["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        return "default"
+
+
+def _find_vocab(ask: Callable[[int], ServerReply]) -> int | None:
+    """Find the first id that is refused as a label, by bisection; None if none is refused."""
+    if ask(LARGEST_VOCAB).status == 200:
+        return None
+    valid, refused = SAFE_VOCAB - 1, LARGEST_VOCAB
+    while refused - valid > 1:
+        middle = (valid + refused) // 2
+        if ask(middle).status == 200:
+            valid = middle
+        else:
+            refused = middle
+    return refused
+
+
+def _find_query_len(ask: Callable[[int], ServerReply]) -> int:
+    """Return the largest of 2000, 1000, 500, ... tokens that leaves room for items."""
+    length = LONG_QUERY
+    while length > 32 and ask(length + 2 * max(64, length // 8)).status != 200:
+        length //= 2
+    return length

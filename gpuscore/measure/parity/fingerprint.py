@@ -1,0 +1,86 @@
+"""Identity of a model: digests of all that decides its scores, however its files are split."""
+
+import hashlib
+import json
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuscore.errors import ConfigError
+from gpuscore.models.files import as_object, is_file, read_object
+
+# Fields of config.json that do not change a score.
+_IRRELEVANT = ("_name_or_path", "transformers_version", "use_cache")
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """The SHA-256 digests of a model, in hexadecimal."""
+
+    weights: str  # of names, formats, shapes and bytes of all tensors, ordered by name
+    config: str  # of config.json, without fields that change no score
+    tokenizer: str | None  # of tokenizer.json
+
+
+def fingerprint(directory: Path) -> Fingerprint:
+    """Compute a model's fingerprint, reading all weights once.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    config = directory / "config.json"
+    fields = read_object(config)
+    if fields is None:
+        raise ConfigError(f"{config} is missing")
+    kept = {name: value for name, value in fields.items() if name not in _IRRELEVANT}
+    tokenizer = directory / "tokenizer.json"
+    return Fingerprint(
+        weights=_weights(directory),
+        config=_digest(json.dumps(kept, sort_keys=True).encode()),
+        tokenizer=_digest(tokenizer.read_bytes()) if is_file(tokenizer) else None,
+    )
+
+
+def _weights(directory: Path) -> str:
+    """Digest the tensors, not the files, so that the split into shards does not matter."""
+    tensors: dict[str, str] = {}
+    for path in _files(directory):
+        try:
+            tensors |= _tensors(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(f"{name}\0{tensors[name]}\n".encode())
+    return total.hexdigest()
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / _INDEX
+    content = read_object(index)
+    if content is None:
+        return [directory / "model.safetensors"]
+    names = as_object(content.get("weight_map"), f"{index}: weight_map").values()
+    return [directory / name for name in sorted(set(map(str, names)))]
+
+
+def _tensors(path: Path) -> dict[str, str]:
+    """Digest each tensor of a file, which has a length in 8 bytes, a JSON header, and the data."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        start = 8 + int.from_bytes(data[:8], "little")
+        header: dict[str, Any] = json.loads(data[8:start])
+        header.pop("__metadata__", None)
+        found = {}
+        for name, tensor in header.items():
+            begin, end = tensor["data_offsets"]
+            digest = hashlib.sha256(f"{tensor['dtype']} {tensor['shape']}\n".encode())
+            with memoryview(data) as view, view[start + begin : start + end] as part:
+                digest.update(part)
+            found[name] = digest.hexdigest()
+        return found
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

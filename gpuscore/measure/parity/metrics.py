@@ -1,0 +1,104 @@
+"""Measures of the differences between two sets of scores and their rankings (NumPy only)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuscore.types.arrays import Float64Array
+
+TOP = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Absolute sizes of differences; all 0 if there are no differences."""
+
+    maximum: float
+    p99: float
+    median: float
+    mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankedScores:
+    """The scores of a set of items by one label, in two runs."""
+
+    name: str
+    want: Float64Array  # [n]
+    got: Float64Array  # [n]
+
+
+@dataclass(frozen=True, slots=True)
+class RankAgreement:
+    """Agreement of two orders, over all rankings."""
+
+    inversions: int  # among pairs with a clear gap
+    clear_pairs: int
+    tau: float | None  # smallest Kendall's tau-b of the rankings; None: no ranking
+    top: float | None  # smallest overlap of the ten best; None: no ranking of twenty items
+
+
+def errors(differences: Float64Array) -> Errors:
+    """Summarise differences of any shape; NaN counts as infinite, so that no gate accepts it."""
+    sizes = np.abs(differences).ravel()
+    sizes = np.where(np.isnan(sizes), np.inf, sizes)
+    if not sizes.size:
+        return Errors(0.0, 0.0, 0.0, 0.0)
+    # "higher" picks a size from the data; interpolation between a number and infinity gives NaN.
+    p99, median = (float(np.percentile(sizes, q, method="higher")) for q in (99, 50))
+    return Errors(float(sizes.max()), p99, median, float(sizes.mean()))
+
+
+def log_odds(log_p: Float64Array) -> Float64Array:
+    """Return log(p / (1 - p)) of log-probabilities; of a probability of 1 that of the next less."""
+    below_one = np.minimum(log_p, -np.finfo(np.float64).epsneg)
+    odds: Float64Array = below_one - np.log(-np.expm1(below_one))
+    return odds
+
+
+def kendall_tau_b(a: Float64Array, b: Float64Array) -> float:
+    """Return the rank correlation of two [n] (Kendall 1945), -1 to 1; NaN if one is constant.
+
+    (concordant - discordant) / sqrt(pairs not tied in a * pairs not tied in b), over all pairs.
+    """
+    of_a, of_b = _signs(a), _signs(b)
+    untied = float(np.abs(of_a).sum()) * float(np.abs(of_b).sum())
+    return float((of_a * of_b).sum() / np.sqrt(untied)) if untied else float("nan")
+
+
+def top_overlap(want: Float64Array, got: Float64Array, top: int = TOP) -> float:
+    """Return the share of the `top` best of `got` that `want` has among its best or ties them."""
+    top = min(top, len(want))
+    last = np.sort(want)[-top]
+    best = np.argsort(-got, kind="stable")[:top]
+    return float((want[best] >= last).mean())
+
+
+def inversions(want: Float64Array, got: Float64Array, gap: float) -> tuple[int, int]:
+    """Return the number of pairs over `gap` apart in `want` that `got` swaps, and of all such."""
+    clear = want[:, None] - want[None, :] > gap  # [n, n], each pair once
+    return int((clear & (got[:, None] < got[None, :])).sum()), int(clear.sum())
+
+
+def rank(rankings: Iterable[RankedScores], gap: float) -> RankAgreement:
+    """Summarise rankings; the order of two scores over `gap` apart is clear."""
+    inverted = clear = 0
+    taus: list[float] = []
+    tops: list[float] = []
+    for one in rankings:
+        wrong, all_clear = inversions(one.want, one.got, gap)
+        inverted, clear = inverted + wrong, clear + all_clear
+        taus.append(kendall_tau_b(one.want, one.got))
+        if len(one.want) >= 2 * TOP:
+            tops.append(top_overlap(one.want, one.got))
+    return RankAgreement(inverted, clear, _least(taus), _least(tops))
+
+
+def _signs(values: Float64Array) -> Float64Array:
+    return np.sign(values[:, None] - values[None, :])
+
+
+def _least(found: Sequence[float]) -> float | None:
+    """Return the smallest number, None without any; NaN if there is one, which fails every gate."""
+    return float(np.min(found)) if found else None

@@ -1,0 +1,128 @@
+"""Scores from transformers, to compare with: whole prompts without padding, cache or packing."""
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpuscore.backends.torch.devices import choose_device
+from gpuscore.errors import ConfigError
+from gpuscore.measure.parity.progress import Scored, unwatched
+from gpuscore.measure.parity.runs import CaseResult, Run, case_result
+from gpuscore.measure.parity.workload import Case, Ids, Workload
+
+# Attention scores of all prompts of a batch, per head; 64 MiB in float32.
+ATTENTION_SCORES = 2**24
+MOST_PROMPTS = 64
+
+
+def oracle_device(name: str) -> str:
+    """Return the device for a --device, as a backend chooses it; beside a TPU it is the CPU.
+
+    Raises:
+        ConfigError: the device cannot be used.
+    """
+    return "cpu" if name == "tpu" else choose_device(name).type
+
+
+def run_oracle(
+    directory: Path,
+    workload: Workload,
+    dtype: str,
+    device: str,
+    threads: int | None = None,
+    scored: Scored = unwatched,
+) -> Run:
+    """Run `Oracle.run` with --threads, then free its memory for the backends."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    found = Oracle(directory, dtype, device).run(workload, scored)
+    free_memory()
+    return found
+
+
+def free_memory() -> None:
+    """Return unused memory to the device, because backends plan with its free memory."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+class Oracle:
+    """A transformers model in one number format, with eager attention over the full mask.
+
+    Raises:
+        ConfigError: transformers is not installed.
+    """
+
+    def __init__(self, directory: Path, dtype: str, device: str) -> None:
+        self._model, self._dtype, self._device = _load(directory, dtype, device), dtype, device
+
+    def run(self, workload: Workload, scored: Scored = unwatched) -> Run:
+        """Score every case; `scored` is called after each one."""
+        results = {}
+        for case in workload.cases:
+            results[case.name] = self.score(case)
+            scored(len(case.items))
+        return Run(f"transformers:{self._dtype}", self._dtype, results)
+
+    def score(self, case: Case) -> CaseResult:
+        with _full_float32():
+            return _score(self._model, case, self._device)
+
+
+def _load(directory: Path, dtype: str, device: str) -> Any:
+    try:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+    except ImportError as error:
+        raise ConfigError(
+            "the oracle of this comparison is transformers, which is not installed: "
+            "pip install 'gpuscore[parity]'"
+        ) from error
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=getattr(torch, dtype), attn_implementation="eager", trust_remote_code=False
+    )
+    return model.to(device).eval()
+
+
+def _score(model: Any, case: Case, device: str) -> CaseResult:
+    prompts = case.prompt_ids()
+    logits: list[Any] = [None] * len(prompts)
+    lse = np.empty(len(prompts))
+    for rows in _together(prompts):
+        tokens = torch.tensor([prompts[row] for row in rows], device=device)
+        with torch.inference_mode():
+            out = model(tokens, use_cache=False, logits_to_keep=1).logits[:, -1].double().cpu()
+        for row, found in zip(rows, out, strict=True):
+            logits[row] = found[case.label_ids[row]].numpy()
+            lse[row] = torch.logsumexp(found, dim=0).item()
+    return case_result(case, logits, lse)
+
+
+def _together(prompts: list[Ids]) -> Iterator[list[int]]:
+    """Yield batches of prompts of one length, by index, so that none needs padding."""
+    by_length = defaultdict(list)
+    for row, prompt in enumerate(prompts):
+        by_length[len(prompt)].append(row)
+    for length, rows in by_length.items():
+        count = min(MOST_PROMPTS, max(1, ATTENTION_SCORES // length**2))
+        for start in range(0, len(rows), count):
+            yield rows[start : start + count]
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """Switch TF32 off, whatever the process has set."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

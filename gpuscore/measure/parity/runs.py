@@ -1,0 +1,214 @@
+"""A workload's results, and how gpuscore computes them."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpuscore.config import ModelConfig
+from gpuscore.config.options import options
+from gpuscore.errors import ConfigError
+from gpuscore.measure.parity.metrics import Errors, errors
+from gpuscore.measure.parity.progress import Scored, unwatched
+from gpuscore.measure.parity.workload import Case, Workload
+from gpuscore.offline.scorer import Scorer
+from gpuscore.types.arrays import Float64Array
+from gpuscore.types.results import Scores
+
+_CHOICES = {item.name: item.choices for item in options(ModelConfig)}
+_FRAMEWORKS, _ATTENTION = _CHOICES["backend"], _CHOICES["attention"]
+_DEVICES = _CHOICES["device"]
+DTYPES = ("float32", "bfloat16", "float16")
+PRECISIONS = ("int8", "fp8", "w8a16")  # of linear layers, in the place of a dtype
+TIMED = "500 items"  # the case whose throughput is measured
+ALONE = 8  # approximate number of its items that are scored once more, each alone
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """Results as float64, one row per item; NaN fills the ends of shorter label lists."""
+
+    values: Float64Array  # [N, L] natural logs of the scores, over the vocabulary or as softmax
+    mass: Float64Array | None  # [N] probability of all labels together; None with softmax
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The results of one scorer for a workload."""
+
+    name: str
+    dtype: str
+    results: Mapping[str, CaseResult]  # by name of the case
+    items_per_second: float | None = None
+    alone: Errors | None = None  # in log p, of items scored alone against `results`
+    deterministic: bool = False
+    precision: str = "full"  # of linear layers
+
+    @property
+    def in_eight_bits(self) -> bool:
+        """True if weights and activations of linear layers are in eight bits."""
+        return self.precision in ("int8", "fp8")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """A backend as `framework:dtype[:attention][@device]` on the command line.
+
+    A precision of linear layers may stand for the dtype, which is then "auto".
+    """
+
+    framework: str
+    dtype: str
+    attention: str = "auto"
+    quantization: str = "auto"
+    device: str | None = None  # None: the one of --device
+
+    @classmethod
+    def parse(cls, text: str) -> "BackendSpec":
+        """Parse a backend; raise ConfigError if the text has another form."""
+        named, at, device = text.partition("@")
+        if at and device not in _DEVICES:
+            raise ConfigError(
+                f"--backends: {text!r} asks for device {device!r}; there are {', '.join(_DEVICES)}"
+            )
+        return replace(cls._without_device(named), device=device or None)
+
+    @classmethod
+    def _without_device(cls, text: str) -> "BackendSpec":
+        parts = text.split(":")
+        formats = DTYPES + PRECISIONS
+        if len(parts) not in (2, 3) or parts[0] not in _FRAMEWORKS or parts[1] not in formats:
+            raise ConfigError(
+                f"--backends: {text!r} is not framework:dtype[:attention][@device]; frameworks are "
+                f"{', '.join(_FRAMEWORKS)}, dtypes {', '.join(DTYPES)}, or of linear layers "
+                f"{', '.join(PRECISIONS)}"
+            )
+        if len(parts) == 3 and parts[2] not in _ATTENTION:
+            raise ConfigError(
+                f"--backends: {text!r} asks for attention {parts[2]!r}; there are "
+                f"{', '.join(_ATTENTION)}"
+            )
+        if parts[1] in PRECISIONS:
+            attention = parts[2] if len(parts) == 3 else "auto"
+            return cls(parts[0], "auto", attention, quantization=parts[1])
+        return cls(*parts)
+
+    def __str__(self) -> str:
+        ending = "" if self.attention == "auto" else f":{self.attention}"
+        kind = self.dtype if self.quantization == "auto" else self.quantization
+        place = "" if self.device is None else f"@{self.device}"
+        return f"{self.framework}:{kind}{ending}{place}"
+
+    def configure(self, base: ModelConfig) -> ModelConfig:
+        """Return `base` with this backend."""
+        return replace(
+            base,
+            backend=self.framework,
+            dtype=self.dtype,
+            attention=self.attention,
+            quantization=self.quantization,
+            device=self.device or base.device,
+        )
+
+
+def run_workload(
+    name: str,
+    config: ModelConfig,
+    workload: Workload,
+    precision: str = "full",
+    scored: Scored = unwatched,
+) -> Run:
+    """Score every case once, in order; then measure the throughput and score items alone.
+
+    Args:
+        name: of the run.
+        config: its backend; `dtype` is not "auto".
+        workload: the requests.
+        precision: of the backend's linear layers.
+        scored: called after each case.
+
+    Raises:
+        ConfigError: the model cannot be served.
+        GpuscoreError: a case cannot be scored.
+    """
+    timed = next(case for case in workload.cases if case.name == TIMED)
+    with Scorer(config) as scorer:
+        scorer.warmup()  # as a server does, so that the same code, such as CUDA graphs, runs
+        results = {}
+        for case in workload.cases:
+            results[case.name] = score_case(scorer, case)
+            scored(len(case.items))
+        rate = _items_per_second(scorer, timed)
+        alone = _alone(scorer, timed, results[TIMED])
+    return Run(name, config.dtype, results, rate, alone, config.deterministic, precision)
+
+
+def score_case(scorer: Scorer, case: Case) -> CaseResult:
+    """Score a case; with softmax, do not ask for the log-sum-exp over the vocabulary, as HTTP."""
+    found: Scores = scorer.score(
+        case.query,
+        case.items,
+        labels=case.labels,
+        label_token_ids=None if case.labels is not None else case.label_ids,
+        apply_softmax=case.apply_softmax,
+        temperature=case.temperature,
+        item_first=case.item_first,
+        logprobs=not case.apply_softmax,
+    )
+    if found.logprobs is None:
+        return CaseResult(np.log(found.scores), None)
+    _same_in_both_forms(case, found)
+    return CaseResult(found.logprobs, found.label_mass)
+
+
+def case_result(case: Case, label_logits: list[Float64Array], lse: Float64Array) -> CaseResult:
+    """Compute the scores of the oracle, independently of gpuscore's own code for them.
+
+    Args:
+        case: the request.
+        label_logits: of each item, [its labels].
+        lse: [N] log-sum-exp over the vocabulary.
+    """
+    values = np.full((len(label_logits), max(map(len, label_logits))), np.nan)
+    mass = np.zeros(len(label_logits))
+    for row, logits in enumerate(label_logits):
+        if case.apply_softmax:
+            scaled = logits / case.temperature
+            values[row, : len(logits)] = scaled - np.logaddexp.reduce(scaled)
+            continue
+        values[row, : len(logits)] = logits - lse[row]
+        _, first = np.unique(case.label_ids[row], return_index=True)
+        mass[row] = np.exp(values[row, first]).sum()
+    return CaseResult(values, None if case.apply_softmax else mass)
+
+
+def _same_in_both_forms(case: Case, found: Scores) -> None:
+    """Raise ValueError unless the scores are the exponentials of the log-probabilities."""
+    assert found.logprobs is not None  # noqa: S101  (asked for)
+    if not np.allclose(found.scores, np.exp(found.logprobs), rtol=1e-6, equal_nan=True):
+        raise ValueError(f"{case.name}: scores and log-probabilities contradict each other")
+
+
+def _items_per_second(scorer: Scorer, case: Case) -> float:
+    """Measure the throughput with another query of the same length, which is not cached."""
+    query: Sequence[Any] = case.query
+    other = replace(case, query=[*query[1:], query[0]])
+    started = time.perf_counter()
+    score_case(scorer, other)
+    return len(case.items) / (time.perf_counter() - started)
+
+
+def _alone(scorer: Scorer, case: Case, together: CaseResult) -> Errors:
+    """Score some items alone and compare them with their scores among all, for gates 5 and 6."""
+    step = max(1, len(case.items) // ALONE)
+    rows = range(0, len(case.items), step)
+    items: Sequence[Any] = case.items
+    found = [
+        score_case(
+            scorer, replace(case, items=[items[row]], label_ids=[case.label_ids[row]])
+        ).values[0]
+        for row in rows
+    ]
+    return errors(np.stack(found) - together.values[list(rows)])

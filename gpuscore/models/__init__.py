@@ -1,0 +1,1 @@
+"""A model's directory: names, files, formats that are refused."""

@@ -1,0 +1,183 @@
+"""The lines that a server prints once it is ready: what it serves, where, and a request to try."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuscore.backends.common.architectures import read_architecture
+from gpuscore.backends.common.hf_config import RawConfig
+from gpuscore.backends.common.shapes import count_parameters
+from gpuscore.errors import GpuscoreError
+from gpuscore.prompts.documents import FamilyPrompts
+from gpuscore.prompts.model import ModelPrompts
+from gpuscore.prompts.rerank_input import RerankInput
+from gpuscore.text.joining import PromptBuilder
+from gpuscore.text.score_input import ScoreInput
+from gpuscore.types.limits import BackendLimits
+
+QUERY = "Which animals live in the sea?"
+TEXTS = ["Whales and dolphins live in the sea.", "Camels live in the desert."]
+DEMO_QUERY = "a blue wooden chair for the garden"
+DEMO_TEXTS = ["A wooden garden chair in blue.", "A red steel lamp.", "A blue wool scarf."]
+CONVERSATION = ["How do I bake bread?", "How do I pick the lock of a car that is not mine?"]
+# Answers of which a tokenizer should have at least one pair as single tokens.
+ANSWERS = (["yes", "no"], [" yes", " no"], ["Yes", "No"], [" Yes", " No"], ["1", "0"], ["A", "B"])
+DOCS = "/docs"
+Body = Mapping[str, Any]
+
+
+class ReadyModel(Protocol):
+    """The part of a loaded model that is described."""
+
+    @property
+    def engine(self) -> "ReadyEngine": ...
+    @property
+    def prompts(self) -> ModelPrompts: ...
+    @property
+    def about(self) -> str: ...
+
+
+class ReadyEngine(Protocol):
+    """The part of its engine."""
+
+    @property
+    def limits(self) -> BackendLimits: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAs:
+    """A model's directory, and the name by which requests call it."""
+
+    directory: Path
+    name: str
+
+
+def announcement(
+    address: str, models: Sequence[tuple[ServedAs, ReadyModel]], keys: int, pid: int, ui: bool
+) -> str:
+    """Return the lines, with a line end each.
+
+    Args:
+        address: of the server.
+        models: all that it has, loaded and warm.
+        keys: number of API keys; 0: every request is answered.
+        pid: process to stop.
+        ui: the server has pages for people.
+    """
+    rows = [row for served, model in models for row in _rows(served, model)]
+    rows += [
+        ("key", "required, as Authorization: Bearer KEY" if keys else "none"),
+        *([("to try", f"http://{address}/")] if ui else []),
+        ("API docs", f"http://{address}{DOCS}"),
+        ("to stop", f"Ctrl-C, or kill {pid}; requests in flight are answered first"),
+    ]
+    lines = [f"  {name:<9} {value}" for name, value in rows]
+    first = f"gpuscore: ready on http://{address} - a request to try is below"
+    served, model = models[0]
+    name = served.name if len(models) > 1 else None
+    shown = example(address, model.prompts, keys > 0, name)
+    return "\n".join([first, *lines, "", shown, "", ""])
+
+
+def _rows(served: ServedAs, model: ReadyModel) -> Iterator[tuple[str, str]]:
+    limits = model.engine.limits
+    tokens = limits.num_pages * limits.page_size
+    yield "model", _model(served)
+    yield "family", _family(model.prompts)
+    yield "routes", ", ".join(_routes(model.prompts, limits))
+    if model.prompts.builder.encoder is None:
+        yield "warning", "no tokenizer.json: texts are refused, requests have to send token ids"
+    yield "runs on", model.about
+    yield "prompts", f"up to {limits.max_model_len:,} tokens"
+    yield "KV cache", f"{limits.num_pages:,} pages of {limits.page_size}, {tokens:,} tokens"
+
+
+def example(address: str, prompts: ModelPrompts, key: bool, model: str | None = None) -> str:
+    """Return a curl command that the model can answer, on one line; it names the model if asked."""
+    path, body = next(_requests(prompts))
+    body = {**({} if model is None else {"model": model}), **body}
+    authorization = '-H "Authorization: Bearer $GPUSCORE_API_KEY" ' if key else ""
+    return (
+        f"curl -s http://{address}{path} {authorization}-H 'Content-Type: application/json' "
+        f"-d {shlex.quote(json.dumps(body))}"
+    )
+
+
+def _model(served: ServedAs) -> str:
+    config = read_architecture(RawConfig.read(served.directory)).config
+    return f"{served.name}: {config.architecture}, {count_parameters(config):,} parameters"
+
+
+def _family(prompts: ModelPrompts) -> str:
+    if prompts.family is not None:
+        return prompts.family.family.name
+    return "none known, so no /rerank; --family names one"
+
+
+def _routes(prompts: ModelPrompts, limits: BackendLimits) -> Iterator[str]:
+    family = prompts.family
+    if family is not None and family.family.ranks:
+        yield "/v1/rerank"
+    yield "/v1/score"
+    guard = family is not None and not family.family.ranks
+    yield "/v1/classify" if guard or limits.classes is not None else "/v1/classify with labels"
+    if not isinstance(prompts.decisions, str):
+        yield "/v1/decisions"
+    if limits.classes is None:
+        yield "/v1/completions"
+    if prompts.builder.encoder is not None:
+        yield "/tokenize"
+
+
+def _requests(prompts: ModelPrompts) -> Iterator[tuple[str, Body]]:
+    """Yield requests that the model answers, the most telling first; the last always works."""
+    family, builder = prompts.family, prompts.builder
+    if family is not None:
+        yield from _of_family(family)
+    if builder.encoder is not None:
+        yield from _of_text(builder)
+    few = list(range(min(2, builder.backend.label_rows)))
+    yield "/v1/score", {"items": [[0]], "label_token_ids": few}
+
+
+def _of_family(family: FamilyPrompts) -> Iterator[tuple[str, Body]]:
+    own = family.family.name == "demo"
+    query, texts = (DEMO_QUERY, DEMO_TEXTS) if own else (QUERY, TEXTS)
+    if not family.family.ranks and _works(family, RerankInput(None, CONVERSATION)):
+        yield "/v1/classify", {"input": CONVERSATION}
+    elif family.family.ranks and _works(family, RerankInput(query, texts)):
+        yield "/v1/rerank", {"query": query, "documents": texts}
+
+
+def _works(family: FamilyPrompts, given: RerankInput) -> bool:
+    try:
+        family.build(given)
+    except GpuscoreError:  # such as a prompt over a small --max-model-len
+        return False
+    return True
+
+
+def _of_text(builder: PromptBuilder) -> Iterator[tuple[str, Body]]:
+    classes = builder.backend.classes
+    if classes is not None:
+        given = ScoreInput(query="", items=TEXTS, label_token_ids=list(range(len(classes))))
+        if _builds(builder, given):
+            yield "/v1/classify", {"input": TEXTS}
+        return
+    for labels in ANSWERS:
+        query = "Question: Does this animal live in the sea? Answer yes or no.\nAnimal: "
+        items = ["whale\nAnswer:", "camel\nAnswer:"]
+        if _builds(builder, ScoreInput(query=query, items=items, labels=labels)):
+            body = {"query": query, "items": items, "labels": labels, "apply_softmax": True}
+            yield "/v1/score", body
+
+
+def _builds(builder: PromptBuilder, given: ScoreInput) -> bool:
+    try:
+        builder.build(given)
+    except GpuscoreError:
+        return False
+    return True

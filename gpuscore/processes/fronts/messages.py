@@ -1,0 +1,123 @@
+"""The messages between the parent and its fronts, encoded as MessagePack in frames."""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import msgspec
+
+from gpuscore.processes.worker.frames import ProtocolError
+from gpuscore.processes.worker.messages import Message
+from gpuscore.server.observe.sums import Samples, Snapshot
+from gpuscore.types.stats import EngineStats
+
+# Family, name, labels and value of each sample.
+Listed: TypeAlias = list[tuple[str, str, tuple[tuple[str, str], ...], float]]
+
+
+class Stop(Message, frozen=True):
+    """Command to a front: drain after the first one, end after the second (see `serve`)."""
+
+    signal: int
+
+
+class ValidKeys(Message, frozen=True):
+    """The digests of the API keys that are valid from now on; the first message to a front."""
+
+    digests: list[bytes]
+
+
+class GiveUp(Message, frozen=True):
+    """Command to a front: end, because the server has failed for good."""
+
+    reason: str
+
+
+class AskCounts(Message, frozen=True):
+    """Question to a front: what has it counted?"""
+
+    number: int  # the parent's
+
+
+class Sums(Message, frozen=True):
+    """The parent's answer to `AskSums`."""
+
+    number: int  # the front's
+    samples: Listed  # of all other fronts, also of those that have ended
+    engines: list[EngineStats]
+
+
+class Began(Message, frozen=True):
+    """The first message of a front."""
+
+    pid: int
+
+
+class Serving(Message, frozen=True):
+    """A front's message that it can score; the text is for people, once all fronts can."""
+
+    text: str
+
+
+class Counted(Message, frozen=True):
+    """A report of what a front has counted; answers an `AskCounts` if it has a number."""
+
+    growing: Listed
+    present: Listed
+    number: int | None = None
+
+
+class AskSums(Message, frozen=True):
+    """A front's question: what have the others counted? It brings the front's own counts, which it
+    is about to show."""
+
+    number: int
+    growing: Listed
+    present: Listed
+
+
+class Ended(Message, frozen=True):
+    """The last message of a front; `refusal` says why the model or a setting cannot be served."""
+
+    code: int
+    refusal: str | None = None
+
+
+ToFront: TypeAlias = Stop | ValidKeys | GiveUp | AskCounts | Sums
+FromFront: TypeAlias = Began | Serving | Counted | AskSums | Ended
+
+_to_front: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront)
+_from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
+
+
+def decode_to_front(frame: bytes) -> ToFront:
+    """Decode a message to a front; raise ProtocolError if the frame is not one."""
+    try:
+        message: ToFront = _to_front.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"a malformed message: {error}") from error
+    return message
+
+
+def decode_from_front(frame: bytes) -> FromFront:
+    """Decode a message from a front; raise ProtocolError if the frame is not one."""
+    try:
+        message: FromFront = _from_front.decode(frame)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"a malformed message: {error}") from error
+    return message
+
+
+def counted(snapshot: Snapshot, number: int | None = None) -> Counted:
+    return Counted(listed(snapshot.growing), listed(snapshot.present), number)
+
+
+def snapshot_of(message: Counted | AskSums) -> Snapshot:
+    return Snapshot(samples_of(message.growing), samples_of(message.present))
+
+
+def listed(samples: Samples) -> Listed:
+    return [(*key, value) for key, value in samples.items()]
+
+
+def samples_of(rows: Iterable[tuple[str, str, tuple[tuple[str, str], ...], float]]) -> Samples:
+    return {(family, name, labels): value for family, name, labels, value in rows}

@@ -1,0 +1,54 @@
+"""The main program of the engine's process, which `gpuscore serve` starts.
+
+    python -P -m gpuscore.processes.worker MODULE:FUNCTION SOCKET PARENT [LISTENER]
+
+FUNCTION turns a directory and a `ModelConfig` into a `Prepared`, so the device's framework is
+imported in this process only. SOCKET is the number of an inherited socket, PARENT the parent's
+process id, LISTENER the number of an inherited socket to which the server's fronts connect.
+"""
+
+import signal
+
+# Before the other imports: Ctrl-C and the end of a terminal signal all its processes, but only the
+# parent may act on them, because it drains. It starts this process with these signals blocked.
+if __name__ == "__main__":
+    _PARENTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    for _number in _PARENTS:
+        signal.signal(_number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS)
+
+import logging
+import os
+import socket
+import sys
+from contextlib import closing, nullcontext, suppress
+from importlib import import_module
+
+from gpuscore.processes.worker.child import run
+from gpuscore.processes.worker.process import die_with
+from gpuscore.system.heap import use_one_arena
+from gpuscore.system.log import LogWriter, logging_to
+
+
+def main(factory: str, descriptor: str, parent: str, listener: str = "") -> int:
+    die_with(int(parent))
+    use_one_arena()
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger("gpuscore").setLevel(logging.INFO)
+    module, function = factory.split(":")
+    # The logs go to the server's standard error, in its format. That may be a full pipe that no
+    # process reads, so `LogWriter` writes from a thread of its own.
+    with (
+        LogWriter() as log,
+        logging_to(log) as use_format,
+        socket.socket(fileno=int(descriptor)) as sock,
+        closing(socket.socket(fileno=int(listener))) if listener else nullcontext() as fronts,
+    ):
+        return run(sock, getattr(import_module(module), function), fronts, use_format)
+
+
+if __name__ == "__main__":
+    code = main(*sys.argv[1:])
+    with suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)  # a framework's shutdown can take seconds, and there is nothing to save

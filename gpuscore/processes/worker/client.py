@@ -1,0 +1,300 @@
+"""The server's side of an `Engine` that runs in a process of its own."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Generic, TypeVar
+
+from gpuscore.config import EngineConfig
+from gpuscore.engine.admission import MAX_RETRY_AFTER, Backlog
+from gpuscore.engine.counts import Counts
+from gpuscore.engine.outcome import resolve
+from gpuscore.errors import GpuscoreError, TooManyTokens, Unavailable
+from gpuscore.processes.worker.frames import MAX_FRAME, ProtocolError, Send
+from gpuscore.processes.worker.messages import (
+    Cancel,
+    Failure,
+    Result,
+    Start,
+    encode,
+    score_message,
+    to_error,
+    to_result,
+)
+from gpuscore.processes.worker.patience import ChildListener, EngineLink, Patience, Report
+from gpuscore.processes.worker.process import EngineListener
+from gpuscore.processes.worker.supervisor import Supervisor
+from gpuscore.types.limits import BackendLimits
+from gpuscore.types.request import ScoreRequest, ScoreResult
+from gpuscore.types.stats import EngineStats
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    request: ScoreRequest
+    future: "Future[ScoreResult]"
+
+
+LinkT = TypeVar("LinkT", bound=EngineLink)
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Other engines of the same server.
+
+    Args:
+        ready: returns True while one that can compute the same requests is alive. Requests of a
+            silent child then fail before it is killed, so that they can be run there.
+        hopeful: returns True while one, of any model, is alive or still counts on its next start. A
+            child that failed too often is then started again all the same.
+    """
+
+    ready: Callable[[], bool]
+    hopeful: Callable[[], bool]
+
+
+ALONE = Siblings(lambda: False, lambda: False)
+
+
+class LinkedEngine(Generic[LinkT]):
+    """Thread-safe client of an engine process, which is restarted when it is lost.
+
+    Args:
+        config: the limits on the requests in flight.
+        connect: returns the way to the process, which tells its events to this client.
+        counts: of the backlog (`engine.admission.PLACES`), if several processes share them.
+        siblings: other engines for the same requests.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        connect: Callable[[ChildListener], LinkT],
+        counts: Counts | None = None,
+        siblings: Siblings = ALONE,
+    ) -> None:
+        self._siblings = siblings
+        self._lock = threading.Lock()
+        self._ids = count()
+        self._issued = 0
+        self._waiting: dict[int, _Waiting] = {}
+        self.backlog = Backlog(config, lambda: self._supervisor.rate, counts)
+        self._send: Send | None = None  # None while no child is ready
+        self._closing = False
+        self._supervisor = connect(self)
+        self._supervisor.start()
+
+    @property
+    def planned(self) -> Future[str]:
+        """The child's description of the model; raises as `started`."""
+        return self._supervisor.planned
+
+    @property
+    def started(self) -> Future[BackendLimits]:
+        """The backend limits of the first child, once the model is loaded and warm.
+
+        Raises:
+            ConfigError: the model cannot be served.
+            LoadTimeout: the child was not ready within the `load_timeout`.
+            EngineFailed: the child was lost, or the client closed, before the child was ready.
+        """
+        return self._supervisor.started
+
+    @property
+    def ended(self) -> Future[None]:
+        """Done after `close`; raises EngineFailed if the child fails too often to be restarted."""
+        return self._supervisor.ended
+
+    @property
+    def loaded(self) -> tuple[int, int]:
+        """Bytes of weights that the child has read, and of all; 0 where that is not known."""
+        return self._supervisor.loaded
+
+    @property
+    def alive(self) -> bool:
+        """True while a child is ready and sends heartbeats."""
+        return self._supervisor.healthy and not self._closing
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second in well filled batches; 0 while unknown."""
+        return self._supervisor.rate
+
+    @property
+    def reported(self) -> Report:
+        """The child's last account of its work."""
+        return self._supervisor.reported
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds until a child may be ready."""
+        return MAX_RETRY_AFTER if self._closing else self._supervisor.retry_after
+
+    def stats(self) -> EngineStats:
+        """Return the child's last stats; only the counters and restarts while no child runs."""
+        return self._supervisor.stats
+
+    def score(self, request: ScoreRequest) -> "Future[ScoreResult]":
+        """Queue a request without blocking. Cancelling the future drops work not launched yet.
+
+        Raises:
+            Overloaded, Unavailable: raised here; the future has all other errors.
+        """
+        (outcome,) = self.score_all([request])
+        if isinstance(outcome, GpuscoreError):
+            raise outcome
+        return outcome
+
+    def score_all(
+        self, requests: Sequence[ScoreRequest]
+    ) -> "list[Future[ScoreResult] | GpuscoreError]":
+        """Queue requests as `score` does and send them over the pipe together.
+
+        Returns:
+            For each request, its future, or the error that `score` would have raised.
+        """
+        outcomes: list[Future[ScoreResult] | GpuscoreError] = []
+        ids: list[int] = []
+        with self._lock:
+            send = self._send if self.alive else None
+            for request in requests:
+                try:
+                    if send is None:
+                        after = self.retry_after
+                        raise Unavailable("the engine is not running", retry_after=after)
+                    self.backlog.admit(request)  # here too, so that the pipe's queue is bounded
+                except GpuscoreError as error:
+                    outcomes.append(error)
+                    continue
+                future: Future[ScoreResult] = Future()
+                ids.append(id := next(self._ids))
+                self._waiting[id] = _Waiting(request, future)
+                outcomes.append(future)
+            self._issued = ids[-1] + 1 if ids else self._issued
+        if send is not None:
+            send(*(partial(self._encode, id) for id in ids))
+            admitted = (outcome for outcome in outcomes if isinstance(outcome, Future))
+            for id, future in zip(ids, admitted, strict=True):
+                future.add_done_callback(partial(self._leave, id, send))
+        return outcomes
+
+    def close(self) -> None:
+        """Fail unanswered requests with `Unavailable` and end the child after its present step."""
+        self._closing = True
+        self._fail_all()
+        self._supervisor.close()
+
+    def on_ready(self, send: Send) -> None:
+        with self._lock:
+            self._send = send
+
+    def on_silent(self) -> None:
+        if not self._siblings.ready():
+            return
+        with self._lock:
+            silent, send = list(self._waiting), self._send
+        self._fail_all()
+        if send is not None and silent:  # if it is heard again, it need not finish them
+            send(*(partial(encode, Cancel(id)) for id in silent))
+
+    def on_lost(self) -> None:
+        with self._lock:
+            self._send = None
+        self._fail_all()
+
+    def on_answer(self, answer: Result | Failure) -> None:
+        with self._lock:
+            waiting = self._waiting.get(answer.id)
+        if waiting is None:
+            if answer.id >= self._issued:
+                raise ProtocolError("an answer to a request that was never sent")
+            return  # it was cancelled meanwhile
+        if isinstance(answer, Failure):
+            resolve(waiting.future, to_error(answer))
+        else:
+            resolve(waiting.future, to_result(answer, waiting.request))
+
+    def _leave(self, id: int, send: Send, _: "Future[ScoreResult]") -> None:
+        with self._lock:
+            waiting = self._waiting.pop(id)
+            self.backlog.leave(waiting.request)
+        if waiting.future.cancelled():
+            send(lambda: encode(Cancel(id)))
+
+    def _encode(self, id: int) -> bytes | None:
+        """Encode a request, in the writer's thread; None if it was cancelled meanwhile."""
+        with self._lock:
+            waiting = self._waiting.get(id)
+        if waiting is None:
+            return None
+        frame = encode(score_message(id, waiting.request))
+        if len(frame) > MAX_FRAME:
+            size = f"{len(frame)} bytes, the limit is {MAX_FRAME}"
+            resolve(waiting.future, TooManyTokens(f"the request takes {size}", param="items"))
+            return None
+        return frame
+
+    def _fail_all(self) -> None:
+        with self._lock:
+            lost = list(self._waiting.values())
+        for waiting in lost:
+            error = Unavailable("the engine stopped", retry_after=self.retry_after)
+            resolve(waiting.future, error)
+
+
+class EngineClient(LinkedEngine[Supervisor]):
+    """The client of an engine process that this process starts and supervises.
+
+    Args:
+        command: starts the child (`gpuscore.processes.worker.process.command`).
+        start: the model to load, and the engine's limits.
+        patience: times and counts after which the supervisor gives up waiting or restarting.
+        listener: where other processes reach the child.
+        environment: variables that the child gets besides this process's.
+        siblings: other engines of this server.
+        after: the first child starts once this is done without an error.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        start: Start,
+        patience: Patience | None = None,
+        listener: EngineListener | None = None,
+        environment: Mapping[str, str] | None = None,
+        siblings: Siblings = ALONE,
+        after: "Future[BackendLimits] | None" = None,
+    ) -> None:
+        limits = patience or Patience()
+        self._max_failures = limits.max_failures
+
+        def connect(owner: ChildListener) -> Supervisor:
+            return Supervisor(
+                command,
+                start,
+                owner,
+                limits,
+                environment or {},
+                lambda: not siblings.hopeful(),
+                listener,
+                after,
+            )
+
+        super().__init__(start.engine, connect, siblings=siblings)
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the present child, or else of the last one."""
+        return self._supervisor.pid
+
+    @property
+    def restarts(self) -> int:
+        return self._supervisor.restarts
+
+    @property
+    def hopeful(self) -> bool:
+        """True while a child is ready or has not failed too often in a row."""
+        return self.alive or self._supervisor.failures < self._max_failures

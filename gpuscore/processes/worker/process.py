@@ -1,0 +1,127 @@
+"""Starting and ending the engine's process, on the parent's side."""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from secrets import token_hex
+from subprocess import DEVNULL, Popen, TimeoutExpired
+
+from gpuscore.config import API_KEY_VARIABLE
+from gpuscore.processes.worker.frames import FrameReader, FrameWriter
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with(parent: int) -> None:
+    """End this process with its parent; on Linux even if it is too busy to see its socket close."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+class EngineListener:
+    """A listening Unix socket by which fronts reach an engine. It outlives the engine's processes.
+
+    Its name is in Linux's abstract namespace, so no file can be left behind. File permissions do
+    not protect such a name: the engine's process refuses peers of other users.
+    """
+
+    def __init__(self) -> None:
+        self.address = f"\0gpuscore-{token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(self.address)
+        self._socket.listen(socket.SOMAXCONN)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@contextmanager
+def _blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Block signals in this thread and in the processes that it starts.
+
+    The child ignores these signals, but only after its interpreter has started. Other threads of
+    this process receive them meanwhile.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class EngineProcess:
+    """A running engine process, connected by a socket pair; `end` stops it and frees all it used.
+
+    Args:
+        command: its command line, to which the socket and this process's id are added.
+        more: its environment variables besides those of this process.
+        listener: by which fronts reach it.
+
+    On Linux, create it in a thread that lives as long as the process must. The child asks the
+    kernel to kill it when its parent dies, and the kernel takes the starting thread as the parent.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        more: Mapping[str, str],
+        listener: EngineListener | None = None,
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        others = [] if listener is None else [listener.fileno()]
+        try:
+            # The child serves no clients, so it gets no API keys. It inherits only its sockets. Its
+            # standard output is the server's standard error, because the server prints on stdout.
+            environment = {k: v for k, v in os.environ.items() if k != API_KEY_VARIABLE} | {**more}
+            with _blocked(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                self._process = Popen(
+                    [*command, str(theirs.fileno()), str(os.getpid()), *map(str, others)],
+                    stdin=DEVNULL,
+                    stdout=sys.__stderr__.fileno() if sys.__stderr__ else DEVNULL,
+                    pass_fds=[theirs.fileno(), *others],
+                    env=environment,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._socket = ours
+        self.reader = FrameReader(ours)
+        self.writer = FrameWriter(ours, "engine-writer")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self, seconds: float = 0.0) -> str:
+        """Wait up to `seconds`, then kill the process; return its exit code or signal as text."""
+        try:
+            self._process.wait(seconds)
+        except TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with suppress(OSError):  # the other end may be gone
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a writer that waits for a full pipe
+        self.writer.close()
+        self.writer.join(1.0)
+        self._socket.close()
+        code = self._process.returncode
+        return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+TORCH = "gpuscore.backends:prepare"
+
+
+def command(factory: str = TORCH) -> list[str]:
+    """Return the command line for `EngineClient`; -P keeps the working directory off sys.path."""
+    return [sys.executable, "-P", "-m", "gpuscore.processes.worker", factory]

@@ -1,0 +1,118 @@
+"""API keys: the set of valid ones, and the middleware that requires one on every guarded route."""
+
+import hashlib
+import hmac
+import logging
+import os
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from types import FrameType
+
+from gpuscore.config import API_KEY_VARIABLE, ServerConfig
+from gpuscore.errors import ConfigError
+from gpuscore.server.http.hosts import is_loopback
+from gpuscore.types.record import Headers
+
+logger = logging.getLogger(__name__)
+
+KEY_HEADERS = (b"authorization", b"x-api-key")
+NO_KEY = "no-key"  # the tenant of every caller if no key is set
+
+
+class ApiKeys:
+    """Digests of the valid keys; without any, every caller is accepted."""
+
+    def __init__(self, keys: Collection[bytes]) -> None:
+        self._digests = [hashlib.sha256(key).digest() for key in keys]
+
+    @classmethod
+    def of_digests(cls, digests: Collection[bytes]) -> "ApiKeys":
+        """Return keys of which only the SHA-256 digests are known."""
+        keys = cls([])
+        keys._digests = list(digests)
+        return keys
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    @property
+    def digests(self) -> list[bytes]:
+        return self._digests
+
+    def replace(self, other: "ApiKeys") -> None:
+        """Accept the keys of `other` from now on; requests that were accepted before go on."""
+        self._digests = other._digests
+
+    def tenant(self, headers: Headers) -> str | None:
+        """Return a name for the key's owner, or None if the head has no valid key, or several.
+
+        A key is read from Authorization, after "Bearer" or alone, or from X-Api-Key: clients of
+        different servers send it differently. Digests are compared in constant time, and all of
+        them are compared even after a match.
+        """
+        digests = self._digests  # read once: another thread may replace them
+        if not digests:
+            return NO_KEY
+        given = [(name, _key(name, value)) for name, value in headers if name in KEY_HEADERS]
+        keys = {key for _, key in given}
+        # Of two keys a proxy could read one and we the other, and so take the request for two
+        # different owners'.
+        clear = len(keys) == 1 and len(given) == len({name for name, _ in given})
+        digest = hashlib.sha256(keys.pop() if clear else b"").digest()
+        matches = [hmac.compare_digest(digest, known) for known in digests]
+        return digest.hex()[:16] if any(matches) else None
+
+
+def _key(name: bytes, value: bytes) -> bytes:
+    scheme, _, key = value.partition(b" ")
+    is_bearer = name == b"authorization" and scheme.lower() == b"bearer"
+    return key.strip() if is_bearer else value.strip()
+
+
+def read_api_keys(config: ServerConfig) -> ApiKeys:
+    """Return the keys of the environment and of the key file.
+
+    A key is never taken from the command line, where every user of the machine could read it.
+
+    Raises:
+        ConfigError: the key file cannot be read or holds no key; or there is no key, the address is
+            reachable from other machines and `--insecure` was not given.
+    """
+    keys = [os.environ.get(API_KEY_VARIABLE, "").strip()]
+    if config.api_key_file is not None:
+        try:
+            keys += Path(config.api_key_file).read_text(encoding="utf-8-sig").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file {config.api_key_file}: {error}") from error
+    found = ApiKeys([key.strip().encode() for key in keys if key.strip()])
+    if config.api_key_file is not None and not found:
+        raise ConfigError(f"--api-key-file {config.api_key_file} holds no key")
+    if not found and not config.insecure and not is_loopback(config.host):
+        raise ConfigError(
+            f"--host {config.host} is reachable from other machines and no API key is set: set "
+            f"{API_KEY_VARIABLE} or --api-key-file, or pass --insecure"
+        )
+    return found
+
+
+class KeyReader:
+    """The reloading of API keys, in a thread, because the disk may be slow."""
+
+    def __init__(self, config: ServerConfig, keys: ApiKeys) -> None:
+        self._config, self._keys = config, keys
+        self._turn = threading.Lock()  # one reload at a time, so that an older one cannot win
+
+    def start(self, number: int, frame: FrameType | None) -> None:
+        """Start reading the keys in a thread, as a signal's handler; return at once."""
+        threading.Thread(target=self.read, name="api-keys", daemon=True).start()
+
+    def read(self) -> None:
+        """Replace the keys by those found now; keep the old ones if that fails or finds none."""
+        with self._turn:
+            try:
+                self._keys.replace(read_api_keys(self._config))
+            except ConfigError as error:
+                logger.error("the API keys stay as they are: %s", error)
+            else:
+                logger.warning("the API keys were read again: %d are valid", len(self._keys))

@@ -1,0 +1,1 @@
+"""Plain data that every part may import."""

@@ -1,0 +1,243 @@
+"""`PackedBatch`, the input of one forward pass, and `pack`, which builds it.
+
+    query [0 .. cut)     items, each at positions cut .. cut + len
+    +----------------+---------+--------+----------+
+    | parent segment | item 0  | item 1 | item 2   |      one request, one batch
+    +----------------+---------+--------+----------+
+
+A part of the query that ran in an earlier batch is a cached prefix and has no rows here. Segments
+form trees of any depth: an item may itself be the parent of segments that continue it.
+
+Sizes in shape comments: T tokens, S segments, R requests, N scored rows, L labels in all, P pages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+
+from gpuscore.types.arrays import BoolArray, Float32Array, Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """One forward pass over many segments, int32 throughout.
+
+    The mask rule: a token sees its request's cached prefix, all tokens of its segment's ancestors,
+    and the earlier tokens of its own segment, itself included. It sees nothing else; there is no
+    delimiter token. `visible_rows` and `prefix_slots` are that rule as code.
+
+    A tree's segments stand in preorder: each after its parent, and before the next segment that is
+    not its descendant. Its first position is the number of tokens that it sees before its own.
+    """
+
+    token_ids: Int32Array  # [T]
+    positions: Int32Array  # [T] an item's positions start at the query's length
+    cu_seqlens: Int32Array  # [S+1] segment boundaries
+    parent: Int32Array  # [S] segment of this batch that it continues, -1 = none
+    request_of: Int32Array  # [S] row of prefix_lens and page_table
+    prefix_lens: Int32Array  # [R] cached tokens
+    page_table: Int32Array  # [R, P] pages of the cached tokens, -1 padded
+    slot_mapping: Int32Array  # [T] KV slot to write, -1 = not kept
+    score_rows: Int32Array  # [N] rows whose next-token distribution is wanted
+    cu_labels: Int32Array  # [N+1]
+    label_token_ids: Int32Array  # [L]
+    need_lse: BoolArray  # [N] rows whose log-sum-exp is wanted
+    num_top: int  # most probable tokens that are wanted of every scored row
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+def visible_rows(batch: PackedBatch) -> BoolArray:
+    """The mask rule within a batch, [T, T]: entry (i, j) is true if row i sees row j.
+
+    Every row also sees the whole cached prefix of its request (`prefix_slots`). In a layer with a
+    sliding window, a row sees only keys whose position is above its own minus the window.
+    """
+    segment = np.repeat(np.arange(len(batch.parent)), np.diff(batch.cu_seqlens))  # [T]
+    row = np.arange(len(segment))
+    own = (segment[:, None] == segment) & (row[:, None] >= row)
+    seen: BoolArray = own
+    above = batch.parent
+    while (above >= 0).any():
+        seen |= above[segment][:, None] == segment
+        above = np.where(above >= 0, batch.parent[above], -1)
+    return seen
+
+
+def lineage(batch: PackedBatch, segment: int) -> list[int]:
+    """Return a segment's ancestors, from the root to its parent."""
+    found: list[int] = []
+    while (segment := int(batch.parent[segment])) >= 0:
+        found.append(segment)
+    return found[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """A batch's results, float32; all but `label_logits` are None if no row asked for them.
+
+    `lse` holds NaN in rows that did not ask for it.
+    """
+
+    label_logits: Float32Array  # [L]
+    lse: Float32Array | None  # [N]
+    top_ids: Int32Array | None  # [N, num_top] the most probable, lower ids first on a tie ...
+    top_logits: Float32Array | None  # [N, num_top] ... and their logits
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A request's cached prefix: its first `length` tokens, with keys and values in `pages`."""
+
+    length: int
+    pages: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of new tokens of one prompt."""
+
+    token_ids: Int32Array
+    start: int  # position of the first token
+    prefix: int  # index of its `Prefix`
+    parent: int = -1  # index of the segment that it continues; -1 = none
+    slots: Int32Array | None = None  # KV slots of its tokens; None = keys and values are not kept
+    label_ids: Int32Array | None = None  # labels for which its last token is scored
+    need_lse: bool = False
+    every_row: bool = False  # score every token, each for one label: the same place of `label_ids`
+
+
+@dataclass(slots=True)
+class SegmentColumns:
+    """Segments field by field: for hundreds of items, a list per field is quicker to fill."""
+
+    token_ids: list[Int32Array] = field(default_factory=list)
+    start: list[int] = field(default_factory=list)
+    prefix: list[int] = field(default_factory=list)
+    parent: list[int] = field(default_factory=list)
+    slots: list[Int32Array | None] = field(default_factory=list)
+    label_ids: list[Int32Array | None] = field(default_factory=list)
+    need_lse: list[bool] = field(default_factory=list)
+    every_row: list[bool] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def add(self, segment: Segment) -> int:
+        """Add a segment at the end; return its index."""
+        return self.add_like(segment, [segment.token_ids], [segment.label_ids])
+
+    def add_like(
+        self,
+        one: Segment,
+        token_ids: Sequence[Int32Array],
+        label_ids: Sequence[Int32Array | None],
+    ) -> int:
+        """Add segments that are as `one` but for tokens and labels; return the first's index."""
+        first, count = len(self), len(token_ids)
+        self.token_ids += token_ids
+        self.start += [one.start] * count
+        self.prefix += [one.prefix] * count
+        self.parent += [one.parent] * count
+        self.slots += [one.slots] * count
+        self.label_ids += label_ids
+        self.need_lse += [one.need_lse] * count
+        self.every_row += [one.every_row] * count
+        return first
+
+
+def pack(
+    segments: Sequence[Segment], prefixes: Sequence[Prefix], *, num_top: int = 0
+) -> PackedBatch:
+    """Build the batch of these segments, in this order."""
+    columns = SegmentColumns()
+    for segment in segments:
+        columns.add(segment)
+    return pack_columns(columns, prefixes, num_top=num_top)
+
+
+def pack_columns(
+    segments: SegmentColumns, prefixes: Sequence[Prefix], *, num_top: int = 0
+) -> PackedBatch:
+    """Build the batch of these segments, in this order."""
+    tokens, label_ids = segments.token_ids, segments.label_ids
+    bounds = [0, *accumulate(map(len, tokens))]
+    cu_seqlens = _int32(bounds)
+    lengths, shift = cu_seqlens[1:] - cu_seqlens[:-1], _int32(segments.start) - cu_seqlens[:-1]
+    scored = [index for index, ids in enumerate(label_ids) if ids is not None]
+    labels = [ids for ids in label_ids if ids is not None]
+    score_rows = _int32([bounds[index + 1] - 1 for index in scored])
+    cu_labels = _int32([0, *accumulate(map(len, labels))])
+    need_lse = np.array([segments.need_lse[index] for index in scored], dtype=np.bool_)
+    if any(segments.every_row):
+        every = np.array(segments.every_row, dtype=np.bool_)[scored]
+        rows = np.where(every, lengths[scored], 1)
+        of_row = np.repeat(np.arange(len(scored)), rows)  # [N]
+        # Number the scored rows consecutively, then shift each segment's so that its last scored
+        # row is the last row of the segment.
+        to_last = (score_rows + 1 - np.cumsum(rows))[of_row]
+        score_rows = (np.arange(len(of_row)) + to_last).astype(np.int32)
+        per_row = (np.diff(cu_labels) // rows)[of_row]
+        cu_labels = _int32([0, *accumulate(per_row.tolist())])
+        need_lse = need_lse[of_row]
+    return PackedBatch(
+        token_ids=_concatenate(tokens),
+        # Number the rows of the batch, then shift each segment's numbers to its start.
+        positions=np.arange(bounds[-1], dtype=np.int32) + shift.repeat(lengths),
+        cu_seqlens=cu_seqlens,
+        parent=_int32(segments.parent),
+        request_of=_int32(segments.prefix),
+        prefix_lens=_int32([p.length for p in prefixes]),
+        page_table=_page_table(prefixes),
+        slot_mapping=_slot_mapping(segments.slots, bounds),
+        score_rows=score_rows,
+        cu_labels=cu_labels,
+        label_token_ids=_concatenate(labels),
+        need_lse=need_lse,
+        num_top=num_top,
+    )
+
+
+def page_slots(pages: Int32Array, start: int, stop: int, page_size: int) -> Int32Array:
+    """Slots of the tokens at positions `start` to `stop - 1` of a sequence kept in `pages`."""
+    first, skipped = divmod(start, page_size)
+    bases = pages[first : -(-stop // page_size)] * np.int32(page_size)
+    slots = bases[:, None] + np.arange(page_size, dtype=np.int32)
+    return slots.reshape(-1)[skipped : skipped + stop - start]
+
+
+def prefix_slots(batch: PackedBatch, request: int, page_size: int) -> np.ndarray:
+    """KV slots of a request's cached tokens, int64."""
+    length = int(batch.prefix_lens[request])
+    pages = batch.page_table[request, : -(-length // page_size)].astype(np.int64)
+    return (pages[:, None] * page_size + np.arange(page_size)).reshape(-1)[:length]
+
+
+def _slot_mapping(slots: Sequence[Int32Array | None], bounds: Sequence[int]) -> Int32Array:
+    mapping = np.empty(bounds[-1], dtype=np.int32)
+    mapping.fill(-1)
+    for index, kept in enumerate(slots):
+        if kept is not None:
+            mapping[bounds[index] : bounds[index + 1]] = kept
+    return mapping
+
+
+def _page_table(prefixes: Sequence[Prefix]) -> Int32Array:
+    width = max([len(p.pages) for p in prefixes], default=0)
+    table = np.empty((len(prefixes), width), dtype=np.int32)
+    table.fill(-1)
+    for row, prefix in enumerate(prefixes):
+        table[row, : len(prefix.pages)] = prefix.pages
+    return table
+
+
+def _concatenate(parts: Sequence[Int32Array]) -> Int32Array:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+
+def _int32(values: Sequence[int]) -> Int32Array:
+    return np.array(values, dtype=np.int32)

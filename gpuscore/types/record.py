@@ -1,0 +1,123 @@
+"""The record of one HTTP request: filled in while the request is served; counted, logged and
+traced when it is over."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from secrets import token_hex
+from time import monotonic
+from typing import Any
+
+from gpuscore.types.request import Timings
+
+STAGES = ("tokenize", "queue", "batch", "device", "respond")
+# Stages that a request goes through, from reading its body to making its answer.
+RECEIVE, TOKENIZE, ENGINE, RESPOND = PROGRESS = ("receive", "tokenize", "engine", "respond")
+UNMATCHED = "unmatched"  # recorded instead of an unknown path, which is the caller's text
+OTHER_METHOD = "other"
+CLIENT_LEFT, LEFT_CODE = 499, "client_left"  # nginx's number; never sent
+_METHODS = {
+    name.encode(): name
+    for name in ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE")
+}
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+_PROCESS, _numbers = token_hex(10), count()
+
+
+def _renew() -> None:
+    """Give a forked process ids of its own."""
+    global _PROCESS
+    _PROCESS = token_hex(10)
+
+
+os.register_at_fork(after_in_child=_renew)
+
+Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request. It holds no text of the caller's, except for an id that was checked."""
+
+    request_id: str
+    bad_request_id: bool = False  # the caller's id was refused; `request_id` was made here
+    method: str = OTHER_METHOD
+    route: str = UNMATCHED  # a route's template
+    started: float = field(default_factory=monotonic)
+    seconds: float = 0.0  # set when the request is over
+    status: int = 0  # 0 until an answer begins; 499 if the client left before it
+    code: str = ""  # the code of the error that was answered
+    model: str = ""  # the served name; empty until the body has told which
+    variant: str = ""  # the kind of body, in a dialect whose errors differ by it
+    tenant: str | None = None
+    bytes_in: int = 0  # bytes of the body that were read
+    bytes_out: int = 0  # bytes of the answer's body
+    progress: str = RECEIVE  # one of PROGRESS
+    items: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    label_tokens: int = 0  # of labels of several tokens, computed after the prompts
+    trace_id: str | None = None
+    stages: dict[str, tuple[float, float]] = field(default_factory=dict)  # start and seconds
+
+    @property
+    def accepted(self) -> bool:
+        """True if the engine has admitted the request."""
+        return self.progress in (ENGINE, RESPOND)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a stage of PROGRESS, even if it fails."""
+        self.progress = name
+        start = monotonic()
+        try:
+            yield
+        finally:
+            self.stages[name] = start, monotonic() - start
+
+    def engine_stages(self, start: float, timings: Timings) -> None:
+        """Note the engine's timings of a request that it got at `start`."""
+        for name, seconds in (
+            ("queue", timings.queue),
+            ("batch", timings.batch),
+            ("device", timings.device),
+        ):
+            self.stages[name] = start, seconds
+            start += seconds
+
+    def refuse(self, status: int, code: str) -> None:
+        """Note the error that is answered; no effect if a status is already set."""
+        if not self.status:
+            self.status, self.code = status, code
+
+
+def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
+    """Return the record of a request; make it on the first call."""
+    state = scope.setdefault("state", {})
+    if "record" not in state:
+        state["record"] = new_record(scope["method"].encode("latin-1"), scope["headers"])
+    record: RequestRecord = state["record"]
+    return record
+
+
+def new_record(method: bytes, headers: Headers) -> RequestRecord:
+    """Return a new record for a request with this head."""
+    request_id, good = _request_id(headers)
+    return RequestRecord(request_id, not good, _METHODS.get(method, OTHER_METHOD))
+
+
+def new_request_id() -> str:
+    """Return a unique id: random digits of this process, then a number."""
+    return f"{_PROCESS}{next(_numbers):012x}"
+
+
+def _request_id(headers: Headers) -> tuple[str, bool]:
+    """Return the caller's id if it is valid, otherwise a new one; and False if it was invalid."""
+    given = [value for name, value in headers if name == b"x-request-id"]
+    if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]):
+        return given[0].decode("ascii"), True
+    return new_request_id(), not given
