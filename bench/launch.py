@@ -111,7 +111,7 @@ def main(configs: dict[str, dict[str, Any]]) -> int:
     from gpuscore.config import EngineConfig, ModelConfig, ServerConfig
     from gpuscore.dialects.served import ServedModel
     from gpuscore.processes.replicas.start import start_replicas
-    from gpuscore.server.auth import ApiKeys
+    from gpuscore.server.http.auth import ApiKeys
     from gpuscore.server.run import serve
 
     # The engine's process makes the backend and reads both.
@@ -134,7 +134,7 @@ def _serve_by_fronts(make: Any, server: Any, engine: Any) -> int:
     from gpuscore.processes.fronts.front import FrontApp, FrontModel
     from gpuscore.processes.fronts.start import FrontSetup
     from gpuscore.processes.replicas.placement import placements
-    from gpuscore.server.auth import ApiKeys
+    from gpuscore.server.http.auth import ApiKeys
 
     keys = ApiKeys([])
     devices = tuple(place.device for place in placements(ModelConfig(), engine.devices))

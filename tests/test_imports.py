@@ -62,7 +62,7 @@ measure.evaluation.records: pyarrow
 measure.evaluation.measures: measure.evaluation measure.reports ir_measures scipy
 commands.info: backends commands.shares_table config. models.hub processes.replicas.placement
   prompts
-commands.doctor: gpuscore backends config config.sources server.auth server.http.address torch
+commands.doctor: gpuscore backends config config.sources server.http.auth server.http.address torch
 commands.shares_table: backends.common.sizing config config.served models.hub processes.replicas
 commands.bulk: config config.labels dialects prompts text
 commands.bulk.arguments: commands.bulk config config.flags config.labels config.parser

@@ -27,7 +27,7 @@ from gpuscore.processes.replicas.together import AllReplicas
 from gpuscore.processes.worker.process import EngineListener
 from gpuscore.prompts.decision_files import Asking, read_asking
 from gpuscore.prompts.model import ModelFiles
-from gpuscore.server.auth import ApiKeys, KeyReader, read_api_keys
+from gpuscore.server.http.auth import ApiKeys, KeyReader, read_api_keys
 from gpuscore.server.http.cors import read_origins
 from gpuscore.server.http.descriptors import raise_limit, warn_of_limit
 from gpuscore.server.http.hosts import read_hosts

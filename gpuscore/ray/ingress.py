@@ -20,7 +20,7 @@ from gpuscore.ray.intake import Intake
 from gpuscore.ray.messages import Facts, decode
 from gpuscore.ray.settings import AppSettings
 from gpuscore.server.api.app import create_app
-from gpuscore.server.auth import read_api_keys
+from gpuscore.server.http.auth import read_api_keys
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.tracing import read_tracer
 from gpuscore.server.service import ScoringService

@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuscore.config import ServerConfig
 from gpuscore.errors import GpuscoreError, Overloaded, RequestTimeout
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.exchange import MORE
 
 

@@ -11,8 +11,8 @@ from uvicorn.server import ServerState
 
 from gpuscore.config import ServerConfig
 from gpuscore.server.api.app import create_metrics_app
-from gpuscore.server.auth import ApiKeys
 from gpuscore.server.http.address import LOOPBACK
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.cors import read_origins
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.hosts import read_hosts

@@ -20,8 +20,8 @@ from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.engine.counts import Counts
 from gpuscore.server.api.app import create_app
-from gpuscore.server.auth import ApiKeys
 from gpuscore.server.http.address import LOOPBACK, address_of, bind, bind_metrics
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.cors import read_origins
 from gpuscore.server.http.descriptors import warn_of_limit
 from gpuscore.server.http.gate import Gate

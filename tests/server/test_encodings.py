@@ -14,7 +14,7 @@ from gpuscore.dialects.table import DIALECT_OF
 from gpuscore.errors import InvalidRequest, UnsupportedMediaType
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.encodings import ENCODINGS, PIECE, check_encoding, check_ended, unpacker
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.service import ScoringService

@@ -14,7 +14,7 @@ from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE
 from gpuscore.dialects.served import ServedModel
 from gpuscore.server.api.app import create_app
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.large_bodies import REST, LargeBodies
 from gpuscore.server.service import ScoringService
 

@@ -12,7 +12,7 @@ from engine.test_admission import request
 from gpuscore.config import RequestLimits, ServerConfig
 from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.gate import Gate
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.service import ScoringService

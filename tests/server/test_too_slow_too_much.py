@@ -20,7 +20,7 @@ from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
 from gpuscore.engine.engine import Engine
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.app import create_app
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.tokenizer import TextEncoder

@@ -11,7 +11,7 @@ from gpuscore.dialects.served import LoadedModel, ServedModel
 from gpuscore.engine.admission import Backlog
 from gpuscore.prompts.model import ModelPrompts
 from gpuscore.server.api.app import create_app
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.service import ScoringService
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.types.limits import BackendLimits

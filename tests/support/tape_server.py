@@ -24,7 +24,7 @@ from gpuscore.processes.replicas.start import start_models
 from gpuscore.processes.replicas.together import AllReplicas
 from gpuscore.processes.worker.patience import Patience
 from gpuscore.prompts.model import ModelPrompts
-from gpuscore.server.auth import read_api_keys
+from gpuscore.server.http.auth import read_api_keys
 from gpuscore.server.run import serve
 from gpuscore.text.joining import PromptBuilder
 

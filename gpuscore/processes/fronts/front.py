@@ -37,7 +37,7 @@ from gpuscore.processes.worker.frames import FrameReader, FrameWriter
 from gpuscore.processes.worker.link import FrontLink
 from gpuscore.processes.worker.messages import Message, encode
 from gpuscore.processes.worker.patience import ChildListener
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.rounds import Listener
 from gpuscore.server.observe.operations import Operations
 from gpuscore.server.observe.sums import Samples, Snapshot

@@ -37,7 +37,7 @@ from gpuscore.processes.fronts.signals import handled_signals
 from gpuscore.processes.fronts.totals import Totals
 from gpuscore.processes.worker.frames import ProtocolError
 from gpuscore.processes.worker.messages import Message
-from gpuscore.server.auth import ApiKeys, KeyReader
+from gpuscore.server.http.auth import ApiKeys, KeyReader
 from gpuscore.server.run import EXIT_OK, EXIT_SIGNAL, FORCED_EXIT
 from gpuscore.server.stopping import StopLines
 

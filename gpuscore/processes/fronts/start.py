@@ -10,8 +10,8 @@ from gpuscore.processes.fronts.forker import Forker, FrontMain
 from gpuscore.processes.fronts.front import FrontApp, run_front
 from gpuscore.processes.fronts.parent import Fronts
 from gpuscore.processes.worker.process import EngineListener
-from gpuscore.server.auth import ApiKeys
 from gpuscore.server.http.address import bind_all
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.stopping import StopLines
 
 

@@ -37,7 +37,7 @@ from gpuscore.server.api.key_check import AuthMiddleware
 from gpuscore.server.api.openapi import DocumentedApp
 from gpuscore.server.api.pages import add_metrics, add_pages, add_probes
 from gpuscore.server.api.static import add_docs, add_ui
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.cors import read_origins
 from gpuscore.server.http.headers import check_request_id, head_refusal, request_seconds
 from gpuscore.server.http.hosts import ANY_HOST, Hosts

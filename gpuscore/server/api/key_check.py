@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpuscore.errors import InvalidApiKey
 from gpuscore.server.api.answers import error_response
-from gpuscore.server.auth import NO_KEY, ApiKeys
+from gpuscore.server.http.auth import NO_KEY, ApiKeys
 
 
 class AuthMiddleware:

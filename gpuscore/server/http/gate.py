@@ -12,7 +12,7 @@ from gpuscore.config import ServerConfig
 from gpuscore.engine.admission import Backlog
 from gpuscore.engine.counts import Counts
 from gpuscore.errors import Overloaded
-from gpuscore.server.auth import ApiKeys
+from gpuscore.server.http.auth import ApiKeys
 from gpuscore.server.http.exchange import Exchange
 from gpuscore.server.http.rounds import Rounds
 from gpuscore.server.service import ScoringService
