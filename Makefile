@@ -36,7 +36,7 @@ $(SERVES): pyproject.toml
 	  { echo "gpuscore needs Python 3.11 or 3.12; choose one with make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) '$(TORCH)' || $(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) '$(TORCH)'
-	$(PIP_INSTALL) --editable .
+	$(PIP_INSTALL) --editable '.[serve]'
 	$(COMPILE)
 	@touch $@
 

@@ -30,12 +30,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Scorer":
-        from gpuscore.offline.scorer import Scorer
-
-        return Scorer
-    if name == "AsyncScorer":
+    if name not in ("Scorer", "AsyncScorer"):
+        raise AttributeError(f"module 'gpuscore' has no attribute {name!r}")
+    try:
         from gpuscore.offline.async_scorer import AsyncScorer
+        from gpuscore.offline.scorer import Scorer
+    except ModuleNotFoundError as error:
+        from gpuscore.system.extras import remedy
 
-        return AsyncScorer
-    raise AttributeError(f"module 'gpuscore' has no attribute {name!r}")
+        if (needed := remedy(error)) is None:
+            raise
+        raise ImportError(f"gpuscore.{name} needs {needed}") from error
+    return Scorer if name == "Scorer" else AsyncScorer

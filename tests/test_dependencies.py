@@ -135,7 +135,7 @@ def needed() -> dict[str, set[str]]:
         found[name] = licences(package.metadata)
         for text in package.requires or []:
             requirement = Requirement(text)
-            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": "serve"})
             if wanted and (other := canonicalize_name(requirement.name)) not in found:
                 waiting.append(other)
     return found

@@ -230,3 +230,49 @@ def test_the_client_needs_neither_a_framework_nor_the_server():
     unwanted = HEAVY - {"httpx"} | {"gpuscore.server", "gpuscore.engine"}
     code = f"import sys, gpuscore.client; print(sorted({unwanted!r} & set(sys.modules)))"
     assert python(code) == "[]"
+
+
+WITHOUT_SERVE = """\
+import sys
+from gpuscore.system.extras import SERVE
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in SERVE:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+@pytest.mark.parametrize("command", ["serve demo", "doctor", "info demo", "batch demo"])
+def test_a_command_without_the_extra_says_one_line(command, tmp_path):
+    files = f"--input {ROOT / 'README.md'} --output {tmp_path / 'x'}" if "batch" in command else ""
+    words = [*command.split(), *files.split()]
+    run = f"from gpuscore.commands.cli import main; sys.exit(main({words!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SERVE + run], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 78
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gpuscore: this command needs ")
+    assert line.endswith(": pip install 'gpuscore[serve]'")
+
+
+def test_without_the_extra_the_client_works_and_the_scorer_says_one_line():
+    code = (
+        "from gpuscore.client import Client\n"
+        "try: from gpuscore import Scorer\n"
+        "except ImportError as error: print(error)"
+    )
+    said = python(WITHOUT_SERVE + code)
+    assert said.startswith("gpuscore.Scorer needs ")
+    assert said.endswith(": pip install 'gpuscore[serve]'")
+
+
+def test_a_script_beside_the_checkout_imports_the_package(tmp_path):
+    (tmp_path / "gpuscore").symlink_to(ROOT)
+    script = tmp_path / "script.py"
+    script.write_text("import gpuscore; print(gpuscore.__version__)")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "0.1.0\n", done.stderr

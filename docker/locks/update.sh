@@ -32,8 +32,8 @@ compile() {
 compile build x86_64-manylinux_2_28 --no-config docker/locks/build.in
 # torch itself is in torch-cpu.txt; uv.toml says why.
 compile cpu x86_64-manylinux_2_28 --config-file docker/locks/uv.toml --no-emit-package torch \
-    --extra batch pyproject.toml docker/locks/cpu.in
+    --extra serve --extra batch pyproject.toml docker/locks/cpu.in
 compile tpu x86_64-manylinux_2_31 --config-file docker/locks/uv.toml --no-emit-package torch \
-    --extra jax --extra batch pyproject.toml docker/locks/tpu.in  # libtpu's wheels name glibc 2.31
+    --extra serve --extra jax --extra batch pyproject.toml docker/locks/tpu.in  # libtpu's wheels name glibc 2.31
 compile cuda x86_64-manylinux_2_28 --no-config --overrides docker/locks/cuda-without.txt \
-    --extra cuda --extra batch pyproject.toml docker/locks/cuda.in
+    --extra serve --extra cuda --extra batch pyproject.toml docker/locks/cuda.in

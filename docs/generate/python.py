@@ -35,8 +35,8 @@ def pages() -> Iterator[tuple[str, str]]:
         "client.md",
         page(
             "Python client",
-            "These are the clients of a gpuscore server. `pip install 'gpuscore[client]'` adds "
-            "httpx. Neither client imports torch.",
+            "These are the clients of a gpuscore server. `pip install gpuscore` brings all "
+            "that they need. Neither client imports torch.",
             *(_item(name) for name in ("Client", "AsyncClient", *names)),
             "::: gpuscore.client.options.ClientOptions",
             "::: gpuscore.client.options.RequestOptions",

@@ -40,6 +40,7 @@ from gpuscore.errors import ConfigError, EngineFailed, GpuscoreError, LoadTimeou
 from gpuscore.measure.calibrate.arguments import add_calibrate
 from gpuscore.measure.evaluation.arguments import add_eval
 from gpuscore.measure.parity.arguments import add_parity
+from gpuscore.system.extras import remedy
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 EXIT_ENGINE, EXIT_TEMPORARY, EXIT_CONFIG = 70, 75, 78
@@ -72,6 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GpuscoreError as error:
         _complain(error.message)
         return EXIT_FAILED
+    except ModuleNotFoundError as error:
+        if (needed := remedy(error)) is None:
+            raise
+        _complain(f"this command needs {needed}")
+        return EXIT_CONFIG
 
 
 def _complain(message: str) -> None:
