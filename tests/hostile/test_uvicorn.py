@@ -1,5 +1,5 @@
-"""Promise: plain uvicorn's differences on the same requests are known; docs/http.md says why ours
-differ."""
+"""Promise: plain uvicorn's differences on the same requests are known; the files of requests say
+why ours differ."""
 
 import pytest
 

@@ -3,15 +3,10 @@
 These are the quick ones of tests/hostile/http; tests/hostile/test_http.py sends all.
 """
 
-from pathlib import Path
-
 import pytest
 
 from support.changed_requests import mutations, told
 from support.hostile_requests import entries, faults, names, sent
-from support.uvicorn_differences import page
-
-PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 
 pytestmark = pytest.mark.usefixtures("unharmed")
 
@@ -21,10 +16,6 @@ def test_quick_entries(server, client, name):
     quick = [entry for entry in entries(name) if not entry.slow and not entry.fails]
     found = {entry.name: list(faults(entry, sent(entry, server.address))) for entry in quick}
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
-
-
-def test_the_page_is_that_of_the_data():
-    assert PAGE.read_text() == page(), "python -m support.uvicorn_differences > ../docs/http.md"
 
 
 def test_noise(server, client):
