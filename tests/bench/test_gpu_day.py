@@ -1,5 +1,4 @@
-"""Promise: bench/gpu_day.py keeps what every stage found, continues where a run ended, and sets
-predictions beside measurements. Here its stages run on a CPU, and with a card that CPU tensors
+"""Promise: bench/gpu_day.py keeps what every stage found, and continues where a run ended. Here its stages run on a CPU, and with a card that CPU tensors
 play; their figures mean nothing."""
 
 import json
@@ -15,10 +14,9 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 import gpu_day
-from gpu_day import PREDICTIONS, Day, predictions
-from gpu_day_page import bars, pairs, write_page
+from gpu_day import Day
+from gpu_day_page import write_page
 from gpu_day_stages import Stage, fastest, run_stage, stages
-from gpu_work import GOALS
 
 from support.stub_card.python import LOST_IN, interpreter
 
@@ -93,10 +91,7 @@ def test_a_day_with_a_card_that_is_played(tmp_path):
     assert (about["device"], about["sm"]) == ("NVIDIA H200", "9.0")
     results = {name: stage["found"] for name, stage in found["stages"].items()}
     check_results_of_a_card(results)
-    assert {one["card"] for one in found["predictions"]} == {"h200"}
     page = (folder / "gpu-day.html").read_text()
-    assert page.count("predicted</title>") == len(found["predictions"])
-    assert page.count("measured</title>") == len(found["predictions"])
     assert "small sizes, whose figures mean nothing" in page
 
 
@@ -241,46 +236,13 @@ def test_findings_that_cannot_be_read_fail_the_stage(tmp_path):
     assert "cannot be read: IndexError" in day.stages["empty"]["why"]
 
 
-def test_predictions_stand_beside_measurements(tmp_path):
-    expected = [
-        {"workload": "a", "predicted ms": 30.0, "low ms": 25.0, "high ms": 36.0},
-        {"workload": "d", "predicted ms": 1.5, "low ms": 1.2, "high ms": 1.9},
-    ]
-    rows = [
-        {"scorer": "gpuscore", "workload": "a", "device ms": 33.0, "wall ms": 35.0},
-        {"scorer": "engine", "workload": "d", "wall ms": 2.0},
-    ]
-    found = pairs(expected, rows)
-    assert found == [("a", (25.0, 30.0, 36.0), 33.0), ("d", (1.2, 1.5, 1.9), None)]
-    svg = bars(found)
-    assert "33 measured" in svg
-    assert "30 (25 to 36) predicted" in svg
-    assert svg.count("measured<") == 2  # the legend's and a's
+def test_the_page_shows_rows_and_what_was_not_reached(tmp_path):
+    rows = [{"scorer": "gpuscore", "workload": "a", "device ms": 33.0, "wall ms": 35.0}]
     day = {"date": "today", "about": ABOUT, "planned": ["bench", "tests"]}
-    day |= {"predictions": expected, "stages": {"bench": {"status": "done", "found": {}}}}
-    day["stages"]["bench"]["found"] = {"rows": rows}
+    day |= {"stages": {"bench": {"status": "done", "found": {"rows": rows}}}}
     page = write_page(tmp_path, day).read_text()
-    assert "33 measured" in page
+    assert "<td>33</td>" in page
     assert "not reached" in page
-
-
-@pytest.mark.parametrize(
-    ("name", "card"),
-    [
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA L4", "l4"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
-        ("NVIDIA L40S", None),
-        ("cpu", None),
-    ],
-)
-def test_predictions_are_of_this_card(name, card):
-    found = predictions(name, PREDICTIONS)
-    assert {one["card"] for one in found} == ({card} if card else set())
-    workloads = {one.name for one in GOALS if one.share is not None}
-    assert {one["workload"] for one in found} == (workloads if card else set())
-    assert bars(pairs(found, [])).count("predicted</title>") == len(found)
 
 
 def test_the_fastest_is_one_of_ours():
