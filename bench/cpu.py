@@ -8,8 +8,8 @@
 
 Scorers are timed only if they agree: in float32 at a small shape within 1e-4 in log p, and in the
 timed dtype within twice transformers' own error against float32. They are timed in turn, `--repeat`
-times, on fresh random tokens; the medians are printed, of wall time and of CPU-seconds (all threads,
-user and system), which other work on the machine disturbs less.
+times, on fresh random tokens; the medians are printed, of wall time and of CPU-seconds (all
+threads, user and system), which other work on the machine disturbs less.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""How far the order of options moves the demo model's answers to typed questions.
+"""Measure how far the order of options moves the demo model's answers to typed questions.
 
 python -P bench/decisions.py
 """
