@@ -15,12 +15,10 @@ STAMP := $(VENV)/.installed
 TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: setup serve test test-all test-hostile test-hostile-together test-clients test-ray test-web test-kernels test-gpu check-kernels \
-        check-kernels-all check-streams check-graphs check-tpu simulate simulate-fronts soak check format demo golden bench-cpu bench-heap bench-start \
-        bench-gpu bench-kernels bench-attention bench-host bench-host-parts gpu-day gpu-day-trial bench-batch bench-ray-batch bench-parity bench-tokenise \
-        bench-in-process bench-decisions bench-ray bench-replicas bench-serve predict fixtures flashinfer-stub locks image image-cuda image-tpu image-lint image-test \
-        manifests-test audit docs docs-serve \
-        docs-tools clean
+.PHONY: setup serve test test-all test-hostile test-clients test-web test-ray test-gpu \
+        check check-kernels check-tpu check-graphs check-streams format golden \
+        bench-cpu bench-gpu bench-host bench-host-parts bench-parity bench-serve gpu-day soak \
+        docs docs-serve locks image image-test manifests-test audit clean
 
 # Everything that make test and make check need.
 setup: $(STAMP)
@@ -91,28 +89,27 @@ test: setup
 test-all: setup $(TRITON_VENV)/.installed
 	@$(MAKE) --no-print-directory $(TPU_VENV)/.installed || \
 	  { echo 'libtpu is not installed: NOTHING IS COMPILED FOR A TPU'; [ '$(REQUIRE_LIBTPU)' != 1 ]; }
-	RECOMPUTE_REFERENCES=1 $(PYTEST) -m 'not hostile and not long'
+	RECOMPUTE_REFERENCES=1 $(PYTEST) -m 'not hostile'
 
-# Attacks, faults and broken models, some 20 minutes on two cores: what may run side by side, then,
-# whether or not that failed, what measures how late answers are. One file of them:
-# .venv/bin/pytest -m 'hostile or not hostile' tests/hostile/test_http.py
-SCHEMATHESIS_VENV := .venv-schemathesis
+# Tools of make test-hostile, test-web, manifests-test and audit, in one environment beside that of
+# the tests: schemathesis' plugin would slow down make test.
+TOOLS_VENV := .venv-tools
 
-$(SCHEMATHESIS_VENV)/.installed: tests/hostile/requirements.txt
-	$(PYTHON) -m venv $(SCHEMATHESIS_VENV)
-	$(SCHEMATHESIS_VENV)/bin/python -m pip install --quiet -r $<
+$(TOOLS_VENV)/.installed: tools/requirements.txt
+	$(PYTHON) -m venv $(TOOLS_VENV)
+	$(TOOLS_VENV)/bin/python -m pip install --quiet -r $<
 	@touch $@
 
-HOSTILE = SCHEMATHESIS=$(CURDIR)/$(SCHEMATHESIS_VENV)/bin/schemathesis $(BIN)/pytest tests/hostile --durations 10
-test-hostile: setup
+# Attacks, faults and broken models, some 20 minutes on two cores: what may run side by side, then,
+# whether or not that failed, what measures how late answers are, unless PART=together. One file of
+# them: .venv/bin/pytest -m 'hostile or not hostile' tests/hostile/test_http.py
+PART ?= all
+HOSTILE = SCHEMATHESIS=$(CURDIR)/$(TOOLS_VENV)/bin/schemathesis $(BIN)/pytest tests/hostile --durations 10
+test-hostile: setup $(TOOLS_VENV)/.installed
 	@status=0; \
-	$(MAKE) --no-print-directory test-hostile-together || status=1; \
-	$(HOSTILE) -m alone || status=1; \
+	$(HOSTILE) -m 'not alone' --numprocesses 2 --dist loadfile --no-loadscope-reorder || status=1; \
+	[ '$(PART)' = together ] || $(HOSTILE) -m alone || status=1; \
 	exit $$status
-
-# The first part of it, which .ci/run runs.
-test-hostile-together: setup $(SCHEMATHESIS_VENV)/.installed
-	$(HOSTILE) -m 'not alone' --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Other people's clients, from PyPI, against a server: minutes of installation the first time, then
 # found in .venv-clients. Some of them only: make test-clients ARGS='cohere litellm'
@@ -121,18 +118,11 @@ test-clients: setup
 
 # The pages for people in headless Chromium, such as Debian's package, by Playwright's driver; a minute or
 # two. Screenshots for people to look at go to .cache/web. One file: make test-web ARGS=tests_web/test_docs.py
-WEB_VENV := .venv-web
 CHROMIUM ?= chromium
-
-$(WEB_VENV)/.installed: tests_web/requirements.txt
-	$(PYTHON) -m venv $(WEB_VENV)
-	$(WEB_VENV)/bin/python -m pip install --quiet -r $<
-	@touch $@
-
-test-web: setup $(WEB_VENV)/.installed
+test-web: setup $(TOOLS_VENV)/.installed
 	@command -v $(CHROMIUM) > /dev/null || { echo "make test-web needs Chromium: apt install chromium"; exit 1; }
 	GPUSCORE=$(BIN)/gpuscore CHROMIUM=$$(command -v $(CHROMIUM)) SCREENSHOTS=.cache/web \
-	  $(WEB_VENV)/bin/pytest -c tests_web/pytest.ini $(or $(ARGS),tests_web)
+	  $(TOOLS_VENV)/bin/pytest -c tests_web/pytest.ini $(or $(ARGS),tests_web)
 
 # Ray on two local nodes, each with processes of its own, without network; three minutes. One
 # file: make test-ray ARGS=tests_ray/test_cluster.py
@@ -148,8 +138,7 @@ $(RAY_VENV)/.installed: pyproject.toml tests_ray/requirements.txt
 test-ray: $(RAY_VENV)/.installed
 	$(RAY_VENV)/bin/python -P -m pytest -c tests_ray/pytest.ini $(or $(ARGS),tests_ray)
 
-# Small quantised checkpoints and what their libraries answer, into tests/fixtures/quantized, by
-# llmcompressor in an environment of its own. They are checked in; a second run gives the same bytes.
+# The environment of llmcompressor, which makes the quantised checkpoints of the tests.
 FIXTURES_VENV := .venv-fixtures
 
 $(FIXTURES_VENV)/.installed: tests/fixtures/make/requirements.txt
@@ -159,20 +148,13 @@ $(FIXTURES_VENV)/.installed: tests/fixtures/make/requirements.txt
 	$(FIXTURES_VENV)/bin/python -m pip install --quiet --no-deps -r $<
 	@touch $@
 
-fixtures: $(FIXTURES_VENV)/.installed
-	CUDA_VISIBLE_DEVICES= HF_HUB_OFFLINE=1 PYTHONPATH=tests \
-	  $(FIXTURES_VENV)/bin/python -P -m fixtures.make $(ARGS)
-
 # Compiles the Triton kernels for every architecture, without a GPU, with the Triton of the tests and
-# with the image's, and checks the code: what make test-all compiles, and all. Facts of code that was
-# compiled before are found in .cache/kernels. After a wanted change: make check-kernels ARGS=--update
+# with the image's, and checks the code: what make test-all compiles, with ARGS=--all all. Facts of code
+# that was compiled before are found in .cache/kernels. After a wanted change: ARGS=--update
 check-kernels: setup $(TRITON_VENV)/.installed
 	@status=0; for python in $(BIN) $(TRITON_VENV)/bin; do \
 	  $$python/python -P -m gpuscore_kernels.compile_check $(ARGS) || status=1; \
 	done; exit $$status
-
-check-kernels-all:
-	@$(MAKE) --no-print-directory check-kernels ARGS='--all $(ARGS)'
 
 # Compiles the programs of --backend jax for TPU v5e and v6e, without a TPU, checks the code against
 # tests/tpu_code/baseline.json and predicts times; at most 20 minutes on two cores. Facts of programs
@@ -186,11 +168,7 @@ check-tpu: setup $(TPU_VENV)/.installed
 check-graphs: setup
 	PYTHONPATH=tests $(BIN)/python -P -m graphs.check $(ARGS)
 
-# The kernels' tests in Triton's interpreter; make test runs a part, make test-all all of them.
-test-kernels: setup
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels/triton_interpreter -m 'not hostile'
-
-# The same on a CUDA device, bfloat16 included. No virtual environment: torch, triton, transformers
+# The kernels' tests on a CUDA device, bfloat16 included. No virtual environment: torch, triton, transformers
 # and pytest of PYTHON are enough. With pytest-xdist it compiles kernels on all cores; afterwards come
 # the tests that run alone, because one of them takes all of the card's memory.
 PYTEST_GPU = PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -m pytest \
@@ -215,16 +193,6 @@ golden: setup
 	$(RECORD) --dtype float32 --oracle --output $(GOLDEN)/transformers-float32
 	$(RECORD) --dtype bfloat16 --oracle --output $(GOLDEN)/transformers-bfloat16
 
-# More seeded worlds than the suite runs: make simulate SEEDS=100000
-SEEDS ?= 20000
-simulate: setup
-	SIMULATED_SEEDS=$(SEEDS) $(BIN)/pytest tests/engine/test_simulation.py -m 'not hostile' \
-	  --numprocesses auto --maxprocesses 4
-
-# Predicts what several HTTP workers and engines answer, from CPU times of make bench-serve.
-simulate-fronts: setup
-	$(BIN)/python -P bench/fronts.py $(ARGS)
-
 # Records every access of the CUDA launcher to memory, on a simulated device, and looks for
 # two without order; then plants defects. Some 55 CPU-seconds, on all cores. More: make check-streams
 # ARGS='--worlds 500'
@@ -242,18 +210,8 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Trains the embedded model anew; about an hour on two cores.
-demo: setup
-	PYTHONPATH=training $(BIN)/python -P -m demo.train --output gpuscore/demo --seed 0
-
 bench-cpu: setup
 	$(BIN)/python -P bench/cpu.py $(ARGS)
-
-bench-start: setup
-	$(BIN)/python -P bench/start.py $(ARGS)
-
-bench-heap: setup
-	$(BIN)/python -P bench/heap.py $(ARGS)
 
 # Under 8 minutes on a CUDA device. No virtual environment: torch, triton and transformers of PYTHON
 # are enough, and for SERVE=1, which adds the rows over HTTP, the server's dependencies.
@@ -267,11 +225,6 @@ bench-gpu:
 gpu-day:
 	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/gpu_day.py $(ARGS)
 
-# The same from end to end on a simulated card: killed, continued, and the card lost in one stage. Some
-# seven minutes on two quiet cores.
-gpu-day-trial: setup
-	$(BIN)/pytest tests/bench/test_gpu_day.py -m long
-
 # Host time of launches; without a device.
 bench-host: setup
 	PYTHONPATH=tests $(BIN)/python -P bench/host_time.py $(ARGS)
@@ -280,104 +233,48 @@ bench-host: setup
 bench-host-parts: setup
 	PYTHONPATH=tests $(BIN)/python -P bench/host_parts.py $(ARGS)
 
-# Needs a CUDA device; torch and triton of PYTHON are enough.
-bench-kernels:
-	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) bench/kernels.py $(ARGS)
-
-# Like test-gpu on a machine of its own; this one stops with a message without a CUDA device.
-bench-attention:
-	PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(PYTHON) -P bench/attention.py $(ARGS)
-
-# Predicted times on GPUs that are not at hand, with the model's error; compiles, without a GPU, what
-# is not in .cache/kernels. ARGS=--search: choose attention's configuration, if the error permits it.
-predict: setup
-	$(BIN)/python -P bench/predict.py $(ARGS)
-
-bench-batch: setup
-	$(BIN)/python -P bench/batch.py $(ARGS)
-
-bench-ray-batch: $(RAY_VENV)/.installed
-	$(RAY_VENV)/bin/python -P bench/ray_batch.py $(ARGS)
-
 bench-parity: setup
 	$(BIN)/python -P bench/parity.py $(ARGS)
 
-bench-tokenise: setup
-	$(BIN)/python -P bench/tokenise.py
-
 bench-serve: setup
-	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[bench]'
 	$(BIN)/python -P bench/serve.py $(ARGS)
-
-# Typed questions over HTTP, with ARGS='--vllm VENV/bin/python' beside vLLM's; ARGS=--order and
-# ARGS=--predict are explained by ARGS=--help.
-bench-decisions: setup
-	$(BIN)/python -P bench/decisions.py $(ARGS)
-
-# Many queries in one process, against one query's many items.
-bench-in-process: setup
-	$(BIN)/python -P bench/in_process.py $(ARGS)
-
-# The same requests to gpuscore serve and through Ray Serve, in turns.
-bench-ray: $(RAY_VENV)/.installed
-	$(RAY_VENV)/bin/python -P bench/ray_serve.py $(ARGS)
-
-# Routing over 8 and 64 replicas in simulated time; no machine's speed is in its figures.
-bench-replicas: setup
-	$(BIN)/python -P bench/replicas.py $(ARGS)
 
 # The documentation, into site/: reference pages from the code, then a strict build without network;
 # a dead link fails it, and so does a broken list or anything that a page would load from another
 # host.
-docs: docs-tools
+docs: $(VENV)/.docs
 	$(GENERATE) docs/reference
 	$(BIN)/zensical build --clean --strict
 	$(GENERATE).links site
 	$(GENERATE).lists docs site
 
 # The same on http://127.0.0.1:8001, rebuilt at every change; the reference as it is at the start.
-docs-serve: docs-tools
+docs-serve: $(VENV)/.docs
 	$(GENERATE) docs/reference
 	$(BIN)/zensical serve --dev-addr 127.0.0.1:8001
 
 GENERATE := PYTHONPATH=docs $(BIN)/python -P -m generate
 
-docs-tools: setup
-	@$(BIN)/python -c 'import zensical, mkdocstrings' 2>/dev/null || \
-	  $(BIN)/pip install --quiet --editable '.[docs]'
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	@touch $@
 
 # An hour of mixed traffic and faults; the page with plots goes to bench/results/.
 MINUTES ?= 60
 soak: setup
 	$(BIN)/python -P bench/soak.py --minutes $(MINUTES) $(ARGS)
 
-# The signatures of FlashInfer's release in docker/locks/cuda.txt, to which make check binds our calls.
-flashinfer-stub: setup
-	$(BIN)/python -P tools/flashinfer_stub.py docker/locks/cuda.txt
-	-$(BIN)/ruff check --quiet --fix stubs
-	$(BIN)/ruff format --quiet stubs
-	$(BIN)/ruff check stubs
-
 # What images install, with hashes: docker/locks/*.txt, from pyproject.toml.
 locks: setup
 	@$(BIN)/python -c 'import uv' 2>/dev/null || $(BIN)/pip install --quiet --editable '.[images]'
 	sh docker/locks/update.sh $(BIN)/uv
 
-# BASE=python:3.12-slim@sha256:... names the base by digest.
+# FLAVOUR=cpu, cuda or tpu. BASE=python:3.12-slim@sha256:... names the base by digest.
+FLAVOUR ?= cpu
+DOCKERFILE = docker/Dockerfile$(if $(filter cuda,$(FLAVOUR)),,.$(FLAVOUR))
 BASE ?=
-IMAGE_BASE := $(addprefix --build-arg BASE=,$(BASE))
 image:
-	docker build -f docker/Dockerfile.cpu $(IMAGE_BASE) -t gpuscore:cpu .
-
-image-cuda:
-	docker build -f docker/Dockerfile $(IMAGE_BASE) -t gpuscore:cuda .
-
-image-tpu:
-	docker build -f docker/Dockerfile.tpu $(IMAGE_BASE) -t gpuscore:tpu .
-
-image-lint: setup
-	@test -x $(BIN)/hadolint || $(BIN)/pip install --quiet --editable '.[images]'
-	$(BIN)/hadolint docker/Dockerfile docker/Dockerfile.cpu docker/Dockerfile.tpu
+	docker build -f $(DOCKERFILE) $(addprefix --build-arg BASE=,$(BASE)) -t gpuscore:$(FLAVOUR) .
 
 # As root, on Debian with buildah, runc and mmdebstrap; no Docker daemon. It says what is missing.
 image-test: setup
@@ -386,34 +283,20 @@ image-test: setup
 # Compose, Kubernetes, Prometheus and Grafana files against their own tools and schemas, and a real
 # Prometheus that scrapes a real server; no Docker, no cluster. kubectl and Debian's prometheus come
 # from elsewhere: make manifests-test PROMTOOL=/path/to/promtool
-MANIFESTS_VENV := .venv-manifests
 KUBECTL ?= kubectl
 PROMTOOL ?= promtool
 PROMETHEUS ?= prometheus
 
-$(MANIFESTS_VENV)/.installed: docker/checks/requirements.txt
-	$(PYTHON) -m venv $(MANIFESTS_VENV)
-	$(MANIFESTS_VENV)/bin/python -m pip install --quiet -r $<
-	@touch $@
-
-manifests-test: setup $(MANIFESTS_VENV)/.installed
+manifests-test: setup $(TOOLS_VENV)/.installed
 	GPUSCORE=$(BIN)/gpuscore KUBECTL=$(KUBECTL) PROMTOOL=$(PROMTOOL) PROMETHEUS=$(PROMETHEUS) \
-	  $(MANIFESTS_VENV)/bin/pytest -p no:cacheprovider docker/checks
+	  $(TOOLS_VENV)/bin/pytest -p no:cacheprovider docker/checks
 
 # Known vulnerabilities of what the images install. Needs PyPI's advisories; where they cannot be had,
 # or a package is not found in them, that is an error too.
-AUDIT_VENV := .venv-audit
-
-$(AUDIT_VENV)/.installed:
-	$(PYTHON) -m venv $(AUDIT_VENV)
-	$(AUDIT_VENV)/bin/python -m pip install --quiet 'pip-audit>=2.9'
-	@touch $@
-
-audit: $(AUDIT_VENV)/.installed
+audit: $(TOOLS_VENV)/.installed
 	for lock in build cpu tpu cuda; do \
-	  $(AUDIT_VENV)/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off \
+	  $(TOOLS_VENV)/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off \
 	    --requirement docker/locks/$$lock.txt || exit; done
 
 clean:
-	rm -rf $(VENV) $(TRITON_VENV) $(TPU_VENV) site .cache docs/reference .venv-clients $(RAY_VENV) $(WEB_VENV) $(MANIFESTS_VENV) $(AUDIT_VENV) $(SCHEMATHESIS_VENV) $(FIXTURES_VENV) build dist \
-	  *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-* site .cache docs/reference build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

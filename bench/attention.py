@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,7 +29,6 @@ from triton.runtime.errors import OutOfResources
 sys.path.insert(0, str(Path(__file__).parent))
 from ceiling import product_seconds
 from clock import median_seconds
-from cost_model.search import candidates
 from report import keep
 
 from gpuscore.backends.common.hf_config import DecoderConfig, Rope
@@ -180,7 +180,12 @@ class Layer:
     def configurations(self) -> Iterator[Way]:
         """Yield our kernel with the shipped launch configuration, then with others."""
         shipped = config_for(self.pool.device, self.model.head_dim, torch.bfloat16)
-        for config in candidates(shipped):
+        carry = shipped.carry_slot
+        others = (
+            TileConfig(rows, keys, min(32, keys), warps, stages, carry_slot=carry)
+            for rows, keys, warps, stages in product((64, 128), (32, 64), (4, 8), (2, 3, 4))
+        )
+        for config in (shipped, *(other for other in others if other != shipped)):
             attention = TritonAttention(self.model, self.pool, steady=False)
             attention.use(config)
             planned = attention.prepare(self.batch)

@@ -1,6 +1,6 @@
 """`gpuscore batch` on shuffled input and on input that is grouped by query already.
 
-    make bench-batch
+    python -P bench/batch.py
     .venv/bin/python -P bench/batch.py --rows 2000 --queries 40 --repeat 3
 
 One job per order and round, in turn, with the embedded demo model in an engine process as the

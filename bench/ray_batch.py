@@ -1,7 +1,7 @@
 """The cost of Ray for `gpuscore batch --ray`: the same job by two engines of this machine and by
 those of two actors on two local nodes.
 
-    make bench-ray-batch
+    .venv-ray/bin/python -P bench/ray_batch.py
     .venv-ray/bin/python -P bench/ray_batch.py --rows 5000 --repeat 5
 
 Both have the embedded demo model, loaded once, with one thread for each engine; jobs of both follow

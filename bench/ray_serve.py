@@ -1,7 +1,7 @@
 """The price of Ray Serve: the same requests to `gpuscore serve` and to the application of
 `gpuscore.ray`, each with one engine on one CPU thread, in turns on one machine.
 
-    make bench-ray
+    .venv-ray/bin/python -P bench/ray_serve.py   # after make test-ray
 
 Runs in the environment of `make test-ray`. CPU seconds are those of all processes of a server, the
 engine's and Ray's included; the client's are not.

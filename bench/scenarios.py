@@ -19,13 +19,6 @@ QWEN3_06B = {
     "rope_theta": 1e6,
     "tie_word_embeddings": True,
 }
-QWEN3_32B = QWEN3_06B | {
-    "hidden_size": 5120,
-    "intermediate_size": 25600,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 64,
-    "tie_word_embeddings": False,
-}
 # The same products, in seconds instead of minutes.
 FOUR_LAYERS = QWEN3_06B | {"vocab_size": 32768, "num_hidden_layers": 4}
 SMALL = QWEN3_06B | {

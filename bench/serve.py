@@ -30,10 +30,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 import fake
-import plots
 from launch import Target, fake_server, real_server, serving
 from load import ClosedLoop, OpenLoop, Run
-from report import RESULTS, keep, table
+from report import keep, table
 from traffic import LABELS, Oracle, Shape, Traffic, make, poisson, summary
 
 SCRATCH = Path(__file__).parents[1] / "scratch"
@@ -151,8 +150,6 @@ def main() -> int:
         print(f"\n{table([{key: row[key] for key in SHOWN} for row in rows])}\n")
         found = {"bench": "serve", "backend": backend, "options": vars(options)}
         keep("serve", found | {"rows": rows})
-        if len(set(numbers)) == 1 and (not options.quick or options.plot):
-            plots.draw(backend, rows, RESULTS)
         failed |= any(r["wrong"] or r["lost"] or r["5xx"] or r["other"] for r in rows)
     return int(failed)
 
@@ -172,8 +169,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--backend", choices=("fake", "model", "both"), default="both")
-    parser.add_argument("--quick", action="store_true", help="few requests, no plots")
-    parser.add_argument("--plot", action="store_true", help="plots of a quick run too")
+    parser.add_argument("--quick", action="store_true", help="few requests")
     parser.add_argument("--stages", default=None, metavar="A,B", help="of the four above")
     parser.add_argument("--ladder", default=None, metavar="C,C", help="requests in flight")
     parser.add_argument("--requests", type=int, default=None, help="of each closed loop, at least")

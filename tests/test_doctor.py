@@ -41,7 +41,7 @@ def test_an_extra_is_there_with_all_that_it_asks_for(capsys, monkeypatch):
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     extras = found(capsys, "--port", "0")[1]["extras"]["found"]
     shown = dict(one.split(" ", 1) for one in extras.split(", "))
-    assert shown.keys() == asked.keys() - {"cuda", "dev", "images", "docs", "bench"}
+    assert shown.keys() == asked.keys() - {"cuda", "dev", "images", "docs"}
     assert shown["otel"] == shown["eval"] == "yes"
     here = bool(find_spec("ray"))
     assert shown["ray"] == ("yes" if here else "no (ray is missing)")

@@ -176,7 +176,7 @@ def said_in(path: Path) -> str:
 
 def test_make_targets_that_are_cited_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for page in pages():
+    for page in (page for page in pages() if str(page.relative_to(ROOT)) not in HISTORY):
         for target in re.findall(r"`make ([a-z-]+)", page.read_text(encoding="utf-8")):
             assert target in targets, (page, target)
 

@@ -1,7 +1,7 @@
 """Writes the signatures of FlashInfer's wrappers that gpuscore calls as a type stub, so that mypy
 binds our calls to the release that the CUDA image installs. Needs no GPU and imports nothing.
 
-    make flashinfer-stub      # after a new release is in docker/locks/cuda.txt
+    python -P tools/flashinfer_stub.py docker/locks/cuda.txt   # after a new release
 """
 
 import ast
@@ -19,7 +19,7 @@ CLASSES = {
     "flashinfer/cascade.py": "MultiLevelCascadeAttentionWrapper",
 }
 METHODS = ("__init__", "plan", "run")
-HEAD = '''"""Written by `make flashinfer-stub` from flashinfer-python=={version}; do not edit."""
+HEAD = '''"""Written by tools/flashinfer_stub.py from flashinfer-python=={version}; do not edit."""
 
 from typing import Any, Dict, List, Literal, Optional, Tuple, Union, overload
 

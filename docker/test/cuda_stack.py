@@ -138,7 +138,7 @@ def check_stack(container: Container) -> None:
 
 
 def check_kernels(container: Container, every: bool) -> None:
-    """Compile our kernels with the image's Triton, as `make check-kernels` and -all do."""
+    """Compile our kernels with the image's Triton, as `make check-kernels` does."""
     which = ["--all"] if every else []
     check = ("python", "-P", "-m", "gpuscore_kernels.compile_check", *which)
     output = container.run_instead(*check, "--cache", "/cache/kernels", seconds=KERNELS_SECONDS)

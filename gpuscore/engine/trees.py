@@ -7,7 +7,7 @@ are equal, too, and keeps them: its rows are computed once for all items that be
 
 Items may have descendants already, as the nodes of labels are; these stay below them.
 
-A prefix costs one more pass of attention over all rows below it. `bench/shared_prefixes.py`, whose
+A prefix costs one more pass of attention over all rows below it. A bench, whose
 figures are in bench/LOG.md, shows this to cost about as much as a token for every 14 rows.
 """
 

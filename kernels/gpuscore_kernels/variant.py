@@ -66,7 +66,7 @@ def as_launched(variants: Iterable[Variant]) -> Iterator[Variant]:
     """Yield each variant with programmatic dependent launch where the architecture has it.
 
     Those that `make test-all` compiles are also yielded without it, which a plan may choose; these
-    are compiled by `make check-kernels-all` only.
+    are compiled by `make check-kernels ARGS=--all` only.
     """
     for variant in variants:
         late = tuple(x for x in variant.arches if x not in PDL_ARCHES or x in variant.quick)

@@ -1,4 +1,4 @@
-"""Written by `make flashinfer-stub` from flashinfer-python==0.7.2.post1; do not edit."""
+"""Written by tools/flashinfer_stub.py from flashinfer-python==0.7.2.post1; do not edit."""
 
 from typing import Any, Literal, overload
 

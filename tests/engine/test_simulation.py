@@ -1,6 +1,7 @@
 """Promise: whatever fails, in whatever order, every request is answered: rightly or with its error.
 
-`make simulate SEEDS=100000` runs more; a seed that fails here fails the same way every time.
+SIMULATED_SEEDS=100000 in the environment runs more; a seed that fails here fails the same way every
+time.
 """
 
 import logging

@@ -19,7 +19,9 @@ from gpuscore_kernels.variant import ARCHES
 
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "kernels"  # as in make check-kernels
-MOST_QUICK = 72  # variants in make test-all; all of them are compiled by make check-kernels-all
+MOST_QUICK = (
+    72  # variants in make test-all; all of them are compiled by make check-kernels ARGS=--all
+)
 LOCK = (ROOT / "docker" / "locks" / "cuda.txt").read_text(encoding="utf-8")
 IMAGE_TRITON = re.findall(r"^triton==(\S+)", LOCK, re.MULTILINE)[0]
 needs_triton = pytest.mark.skipif(

@@ -204,7 +204,7 @@ def test_no_rows(dtype):
 
 @pytest.mark.parametrize("rows", [100, 300])
 def test_the_first_rows_of_a_head_take_as_much_memory_as_all(rows):
-    """Count what the allocator gives out; `make bench-heap` shows what fragments take."""
+    """Count what the allocator gives out; bench/LOG.md says what fragments take."""
     width = 256
     weight = torch.ones(8 * reference.MAX_TILE // width, width, dtype=torch.bfloat16)
     first = weight[: label_head.repeating_rows(width)]

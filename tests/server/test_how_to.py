@@ -217,21 +217,3 @@ def test_flags_by_device_exist():
     assert set(re.findall(r"`(--[a-z-]+)", text)) <= {one.flag for one in options(*CONFIGS)}
     for device in ("L4", "RTX PRO 6000", "H100, H200", "TPU v6e", "CPU"):
         assert f"\n## {device}\n" in text
-
-
-def test_predictions_are_those_of_the_command():
-    made = json.loads((ROOT / "bench" / "results" / "predictions.jsonl").read_text())
-    assert made["label"] == "PREDICTED, not measured"
-    table = DEVICES.read_text().split("**Predicted, not measured**")[1]
-    rows = re.findall(r"^\| (\w[^|]*\d\w*(?: SXM)?) \| (.*?) \| (.*?) \|$", table, re.MULTILINE)
-    names = {"L4": "l4", "RTX PRO 6000": "rtx-pro-6000", "H100 SXM": "h100", "H200 SXM": "h200"}
-    assert [name for name, *_ in rows] == [*names]
-    for name, *shown in rows:
-        for workload, text in zip(("a", "d"), shown, strict=True):
-            (one,) = (
-                p
-                for p in made["predictions"]
-                if (p["card"], p["workload"]) == (names[name], workload)
-            )
-            low, high = one["low ms"], one["high ms"]
-            assert text == f"{one['predicted ms']:.1f} ({low:.1f} to {high:.1f})"

@@ -1,4 +1,4 @@
-"""Quantised checkpoints of `make fixtures`, with what the libraries that made them answer."""
+"""Quantised checkpoints of tests/fixtures/make, with what the libraries that made them answer."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -12,7 +12,7 @@ _RESET_PEAK = "5"  # resets VmHWM, see proc_pid_clear_refs(5)
 # Upper bound of the memory that batches of other sizes take beyond the measured ones, in pieces
 # between blocks in use. Where glibc gives large blocks back, pieces took as much as the measured
 # batches, and never over 150 MiB. Since they are kept, other sizes took 46 MiB more than the 332
-# that were measured, 132 more than 293, and 23 more than 400 (`make bench-heap`).
+# that were measured, 132 more than 293, and 23 more than 400 (bench/LOG.md).
 _FRAGMENTS = 3 * 2**26
 # Limit, use and statistics of a container's memory: cgroup v2, then v1.
 _CGROUP_FILES = (

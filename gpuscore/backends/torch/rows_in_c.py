@@ -18,7 +18,7 @@ from gpuscore_kernels.row_functions import BuildError, RowFunctions, build
 
 ROWS = 33  # rows of the known answers
 # Rows of a label head up to which our products take less time than a conversion and torch's; with
-# more, torch's hide the conversion (`bench/label_head.py`).
+# more, torch's hide the conversion (bench/LOG.md).
 FEW_ROWS = 16
 EPS_OF_NORMS = 0.3  # large enough to be seen
 Answer = tuple[Tensor, ...]

@@ -19,7 +19,7 @@ from gpuscore.types.request import ScoreRequest
 # one are spread, and shorter than most histories, so that one that grows stays at home.
 HOME_TOKENS = 1024
 # To compute a query again takes time from all other requests, and waits are only estimates. With 1
-# instead of 3, skewed work took 4 % longer (`make bench-replicas`).
+# instead of 3, skewed work took 4 % longer (bench/LOG.md).
 AGAIN = 3
 # An item list is split if each part has at least a batch of tokens; and tokens of the query, which
 # every part computes, times this number while the replicas have other work.

@@ -21,7 +21,7 @@ Products: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 # product with few rows. So for up to FEW_ROWS rows a CPU converts pieces that its caches still hold
 # when they are multiplied. Smaller pieces are a little faster on a quiet machine, and slower on a
 # busy one, because threads wait for each other after each piece. With more rows the product hides
-# the conversion. `bench/label_head.py` measures both constants.
+# the conversion. bench/LOG.md has the measurements.
 FEW_ROWS = 64
 CACHED_PIECE = 1 << 20  # elements, 4 MiB of float32
 

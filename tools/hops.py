@@ -1,0 +1,203 @@
+"""Count the Python calls of a warm `/v1/score` of ten items, in all processes of a server.
+
+    python -P tools/hops.py            # ids and texts over HTTP, then texts through Scorer
+    python -P tools/hops.py --list     # also every function of ours, in the order of its first call
+
+A module that every started Python process imports first sets Python's profiler; while a request is
+counted, it writes a line for each call. Calls of C functions are not counted, nor what threads do
+that C code starts. The last line says which number of our files a request of ten texts enters.
+"""
+
+import argparse
+import http.client
+import json
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+OURS = (str(ROOT / "gpuscore") + "/", str(ROOT / "kernels") + "/")
+WARM = 20  # requests before the one that is counted
+PATIENCE = 120.0  # seconds until the server is ready
+QUIET = 0.3  # seconds before and after the counted request: heartbeats apart, nothing happens
+COLORS = ("red", "blue", "green", "black", "white", "grey", "pink", "gold", "teal", "tan")
+IDS = {
+    "query": list(range(2, 34)),
+    "items": [[40 + n, 50, 60] for n in range(10)],
+    "label_token_ids": [3, 4],
+}
+TEXTS = {
+    "query": "query: a red lamp\nitem: ",
+    "items": [f"a {color} lamp" for color in COLORS],
+    "labels": ["yes", "no"],
+}
+
+# `sitecustomize`, which Python imports before a program: a byte that processes share says whether
+# calls count now.
+WATCH = """
+import mmap, os, sys, threading
+
+_folder = os.path.dirname(__file__)
+with open(os.path.join(_folder, "on"), "r+b") as _file:
+    _on = mmap.mmap(_file.fileno(), 1)
+_calls = os.open(os.path.join(_folder, "calls"), os.O_WRONLY | os.O_APPEND)
+
+def _seen(frame, event, _):
+    if event == "call" and _on[0]:
+        code = frame.f_code
+        at = (os.getpid(), code.co_filename, code.co_firstlineno, code.co_qualname)
+        os.write(_calls, ("\\t".join(map(str, at)) + "\\n").encode())
+
+threading.setprofile(_seen)
+sys.setprofile(_seen)
+"""
+SCORER = """
+import json, sys
+from gpuscore import Scorer
+
+body = json.loads(sys.argv[1])
+with Scorer("demo", threads=1) as scorer:
+    for line in sys.stdin:
+        scorer.score(body["query"], body["items"], labels=body["labels"])
+        print("done", flush=True)
+"""
+
+Function = tuple[int, str, int, str]  # a process, a file, a line and a name
+
+
+class Calls:
+    """Calls of Python functions in all processes that are started with `environment`."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "sitecustomize.py").write_text(WATCH)
+        (folder / "on").write_bytes(b"\0")
+        self._path = folder / "calls"
+        self._path.touch()
+        with (folder / "on").open("r+b") as file:
+            self._on = mmap.mmap(file.fileno(), 1)
+        self.environment = os.environ | {"PYTHONPATH": str(folder)}
+
+    def during(self, work: Callable[[], object]) -> Counter[Function]:
+        """Count the calls while `work` runs, those after an answer was sent included."""
+        for _ in range(WARM):
+            work()
+        time.sleep(QUIET)
+        os.truncate(self._path, 0)
+        self._on[0] = 1
+        work()
+        time.sleep(QUIET)
+        self._on[0] = 0
+        counts: Counter[Function] = Counter()
+        for line in self._path.read_text().splitlines():
+            process, file, number, name = line.split("\t")
+            counts[int(process), file, int(number), name] += 1
+        return counts
+
+
+def report(name: str, counts: Counter[Function], listed: bool) -> int:
+    """Print what was counted; return in how many files of ours functions were entered."""
+    ours = {function: count for function, count in counts.items() if function[1].startswith(OURS)}
+    processes, files = ({function[part] for function in ours} for part in (0, 1))
+    print(
+        f"{name}: {sum(ours.values())} calls of {len({f[1:] for f in ours})} functions in "
+        f"{len(files)} files of ours and {len(processes)} processes, "
+        f"{counts.total() - sum(ours.values())} calls of others' Python"
+    )
+    if listed:
+        for (process, file, line, function), count in ours.items():
+            print(f"  {process} {count:5} {Path(file).relative_to(ROOT)}:{line} {function}")
+    return len(files)
+
+
+def over_http(calls: Calls, listed: bool) -> int:
+    """Ask `gpuscore serve demo` for scores of ids and texts; return the files that texts enter."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-P", "-m", "gpuscore", "serve", "demo", "--port", str(port)]
+    options = ["--threads", "1", "--device", "cpu", "--no-log-requests"]
+    server = subprocess.Popen(
+        [*command, *options], env=calls.environment, stdout=subprocess.DEVNULL
+    )
+    try:
+        wait_ready(port, server)
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        for name, body in {"ids": IDS, "texts": TEXTS}.items():
+            content = json.dumps(body).encode()
+            counts = calls.during(lambda data=content: post(connection, data))
+            entered = report(f"HTTP, ten {name}", counts, listed)
+        connection.close()
+        return entered
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+
+
+def post(connection: http.client.HTTPConnection, content: bytes) -> None:
+    connection.request("POST", "/v1/score", content, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    told = answer.read()
+    if answer.status != 200:
+        raise RuntimeError(f"status {answer.status}: {told[:300]!r}")
+
+
+def wait_ready(port: int, server: "subprocess.Popen[bytes]") -> None:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and server.poll() is None:
+        probe = http.client.HTTPConnection("127.0.0.1", port)
+        try:
+            probe.request("GET", "/ready")
+            if probe.getresponse().status == 200:
+                return
+        except OSError:
+            pass  # not bound yet
+        finally:
+            probe.close()
+        time.sleep(0.1)
+    raise RuntimeError(f"the server ended, or was not ready after {PATIENCE:g} seconds")
+
+
+def through_scorer(calls: Calls, listed: bool) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", SCORER, json.dumps(TEXTS)],
+        env=calls.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        ask, told = process.stdin, process.stdout
+        if ask is None or told is None:
+            raise RuntimeError("pipes were asked for and not made")
+
+        def score() -> None:
+            ask.write(b"\n")
+            ask.flush()
+            if told.readline() != b"done\n":
+                raise RuntimeError("Scorer ended")
+
+        report("Scorer, ten texts", calls.during(score), listed)
+        ask.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="print every function of ours")
+    listed = parser.parse_args().list
+    with tempfile.TemporaryDirectory() as folder:
+        calls = Calls(Path(folder))
+        entered = over_http(calls, listed)
+        through_scorer(calls, listed)
+    print(f"files entered by a warm /v1/score of ten texts, all processes: {entered}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
