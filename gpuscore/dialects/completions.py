@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gpuscore.dialects.answers import CompletionAnswer
 from gpuscore.dialects.completion_answer import (
     AnsweredPrompts,
     CompletionOptions,
@@ -20,13 +21,19 @@ from gpuscore.dialects.completion_answer import (
     following,
     most_bytes,
 )
-from gpuscore.dialects.completion_types import CompletionAnswer
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.fields import CacheSalt, ModelName, Priority, Unused, about, only
 from gpuscore.dialects.paths import COMPLETIONS_PATH
 from gpuscore.dialects.refused import SCORES_ONLY
-from gpuscore.dialects.schema import decoding_errors
 from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.wire import (
+    CacheSalt,
+    ModelName,
+    Priority,
+    Unused,
+    about,
+    decoding_errors,
+    only,
+)
 from gpuscore.errors import InvalidRequest, MixedInputTypes, TooManyTokens
 from gpuscore.text.factoring import alike, positions_cut
 from gpuscore.text.joining import PromptBuilder

@@ -1,11 +1,10 @@
-"""Bodies and answers of /v1/decisions."""
+"""Bodies of /v1/decisions."""
 
 from typing import Annotated, Any
 
 import msgspec
 
-from gpuscore.dialects.fields import (
-    AnsweredModel,
+from gpuscore.dialects.wire import (
     CacheSalt,
     ModelName,
     Priority,
@@ -13,7 +12,6 @@ from gpuscore.dialects.fields import (
     about,
     refused,
 )
-from gpuscore.dialects.schema import PromptTokens, TotalTokens
 
 MAX_QUESTIONS = 400  # OpenAI's limit
 
@@ -120,77 +118,3 @@ class DecisionsBody(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def num_items(self) -> int:
         return len(self.questions)
-
-
-AnsweredName = Annotated[str | None, about("The question's name.")]
-Confidence = Annotated[float, about("The largest of the probabilities.")]
-Mass = Annotated[
-    float,
-    about(
-        "The probability of all labels together; near 0 means that the model would have said "
-        "something else."
-    ),
-]
-Probability = Annotated[float, about("Its probability among the question's labels.")]
-Zero = Annotated[int, about("Always 0.")]
-
-
-class PredicateAnswer(msgspec.Struct, tag="predicate"):
-    name: AnsweredName
-    probability: Annotated[float, about("Probability that the statement is true.")]
-    label_mass: Mass
-
-
-class OptionShare(msgspec.Struct):
-    value: Annotated[str | bool, about("As in the question.")]
-    probability: Probability
-
-
-class ChoiceAnswer(msgspec.Struct, tag="choice"):
-    name: AnsweredName
-    choice: Annotated[str | bool, about("The most probable value.")]
-    confidence: Confidence
-    probabilities: Annotated[list[OptionShare], about("One per value, in the question's order.")]
-    label_mass: Mass
-
-
-class LevelShare(msgspec.Struct):
-    label: Annotated[str, about("As in the question.")]
-    value: Annotated[int, about("Number of the level, from 0.")]
-    probability: Probability
-
-
-class LevelAnswer(msgspec.Struct, tag="score"):
-    name: AnsweredName
-    score: Annotated[float, about("The mean of the levels' numbers, by their probabilities.")]
-    confidence: Confidence
-    probabilities: Annotated[list[LevelShare], about("One per level, in the question's order.")]
-    label_mass: Mass
-
-
-class InputDetails(msgspec.Struct):
-    cached_tokens: Annotated[int, about("Prompt tokens that no forward pass computed.")]
-    cache_write_tokens: Zero = 0
-
-
-class OutputDetails(msgspec.Struct):
-    reasoning_tokens: Zero = 0
-
-
-class DecisionsUsage(msgspec.Struct):
-    input_tokens: PromptTokens
-    input_tokens_details: InputDetails
-    total_tokens: TotalTokens
-    output_tokens: Zero = 0
-    output_tokens_details: OutputDetails = msgspec.field(default_factory=OutputDetails)
-
-
-class DecisionsAnswer(msgspec.Struct):
-    """Answer of POST /v1/decisions."""
-
-    model: AnsweredModel
-    answers: Annotated[
-        list[PredicateAnswer | ChoiceAnswer | LevelAnswer],
-        about("One per question, in the request's order."),
-    ]
-    usage: DecisionsUsage

@@ -5,21 +5,23 @@ from collections.abc import Iterator
 import msgspec
 
 from gpuscore.config import RequestLimits
-from gpuscore.dialects.decision_types import (
-    MAX_QUESTIONS,
+from gpuscore.dialects.answers import (
     ChoiceAnswer,
-    ChoiceQuestion,
-    Content,
-    ContentPart,
     DecisionsAnswer,
-    DecisionsBody,
     DecisionsUsage,
     InputDetails,
-    InputItem,
     LevelAnswer,
     LevelShare,
     OptionShare,
     PredicateAnswer,
+)
+from gpuscore.dialects.decision_types import (
+    MAX_QUESTIONS,
+    ChoiceQuestion,
+    Content,
+    ContentPart,
+    DecisionsBody,
+    InputItem,
     PredicateQuestion,
     Question,
 )
@@ -33,8 +35,8 @@ from gpuscore.dialects.pieces import (
     list_json,
     text_bytes,
 )
-from gpuscore.dialects.schema import decoding_errors
 from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.wire import decoding_errors
 from gpuscore.errors import InvalidRequest
 from gpuscore.prompts.decision_reads import DecisionReads, ReadAnswer
 from gpuscore.prompts.decision_texts import (

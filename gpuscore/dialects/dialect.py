@@ -7,8 +7,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from gpuscore.dialects.errors import ErrorAnswer, encode_error
 from gpuscore.dialects.served import LoadedModel, ModelTable, ServedModel
+from gpuscore.dialects.wire import ErrorAnswer, encode_error
 from gpuscore.errors import GpuscoreError
 from gpuscore.text.turns import Turns
 from gpuscore.types.item_errors import ItemError

@@ -6,22 +6,8 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from gpuscore.dialects.answers import PairsAnswer, PairScore
 from gpuscore.dialects.dialect import PreparedBody, Scored
-from gpuscore.dialects.fields import (
-    AnsweredModel,
-    AnswerId,
-    CacheSalt,
-    Created,
-    ErrorMode,
-    Instruction,
-    ModelName,
-    MostTokens,
-    Priority,
-    Truncated,
-    Unused,
-    about,
-    refused,
-)
 from gpuscore.dialects.pieces import (
     COUNT_BYTES,
     HOLE,
@@ -32,12 +18,19 @@ from gpuscore.dialects.pieces import (
     list_json,
 )
 from gpuscore.dialects.ranking import CheckedRanking, present_texts, ranking_of
-from gpuscore.dialects.schema import (
-    FailedItems,
-    ShortUsage,
+from gpuscore.dialects.wire import (
+    CacheSalt,
+    ErrorMode,
+    Instruction,
+    ModelName,
+    MostTokens,
+    Priority,
+    Unused,
+    about,
     check_not_negative,
     decoding_errors,
     failed_items,
+    refused,
     short_usage,
 )
 from gpuscore.errors import InvalidRequest
@@ -107,28 +100,6 @@ class PairsBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 CheckedPairs: TypeAlias = CheckedRanking[PairsBody]
-
-
-class PairScore(msgspec.Struct, omit_defaults=True):
-    index: Annotated[int, about("Number of the pair in the request, from 0.")]
-    object: Annotated[str, about("Always `score`.")]
-    score: Annotated[
-        float | None,
-        about("Relevance of the pair, or its raw score; null for a pair in `errors`."),
-    ]
-    truncated: Truncated = False
-
-
-class PairsAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of POST /v1/score to a body of pairs."""
-
-    id: AnswerId
-    object: Annotated[str, about("Always `list`.")]
-    created: Created
-    model: AnsweredModel
-    data: Annotated[list[PairScore], about("One per pair, in the request's order.")]
-    usage: ShortUsage
-    errors: FailedItems = None
 
 
 class _Keys(msgspec.Struct):

@@ -6,8 +6,8 @@ from typing import Annotated, NoReturn
 import msgspec
 
 from gpuscore.dialects.dialect import Dialect
-from gpuscore.dialects.fields import about
 from gpuscore.dialects.paths import GENERATING_PATHS
+from gpuscore.dialects.wire import about
 from gpuscore.errors import InvalidRequest
 from gpuscore.types.record import RequestRecord
 

@@ -12,22 +12,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import numpy as np
 
+from gpuscore.dialects.answers import RankedDocument, RankedText, RerankAnswer, TeiError
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.errors import ErrorAnswer, error_body
-from gpuscore.dialects.fields import (
-    CacheSalt,
-    ErrorMode,
-    Instruction,
-    ModelName,
-    MostTokens,
-    Priority,
-    RawFlag,
-    ReturnMass,
-    Truncate,
-    Unused,
-    about,
-    refused,
-)
 from gpuscore.dialects.paths import INFINITY_RERANK_PATH, JINA_RERANK_PATH, RERANK_PATHS
 from gpuscore.dialects.pieces import (
     COUNT_BYTES,
@@ -42,16 +28,24 @@ from gpuscore.dialects.pieces import (
 )
 from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking, ranking_of
 from gpuscore.dialects.rerank_documents import shown, texts_of
-from gpuscore.dialects.rerank_types import (
-    RankedDocument,
-    RankedText,
-    RerankAnswer,
-    TeiError,
-)
-from gpuscore.dialects.schema import (
+from gpuscore.dialects.wire import (
+    CacheSalt,
+    ErrorAnswer,
+    ErrorMode,
+    Instruction,
+    ModelName,
+    MostTokens,
+    Priority,
+    RawFlag,
+    ReturnMass,
+    Truncate,
+    Unused,
+    about,
     check_not_negative,
     decoding_errors,
+    error_body,
     failed_items,
+    refused,
     short_usage,
 )
 from gpuscore.errors import GpuscoreError, InvalidRequest

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from gpuscore.dialects.answers import PairsAnswer, ScoreAnswer
 from gpuscore.dialects.dialect import (
     LARGE,
     SMALL_ITEMS,
@@ -19,7 +20,6 @@ from gpuscore.dialects.dialect import (
 )
 from gpuscore.dialects.pairs import (
     CheckedPairs,
-    PairsAnswer,
     PairsBody,
     are_pairs,
     decode_pairs,
@@ -36,15 +36,10 @@ from gpuscore.dialects.pieces import (
     list_json,
 )
 from gpuscore.dialects.ranking import CheckedRanking, prepare_ranking
-from gpuscore.dialects.schema import (
-    PromptTokensDetails,
-    TokenUsage,
-    decoding_errors,
-    failed_items,
-)
 from gpuscore.dialects.score_parts import decode_in_parts
-from gpuscore.dialects.score_types import Ids, ScoreAnswer, ScoreBody, Text
+from gpuscore.dialects.score_types import Ids, ScoreBody, Text
 from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.wire import PromptTokensDetails, TokenUsage, decoding_errors, failed_items
 from gpuscore.errors import InvalidRequest
 from gpuscore.text.score_input import ScoreInput
 from gpuscore.text.turns import Turns

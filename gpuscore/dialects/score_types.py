@@ -5,8 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gpuscore.dialects.fields import (
-    AnsweredModel,
+from gpuscore.dialects.wire import (
     CacheSalt,
     ErrorMode,
     ModelName,
@@ -15,7 +14,6 @@ from gpuscore.dialects.fields import (
     about,
     refused,
 )
-from gpuscore.dialects.schema import FailedItems, TokenUsage
 
 Text = str
 Ids = list[int]
@@ -108,30 +106,3 @@ class ScoreBody(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def need_lse(self) -> bool:
         return not self.softmax or bool(self.return_label_logprobs or self.return_label_mass)
-
-
-class ScoreAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of POST /v1/score."""
-
-    scores: Annotated[
-        list[list[float] | None],
-        about(
-            "A row per item and a number per label, in the request's order; null for an item in "
-            "`errors`."
-        ),
-    ]
-    model: AnsweredModel
-    usage: TokenUsage
-    object: Annotated[str, about("Always `scoring`.")]
-    label_logprobs: Annotated[
-        list[list[float] | None] | None,
-        about("Natural logarithms of the labels' probabilities over the whole vocabulary."),
-    ] = None
-    label_mass: Annotated[
-        list[float | None] | None,
-        about(
-            "Per item, the probability of all its labels together. A label that continues another "
-            "one does not count, because its probability is part of the other's."
-        ),
-    ] = None
-    errors: FailedItems = None

@@ -6,9 +6,16 @@ from collections.abc import Iterator
 import msgspec
 
 from gpuscore.config import RequestLimits
+from gpuscore.dialects.answers import (
+    Diagnostics,
+    NamedChoiceAnswer,
+    NoulAnswer,
+    ScoreLevelAnswer,
+    SystemOneAnswer,
+    SystemOneUsage,
+)
 from gpuscore.dialects.decisions import prepared_decisions
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.errors import ErrorAnswer, error_body
 from gpuscore.dialects.paths import SYSTEM_ONE_PATH
 from gpuscore.dialects.pieces import (
     COUNT_BYTES,
@@ -21,23 +28,17 @@ from gpuscore.dialects.pieces import (
     text_bytes,
     value_bytes,
 )
-from gpuscore.dialects.schema import PromptTokensDetails, decoding_errors
 from gpuscore.dialects.served import LoadedModel
 from gpuscore.dialects.system_one_types import (
     BoxQuestion,
-    Diagnostics,
-    NamedChoiceAnswer,
     NamedChoiceQuestion,
-    NoulAnswer,
     NoulCriteria,
     NoulQuestion,
-    ScoreLevelAnswer,
     ScoreQuestion,
-    SystemOneAnswer,
     SystemOneBody,
     SystemOneQuestion,
-    SystemOneUsage,
 )
+from gpuscore.dialects.wire import ErrorAnswer, PromptTokensDetails, decoding_errors, error_body
 from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.prompts.decision_reads import DecisionReads, ReadAnswer
 from gpuscore.prompts.decision_texts import DecisionQuestion, json_text

@@ -1,20 +1,10 @@
 """Bodies and answers of /v1/systemone."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
-from gpuscore.dialects.fields import (
-    AnsweredModel,
-    AnswerId,
-    CacheSalt,
-    Created,
-    ModelName,
-    Priority,
-    about,
-    refused,
-)
-from gpuscore.dialects.schema import PromptTokens, PromptTokensDetails
+from gpuscore.dialects.wire import CacheSalt, ModelName, Priority, about, refused
 from gpuscore.prompts.system_one import Content
 
 Instructions = Annotated[
@@ -90,61 +80,3 @@ class SystemOneBody(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def num_items(self) -> int:
         return len(self.questions)
-
-
-Confidence = Annotated[
-    float, about("The most probable answer's probability, over the whole vocabulary.")
-]
-Shares = Annotated[dict[str, float], about("The answers' probabilities, which sum to 1.")]
-
-
-class NoulAnswer(msgspec.Struct, tag="noul"):
-    noul: Annotated[float, about("Probability of yes, among yes and no.")]
-    confidence: Confidence
-
-
-class NamedChoiceAnswer(msgspec.Struct, tag="choice"):
-    choice: Annotated[str, about("Name of the most probable option.")]
-    probabilities: Shares
-    confidence: Confidence
-
-
-class ScoreLevelAnswer(msgspec.Struct, tag="score"):
-    score: Annotated[float, about("The mean of the levels' numbers, by their probabilities.")]
-    legend: Annotated[dict[str, Content], about('The levels, by number: "0", "1" and so on.')]
-    probabilities: Shares
-    confidence: Confidence
-
-
-class Diagnostics(msgspec.Struct):
-    label_mass: Annotated[
-        float,
-        about(
-            "The probability of all possible answers together, over the whole vocabulary; near 0 "
-            "means that the model would have said something else."
-        ),
-    ]
-    argmax_is_label: Annotated[
-        bool | None, about("true if what the model would most probably say is one of the answers.")
-    ]
-
-
-class SystemOneUsage(msgspec.Struct):
-    input_tokens: PromptTokens
-    input_tokens_details: PromptTokensDetails
-    output_tokens: Annotated[int, about("Always 0: nothing is generated.")] = 0
-
-
-class SystemOneAnswer(msgspec.Struct):
-    """Answer of POST /v1/systemone."""
-
-    id: AnswerId
-    created: Created
-    model: AnsweredModel
-    answers: Annotated[
-        dict[str, NoulAnswer | NamedChoiceAnswer | ScoreLevelAnswer],
-        about("One per question, by its name."),
-    ]
-    usage: SystemOneUsage
-    diagnostics: Annotated[dict[str, Diagnostics], about("One per question, by its name.")]
-    object: Literal["structured_decision"] = "structured_decision"

@@ -6,12 +6,12 @@ from gpuscore.dialects.classify import CLASSIFY
 from gpuscore.dialects.completions import COMPLETIONS
 from gpuscore.dialects.decisions import DECISIONS
 from gpuscore.dialects.dialect import Dialect
-from gpuscore.dialects.errors import encode_error
 from gpuscore.dialects.refused import GENERATING
 from gpuscore.dialects.rerank import RERANK
 from gpuscore.dialects.score import SCORE
 from gpuscore.dialects.system_one import SYSTEM_ONE
 from gpuscore.dialects.tokens import DETOKENIZE, TOKENIZE_TEXT
+from gpuscore.dialects.wire import encode_error
 from gpuscore.errors import GpuscoreError
 from gpuscore.types.record import RequestRecord
 

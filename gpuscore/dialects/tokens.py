@@ -5,8 +5,8 @@ from typing import Annotated
 
 import msgspec
 
+from gpuscore.dialects.answers import DetokenizeAnswer, TokenizeAnswer
 from gpuscore.dialects.dialect import Dialect, PreparedBody, Scored
-from gpuscore.dialects.fields import ModelName, about
 from gpuscore.dialects.paths import DETOKENIZE_PATH, TOKENIZE_PATH
 from gpuscore.dialects.pieces import (
     COUNT_BYTES,
@@ -18,8 +18,8 @@ from gpuscore.dialects.pieces import (
     text_bytes,
     text_json,
 )
-from gpuscore.dialects.schema import decoding_errors
 from gpuscore.dialects.served import LoadedModel
+from gpuscore.dialects.wire import ModelName, about, decoding_errors
 from gpuscore.errors import InvalidRequest, TooManyTokens
 from gpuscore.text.joining import PromptBuilder
 from gpuscore.text.pieces import OverLimit
@@ -42,18 +42,6 @@ class TokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
         return None
 
 
-class TokenizeAnswer(msgspec.Struct, omit_defaults=True):
-    """Answer of POST /tokenize."""
-
-    count: Annotated[int, about("Number of tokens.")]
-    max_model_len: Annotated[int, about("The longest prompt that the model takes, in tokens.")]
-    tokens: Annotated[list[int], about("Token ids.")]
-    token_strs: Annotated[
-        list[str | None] | None,
-        about("The vocabulary's entry of each id, if asked for; null where it has none."),
-    ] = None
-
-
 class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /detokenize."""
 
@@ -63,12 +51,6 @@ class DetokenizeBody(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def num_items(self) -> None:
         return None
-
-
-class DetokenizeAnswer(msgspec.Struct):
-    """Answer of POST /detokenize."""
-
-    prompt: Annotated[str, about("The text of the tokens, special tokens included.")]
 
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)

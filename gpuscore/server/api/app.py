@@ -19,8 +19,8 @@ from gpuscore import __version__
 from gpuscore.config import ServerConfig
 from gpuscore.dialects.dialect import LARGE, BodyT, Dialect
 from gpuscore.dialects.paths import OPEN_PATHS, no_such_path
-from gpuscore.dialects.schema import openapi_of
 from gpuscore.dialects.table import DIALECTS
+from gpuscore.dialects.wire import openapi_of
 from gpuscore.errors import (
     AnswerTooLarge,
     DeadlineExceeded,

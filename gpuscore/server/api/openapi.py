@@ -7,10 +7,10 @@ import msgspec
 from fastapi import FastAPI
 
 from gpuscore import errors
-from gpuscore.dialects.errors import ErrorAnswer
 from gpuscore.dialects.paths import GENERATING_PATHS, OPEN_PATHS
 from gpuscore.dialects.served import LOADING, LOST, READY
 from gpuscore.dialects.table import DIALECT_OF
+from gpuscore.dialects.wire import ErrorAnswer
 from gpuscore.errors import GpuscoreError
 
 Errors: TypeAlias = tuple[type[msgspec.Struct], ...]

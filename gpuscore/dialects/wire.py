@@ -1,4 +1,8 @@
-"""Parts that the bodies and answers of all dialects share: usage, decoding errors, JSON schemas."""
+"""Parts that all dialects share: descriptions of fields, structs of answers, errors, OpenAPI.
+
+A field is `Annotated[type | None, about(...)]`; `null` means the same as leaving the field out. The
+descriptions are the only source of /openapi.json and of the reference.
+"""
 
 import difflib
 import re
@@ -7,10 +11,96 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from gpuscore.dialects.fields import DEFAULT, about
-from gpuscore.errors import InvalidRequest
+from gpuscore.errors import GpuscoreError, InvalidRequest
 from gpuscore.types.item_errors import ItemError
+
+# msgspec writes a field's own default, which is null nearly everywhere. The value that null stands
+# for is kept under another name, and `schema` makes it the default.
+DEFAULT = "x-default"
+REFUSED = "x-refused"
+
+
+def about(text: str, default: bool | int | float | str | None = None) -> Meta:
+    """Describe a field.
+
+    Args:
+        text: its meaning, in a sentence.
+        default: the value that null stands for, if there is one.
+    """
+    extra = None if default is None else {DEFAULT: default}
+    return Meta(description=text, extra_json_schema=extra)
+
+
+def refused(text: str = "") -> Meta:
+    """Describe a field of the original API that is known only so that it is refused by name."""
+    words = f"Refused unless it is null. {text}".strip()
+    return Meta(description=words, extra_json_schema={REFUSED: True, "deprecated": True})
+
+
+def only(text: str) -> Meta:
+    """Describe a field of text generation that is accepted only at values that change nothing."""
+    words = f"Accepted as {text}; anything else is refused, because nothing is generated."
+    return Meta(description=words)
+
+
+CacheSalt = Annotated[
+    Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")] | None,
+    about(
+        "Separates prefix caches: a request finds only what requests with the same API key and the "
+        "same salt have cached."
+    ),
+]
+Priority = Annotated[
+    Annotated[int, Meta(ge=-100, le=100)] | None,
+    about("Requests with a lower number run first.", 0),
+]
+ModelName = Annotated[
+    str | None,
+    about(
+        "A served model's name (see GET /v1/models); any other name is answered 404. null and "
+        "`default` mean the only model, or the one of `--default-model`; without that, a server of "
+        "several models answers 400."
+    ),
+]
+ErrorMode = Annotated[
+    Annotated[str, Meta(pattern=r"^(fail|null)\Z")] | None,
+    about(
+        "What an item that cannot be scored does. `fail`: it fails the request. `null`: it gets no "
+        "score and stands in `errors`, and the others are scored. Errors of the whole request are "
+        "the same with both.",
+        "fail",
+    ),
+]
+Unused = Annotated[str | None, about("Accepted and ignored.")]
+RawFlag = bool | str | None  # some clients send booleans as text
+ReturnMass = Annotated[
+    bool | None,
+    about(
+        "Adds `label_mass`: the probability of all labels together, over the whole vocabulary. A "
+        "mass near 0 means that the model would have said something else.",
+        False,
+    ),
+]
+MostTokens = Annotated[
+    int | None,
+    about("Cuts longer documents at their end, to this many tokens; 0 means never.", 0),
+]
+Truncate = Annotated[
+    RawFlag,
+    about("Cuts documents at their end where their prompts would not fit the model.", False),
+]
+Instruction = Annotated[
+    str | None,
+    about("Replaces the family's own instruction; refused where the family has none."),
+]
+# Fields of answers.
+AnswerId = Annotated[str, about("The request's id, as in the header X-Request-Id.")]
+AnsweredModel = Annotated[str, about("The model's name as the request gave it, or else its own.")]
+Created = Annotated[int, about("Time of the answer, in seconds since 1970.")]
+Index = Annotated[int, about("Number of the document in the request, from 0.")]
+Truncated = Annotated[bool, about("true if it was cut, as the request allowed.")]
 
 _KNOWN_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
@@ -142,3 +232,25 @@ def _invalid(message: str, body: type[msgspec.Struct]) -> InvalidRequest:
         return InvalidRequest(message[:500])
     text, path = at.group(1), at.group(2)
     return InvalidRequest(f"{path}: {text}"[:500], param=path[:100] or None)
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(msgspec.Struct, omit_defaults=True):
+    error: ErrorBody
+    detail: str | None = None  # Jina's and Infinity's clients read it
+    message: str | None = None  # Cohere's clients read it
+
+
+def error_body(error: GpuscoreError) -> ErrorBody:
+    return ErrorBody(error.message, error.type, error.param, error.code)
+
+
+def encode_error(error: GpuscoreError, variant: str = "") -> bytes:
+    """Return `{"error": {...}}` as JSON; the variant makes no difference."""
+    return msgspec.json.encode(ErrorAnswer(error_body(error)))
